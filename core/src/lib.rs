@@ -1,9 +1,15 @@
 //! Dunlin's core: everything that *decides*. Events in, actions out; no I/O, clock, thread or unsafe code.
+//!
+//! A frame that comes in passes `consensus`; a frame that goes out passes `output`; a disk write passes `disk`;
+//! what the two VMs no longer agree on is mended by `sync`. `policy` says which of these a VM uses, `agreed` is
+//! what the group knows of a VM, `wire` turns all of it into bytes and back.
 #![forbid(unsafe_code)]
 
+pub mod agreed;
 pub mod consensus;
 pub mod disk;
 pub mod output;
+pub mod policy;
 pub mod sync;
 pub mod units;
 pub mod wire;

@@ -1,1 +1,3 @@
-//! To come.
+//! Frame out -> commit rule -> client.
+
+pub mod gate;

@@ -1,1 +1,9 @@
-//! To come.
+//! Dirty -> union -> hash -> divergent -> device -> resume: the sync that makes two VMs one again.
+//!
+//! `trigger` says when, `dirty` which pages may differ, `compare` which blocks do, `staging` keeps what has arrived
+//! until all of it has. Hashing and copying are the guest crate's work; the order of the steps is the node's.
+
+pub mod compare;
+pub mod dirty;
+pub mod staging;
+pub mod trigger;

@@ -1,0 +1,174 @@
+//! What it decides: what the group knows of its VM, and so who may run it.
+//!
+//! Flow: every committed entry of the log is applied here, on all members, in log order.
+//!
+//! Invariants:
+//! 1. A host may win an election only if it is in the complete set and its copy of the VM is alive, or if the VM
+//!    was never started.
+//! 2. A host leaves the complete set by an agreed entry *before* anything is said to a client that its copy could
+//!    not explain. So a primary without a backup may speak at once: nobody else can be elected any more.
+//!
+//! Source: ARCHITECTURE.md, "Failures"; the rule itself is ours. Not here: the bytes (`wire::agreed`), elections
+//! (`consensus::election`).
+
+use crate::units::{Epoch, ReplicaId};
+use bytes::Bytes;
+
+/// A small set of members.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReplicaSet(pub u8);
+
+impl ReplicaSet {
+    /// The set with one member.
+    #[must_use]
+    pub fn one(id: ReplicaId) -> Self {
+        Self::default().with(id)
+    }
+
+    /// This set and `id`.
+    #[must_use]
+    pub fn with(self, id: ReplicaId) -> Self {
+        Self(self.0 | 1 << id.0)
+    }
+
+    /// Whether `id` is in the set.
+    #[must_use]
+    pub fn contains(self, id: ReplicaId) -> bool {
+        self.0 & (1 << id.0) != 0
+    }
+
+    /// Whether there is nobody in it.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// A frame for one of the VM's NICs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Frame {
+    /// Which NIC, in the order of the VM's configuration.
+    pub nic: u8,
+    /// The Ethernet frame, without a checksum at its end.
+    pub bytes: Bytes,
+}
+
+/// What an entry of the log says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Agreed {
+    /// Inputs, in the order in which both VMs get them.
+    Frames(Vec<Frame>),
+    /// Epoch `epoch` ends here: both VMs stop after the inputs before this entry.
+    Sync {
+        /// The epoch that ends.
+        epoch: Epoch,
+    },
+    /// Sync `epoch` is acknowledged: no input before its `Sync` entry is needed again.
+    SyncDone {
+        /// The epoch that has ended.
+        epoch: Epoch,
+    },
+    /// These hosts hold a complete copy of the VM from now on.
+    Complete {
+        /// Who.
+        set: ReplicaSet,
+        /// The epoch that all of them have reached.
+        epoch: Epoch,
+    },
+    /// The VM is shut down, on purpose.
+    Down,
+}
+
+/// Where a VM is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Life {
+    /// Never started in this group.
+    #[default]
+    Fresh,
+    /// Some host runs it.
+    Running,
+    /// Shut down on purpose.
+    Down,
+}
+
+/// What the group knows of its VM: the log's entries, folded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AgreedState {
+    /// Where the VM is in its life.
+    pub life: Life,
+    /// Who holds a complete copy.
+    pub complete: ReplicaSet,
+    /// The last epoch that ended with an acknowledged sync.
+    pub epoch: Epoch,
+}
+
+impl AgreedState {
+    /// Folds one committed entry in.
+    pub fn apply(&mut self, entry: &Agreed) {
+        match entry {
+            Agreed::Frames(_) | Agreed::Sync { .. } => {}
+            Agreed::SyncDone { epoch } => self.epoch = self.epoch.max(*epoch),
+            Agreed::Complete { set, epoch } => {
+                self.life = Life::Running;
+                self.complete = *set;
+                self.epoch = self.epoch.max(*epoch);
+            }
+            Agreed::Down => {
+                self.life = Life::Down;
+                self.complete = ReplicaSet::default();
+            }
+        }
+    }
+
+    /// Invariant 1: whether `me` may win an election. `first` is the host that boots a VM that never ran.
+    #[must_use]
+    pub fn may_lead(&self, me: ReplicaId, vm_alive: bool, first: ReplicaId) -> bool {
+        match self.life {
+            Life::Fresh => me == first,
+            Life::Running => vm_alive && self.complete.contains(me),
+            Life::Down => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ReplicaId = ReplicaId(0);
+    const B: ReplicaId = ReplicaId(1);
+
+    #[test]
+    fn only_the_first_host_boots_a_fresh_vm() {
+        let state = AgreedState::default();
+        assert!(state.may_lead(A, false, A));
+        assert!(!state.may_lead(B, false, A));
+    }
+
+    #[test]
+    fn a_host_that_was_dropped_from_the_complete_set_may_not_lead_though_its_vm_is_alive() {
+        let mut state = AgreedState::default();
+        state.apply(&Agreed::Complete {
+            set: ReplicaSet::one(A).with(B),
+            epoch: Epoch(1),
+        });
+        assert!(state.may_lead(B, true, A));
+        assert!(!state.may_lead(B, false, A), "a dead copy is no copy");
+        state.apply(&Agreed::Complete {
+            set: ReplicaSet::one(A),
+            epoch: Epoch(1),
+        });
+        assert!(!state.may_lead(B, true, A));
+    }
+
+    #[test]
+    fn nobody_leads_a_vm_that_was_shut_down() {
+        let mut state = AgreedState::default();
+        state.apply(&Agreed::Complete {
+            set: ReplicaSet::one(A),
+            epoch: Epoch(0),
+        });
+        state.apply(&Agreed::Down);
+        assert!(!state.may_lead(A, true, A));
+    }
+}

@@ -1,0 +1,129 @@
+//! What it decides: which pages may differ between the two VMs.
+//!
+//! Flow: after both VMs stopped; the two sets are united before anything is hashed.
+//!
+//! Invariant 1: a page leaves the carried set only when a sync that covers it was acknowledged.
+//!
+//! Source: PLOVER, "compute the union of dirty pages". Not here: how dirty pages are found (guest's memory port).
+
+/// A set of guest pages, as sorted, disjoint, non-adjacent ranges: dirty pages come in runs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PageSet {
+    ranges: Vec<(u32, u32)>,
+}
+
+impl PageSet {
+    /// The set of the pages in these `(first, count)` runs, which may come in any order and overlap.
+    #[must_use]
+    pub fn from_runs(runs: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let mut sorted: Vec<(u32, u32)> = runs
+            .into_iter()
+            .filter(|&(_, count)| count > 0)
+            .map(|(first, count)| (first, first.saturating_add(count)))
+            .collect();
+        sorted.sort_unstable();
+        let mut ranges: Vec<(u32, u32)> = Vec::with_capacity(sorted.len());
+        for (start, end) in sorted {
+            match ranges.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => ranges.push((start, end)),
+            }
+        }
+        Self { ranges }
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub fn union(&self, other: &PageSet) -> PageSet {
+        Self::from_runs(self.runs().chain(other.runs()))
+    }
+
+    /// The runs, ascending, as `(first, count)`.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.ranges.iter().map(|&(start, end)| (start, end - start))
+    }
+
+    /// Every page, ascending.
+    pub fn pages(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranges.iter().flat_map(|&(start, end)| start..end)
+    }
+
+    /// How many pages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ranges
+            .iter()
+            .map(|&(start, end)| (end - start) as usize)
+            .sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The page after the last one, or 0.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        self.ranges.last().map_or(0, |&(_, end)| end)
+    }
+}
+
+/// What one VM's copy has written since the last acknowledged sync.
+#[derive(Debug, Default)]
+pub struct CarriedDirty {
+    unacknowledged: PageSet,
+}
+
+impl CarriedDirty {
+    /// A scan cleared the tracker's bits of `scanned`; returns these and all that earlier, broken syncs left.
+    pub fn scanned(&mut self, scanned: &PageSet) -> PageSet {
+        self.unacknowledged = self.unacknowledged.union(scanned);
+        self.unacknowledged.clone()
+    }
+
+    /// The sync was acknowledged: nothing is left over.
+    pub fn acknowledged(&mut self) {
+        self.unacknowledged = PageSet::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn runs() -> impl Strategy<Value = Vec<(u32, u32)>> {
+        prop::collection::vec((0_u32..300, 0_u32..20), 0..30)
+    }
+
+    fn oracle(runs: &[(u32, u32)]) -> BTreeSet<u32> {
+        runs.iter()
+            .flat_map(|&(first, count)| first..first + count)
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_page_set_is_the_set_of_its_pages(a in runs(), b in runs()) {
+            let union = PageSet::from_runs(a.clone()).union(&PageSet::from_runs(b.clone()));
+            let expected: BTreeSet<u32> = oracle(&a).union(&oracle(&b)).copied().collect();
+            prop_assert_eq!(union.len(), expected.len());
+            prop_assert_eq!(union.pages().collect::<BTreeSet<_>>(), expected);
+            let runs: Vec<_> = union.runs().collect();
+            prop_assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0), "runs touch: {:?}", runs);
+        }
+    }
+
+    #[test]
+    fn an_aborted_sync_carries_its_dirty_set_into_the_next() {
+        let mut carried = CarriedDirty::default();
+        carried.scanned(&PageSet::from_runs([(5, 2)]));
+        let next = carried.scanned(&PageSet::from_runs([(9, 1)]));
+        assert_eq!(next, PageSet::from_runs([(5, 2), (9, 1)]));
+        carried.acknowledged();
+        assert!(carried.scanned(&PageSet::default()).is_empty());
+    }
+}

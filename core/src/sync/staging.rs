@@ -1,0 +1,166 @@
+//! What it decides: when a sync has arrived whole, so that it may be acknowledged and applied.
+//!
+//! Flow: between the transfer and the backup's VM.
+//!
+//! Invariants:
+//! 1. Nothing of a sync touches the backup's VM before all of it has arrived (all or nothing).
+//! 2. Staging is bounded: a sync that would not fit is refused, and the backup's VM is as it was.
+//! 3. A staged block names a page inside the guest's memory.
+//!
+//! Source: PLOVER and Remus both buffer a checkpoint before they apply it. Not here: applying it (node's backup).
+
+use super::compare::{BLOCK_BYTES, DivergentPage};
+use crate::units::Epoch;
+use bytes::Bytes;
+
+/// The new content of one page's divergent blocks, in block order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PageDelta {
+    /// Which page and blocks.
+    pub at: DivergentPage,
+    /// The blocks' bytes, one after the other.
+    pub bytes: Bytes,
+}
+
+/// Why something was not staged.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StagingError {
+    /// It belongs to another sync than the one under way.
+    #[error("a piece of sync {got} arrived during sync {expected}")]
+    OtherEpoch {
+        /// The sync under way.
+        expected: u64,
+        /// The one that the piece belongs to.
+        got: u64,
+    },
+    /// The pieces would need more memory than allowed.
+    #[error("the sync needs more than the {limit_bytes} bytes of staging memory: raise sync.staging_mib")]
+    TooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// A page outside the guest's memory, or bytes that do not fit their blocks.
+    #[error("the sync names page {page}, which does not fit the guest's memory or its own bytes")]
+    Malformed {
+        /// The page.
+        page: u32,
+    },
+}
+
+/// A sync on its way into the backup.
+#[derive(Debug)]
+pub struct Staging {
+    epoch: Epoch,
+    guest_pages: u32,
+    limit_bytes: usize,
+    bytes: usize,
+    deltas: Vec<PageDelta>,
+}
+
+/// A sync that has arrived whole.
+#[derive(Debug)]
+pub struct Staged {
+    /// The epoch that it ends.
+    pub epoch: Epoch,
+    /// What to write into the guest's memory.
+    pub deltas: Vec<PageDelta>,
+    /// The devices' and processors' state.
+    pub device_state: Bytes,
+}
+
+impl Staging {
+    /// An empty staging area for the sync that ends `epoch`.
+    #[must_use]
+    pub fn new(epoch: Epoch, guest_pages: u32, limit_bytes: usize) -> Self {
+        Self {
+            epoch,
+            guest_pages,
+            limit_bytes,
+            bytes: 0,
+            deltas: Vec::new(),
+        }
+    }
+
+    /// Keeps what arrived.
+    pub fn add(&mut self, epoch: Epoch, deltas: Vec<PageDelta>) -> Result<(), StagingError> {
+        self.check_epoch(epoch)?;
+        for delta in deltas {
+            let expected = delta.at.blocks.count_ones() as usize * BLOCK_BYTES;
+            if delta.at.page >= self.guest_pages || delta.bytes.len() != expected {
+                return Err(StagingError::Malformed { page: delta.at.page });
+            }
+            self.bytes += expected;
+            if self.bytes > self.limit_bytes {
+                return Err(StagingError::TooLarge {
+                    limit_bytes: self.limit_bytes,
+                });
+            }
+            self.deltas.push(delta);
+        }
+        Ok(())
+    }
+
+    /// The last piece, the device state: the sync is whole.
+    pub fn complete(self, epoch: Epoch, device_state: Bytes) -> Result<Staged, StagingError> {
+        self.check_epoch(epoch)?;
+        Ok(Staged {
+            epoch,
+            deltas: self.deltas,
+            device_state,
+        })
+    }
+
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), StagingError> {
+        if epoch == self.epoch {
+            Ok(())
+        } else {
+            Err(StagingError::OtherEpoch {
+                expected: self.epoch.0,
+                got: epoch.0,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(page: u32, blocks: u16, bytes: usize) -> PageDelta {
+        PageDelta {
+            at: DivergentPage { page, blocks },
+            bytes: vec![1; bytes].into(),
+        }
+    }
+
+    #[test]
+    fn a_sync_is_whole_only_with_its_own_pieces() {
+        let mut staging = Staging::new(Epoch(4), 10, 10_000);
+        staging
+            .add(Epoch(4), vec![delta(9, 0b101, 2 * BLOCK_BYTES)])
+            .unwrap();
+        assert_eq!(
+            staging.add(Epoch(3), vec![]),
+            Err(StagingError::OtherEpoch { expected: 4, got: 3 })
+        );
+        assert_eq!(staging.complete(Epoch(4), Bytes::new()).unwrap().deltas.len(), 1);
+    }
+
+    #[test]
+    fn what_lies_outside_the_guest_or_does_not_fit_is_refused() {
+        let mut staging = Staging::new(Epoch(1), 10, BLOCK_BYTES);
+        assert!(matches!(
+            staging.add(Epoch(1), vec![delta(10, 1, BLOCK_BYTES)]),
+            Err(StagingError::Malformed { .. })
+        ));
+        assert!(matches!(
+            staging.add(Epoch(1), vec![delta(1, 1, 5)]),
+            Err(StagingError::Malformed { .. })
+        ));
+        staging.add(Epoch(1), vec![delta(1, 1, BLOCK_BYTES)]).unwrap();
+        assert!(matches!(
+            staging.add(Epoch(1), vec![delta(2, 1, BLOCK_BYTES)]),
+            Err(StagingError::TooLarge { .. })
+        ));
+    }
+}

@@ -1,0 +1,170 @@
+//! Log payloads: `Agreed` and the agreed state (the log's snapshot) as bytes.
+//!
+//! Layout, big-endian: tag (1), then for frames: count (2), and per frame NIC (1), length (4), bytes.
+
+use super::{Reader, WireError};
+use crate::agreed::{Agreed, AgreedState, Frame, Life, ReplicaSet};
+use crate::units::Epoch;
+use bytes::{BufMut, Bytes, BytesMut};
+
+const FRAMES: u8 = 1;
+const SYNC: u8 = 2;
+const SYNC_DONE: u8 = 3;
+const COMPLETE: u8 = 4;
+const DOWN: u8 = 5;
+
+/// The most frames in one entry.
+pub const MOST_FRAMES: usize = 256;
+
+/// An entry's payload.
+#[must_use]
+pub fn encode(entry: &Agreed) -> Bytes {
+    let mut out = BytesMut::new();
+    match entry {
+        Agreed::Frames(frames) => {
+            assert!(frames.len() <= MOST_FRAMES, "a batch is cut by the caller");
+            out.reserve(3 + frames.iter().map(|frame| 5 + frame.bytes.len()).sum::<usize>());
+            out.put_u8(FRAMES);
+            out.put_u16(frames.len() as u16);
+            for frame in frames {
+                out.put_u8(frame.nic);
+                out.put_u32(frame.bytes.len() as u32);
+                out.put_slice(&frame.bytes);
+            }
+        }
+        Agreed::Sync { epoch } => put_epoch(&mut out, SYNC, *epoch),
+        Agreed::SyncDone { epoch } => put_epoch(&mut out, SYNC_DONE, *epoch),
+        Agreed::Complete { set, epoch } => {
+            put_epoch(&mut out, COMPLETE, *epoch);
+            out.put_u8(set.0);
+        }
+        Agreed::Down => out.put_u8(DOWN),
+    }
+    out.freeze()
+}
+
+fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
+    out.put_u8(tag);
+    out.put_u64(epoch.0);
+}
+
+/// An entry from its payload; frames share the payload's memory.
+pub fn decode(payload: Bytes) -> Result<Agreed, WireError> {
+    let mut reader = Reader::new(payload);
+    let entry = match reader.u8()? {
+        FRAMES => {
+            let count = usize::from(reader.u16()?);
+            if count > MOST_FRAMES {
+                return Err(WireError::Invalid("frame count"));
+            }
+            let mut frames = Vec::with_capacity(count);
+            for _ in 0..count {
+                let nic = reader.u8()?;
+                let len = reader.u32()? as usize;
+                frames.push(Frame {
+                    nic,
+                    bytes: reader.take(len)?,
+                });
+            }
+            Agreed::Frames(frames)
+        }
+        SYNC => Agreed::Sync {
+            epoch: Epoch(reader.u64()?),
+        },
+        SYNC_DONE => Agreed::SyncDone {
+            epoch: Epoch(reader.u64()?),
+        },
+        COMPLETE => {
+            let epoch = Epoch(reader.u64()?);
+            Agreed::Complete {
+                set: ReplicaSet(reader.u8()?),
+                epoch,
+            }
+        }
+        DOWN => Agreed::Down,
+        _ => return Err(WireError::Invalid("entry tag")),
+    };
+    reader.end()?;
+    Ok(entry)
+}
+
+/// The agreed state, for a snapshot marker.
+#[must_use]
+pub fn encode_state(state: &AgreedState) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_u8(match state.life {
+        Life::Fresh => 0,
+        Life::Running => 1,
+        Life::Down => 2,
+    });
+    out.put_u8(state.complete.0);
+    out.put_u64(state.epoch.0);
+    out.freeze()
+}
+
+/// The agreed state from a snapshot marker; an empty one is a VM that never ran.
+pub fn decode_state(bytes: Bytes) -> Result<AgreedState, WireError> {
+    if bytes.is_empty() {
+        return Ok(AgreedState::default());
+    }
+    let mut reader = Reader::new(bytes);
+    let life = match reader.u8()? {
+        0 => Life::Fresh,
+        1 => Life::Running,
+        2 => Life::Down,
+        _ => return Err(WireError::Invalid("life")),
+    };
+    let state = AgreedState {
+        life,
+        complete: ReplicaSet(reader.u8()?),
+        epoch: Epoch(reader.u64()?),
+    };
+    reader.end()?;
+    Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_entry() -> impl Strategy<Value = Agreed> {
+        let frame =
+            (any::<u8>(), prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(nic, bytes)| Frame {
+                nic,
+                bytes: bytes.into(),
+            });
+        prop_oneof![
+            prop::collection::vec(frame, 0..20).prop_map(Agreed::Frames),
+            any::<u64>().prop_map(|epoch| Agreed::Sync { epoch: Epoch(epoch) }),
+            any::<u64>().prop_map(|epoch| Agreed::SyncDone { epoch: Epoch(epoch) }),
+            (any::<u8>(), any::<u64>()).prop_map(|(set, epoch)| Agreed::Complete {
+                set: ReplicaSet(set),
+                epoch: Epoch(epoch)
+            }),
+            Just(Agreed::Down),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(entry in any_entry()) {
+            prop_assert_eq!(decode(encode(&entry)), Ok(entry));
+        }
+
+        #[test]
+        fn any_bytes_give_a_value_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let bytes = Bytes::from(bytes);
+            if let Ok(entry) = decode(bytes.clone()) {
+                prop_assert_eq!(encode(&entry), bytes);
+            }
+        }
+
+        #[test]
+        fn a_cut_entry_is_an_error(entry in any_entry(), cut in 1_usize..50) {
+            let bytes = encode(&entry);
+            prop_assume!(cut <= bytes.len());
+            prop_assert!(decode(bytes.slice(..bytes.len() - cut)).is_err());
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! The messages of a sync and of a join, between a primary and its backup.
+//!
+//! Layout: length of what follows (4, big-endian), tag (1), fields. A message is at most `MOST_BYTES`: larger
+//! contents are cut into several by the sender.
+
+use super::{Reader, WireError};
+use crate::sync::compare::{BLOCK_BYTES, DivergentPage};
+use crate::sync::dirty::PageSet;
+use crate::sync::staging::PageDelta;
+use crate::units::{Epoch, Index, Term};
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// The most bytes in one message, without its length.
+pub const MOST_BYTES: usize = 16 << 20;
+
+/// One message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SyncMessage {
+    /// Primary: become my backup. The last sync of the join ends `epoch`.
+    Join {
+        /// The primary's term; a backup that has promised a later one refuses.
+        term: Term,
+        /// Size of the guest's memory in pages.
+        pages: u32,
+        /// Whether the backup's VM is to run.
+        active: bool,
+    },
+    /// Backup: my QEMU is up and waits; send.
+    JoinReady,
+    /// Either: it cannot be done, with the reason for a person.
+    Refused {
+        /// One line.
+        why: String,
+    },
+    /// Primary, while joining: content of pages, straight into the memory of a VM that does not run yet.
+    Pages(Vec<PageDelta>),
+    /// Primary: the last sync of the join follows, and begins the first protected epoch.
+    JoinLast {
+        /// The epoch that it ends.
+        epoch: Epoch,
+    },
+    /// Backup: I stand still at the end of `epoch`; these pages I have written.
+    Dirty {
+        /// The epoch.
+        epoch: Epoch,
+        /// The pages.
+        pages: PageSet,
+    },
+    /// Primary: hash these.
+    Union {
+        /// The epoch.
+        epoch: Epoch,
+        /// The pages that either has written.
+        pages: PageSet,
+    },
+    /// Backup: a part of the block hashes of the union, in order.
+    Hashes {
+        /// The epoch.
+        epoch: Epoch,
+        /// 16 for each page.
+        hashes: Vec<u128>,
+    },
+    /// Primary: a part of what differs.
+    Delta {
+        /// The epoch.
+        epoch: Epoch,
+        /// Blocks of pages.
+        deltas: Vec<PageDelta>,
+    },
+    /// Primary: device state, and with it the sync is whole.
+    State {
+        /// The epoch.
+        epoch: Epoch,
+        /// Opaque.
+        device_state: Bytes,
+    },
+    /// Backup: sync `epoch` is staged whole; I could go on from it. The acknowledgement that releases output.
+    Staged {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Backup: sync `epoch` is applied, my VM runs (or could).
+    Loaded {
+        /// The epoch.
+        epoch: Epoch,
+        /// How long it took.
+        took_us: u64,
+    },
+    /// Backup: my VM has nothing left to do; it has worked off the log up to here.
+    Idle {
+        /// The newest entry that my VM was given.
+        applied: Index,
+    },
+    /// Primary, when asked to check: the hash of all memory after sync `epoch`, and the backup's answer.
+    Audit {
+        /// The epoch.
+        epoch: Epoch,
+        /// Hash of all of RAM.
+        hash: u128,
+    },
+    /// Primary: the sync was given up; take up your VM again as it was.
+    Abort {
+        /// The epoch.
+        epoch: Epoch,
+    },
+}
+
+impl SyncMessage {
+    /// Its name, for logs.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Join { .. } => "Join",
+            Self::JoinReady => "JoinReady",
+            Self::Refused { .. } => "Refused",
+            Self::Pages(_) => "Pages",
+            Self::JoinLast { .. } => "JoinLast",
+            Self::Dirty { .. } => "Dirty",
+            Self::Union { .. } => "Union",
+            Self::Hashes { .. } => "Hashes",
+            Self::Delta { .. } => "Delta",
+            Self::State { .. } => "State",
+            Self::Staged { .. } => "Staged",
+            Self::Loaded { .. } => "Loaded",
+            Self::Idle { .. } => "Idle",
+            Self::Audit { .. } => "Audit",
+            Self::Abort { .. } => "Abort",
+        }
+    }
+}
+
+/// Appends the message, with its length.
+pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
+    let start = out.len();
+    out.put_u32(0);
+    match message {
+        SyncMessage::Join { term, pages, active } => {
+            out.put_u8(1);
+            out.put_u64(term.0);
+            out.put_u32(*pages);
+            out.put_u8(u8::from(*active));
+        }
+        SyncMessage::JoinReady => out.put_u8(2),
+        SyncMessage::Refused { why } => {
+            out.put_u8(3);
+            out.put_slice(why.as_bytes());
+        }
+        SyncMessage::Pages(deltas) => {
+            out.put_u8(4);
+            put_deltas(out, deltas);
+        }
+        SyncMessage::JoinLast { epoch } => put_epoch(out, 5, *epoch),
+        SyncMessage::Dirty { epoch, pages } => put_pages(out, 6, *epoch, pages),
+        SyncMessage::Union { epoch, pages } => put_pages(out, 7, *epoch, pages),
+        SyncMessage::Hashes { epoch, hashes } => {
+            put_epoch(out, 8, *epoch);
+            out.reserve(16 * hashes.len());
+            hashes.iter().for_each(|hash| out.put_u128(*hash));
+        }
+        SyncMessage::Delta { epoch, deltas } => {
+            put_epoch(out, 9, *epoch);
+            put_deltas(out, deltas);
+        }
+        SyncMessage::State { epoch, device_state } => {
+            put_epoch(out, 10, *epoch);
+            out.put_slice(device_state);
+        }
+        SyncMessage::Staged { epoch } => put_epoch(out, 11, *epoch),
+        SyncMessage::Loaded { epoch, took_us } => {
+            put_epoch(out, 12, *epoch);
+            out.put_u64(*took_us);
+        }
+        SyncMessage::Idle { applied } => {
+            out.put_u8(13);
+            out.put_u64(applied.0);
+        }
+        SyncMessage::Audit { epoch, hash } => {
+            put_epoch(out, 14, *epoch);
+            out.put_u128(*hash);
+        }
+        SyncMessage::Abort { epoch } => put_epoch(out, 15, *epoch),
+    }
+    let len = out.len() - start - 4;
+    assert!(len <= MOST_BYTES, "{} was not cut by its sender", message.name());
+    out[start..start + 4].copy_from_slice(&(len as u32).to_be_bytes());
+}
+
+fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
+    out.put_u8(tag);
+    out.put_u64(epoch.0);
+}
+
+fn put_pages(out: &mut BytesMut, tag: u8, epoch: Epoch, pages: &PageSet) {
+    put_epoch(out, tag, epoch);
+    for (first, count) in pages.runs() {
+        out.put_u32(first);
+        out.put_u32(count);
+    }
+}
+
+fn put_deltas(out: &mut BytesMut, deltas: &[PageDelta]) {
+    out.reserve(deltas.iter().map(|delta| 6 + delta.bytes.len()).sum());
+    for delta in deltas {
+        out.put_u32(delta.at.page);
+        out.put_u16(delta.at.blocks);
+        out.put_slice(&delta.bytes);
+    }
+}
+
+/// A message from its bytes, without the length.
+pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
+    let mut reader = Reader::new(bytes);
+    let message = match reader.u8()? {
+        1 => SyncMessage::Join {
+            term: Term(reader.u64()?),
+            pages: reader.u32()?,
+            active: match reader.u8()? {
+                0 => false,
+                1 => true,
+                _ => return Err(WireError::Invalid("flag")),
+            },
+        },
+        2 => SyncMessage::JoinReady,
+        3 => SyncMessage::Refused {
+            why: String::from_utf8(reader.rest().to_vec()).map_err(|_| WireError::Invalid("text"))?,
+        },
+        4 => SyncMessage::Pages(take_deltas(&mut reader)?),
+        5 => SyncMessage::JoinLast {
+            epoch: Epoch(reader.u64()?),
+        },
+        6 => SyncMessage::Dirty {
+            epoch: Epoch(reader.u64()?),
+            pages: take_pages(&mut reader)?,
+        },
+        7 => SyncMessage::Union {
+            epoch: Epoch(reader.u64()?),
+            pages: take_pages(&mut reader)?,
+        },
+        8 => {
+            let epoch = Epoch(reader.u64()?);
+            let mut hashes = Vec::with_capacity(reader.left() / 16);
+            while reader.left() > 0 {
+                hashes.push(reader.u128()?);
+            }
+            SyncMessage::Hashes { epoch, hashes }
+        }
+        9 => SyncMessage::Delta {
+            epoch: Epoch(reader.u64()?),
+            deltas: take_deltas(&mut reader)?,
+        },
+        10 => SyncMessage::State {
+            epoch: Epoch(reader.u64()?),
+            device_state: reader.rest(),
+        },
+        11 => SyncMessage::Staged {
+            epoch: Epoch(reader.u64()?),
+        },
+        12 => SyncMessage::Loaded {
+            epoch: Epoch(reader.u64()?),
+            took_us: reader.u64()?,
+        },
+        13 => SyncMessage::Idle {
+            applied: Index(reader.u64()?),
+        },
+        14 => SyncMessage::Audit {
+            epoch: Epoch(reader.u64()?),
+            hash: reader.u128()?,
+        },
+        15 => SyncMessage::Abort {
+            epoch: Epoch(reader.u64()?),
+        },
+        _ => return Err(WireError::Invalid("message tag")),
+    };
+    reader.end()?;
+    Ok(message)
+}
+
+fn take_pages(reader: &mut Reader) -> Result<PageSet, WireError> {
+    let mut runs = Vec::with_capacity(reader.left() / 8);
+    while reader.left() > 0 {
+        let (first, count) = (reader.u32()?, reader.u32()?);
+        if first.checked_add(count).is_none() {
+            return Err(WireError::Invalid("page range"));
+        }
+        runs.push((first, count));
+    }
+    Ok(PageSet::from_runs(runs))
+}
+
+fn take_deltas(reader: &mut Reader) -> Result<Vec<PageDelta>, WireError> {
+    let mut deltas = Vec::new();
+    while reader.left() > 0 {
+        let at = DivergentPage {
+            page: reader.u32()?,
+            blocks: reader.u16()?,
+        };
+        let bytes = reader.take(at.blocks.count_ones() as usize * BLOCK_BYTES)?;
+        deltas.push(PageDelta { at, bytes });
+    }
+    Ok(deltas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_message() -> impl Strategy<Value = SyncMessage> {
+        let epoch = any::<u64>().prop_map(Epoch);
+        let pages = prop::collection::vec((0_u32..1000, 1_u32..10), 0..10).prop_map(PageSet::from_runs);
+        let delta = (any::<u32>(), any::<u16>()).prop_map(|(page, blocks)| PageDelta {
+            at: DivergentPage { page, blocks },
+            bytes: vec![7; blocks.count_ones() as usize * BLOCK_BYTES].into(),
+        });
+        let deltas = prop::collection::vec(delta, 0..4);
+        prop_oneof![
+            (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(term, pages, active)| SyncMessage::Join {
+                term: Term(term),
+                pages,
+                active
+            }),
+            "[a-z ]{0,20}".prop_map(|why| SyncMessage::Refused { why }),
+            deltas.clone().prop_map(SyncMessage::Pages),
+            (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Dirty { epoch, pages }),
+            (epoch.clone(), pages).prop_map(|(epoch, pages)| SyncMessage::Union { epoch, pages }),
+            (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
+                .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
+            (epoch.clone(), deltas).prop_map(|(epoch, deltas)| SyncMessage::Delta { epoch, deltas }),
+            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, state)| {
+                SyncMessage::State {
+                    epoch,
+                    device_state: state.into(),
+                }
+            }),
+            (epoch, any::<u64>()).prop_map(|(epoch, took_us)| SyncMessage::Loaded { epoch, took_us }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(message in any_message()) {
+            let mut out = BytesMut::new();
+            encode(&message, &mut out);
+            let len = u32::from_be_bytes(out[..4].try_into().unwrap()) as usize;
+            prop_assert_eq!(len, out.len() - 4);
+            prop_assert_eq!(decode(out.freeze().slice(4..)), Ok(message));
+        }
+
+        #[test]
+        fn any_bytes_give_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            let _ = decode(Bytes::from(bytes));
+        }
+    }
+}
