@@ -1,108 +1,317 @@
 //! What it decides: which entries are agreed, in which order, and who leads.
 //!
-//! This page is the whole interface of the consensus core: messages, events, actions. The state machine behind it
-//! is split by flow: `log`, `propose`, `follow`, `election`, `quorum`.
+//! Flow: the shell (the fabric's `Group`, the simulator, the model) turns what happens into an `Event`, calls
+//! `Consensus::step`, and obeys the `Action`s **in their order**. This page is the whole interface; the state machine
+//! behind it is split by flow: `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
+//! `election` (who leads), `quorum` (what a majority is, what is committed).
+//!
+//! Invariants (the numbers stand in the asserts, in the simulator's checkers and in docs/consensus.md):
+//! - C1 one leader per term;
+//! - C2 agreement: two replicas never hold different committed entries at one index;
+//! - C3 durability: a committed entry is in the log of every later leader;
+//! - C4 order: `released <= applied <= committed <= appended` (see `order`);
+//! - C5 a promise is on disk before any word that rests on it is sent;
+//! - C6 only a complete, willing, non-witness member campaigns;
+//! - C7 a replica that lost its memory neither votes nor acknowledges before a leader has brought it up to date.
+//!
+//! Source: Raft (terms, log matching, pre-vote, one-at-a-time membership), Viewstamped Replication Revisited (4.3
+//! recovery; a new view takes the best log of a majority), APUS (GAIA 2.1.2: leader and backups both write one-sidedly,
+//! one round).
+//!
+//! Not here: clocks, sockets, files, threads, random sources. Time and the seed are arguments.
+//!
+//! `Consensus` (being built) offers: `new(Config, Restored, seed)`, `step(now_us, Event, &mut Vec<Action>)`,
+//! `next_deadline_us() -> Option<u64>`, on the leader `propose(Bytes) -> Result<Index, Refusal>` and
+//! `change_members(Vec<Member>) -> Result<Index, Refusal>` (both take effect with the next `Event::Flush`), and to read
+//! `role() term() leader() members() first() appended() committed() applied() entry(Index) -> Option<&Entry>`,
+//! `append_message(prev, through) -> Message`, `peer(ReplicaId) -> Option<PeerState>`.
+
+mod message;
+
+pub use message::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Promise, Snapshot};
 
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
 
-/// What an entry carries. The log does not look inside `payload`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum EntryKind {
-    /// A new leader's first entry: nothing for the client, but it lets earlier terms commit.
-    Barrier = 0,
-    /// Whatever the group agrees on: frames, sync marks, membership of the complete set.
-    Data = 1,
-    /// A change of members, one at a time; payload is `Members` encoded.
-    Members = 2,
+/// What an acknowledgement promises.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Durability {
+    /// The entry is in the replica's memory. Promises are on disk all the same. `Persist`, `TruncateSuffix` and
+    /// `SaveSnapshot` are never asked for.
+    Memory,
+    /// The entry is on the replica's disk.
+    Disk,
 }
 
-/// One position of the log.
+/// The settings of one replica. Times in microseconds.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Who I am.
+    pub me: ReplicaId,
+    /// What an acknowledgement promises.
+    pub durability: Durability,
+    /// The leader says `Lead` this often.
+    pub heartbeat_us: u64,
+    /// A follower that heard nothing for `election_min_us..=election_max_us` campaigns; a leader that no majority
+    /// answered for `election_max_us` steps down.
+    pub election_min_us: u64,
+    /// See `election_min_us`.
+    pub election_max_us: u64,
+    /// `propose` refuses (`RingFull`) when this many entries wait for truncation.
+    pub ring_entries: usize,
+    /// ... or this many payload bytes.
+    pub ring_bytes: usize,
+    /// At most this many entries in one `Append`.
+    pub batch_entries: usize,
+    /// At most this many payload bytes in one `Append` (a single larger entry still goes).
+    pub batch_bytes: usize,
+    /// At most this many entries under way to one peer without an acknowledgement.
+    pub window_entries: usize,
+}
+
+impl Config {
+    /// The defaults: heartbeat 5 ms, election time-out 30 to 60 ms.
+    #[must_use]
+    pub fn new(me: ReplicaId, durability: Durability) -> Self {
+        Self {
+            me,
+            durability,
+            heartbeat_us: 5_000,
+            election_min_us: 30_000,
+            election_max_us: 60_000,
+            ring_entries: 1 << 16,
+            ring_bytes: 64 << 20,
+            batch_entries: 512,
+            batch_bytes: 1 << 20,
+            window_entries: 4096,
+        }
+    }
+}
+
+/// What a replica remembers when it starts.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Restored {
+    /// The last promise on disk.
+    pub promise: Promise,
+    /// The last snapshot on disk; before the first one, its `members` are the group's first members (for a member
+    /// that is to be added to a running group: empty).
+    pub snapshot: Snapshot,
+    /// The log on disk, consecutive; entries at or before `snapshot.last` may still be there.
+    pub log: Vec<Entry>,
+    /// Set it for `Durability::Memory` when a promise was found on disk: this replica took part before and has lost
+    /// its log. It starts as `Role::Recovering`.
+    pub lost_memory: bool,
+}
+
+impl Restored {
+    /// The first start ever of a member of a new group (or, with no members, of one that is to be added to a group).
+    #[must_use]
+    pub fn fresh(members: Vec<Member>) -> Self {
+        Self {
+            snapshot: Snapshot {
+                members,
+                ..Snapshot::default()
+            },
+            ..Self::default()
+        }
+    }
+}
+
+/// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// Who wrote it, and where.
-    pub stamp: Viewstamp,
-    /// What kind of entry.
-    pub kind: EntryKind,
-    /// The content, opaque here.
-    pub payload: Bytes,
-}
-
-/// A member and what it can do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Member {
-    /// Its name in this group.
-    pub id: ReplicaId,
-    /// A witness agrees and logs, but never runs the VM and so never leads with one.
-    pub witness: bool,
-}
-
-/// What one replica says to another. How a message travels (a ring write, a status word) is the fabric's affair.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Message {
-    /// Leader to follower: entries that follow `prev`.
-    Append {
-        /// The leader's term.
-        term: Term,
-        /// The stamp of the entry before the first one here.
-        prev: Viewstamp,
-        /// Consecutive entries; may be empty (a probe).
-        entries: Vec<Entry>,
+pub enum Event {
+    /// Time passed: call it when `next_deadline_us` is reached (earlier does no harm).
+    Tick,
+    /// Everything that `propose` appended since the last call is sent and persisted now.
+    Flush,
+    /// A peer said something.
+    Received {
+        /// Authenticated by the fabric.
+        from: ReplicaId,
+        /// What it said.
+        message: Message,
     },
-    /// Leader to follower, a cumulative word: "I lead `term`, and `commit` is agreed". Also the heartbeat.
-    Lead {
-        /// The leader's term.
-        term: Term,
-        /// Agreed up to here.
-        commit: Index,
-        /// Counts up; a heartbeat that does not count up is an old one.
-        beat: u64,
+    /// All `Persist` actions up to this ticket, and all disk actions before them, are durable.
+    Persisted {
+        /// From the newest finished `Action::Persist`.
+        ticket: u64,
     },
-    /// Follower to leader, a cumulative word: "under `term` I hold everything up to `durable`".
-    Ack {
-        /// The term that the follower has promised.
-        term: Term,
-        /// Everything up to here equals the leader's log and is held as durably as the group asks.
-        durable: Index,
-        /// The newest `beat` that it has seen: tells the leader that it is still heard.
-        beat: u64,
-    },
-    /// Follower to leader: "my log does not match at `prev`; try from `hint`".
-    Reject {
-        /// The follower's promised term.
-        term: Term,
-        /// The latest index at which the logs may still agree.
-        hint: Index,
-    },
-    /// Candidate to all. `pre` asks without raising the term.
-    RequestVote {
-        /// The term that is asked for.
-        term: Term,
-        /// The candidate's last entry.
+    /// `PersistPromise` with this very promise is durable.
+    PromisePersisted(Promise),
+    /// `SaveSnapshot` of this snapshot is durable.
+    SnapshotPersisted {
+        /// Its `last`.
         last: Viewstamp,
-        /// Pre-vote: would you vote for me?
-        pre: bool,
     },
-    /// The answer to `RequestVote`.
-    Vote {
-        /// The term that was asked for if granted, else the voter's own.
-        term: Term,
-        /// Whether the vote is given.
-        granted: bool,
-        /// As asked.
-        pre: bool,
+    /// The replica's state contains everything up to here (for C4 and for `Truncate`).
+    Applied {
+        /// At most `committed`.
+        through: Index,
     },
-    /// Leader to a follower whose next entry was truncated away: start from here. The agreed state at `last`
-    /// (opaque to the log) replaces everything before.
-    Snapshot {
-        /// The leader's term.
-        term: Term,
-        /// The entry that the state stands for.
-        last: Viewstamp,
-        /// The members at `last`.
-        members: Vec<Member>,
-        /// The agreed state, opaque to the log.
+    /// Outputs that rest on entries up to here have left (for C4).
+    Released {
+        /// At most `applied`.
+        through: Index,
+    },
+    /// Entries up to here are not needed again (an acknowledged sync); `state` stands for them.
+    Truncate {
+        /// At most `applied`.
+        through: Index,
+        /// Opaque; a follower or restarted replica gets it with `InstallSnapshot`.
         state: Bytes,
     },
+    /// The link to a peer stands (again); what was under way on an older one may be lost.
+    LinkUp {
+        /// Which.
+        peer: ReplicaId,
+    },
+    /// The link to a peer broke. A hint only: if it was the leader's, campaign (pre-vote) at once.
+    LinkLost {
+        /// Which.
+        peer: ReplicaId,
+    },
+    /// Whether this replica is ready to lead (its VM is whole). Starts as true. Also needed: `Member::complete`.
+    MayLead(bool),
+    /// Leader: hand over to this member.
+    TransferTo(ReplicaId),
+    /// Leader: hand over to the best member; step down at the latest after an election time-out.
+    StepDown,
+    /// Leader: answer `ReadReady` when it is certain that no newer leader had committed anything before this call.
+    Read {
+        /// Any number; comes back.
+        id: u64,
+    },
+}
+
+/// What the shell must do, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Say this to a peer. Losing it is allowed.
+    Send {
+        /// The peer.
+        to: ReplicaId,
+        /// What to say.
+        message: Message,
+    },
+    /// Write the entries after `prev` up to `through` to a peer, straight from the log (`Consensus::entry`) and before the
+    /// next `step`: no copy on the hot path. `Consensus::append_message` makes a `Message::Append` of it.
+    SendEntries {
+        /// The peer.
+        to: ReplicaId,
+        /// The leader's term.
+        term: Term,
+        /// The stamp of the entry before the first one.
+        prev: Viewstamp,
+        /// The last one; equal to `prev.index` for a probe without entries.
+        through: Index,
+    },
+    /// Append entries `from..=through` (`Consensus::entry`, to be read before the next `step`) to the log on disk, then
+    /// report `Persisted`. Several may be united into one write (group commit).
+    Persist {
+        /// The first entry.
+        from: Index,
+        /// The last one.
+        through: Index,
+        /// Counts up.
+        ticket: u64,
+    },
+    /// Remove entries at and after `from` from the log on disk. In order with `Persist`.
+    TruncateSuffix {
+        /// The first entry to go.
+        from: Index,
+    },
+    /// Make this durable, then report `PromisePersisted`.
+    PersistPromise(Promise),
+    /// Make this durable, then report `SnapshotPersisted`; after that (not before) log entries up to `last` may go.
+    SaveSnapshot(Snapshot),
+    /// For the state above: replace what you have with this; then report `Applied`.
+    InstallSnapshot(Snapshot),
+    /// Everything up to here is agreed.
+    Committed {
+        /// The newest agreed entry.
+        through: Index,
+    },
+    /// This replica leads now. Its agreed state is current when `barrier` is committed.
+    BecameLeader {
+        /// The term.
+        term: Term,
+        /// Its first entry.
+        barrier: Index,
+    },
+    /// This replica follows (or stopped leading, or changed the leader it follows).
+    BecameFollower {
+        /// The term.
+        term: Term,
+        /// The leader, if known.
+        leader: Option<ReplicaId>,
+    },
+    /// A `Read` may be answered from a state that has applied `index`.
+    ReadReady {
+        /// From the event.
+        id: u64,
+        /// Wait for this to be applied.
+        index: Index,
+    },
+    /// A `Read` cannot be answered here.
+    ReadRefused {
+        /// From the event.
+        id: u64,
+    },
+    /// The hand-over was not taken within an election time-out; this replica leads on.
+    TransferFailed {
+        /// Who did not take it.
+        to: ReplicaId,
+    },
+    /// A peer said what agreement forbids; it was dropped. Shout: its disk or its program is broken, or ours.
+    Breach {
+        /// The peer.
+        from: ReplicaId,
+        /// What was wrong.
+        what: &'static str,
+    },
+}
+
+/// What this replica is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Follows, or waits for a leader.
+    Follower {
+        /// The leader that it hears.
+        leader: Option<ReplicaId>,
+    },
+    /// Campaigns.
+    Candidate {
+        /// Still asking without having raised the term.
+        pre: bool,
+    },
+    /// Leads.
+    Leader,
+    /// Lost its memory; neither votes nor acknowledges yet.
+    Recovering,
+}
+
+/// Why the leader's side refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Not the leader.
+    #[error("this replica does not lead; ask {leader:?}")]
+    NotLeader {
+        /// Who does, if known.
+        leader: Option<ReplicaId>,
+    },
+    /// Too many entries wait for truncation.
+    #[error("the log's ring is full; wait for a sync to truncate it")]
+    RingFull,
+    /// A hand-over is under way.
+    #[error("a hand-over is under way; wait for the new leader")]
+    Transferring,
+    /// An earlier change of members, or the term's barrier, is not committed yet.
+    #[error("an earlier change is not agreed yet; try again when it is committed")]
+    ChangePending,
+    /// More than one member differs, the list is empty, too long, or names one twice.
+    #[error("not a change of one member within 1 to 7; change them one at a time")]
+    BadChange,
+    /// It would remove the leader or its right to lead.
+    #[error("a leader cannot remove itself; hand over first")]
+    WouldRemoveLeader,
 }
