@@ -1,1 +1,6 @@
-//! To come.
+//! The other replicas: authenticated links, one-sided writes, the log on disk, and the driver that joins them.
+//!
+//! `link` makes authenticated streams between hosts; `keys` makes what they need.
+
+pub mod keys;
+pub mod link;

@@ -1,0 +1,216 @@
+//! What it decides: nothing; it gives every caller the same short time to say who it is.
+//!
+//! **Flow**: accept thread -> one short-lived thread per handshake -> channel -> [`Listener::accept`].
+//! **Invariants**: 1. at most [`HANDSHAKES`] run at once and each ends within [`PATIENCE`], so strangers can neither
+//! block members for long nor use up memory. 2. a failed handshake is reported once per address and minute, with the
+//! number of those that were not reported.
+//! **Not here**: routing of accepted streams.
+
+use super::{Hello, Identity, LinkError, Stream, Welcome, handshake};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Handshakes at once.
+const HANDSHAKES: usize = 32;
+/// How long one may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A refusal of the same address is reported again after this.
+const QUIET: Duration = Duration::from_secs(60);
+/// Addresses that are remembered for that.
+const REMEMBERED: usize = 1024;
+
+/// The owner's word on an authenticated hello: a welcome, or the reason that the peer is told.
+pub type Policy = Arc<dyn Fn(&Hello) -> Result<Welcome, String> + Send + Sync>;
+
+/// A refused connection, as [`Listener::accept`] reports it.
+#[derive(Debug, thiserror::Error)]
+#[error("connection from {from} refused: {error}{}", if *.unreported > 0 { format!(" ({unreported} more since the last report)") } else { String::new() })]
+pub struct Refusal {
+    /// Where it came from.
+    pub from: SocketAddr,
+    /// Why.
+    pub error: LinkError,
+    /// How many refusals of this address were counted but not reported since the last report.
+    pub unreported: u64,
+}
+
+type Accepted = Result<(Hello, Stream), Refusal>;
+
+/// A listening socket and its threads; dropping it ends them.
+pub struct Listener {
+    addr: SocketAddr,
+    queue: Receiver<Accepted>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    socket: TcpListener,
+    identity: Identity,
+    policy: Policy,
+    closing: AtomicBool,
+    running: AtomicUsize,
+    refused: AtomicU64,
+    reports: Mutex<BTreeMap<IpAddr, (Instant, u64)>>,
+}
+
+impl Listener {
+    /// Binds and begins to accept; every authenticated hello is welcome.
+    pub fn bind(addr: impl std::net::ToSocketAddrs, identity: Identity) -> Result<Self, LinkError> {
+        Self::bind_with(addr, identity, Arc::new(|_| Ok(Welcome::default())))
+    }
+
+    /// As [`Self::bind`], with the owner's own check (unknown VM, another QEMU version).
+    pub fn bind_with(
+        addr: impl std::net::ToSocketAddrs,
+        identity: Identity,
+        policy: Policy,
+    ) -> Result<Self, LinkError> {
+        let socket = TcpListener::bind(addr).map_err(LinkError::io("binding the listening address"))?;
+        let addr = socket
+            .local_addr()
+            .map_err(LinkError::io("binding the listening address"))?;
+        let shared = Arc::new(Shared {
+            socket,
+            identity,
+            policy,
+            closing: AtomicBool::new(false),
+            running: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+            reports: Mutex::default(),
+        });
+        let (sender, queue) = sync_channel(HANDSHAKES);
+        let on_thread = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("dunlin-accept".into())
+            .spawn(move || on_thread.accept_all(&sender))
+            .map_err(LinkError::io("starting the accept thread"))?;
+        Ok(Self {
+            addr,
+            queue,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens (the port, if 0 was asked for).
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The next authenticated peer, or a refusal worth logging. Blocks.
+    pub fn accept(&self) -> Result<(Hello, Stream), Refusal> {
+        self.queue
+            .recv()
+            .expect("the accept thread lives as long as the listener")
+    }
+
+    /// As [`Self::accept`], for at most `timeout`.
+    pub fn accept_timeout(&self, timeout: Duration) -> Option<Result<(Hello, Stream), Refusal>> {
+        self.queue.recv_timeout(timeout).ok()
+    }
+
+    /// How many connections were refused so far, reported or not.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn accept_all(self: &Arc<Self>, sender: &SyncSender<Accepted>) {
+        loop {
+            let (tcp, from) = match self.socket.accept() {
+                _ if self.closing.load(Ordering::Acquire) => return,
+                Ok(accepted) => accepted,
+                Err(_) => {
+                    // Out of descriptors, or the peer is gone already. The former needs time to mend, and there is no
+                    // event for it.
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            if self.running.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES {
+                self.running.fetch_sub(1, Ordering::AcqRel);
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                continue; // dropped: the member tries again, the stranger may too
+            }
+            let (this, sender) = (self.clone(), sender.clone());
+            let spawned = std::thread::Builder::new()
+                .name("dunlin-hello".into())
+                .spawn(move || {
+                    let accepted = this.handshake(tcp, from);
+                    this.running.fetch_sub(1, Ordering::AcqRel);
+                    if let Some(accepted) = accepted {
+                        let _ = sender.send(accepted); // the listener may be gone: so is the need
+                    }
+                });
+            if spawned.is_err() {
+                self.running.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn handshake(&self, tcp: TcpStream, from: SocketAddr) -> Option<Accepted> {
+        match handshake::respond(tcp, &self.identity, Instant::now() + PATIENCE, &*self.policy) {
+            Ok(accepted) => Some(Ok(accepted)),
+            Err(error) => {
+                let error = if matches!(error, LinkError::Timeout(_)) {
+                    LinkError::Timeout(PATIENCE)
+                } else {
+                    error
+                };
+                self.report(from, error).map(Err)
+            }
+        }
+    }
+
+    fn report(&self, from: SocketAddr, error: LinkError) -> Option<Refusal> {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut reports = self.reports.lock().expect("no panic under this lock");
+        if reports.len() >= REMEMBERED {
+            reports.retain(|_, (at, _)| now.duration_since(*at) < QUIET);
+        }
+        if let Some((at, unreported)) = reports.get_mut(&from.ip()) {
+            if now.duration_since(*at) < QUIET {
+                *unreported += 1;
+                return None;
+            }
+            let unreported = std::mem::take(unreported);
+            *at = now;
+            return Some(Refusal {
+                from,
+                error,
+                unreported,
+            });
+        }
+        if reports.len() >= REMEMBERED {
+            return None; // counted; a flood from many addresses does not fill the log
+        }
+        reports.insert(from.ip(), (now, 0));
+        Some(Refusal {
+            from,
+            error,
+            unreported: 0,
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        // SAFETY: shutdown on an open listening socket that `shared` keeps open; it wakes the blocked accept.
+        unsafe { libc::shutdown(self.shared.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What it decides: who may connect to this host, and as whom. A [`Stream`] exists only after both ends have shown
+//! that they belong to the same cluster.
+//!
+//! **Flow**: [`connect`] / [`Listener`] -> preamble (magic, version, cluster, mode, nonces) -> TLS, or a proof of the
+//! shared secret -> [`Hello`] -> the acceptor's answer -> [`Stream`].
+//!
+//! **Invariants**
+//! 1. No byte of a stream is handed up before the peer is authenticated (unless the identity is `Insecure`).
+//! 2. With TLS a peer speaks only for the host that its certificate names.
+//! 3. A stranger can neither block the listener (own thread, deadline, bounded number) nor learn the cluster's id.
+//!
+//! **Source**: TLS 1.3 by rustls; the challenge is HMAC-SHA256 over both nonces, as in RFC 2195's idea.
+//! **Not here**: what a hello's VM or purpose means (the node routes), QEMU versions (the node compares), reconnection.
+//! With a secret and no TLS the peers are authenticated but later bytes are neither encrypted nor protected: a trusted
+//! network segment is assumed.
+
+mod handshake;
+mod hello;
+mod listener;
+mod stream;
+mod tls;
+
+pub use hello::{Hello, Purpose, Welcome};
+pub use listener::{Listener, Policy, Refusal};
+pub use stream::{ReadHalf, Stream, WriteHalf};
+
+use crate::keys;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The version of everything that hosts say to each other. Hosts of different versions do not talk.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Why a connection did not come about. Each message is one line and says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The peer belongs to another cluster.
+    #[error("the peer belongs to another cluster: both hosts need the files that one `dunlin init` made")]
+    OtherCluster,
+    /// The peer's program speaks another version.
+    #[error(
+        "the peer speaks protocol version {theirs}, this host {ours}: run the same dunlin version on all hosts"
+    )]
+    OtherVersion {
+        /// This host's version.
+        ours: u16,
+        /// The peer's.
+        theirs: u16,
+    },
+    /// One uses TLS, the other the secret, or nothing.
+    #[error(
+        "the peer protects its links with {theirs}, this host with {ours}: use the same setting on all hosts"
+    )]
+    OtherMode {
+        /// This host's mode.
+        ours: &'static str,
+        /// The peer's.
+        theirs: &'static str,
+    },
+    /// The secrets differ.
+    #[error("the peer does not know this cluster's secret: copy the same secret to all hosts")]
+    WrongSecret,
+    /// TLS failed.
+    #[error(
+        "the peer's certificate is not accepted ({0}): both hosts need the files that one `dunlin init` made"
+    )]
+    Untrusted(String),
+    /// A certificate of another host than claimed.
+    #[error("the peer calls itself {claimed:?} but its certificate is not for that host")]
+    NameMismatch {
+        /// The name in its hello.
+        claimed: String,
+    },
+    /// Not a member.
+    #[error("host {0:?} is not a member of this cluster: add it to cluster.toml on all hosts")]
+    UnknownMember(String),
+    /// The peer's own refusal.
+    #[error("the peer refused: {0}")]
+    Refused(String),
+    /// Not our protocol at all.
+    #[error("the peer does not speak Dunlin's protocol: {0}")]
+    Garbage(&'static str),
+    /// No answer in time.
+    #[error("no answer within {0:?}: is dunlin running there, and does the network let it through?")]
+    Timeout(Duration),
+    /// Setting up this host's own identity failed.
+    #[error("this host's keys cannot be used: {0}")]
+    BadKeys(String),
+    /// Neither TLS nor a secret.
+    #[error(
+        "neither keys nor a secret are configured: run `dunlin init`, or set insecure = true on a network you trust"
+    )]
+    NoSecret,
+    /// The operating system's error.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+impl LinkError {
+    fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// How links are protected.
+#[derive(Clone)]
+pub enum Auth {
+    /// Mutually authenticated TLS 1.3. All PEM.
+    Tls {
+        /// This host's certificate.
+        cert_pem: String,
+        /// Its key.
+        key_pem: String,
+        /// The cluster's authority.
+        ca_pem: String,
+    },
+    /// Peers prove that they know the secret (at least 16 bytes); what follows is plain.
+    Secret(Vec<u8>),
+    /// Nothing at all. Only for tests and networks that nobody else reaches.
+    Insecure,
+}
+
+/// Who this host is. Cheap to clone.
+#[derive(Clone)]
+pub struct Identity(Arc<IdentityInner>);
+
+struct IdentityInner {
+    cluster_id: [u8; 16],
+    host: String,
+    members: Vec<String>,
+    secret: Vec<u8>,
+    mode: Mode,
+    tls: Option<tls::Configs>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Mode {
+    Insecure = 0,
+    Secret = 1,
+    Tls = 2,
+}
+
+impl Mode {
+    fn name(code: u8) -> &'static str {
+        match code {
+            0 => "nothing (insecure)",
+            1 => "a shared secret",
+            2 => "TLS",
+            _ => "something unknown",
+        }
+    }
+}
+
+impl Identity {
+    /// `members`: the cluster's hosts; a hello from any other is refused (empty: any name is taken).
+    /// `auth: None` is refused with [`LinkError::NoSecret`], so that nothing is unprotected by omission.
+    pub fn new(
+        cluster_id: [u8; 16],
+        host: &str,
+        members: &[String],
+        auth: Option<Auth>,
+    ) -> Result<Self, LinkError> {
+        if let Some(bad) = std::iter::once(host)
+            .chain(members.iter().map(String::as_str))
+            .find(|n| !keys::is_host_name(n))
+        {
+            return Err(LinkError::BadKeys(
+                keys::KeyError::BadName(bad.to_owned()).to_string(),
+            ));
+        }
+        let (mode, secret, tls) = match auth.ok_or(LinkError::NoSecret)? {
+            Auth::Insecure => (Mode::Insecure, Vec::new(), None),
+            Auth::Secret(s) if s.len() < 16 => {
+                return Err(LinkError::BadKeys("the secret is shorter than 16 bytes".into()));
+            }
+            Auth::Secret(s) => (Mode::Secret, s, None),
+            Auth::Tls {
+                cert_pem,
+                key_pem,
+                ca_pem,
+            } => {
+                let configs = tls::Configs::new(&cert_pem, &key_pem, &ca_pem, host)?;
+                (Mode::Tls, Vec::new(), Some(configs))
+            }
+        };
+        let members = members.to_vec();
+        Ok(Self(Arc::new(IdentityInner {
+            cluster_id,
+            host: host.to_owned(),
+            members,
+            secret,
+            mode,
+            tls,
+        })))
+    }
+
+    /// This host's name.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.0.host
+    }
+
+    /// "TLS", "a shared secret" or "nothing (insecure)", for status output.
+    #[must_use]
+    pub fn protection(&self) -> &'static str {
+        Mode::name(self.0.mode as u8)
+    }
+}
+
+/// Connects to `addr`, shows `identity`, says `hello` (its `from` is filled in), and waits for the answer; all of it
+/// within `timeout`.
+pub fn connect(
+    addr: impl ToSocketAddrs,
+    identity: &Identity,
+    hello: &Hello,
+    timeout: Duration,
+) -> Result<(Welcome, Stream), LinkError> {
+    let until = Instant::now() + timeout;
+    let mut last = LinkError::Io {
+        what: "resolving the address",
+        source: std::io::ErrorKind::NotFound.into(),
+    };
+    for addr in addr
+        .to_socket_addrs()
+        .map_err(LinkError::io("resolving the address"))?
+    {
+        match connect_one(addr, identity, hello, until) {
+            Err(e @ LinkError::Io { .. }) => last = e,
+            Err(LinkError::Timeout(_)) => return Err(LinkError::Timeout(timeout)),
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+fn connect_one(
+    addr: SocketAddr,
+    identity: &Identity,
+    hello: &Hello,
+    until: Instant,
+) -> Result<(Welcome, Stream), LinkError> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(LinkError::Timeout(left));
+    }
+    let tcp = TcpStream::connect_timeout(&addr, left).map_err(|e| match e.kind() {
+        std::io::ErrorKind::TimedOut => LinkError::Timeout(left),
+        _ => LinkError::Io {
+            what: "connecting",
+            source: e,
+        },
+    })?;
+    handshake::initiate(tcp, identity, hello, until)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+//! What it decides: how one authenticated connection is read and written, plain or TLS, blocking or not.
+//!
+//! **Flow**: made by `handshake`; bulk users (sync, mirror) [`Stream::split`] it over two threads, the log's transport
+//! keeps it whole and non-blocking in the VM loop's epoll.
+//! **Invariants**: 1. non-blocking: `WouldBlock` from `write` means that nothing was taken; what was taken leaves with
+//! later calls of `write` or `flush` ([`Stream::wants_write`] says that some is left). 2. readable means read until
+//! `WouldBlock`: with TLS, plaintext may be left though the socket is empty.
+//! **Not here**: framing, retries.
+
+use super::tls::{Raw, Session};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The socket below.
+pub(crate) enum Sock {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+macro_rules! on_sock {
+    ($self:expr, $s:ident => $body:expr) => {
+        match $self {
+            Sock::Tcp($s) => $body,
+            Sock::Unix($s) => $body,
+        }
+    };
+}
+
+#[derive(Clone, Copy)]
+struct SockRef<'a>(&'a Sock);
+
+impl Read for SockRef<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        on_sock!(self.0, s => (&mut &*s).read(buf))
+    }
+}
+
+impl Write for SockRef<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        on_sock!(self.0, s => (&mut &*s).write(buf))
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Shared {
+    sock: Sock,
+    tls: Option<Session>,
+    peer: String,
+}
+
+impl Shared {
+    fn write(&self, buf: &[u8]) -> io::Result<usize> {
+        match &self.tls {
+            None => SockRef(&self.sock).write(buf),
+            Some(tls) => tls.write(SockRef(&self.sock), buf),
+        }
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.tls
+            .as_ref()
+            .map_or(Ok(()), |tls| tls.flush(SockRef(&self.sock)))
+    }
+    fn read(&self, raw: &mut Option<Raw>, buf: &mut [u8]) -> io::Result<usize> {
+        match (&self.tls, raw) {
+            (Some(tls), Some(raw)) => tls.read(raw, SockRef(&self.sock), buf),
+            _ => SockRef(&self.sock).read(buf),
+        }
+    }
+    fn shutdown(&self) {
+        let _ = on_sock!(&self.sock, s => s.shutdown(Shutdown::Both)); // an already dead connection is as good
+    }
+}
+
+/// An authenticated byte stream to another host.
+pub struct Stream {
+    shared: Arc<Shared>,
+    raw: Option<Raw>,
+}
+
+/// A stream's reader; `Send`, independent of the writer.
+pub struct ReadHalf {
+    shared: Arc<Shared>,
+    raw: Option<Raw>,
+}
+
+/// A stream's writer; `Send`, independent of the reader.
+pub struct WriteHalf {
+    shared: Arc<Shared>,
+}
+
+impl Stream {
+    pub(super) fn new(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String) -> Self {
+        let raw = tls.is_some().then(Raw::new);
+        let shared = Shared {
+            sock: Sock::Tcp(tcp),
+            tls: tls.map(Session::new),
+            peer,
+        };
+        Self {
+            shared: Arc::new(shared),
+            raw,
+        }
+    }
+
+    /// A stream over a Unix socket of this machine: for the `shm` fabric (it carries descriptors), tests and benches.
+    /// There is no authentication: whoever holds the other end is trusted.
+    #[must_use]
+    pub fn local(unix: UnixStream, peer: &str) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                sock: Sock::Unix(unix),
+                tls: None,
+                peer: peer.to_owned(),
+            }),
+            raw: None,
+        }
+    }
+
+    /// A plain TCP stream without any handshake, for tests and benches.
+    #[must_use]
+    pub fn unprotected(tcp: TcpStream, peer: &str) -> Self {
+        Self::new(tcp, None, peer.to_owned())
+    }
+
+    /// Two connected ends within this process.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (a, b) = UnixStream::pair()?;
+        Ok((Self::local(a, "pair"), Self::local(b, "pair")))
+    }
+
+    /// The host at the other end.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        &self.shared.peer
+    }
+
+    /// Whether what is sent is encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.shared.tls.is_some()
+    }
+
+    /// Whether the other end is on a Unix socket (so descriptors can be passed).
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self.shared.sock, Sock::Unix(_))
+    }
+
+    /// Blocking or not, for both directions.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        on_sock!(&self.shared.sock, s => s.set_nonblocking(on))
+    }
+
+    /// A blocked read gives up with `WouldBlock` after this long.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        on_sock!(&self.shared.sock, s => s.set_read_timeout(timeout))
+    }
+
+    /// A blocked write gives up with `WouldBlock` after this long.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        on_sock!(&self.shared.sock, s => s.set_write_timeout(timeout))
+    }
+
+    /// Taken but not sent yet: wait for writability and call `flush`.
+    #[must_use]
+    pub fn wants_write(&self) -> bool {
+        self.shared.tls.as_ref().is_some_and(Session::wants_write)
+    }
+
+    /// Ends both directions; blocked readers and writers of either half return.
+    pub fn shutdown(&self) {
+        self.shared.shutdown();
+    }
+
+    /// Two halves for two threads.
+    #[must_use]
+    pub fn split(self) -> (ReadHalf, WriteHalf) {
+        (
+            ReadHalf {
+                shared: self.shared.clone(),
+                raw: self.raw,
+            },
+            WriteHalf { shared: self.shared },
+        )
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.shared.read(&mut self.raw, buf)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.shared.write(buf)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.shared.flush()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        on_sock!(&self.shared.sock, s => s.as_fd())
+    }
+}
+
+impl AsRawFd for Stream {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl ReadHalf {
+    /// Ends both directions of the stream.
+    pub fn shutdown(&self) {
+        self.shared.shutdown();
+    }
+}
+
+impl Read for ReadHalf {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.shared.read(&mut self.raw, buf)
+    }
+}
+
+impl AsFd for ReadHalf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        on_sock!(&self.shared.sock, s => s.as_fd())
+    }
+}
+
+impl WriteHalf {
+    /// Ends both directions of the stream.
+    pub fn shutdown(&self) {
+        self.shared.shutdown();
+    }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.shared.write(buf)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.shared.flush()
+    }
+}
+
+impl AsFd for WriteHalf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        on_sock!(&self.shared.sock, s => s.as_fd())
+    }
+}
