@@ -1,0 +1,305 @@
+//! A client that counts: INCR on a key of its own, one connection, every answer checked.
+//!
+//! Nobody else touches a worker's key, so each answer must be the last one plus one. A smaller one means that
+//! acknowledged writes were **lost**; a larger one that a write was carried out twice (**doubled**). After a broken
+//! connection (**reset**) the one INCR that had no answer may or may not have happened; both are right.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Serialize;
+
+use super::resp::{Answer, Connection};
+use crate::lab::Node;
+
+/// What to count with.
+#[derive(Clone, Debug)]
+pub struct CounterSpec {
+    /// The service.
+    pub target: SocketAddr,
+    /// Workers, each with one connection and one key.
+    pub connections: usize,
+    /// An answer later than this is a failure of its own (`stuck`), and ends the worker.
+    pub give_up: Duration,
+}
+
+/// What the clients saw.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CounterReport {
+    /// INCRs that were answered.
+    pub acknowledged: u64,
+    /// Acknowledged INCRs that the service did not know any more.
+    pub lost: u64,
+    /// INCRs that were carried out more often than they were sent.
+    pub doubled: u64,
+    /// Connections that broke.
+    pub resets: u64,
+    /// Answers that were errors.
+    pub refused: u64,
+    /// Workers that had no answer for too long.
+    pub stuck: u64,
+    /// The longest time that any one connection was without an answer, in microseconds.
+    pub longest_gap_us: u64,
+    /// Median time from INCR to answer, in microseconds.
+    pub latency_p50_us: u64,
+    /// 99th percentile of it.
+    pub latency_p99_us: u64,
+}
+
+impl CounterReport {
+    /// Whether each promise to the clients was kept.
+    pub fn is_clean(&self) -> bool {
+        self.lost + self.doubled + self.resets + self.refused + self.stuck == 0
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    acknowledged: AtomicU64,
+    /// Waiters are woken when this many are acknowledged.
+    goal: AtomicU64,
+    lock: Mutex<()>,
+    reached: Condvar,
+}
+
+/// One worker's record.
+#[derive(Default)]
+struct Record {
+    report: CounterReport,
+    /// When each answer came, in microseconds since the start.
+    answered_us: Vec<u64>,
+    latencies_us: Vec<u32>,
+}
+
+/// Workers at work.
+pub struct Counter {
+    shared: Arc<Shared>,
+    begun: Instant,
+    workers: Vec<JoinHandle<Result<Record>>>,
+}
+
+/// All answers of all workers, for questions about times.
+pub struct Answers {
+    begun: Instant,
+    per_worker_us: Vec<Vec<u64>>,
+}
+
+impl Counter {
+    /// Starts the workers in `node`'s network.
+    pub fn start(node: &Node, spec: &CounterSpec) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            goal: AtomicU64::new(u64::MAX),
+            ..Shared::default()
+        });
+        let begun = Instant::now();
+        let mut workers = Vec::new();
+        for number in 0..spec.connections {
+            let (shared, spec) = (Arc::clone(&shared), spec.clone());
+            let key = format!("dunlin:counter:{number}");
+            workers.push(node.spawn(&format!("counter-{number}"), move || {
+                work(&spec, &key, begun, &shared)
+            })?);
+        }
+        Ok(Self {
+            shared,
+            begun,
+            workers,
+        })
+    }
+
+    /// How many INCRs were acknowledged so far, by all workers.
+    pub fn acknowledged(&self) -> u64 {
+        self.shared.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Waits until `more` further INCRs are acknowledged.
+    pub fn await_more(&self, more: u64, at_most: Duration) -> Result<()> {
+        let goal = self.acknowledged() + more;
+        self.shared.goal.store(goal, Ordering::SeqCst);
+        let guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .shared
+            .reached
+            .wait_timeout_while(guard, at_most, |()| self.acknowledged() < goal);
+        let (_guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.shared.goal.store(u64::MAX, Ordering::SeqCst);
+        if timeout.timed_out() {
+            bail!(
+                "clients got {} of {goal} answers within {} s",
+                self.acknowledged(),
+                at_most.as_secs()
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends the load, asks the service for the final counts and returns what was seen.
+    pub fn finish(self) -> Result<(CounterReport, Answers)> {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        let mut total = CounterReport::default();
+        let mut per_worker_us = Vec::new();
+        let mut latencies = Vec::new();
+        for worker in self.workers {
+            let record = worker
+                .join()
+                .map_err(|_| anyhow!("a counter worker panicked"))??;
+            total.acknowledged += record.report.acknowledged;
+            total.lost += record.report.lost;
+            total.doubled += record.report.doubled;
+            total.resets += record.report.resets;
+            total.refused += record.report.refused;
+            total.stuck += record.report.stuck;
+            latencies.extend(record.latencies_us);
+            per_worker_us.push(record.answered_us);
+        }
+        latencies.sort_unstable();
+        let rank = |percent: usize| latencies.get(latencies.len().saturating_sub(1) * percent / 100);
+        total.latency_p50_us = rank(50).map_or(0, |&latency| u64::from(latency));
+        total.latency_p99_us = rank(99).map_or(0, |&latency| u64::from(latency));
+        let answers = Answers {
+            begun: self.begun,
+            per_worker_us,
+        };
+        total.longest_gap_us = answers.longest_gap_us(self.begun, Instant::now());
+        Ok((total, answers))
+    }
+}
+
+impl Answers {
+    /// The longest time without an answer on any one connection that overlaps with `from..to`.
+    pub fn longest_gap_us(&self, from: Instant, to: Instant) -> u64 {
+        let since = |at: Instant| {
+            u64::try_from(at.saturating_duration_since(self.begun).as_micros()).unwrap_or(u64::MAX)
+        };
+        let (from, to) = (since(from), since(to));
+        let gaps = self.per_worker_us.iter().flat_map(|times| times.windows(2));
+        gaps.filter(|pair| pair[1] >= from && pair[0] <= to)
+            .map(|pair| pair[1] - pair[0])
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared) -> Record {
+    let mut record = Record::default();
+    let mut connection = None;
+    let mut last = 0;
+    // An INCR that was sent on a connection which then broke.
+    let mut unanswered = false;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Some(open) = connection.as_mut() else {
+            match Connection::open(spec.target, spec.give_up) {
+                Ok(fresh) => connection = Some(fresh),
+                Err(_) => {
+                    record.report.stuck += 1;
+                    return record;
+                }
+            }
+            if record.report.acknowledged == 0 && !unanswered {
+                // A count from before this run is where this one begins.
+                match final_count(connection.as_mut(), key, spec.give_up) {
+                    Ok(count) => last = count,
+                    Err(_) => connection = None,
+                }
+            }
+            continue;
+        };
+        let sent = Instant::now();
+        let answer = open
+            .send(&["INCR", key])
+            .and_then(|()| open.receive(sent + spec.give_up));
+        match answer {
+            Ok(Answer::Integer(value)) => {
+                judge(&mut record.report, last, value, unanswered);
+                unanswered = false;
+                last = value;
+                note(&mut record, begun, sent, shared);
+            }
+            Ok(_) => record.report.refused += 1,
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+                record.report.stuck += 1;
+                return record;
+            }
+            Err(_) => {
+                record.report.resets += 1;
+                unanswered = true;
+                connection = None;
+            }
+        }
+    }
+    // The last word is the service's own.
+    if let Ok(count) = final_count(connection.as_mut(), key, spec.give_up) {
+        judge(&mut record.report, last - 1, count, unanswered);
+    } else {
+        record.report.stuck += 1;
+    }
+    record
+}
+
+/// Compares an answer with the one that the last one demands.
+fn judge(report: &mut CounterReport, last: i64, value: i64, unanswered: bool) {
+    let expected = last + 1;
+    let difference = value.abs_diff(expected);
+    if value < expected {
+        report.lost += difference;
+    } else if value > expected && !(unanswered && difference == 1) {
+        report.doubled += difference - u64::from(unanswered);
+    }
+}
+
+fn note(record: &mut Record, begun: Instant, sent: Instant, shared: &Shared) {
+    let now = Instant::now();
+    let micros = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+    record.answered_us.push(micros(now - begun));
+    record
+        .latencies_us
+        .push(u32::try_from(micros(now - sent)).unwrap_or(u32::MAX));
+    record.report.acknowledged += 1;
+    let all = shared.acknowledged.fetch_add(1, Ordering::Relaxed) + 1;
+    if all >= shared.goal.load(Ordering::Relaxed) {
+        let _guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.reached.notify_all();
+    }
+}
+
+fn final_count(connection: Option<&mut Connection>, key: &str, timeout: Duration) -> Result<i64> {
+    match connection.context("not connected")?.ask(&["GET", key], timeout)? {
+        Answer::Bulk(Some(text)) => Ok(String::from_utf8(text)?.parse()?),
+        Answer::Bulk(None) => Ok(0),
+        other => bail!("GET was answered by {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CounterReport, judge};
+
+    #[test]
+    fn lost_and_doubled_are_told_apart() {
+        // last value, answer, was one INCR left unanswered -> lost, doubled
+        let cases = [
+            (5, 6, false, 0, 0),
+            (5, 5, false, 1, 0),
+            (5, 2, false, 4, 0),
+            (5, 7, false, 0, 1),
+            (5, 7, true, 0, 0),
+            (5, 6, true, 0, 0),
+            (5, 8, true, 0, 1),
+            (5, 5, true, 1, 0),
+        ];
+        for (last, value, unanswered, lost, doubled) in cases {
+            let mut report = CounterReport::default();
+            judge(&mut report, last, value, unanswered);
+            assert_eq!(
+                (report.lost, report.doubled),
+                (lost, doubled),
+                "{last} {value} {unanswered}"
+            );
+        }
+    }
+}

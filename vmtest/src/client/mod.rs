@@ -1,0 +1,15 @@
+//! Clients that a user could have: one that checks every answer, and the load generator that redis brings.
+//!
+//! * **Decides:** what counts as lost, doubled, reset and as a gap: see [`counter`].
+//! * **Flow:** a worker thread inside a client's network -> one TCP connection -> the service in the VM.
+//! * **Invariants:** (1) a value counts as acknowledged only when its answer was read whole; (2) a worker keeps its
+//!   one connection; if that breaks, the break is counted, never hidden by reconnecting.
+//! * **Source:** the redis serialization protocol's description; `redis-benchmark --help`.
+//! * **Not here:** what a gap may be at most: the demo and the scenarios judge.
+
+pub mod counter;
+pub mod load;
+mod resp;
+
+pub use counter::{Counter, CounterReport, CounterSpec};
+pub use resp::Connection;

@@ -1,0 +1,32 @@
+#!/bin/sh
+# The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX
+# A disk (vda) with an ext4 file system is mounted on /data, and redis then logs every write to it.
+# No timer and no poll runs here: an idle guest must be idle.
+/bin/busybox --install -s /bin
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev
+while read -r module; do insmod "/modules/$module.ko"; done < /modules/order
+
+address=10.77.0.10/16
+for word in $(cat /proc/cmdline); do
+    case $word in
+    dunlin.ip=*) address=${word#dunlin.ip=} ;;
+    esac
+done
+ip link set lo up
+ip link set eth0 up
+ip addr add "$address" dev eth0
+
+persist='--save "" --appendonly no'
+if [ -b /dev/vda ] && mount -t ext4 /dev/vda /data; then
+    persist='--save "" --appendonly yes --appendfsync always --dir /data'
+    echo "dunlin-guest: disk mounted"
+fi
+echo 1 > /proc/sys/vm/overcommit_memory
+echo "dunlin-guest: starting redis at $address"
+eval redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize no \
+    --tcp-keepalive 0 --tcp-backlog 128 "$persist"
+echo "dunlin-guest: redis ended with $?"
+sync
+poweroff -f

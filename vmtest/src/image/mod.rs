@@ -1,0 +1,137 @@
+//! The guest image: Debian's own kernel and an initramfs with busybox and redis-server.
+//!
+//! * **Decides:** what the guest of the demo, the tests and the benchmarks is made of.
+//! * **Flow:** packages -> [`kernel`] (vmlinuz, modules, their load order) + [`tree`] (files) -> [`cpio`] -> cache.
+//! * **Invariants:** (1) nothing is installed and nothing but Debian's packages is downloaded; (2) equal inputs give
+//!   an equal image, byte for byte; (3) an image appears in the cache whole or not at all.
+//! * **Source:** the packages `linux-image-cloud-amd64`, `busybox-static` and `redis-tools` (its `redis-check-rdb`
+//!   *is* redis-server under another name).
+//! * **Not here:** how a VM is started: that is Dunlin's, from a vm.toml that names these files.
+
+mod cpio;
+mod disk;
+mod kernel;
+mod packages;
+mod tree;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+pub use disk::data_disk;
+
+/// Raised whenever the builder itself changes what an image holds.
+const BUILDER: &str = "dunlin guest image 1";
+const INIT: &str = include_str!("init.sh");
+
+/// The guest's address, as the kernel's command line carries it, with its prefix length.
+pub const GUEST_ADDRESS: &str = "10.77.0.10/16";
+/// The port redis listens on.
+pub const REDIS_PORT: u16 = 6379;
+
+/// A guest that boots straight from a kernel and an initramfs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GuestImage {
+    /// A bzImage.
+    pub kernel: PathBuf,
+    /// A compressed cpio archive.
+    pub initrd: PathBuf,
+    /// The kernel's command line.
+    pub append: String,
+    /// What the image was made of: a hash over all inputs.
+    pub key: String,
+    /// The kernel's release, as in `uname -r`.
+    pub kernel_release: String,
+}
+
+impl GuestImage {
+    /// The kernel's command line for a guest that has another address than [`GUEST_ADDRESS`].
+    pub fn append_for(&self, address: &str) -> String {
+        self.append.replace(GUEST_ADDRESS, address)
+    }
+}
+
+/// The image, from the cache under `dir` or freshly built. `say` gets one line for each step that takes time.
+///
+/// # Errors
+/// When a package cannot be had (the line says which) or a file cannot be written.
+pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let kernel = packages::resolve("linux-image-cloud-amd64")?;
+    let busybox = packages::resolve("busybox-static")?;
+    let redis = tree::ServiceFiles::find("redis-check-rdb", "redis-tools")?;
+
+    let mut hash = Sha256::new();
+    for part in [
+        BUILDER,
+        INIT,
+        &kernel.to_string(),
+        &busybox.to_string(),
+        kernel::COMMAND_LINE,
+    ] {
+        hash.update(part.as_bytes());
+        hash.update([0]);
+    }
+    redis.add_to(&mut hash)?;
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+
+    let home = dir.join(format!("redis-{key}"));
+    let manifest = home.join("image.json");
+    if let Ok(text) = fs::read_to_string(&manifest) {
+        return serde_json::from_str(&text)
+            .with_context(|| format!("{} is damaged: remove it", home.display()));
+    }
+
+    let begun = Instant::now();
+    say(&format!(
+        "guest image: {kernel}, {busybox}, redis-server from this host's redis-tools"
+    ));
+    let half_made = dir.join(format!("making-{}-{key}", std::process::id()));
+    let _ = fs::remove_dir_all(&half_made);
+    fs::create_dir_all(&half_made)?;
+    let kernel_root = packages::unpack(&kernel, dir, &half_made.join("kernel.d"))?;
+    let busybox_root = packages::unpack(&busybox, dir, &half_made.join("busybox.d"))?;
+
+    let found = kernel::find(&kernel_root)?;
+    fs::copy(&found.image, half_made.join("vmlinuz"))?;
+    let mut archive = cpio::Archive::new();
+    tree::lay_out(&mut archive, &busybox_root, &redis, &found, INIT)?;
+    let initrd = half_made.join("initrd.img");
+    let size = archive.write_compressed(&initrd)?;
+    fs::remove_dir_all(half_made.join("kernel.d"))?;
+    fs::remove_dir_all(half_made.join("busybox.d"))?;
+
+    let image = GuestImage {
+        kernel: home.join("vmlinuz"),
+        initrd: home.join("initrd.img"),
+        append: format!("{} dunlin.ip={GUEST_ADDRESS}", kernel::COMMAND_LINE),
+        key,
+        kernel_release: found.release,
+    };
+    fs::write(
+        half_made.join("image.json"),
+        serde_json::to_string_pretty(&image)?,
+    )?;
+    match fs::rename(&half_made, &home) {
+        Ok(()) => {}
+        // Another process was quicker: its image is the same one.
+        Err(_) if manifest.exists() => fs::remove_dir_all(&half_made)?,
+        Err(error) => return Err(error).with_context(|| format!("cannot make {}", home.display())),
+    }
+    say(&format!(
+        "guest image: linux {}, initramfs {:.1} MB, in {:.1} s",
+        image.kernel_release,
+        size as f64 / 1e6,
+        begun.elapsed().as_secs_f64()
+    ));
+    Ok(image)
+}

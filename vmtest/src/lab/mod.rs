@@ -1,0 +1,306 @@
+//! Several hosts on one machine: network namespaces, a bridge in each, a switch between them, faults on demand.
+//!
+//! * **Decides:** what a "host" is here: a network namespace + a cgroup. Everything started on a host lies in both.
+//! * **Flow:** [`Lab::new`] builds; [`Node::command`] starts processes on a host; [`Node::kill_all`],
+//!   [`Node::freeze`], [`Lab::cut_link`], [`Lab::partition`] are the faults; dropping the lab ends and removes all.
+//! * **Invariants:** (1) nothing is made outside of the run's own names, which carry pid and start time of this
+//!   process; (2) they are all gone when the lab is dropped, when this process panics, is interrupted or killed
+//!   (a watching shell cleans up, see [`reaper`]) and, should even that be killed, when the next lab starts;
+//!   (3) every host gets the same share of the CPU in one lab, whatever runs on it.
+//! * **Source:** `ip-netns(8)`, the kernel's `cgroup-v2.rst`.
+//! * **Not here:** anything about Dunlin. Hosts run whatever they are told to.
+//!
+//! The world: `switch` holds bridge `br0` and one port for each node, named like the node. Each node has the other
+//! end of its cable as `up0`. On a host `up0` is a port of that host's own `br0`, to which VMs' TAPs go as well, and
+//! `br0` carries the host's address; on a client `up0` carries the address itself.
+
+mod cgroup;
+mod node;
+mod reaper;
+mod run_id;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+pub use cgroup::{CpuShare, Freezer};
+pub use node::Node;
+pub use run_id::RunId;
+
+const PREFIX_LENGTH: u8 = 16;
+
+/// What a lab is made of.
+#[derive(Clone, Debug)]
+pub struct LabSpec {
+    /// The hosts' names; they get the addresses 10.77.1.1, 10.77.1.2, ...
+    pub hosts: Vec<String>,
+    /// The clients' names; they get the addresses 10.77.2.1, 10.77.2.2, ...
+    pub clients: Vec<String>,
+    /// How much CPU each host may use. `None`: as much as there is.
+    pub host_cpu: Option<CpuShare>,
+    /// Where the run's own directory is made (see [`crate::paths::lab_runs`]).
+    pub base: PathBuf,
+}
+
+impl LabSpec {
+    /// Two hosts `a` and `b` that can run VMs, a witness `c`, and a client.
+    pub fn three_hosts() -> Self {
+        Self {
+            hosts: ["a", "b", "c"].map(str::to_owned).to_vec(),
+            clients: vec!["client".to_owned()],
+            host_cpu: None,
+            base: crate::paths::lab_runs(),
+        }
+    }
+}
+
+/// A running lab. Dropping it kills every process in it and removes everything it made.
+pub struct Lab {
+    run: RunId,
+    dir: PathBuf,
+    nodes: BTreeMap<String, Node>,
+    // Last: fields are dropped in order, and the reaper must find no open handle of ours.
+    reaper: reaper::Reaper,
+}
+
+impl Lab {
+    /// Removes what a crashed run may have left, then builds the hosts, the switch and the clients.
+    ///
+    /// # Errors
+    /// When not root, or without `ip`; the message says what to do. Nothing is left behind then either.
+    pub fn new(spec: &LabSpec) -> Result<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            bail!("the lab makes network namespaces, which needs root: run it with sudo");
+        }
+        reaper::sweep(&spec.base)?;
+        let run = RunId::mine()?;
+        let dir = spec.base.join(run.as_str());
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let reaper = reaper::Reaper::start(&run, &dir)?;
+        let mut lab = Self {
+            run,
+            dir,
+            nodes: BTreeMap::new(),
+            reaper,
+        };
+
+        let switch = lab.run.namespace("switch");
+        ip(&["netns", "add", &switch])?;
+        batch(
+            &switch,
+            "link set lo up\nlink add br0 type bridge mcast_snooping 0\nlink set br0 up\n",
+        )?;
+        for (index, name) in spec.hosts.iter().enumerate() {
+            lab.add_node(&switch, name, address(1, index), true, spec.host_cpu)?;
+        }
+        for (index, name) in spec.clients.iter().enumerate() {
+            lab.add_node(&switch, name, address(2, index), false, None)?;
+        }
+        Ok(lab)
+    }
+
+    fn add_node(
+        &mut self,
+        switch: &str,
+        name: &str,
+        address: Ipv4Addr,
+        bridged: bool,
+        cpu: Option<CpuShare>,
+    ) -> Result<()> {
+        let namespace = self.run.namespace(name);
+        ip(&["netns", "add", &namespace])?;
+        batch(
+            switch,
+            &format!(
+                "link add name {name} type veth peer name up0 netns {namespace}\nlink set dev {name} master br0\nlink set dev {name} up\n"
+            ),
+        )?;
+        let [_, _, group, number] = address.octets();
+        // A bridge takes over its lowest port's address unless it has one of its own: then a new TAP would move it.
+        let mac = format!("02:d0:00:00:{group:02x}:{number:02x}");
+        let mut lines = String::from("link set lo up\n");
+        if bridged {
+            lines.push_str(&format!(
+                "link add br0 address {mac} type bridge mcast_snooping 0\n"
+            ));
+            lines.push_str("link set up0 master br0\nlink set br0 up\nlink set up0 up\n");
+            lines.push_str(&format!("addr add {address}/{PREFIX_LENGTH} dev br0\n"));
+        } else {
+            lines.push_str(&format!("link set up0 address {mac}\nlink set up0 up\n"));
+            lines.push_str(&format!("addr add {address}/{PREFIX_LENGTH} dev up0\n"));
+        }
+        batch(&namespace, &lines)?;
+        let home = self.dir.join(name);
+        fs::create_dir_all(&home)?;
+        let node = Node::new(name, &self.run, address, home, cpu)?;
+        self.nodes.insert(name.to_owned(), node);
+        Ok(())
+    }
+
+    /// A host or client by its name.
+    ///
+    /// # Panics
+    /// When the lab has none of that name: the caller's error.
+    pub fn node(&self, name: &str) -> &Node {
+        self.nodes
+            .get(name)
+            .unwrap_or_else(|| panic!("the lab has no node {name}"))
+    }
+
+    /// All nodes, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// This run's directory; removed with the lab.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// This run's name, which all that it made carries.
+    pub fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    /// Pulls a node's cable: both ends see the carrier go.
+    pub fn cut_link(&self, node: &str) -> Result<()> {
+        batch(
+            &self.run.namespace("switch"),
+            &format!("link set dev {node} down\n"),
+        )
+    }
+
+    /// Plugs the cable in again.
+    pub fn restore_link(&self, node: &str) -> Result<()> {
+        batch(
+            &self.run.namespace("switch"),
+            &format!("link set dev {node} up\n"),
+        )
+    }
+
+    /// Loses every frame between each node of `left` and each of `right`, in both directions and silently.
+    /// VMs are reached through their host's port, so a VM is cut off with its host.
+    pub fn partition(&self, left: &[&str], right: &[&str]) -> Result<()> {
+        let quoted = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+            names.join(", ")
+        };
+        let pairs = |from: &[&str], to: &[&str]| {
+            format!(
+                "iifname {{ {} }} oifname {{ {} }} drop\n",
+                quoted(from),
+                quoted(to)
+            )
+        };
+        let mut rules =
+            String::from("table bridge lab\ndelete table bridge lab\ntable bridge lab {\nchain cut {\n");
+        rules.push_str("type filter hook forward priority 0; policy accept;\n");
+        rules.push_str(&pairs(left, right));
+        rules.push_str(&pairs(right, left));
+        rules.push_str("}\n}\n");
+        self.nft(&rules)
+    }
+
+    /// Ends every partition.
+    pub fn heal(&self) -> Result<()> {
+        self.nft("table bridge lab\ndelete table bridge lab\n")
+    }
+
+    fn nft(&self, rules: &str) -> Result<()> {
+        run_with_input(
+            Command::new("ip").args(["netns", "exec", &self.run.namespace("switch"), "nft", "-f", "-"]),
+            rules,
+        )
+    }
+
+    /// What of this run still exists outside of this process: for the checks that nothing is left.
+    /// Empty after [`Lab::close`].
+    pub fn leftovers(run: &RunId) -> Vec<String> {
+        let mut found: Vec<String> = run_id::namespaces()
+            .into_iter()
+            .filter(|name| name.starts_with(run.as_str()))
+            .map(|name| format!("network namespace {name}"))
+            .collect();
+        found.extend(
+            cgroup::directories(run)
+                .iter()
+                .map(|dir| format!("cgroup {}", dir.display())),
+        );
+        found
+    }
+
+    /// Ends the lab now and reports whether all of it is gone.
+    pub fn close(self) -> Result<()> {
+        let (run, dir) = (self.run.clone(), self.dir.clone());
+        drop(self);
+        let mut left = Self::leftovers(&run);
+        if dir.exists() {
+            left.push(format!("directory {}", dir.display()));
+        }
+        if left.is_empty() {
+            Ok(())
+        } else {
+            bail!("left behind: {}", left.join(", "))
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.nodes.clear();
+        self.reaper.finish();
+    }
+}
+
+fn address(group: u8, index: usize) -> Ipv4Addr {
+    let number = u8::try_from(index + 1).expect("at most 254 nodes");
+    Ipv4Addr::new(10, 77, group, number)
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip")
+        .args(arguments)
+        .output()
+        .context("ip is not here: apt-get install iproute2 (or 'cargo xtask setup')")?;
+    if !output.status.success() {
+        bail!(
+            "ip {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+/// Runs several `ip` lines in one namespace with one process.
+fn batch(namespace: &str, lines: &str) -> Result<()> {
+    run_with_input(Command::new("ip").args(["-n", namespace, "-batch", "-"]), lines)
+}
+
+fn run_with_input(command: &mut Command, input: &str) -> Result<()> {
+    use std::io::Write;
+    use std::process::Stdio;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    child
+        .stdin
+        .take()
+        .expect("a piped stdin")
+        .write_all(input.as_bytes())?;
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!(
+            "{command:?} failed: {}\n{input}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! Where things lie: the workspace, cargo's target directory and the guest images in it.
+//!
+//! Everything made by tests and demos lies under cargo's target directory, which git ignores, so `cargo clean`
+//! removes it all.
+
+use std::path::{Path, PathBuf};
+
+/// The root of the workspace, as it was when this crate was compiled.
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("vmtest/ lies in the workspace")
+        .to_path_buf()
+}
+
+/// Cargo's target directory: the one the running executable lies in, else `$CARGO_TARGET_DIR` or `target/`.
+pub fn target() -> PathBuf {
+    let from_exe = std::env::current_exe().ok().and_then(|exe| {
+        exe.ancestors()
+            .skip(1)
+            .find(|dir| dir.join("CACHEDIR.TAG").exists())
+            .map(Path::to_path_buf)
+    });
+    from_exe
+        .or_else(|| std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from))
+        .unwrap_or_else(|| workspace().join("target"))
+}
+
+/// Where guest images and the packages they are made of are kept.
+pub fn guest_images() -> PathBuf {
+    target().join("guest")
+}
+
+/// Where a run of the lab keeps its hosts' files; each run makes and removes its own directory in it.
+pub fn lab_runs() -> PathBuf {
+    target().join("lab")
+}

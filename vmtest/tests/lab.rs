@@ -1,0 +1,251 @@
+//! The lab itself, the guest image and the clients, on a plain QEMU without Dunlin: what all other tests stand on.
+//!
+//! Needs root and what `cargo xtask setup` installs; skipped, with a message, without root.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use dunlin_vmtest::client::{Connection, Counter, CounterSpec, load};
+use dunlin_vmtest::lab::{CpuShare, Lab, LabSpec, Node};
+use dunlin_vmtest::{image, is_root, paths};
+
+fn skip() -> bool {
+    let skip = !is_root();
+    if skip {
+        eprintln!("SKIPPED: network namespaces need root");
+    }
+    skip
+}
+
+fn guest() -> SocketAddr {
+    let address = image::GUEST_ADDRESS.split('/').next().unwrap();
+    SocketAddr::new(address.parse().unwrap(), image::REDIS_PORT)
+}
+
+/// Whether `from` reaches `to`: one echo request.
+fn reaches(from: &Node, to: &Node) -> Result<bool> {
+    let to = SocketAddr::new(to.address().into(), 7);
+    // A closed port answers with a reset at once: that is an answer.
+    let result = from.spawn("probe", move || {
+        std::net::TcpStream::connect_timeout(&to, Duration::from_millis(300))
+    })?;
+    let error = result.join().unwrap()?.err();
+    Ok(error.is_none_or(|error| error.kind() == std::io::ErrorKind::ConnectionRefused))
+}
+
+#[test]
+fn hosts_reach_each_other_until_a_fault_parts_them() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let [a, b, client] = ["a", "b", "client"].map(|name| lab.node(name));
+    assert!(reaches(a, b)? && reaches(client, a)?);
+    lab.cut_link("a")?;
+    assert!(!reaches(b, a)? && reaches(client, b)?);
+    lab.restore_link("a")?;
+    assert!(reaches(b, a)?);
+    lab.partition(&["a"], &["b", "c"])?;
+    assert!(!reaches(a, b)? && !reaches(b, a)? && reaches(client, a)? && reaches(client, b)?);
+    lab.heal()?;
+    assert!(reaches(a, b)?);
+    lab.close()
+}
+
+#[test]
+fn a_killed_host_has_no_process_left_and_a_frozen_one_does_not_run() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let lab = Lab::new(&LabSpec {
+        host_cpu: Some(CpuShare::percent(20)),
+        ..LabSpec::three_hosts()
+    })?;
+    let host = lab.node("a");
+    // A process that leaves its session and its parent, as a daemon's child might.
+    let mut child = host
+        .command("sh")?
+        .args(["-c", "setsid sh -c 'while :; do :; done' & wait"])
+        .spawn()?;
+    while host.pids().len() < 2 {
+        std::thread::yield_now();
+    }
+    let frozen = host.freeze()?;
+    let before = host.cpu_time();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(host.cpu_time(), before, "a frozen host used the CPU");
+    drop(frozen);
+    let (begun, used) = (Instant::now(), host.cpu_time().unwrap_or_default());
+    std::thread::sleep(Duration::from_millis(500));
+    let share = (host.cpu_time().unwrap_or_default() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
+    assert!(
+        share < 0.35,
+        "a host with 20 % of a core used {:.0} %",
+        share * 100.0
+    );
+    host.kill_all()?;
+    assert!(host.pids().is_empty());
+    child.wait()?;
+    lab.close()
+}
+
+#[test]
+fn nothing_is_left_of_a_lab_whose_process_was_killed() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    // This test's executable runs the helper below as a process of its own, which is then killed.
+    let mut victim = std::process::Command::new(std::env::current_exe()?)
+        .args([
+            "--exact",
+            "helper_that_builds_a_lab_and_waits",
+            "--nocapture",
+            "--ignored",
+        ])
+        .env("DUNLIN_LAB_VICTIM", "1")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = std::io::BufReader::new(victim.stdout.take().context("piped")?);
+    let run = std::io::BufRead::lines(stdout)
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("lab is ").map(|(_, run)| run.to_owned()))
+        .context("the helper built no lab")?;
+    let run = dunlin_vmtest::lab::RunId::of(&run).context("a run's name")?;
+    assert!(!Lab::leftovers(&run).is_empty());
+    victim.kill()?;
+    victim.wait()?;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !Lab::leftovers(&run).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(Lab::leftovers(&run), Vec::<String>::new());
+    Ok(())
+}
+
+#[test]
+#[ignore = "not a test: the helper of nothing_is_left_of_a_lab_whose_process_was_killed"]
+fn helper_that_builds_a_lab_and_waits() -> Result<()> {
+    if std::env::var_os("DUNLIN_LAB_VICTIM").is_none() {
+        return Ok(());
+    }
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    lab.node("a").command("sleep")?.arg("1000").spawn()?;
+    println!("lab is {}", lab.run().as_str());
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn the_guest_boots_on_a_plain_qemu_and_the_clients_count_on_it() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let image = image::ensure(&paths::guest_images(), &mut |line| eprintln!("{line}"))?;
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let host = lab.node("a");
+    let disk = host.home().join("disk.img");
+    image::data_disk(&disk, 64)?;
+    let serial = host.home().join("serial.log");
+    let ifup = host.home().join("ifup");
+    std::fs::write(&ifup, "#!/bin/sh\nip link set \"$1\" master br0 up\n")?;
+    std::fs::set_permissions(&ifup, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let mut qemu = host
+        .command("qemu-system-x86_64")?
+        .args([
+            "-accel",
+            "tcg",
+            "-cpu",
+            "max",
+            "-m",
+            "256",
+            "-machine",
+            "pc",
+            "-nodefaults",
+            "-no-user-config",
+        ])
+        .args([
+            "-display",
+            "none",
+            "-vga",
+            "none",
+            "-device",
+            "virtio-net-pci,netdev=n0,romfile=",
+        ])
+        .arg("-netdev")
+        .arg(format!("tap,id=n0,script={},downscript=no", ifup.display()))
+        .arg("-drive")
+        .arg(format!("file={},format=raw,if=virtio", disk.display()))
+        .args([
+            "-serial",
+            &format!("file:{}", serial.display()),
+            "-append",
+            &image.append,
+        ])
+        .arg("-kernel")
+        .arg(&image.kernel)
+        .arg("-initrd")
+        .arg(&image.initrd)
+        .stdin(Stdio::null())
+        .spawn()
+        .context("qemu-system-x86_64 is not here: cargo xtask setup")?;
+    let client = lab.node("client");
+    let begun = Instant::now();
+    let booted = client.spawn("boot", move || await_pong(guest(), Duration::from_secs(60)))?;
+    booted
+        .join()
+        .unwrap()?
+        .with_context(|| std::fs::read_to_string(&serial).unwrap_or_default())?;
+    eprintln!("boot to PONG: {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(std::fs::read_to_string(&serial)?.contains("dunlin-guest: disk mounted"));
+
+    let spec = CounterSpec {
+        target: guest(),
+        connections: 2,
+        give_up: Duration::from_secs(20),
+    };
+    let counter = Counter::start(client, &spec)?;
+    counter.await_more(100, Duration::from_secs(20))?;
+    // A pause of the host is a gap for the clients, and nothing worse.
+    let paused = Instant::now();
+    let frozen = host.freeze()?;
+    std::thread::sleep(Duration::from_millis(400));
+    drop(frozen);
+    counter.await_more(100, Duration::from_secs(20))?;
+    let (report, answers) = counter.finish()?;
+    eprintln!("{report:?}");
+    assert!(report.is_clean() && report.acknowledged >= 200);
+    let gap = answers.longest_gap_us(paused, Instant::now());
+    assert!((350_000..5_000_000).contains(&gap), "gap of {gap} us");
+
+    let spec = load::LoadSpec {
+        target: guest(),
+        test: "set".into(),
+        connections: 4,
+        about: Duration::from_secs(1),
+    };
+    let measured = load::run(client, &spec)?;
+    eprintln!("{measured:?}");
+    assert!(measured.per_second > 50.0 && measured.p50_ms > 0.0);
+    host.kill_all()?;
+    qemu.wait()?;
+    lab.close()
+}
+
+/// Waits until redis in the guest answers; each try ends by itself.
+fn await_pong(target: SocketAddr, at_most: Duration) -> Result<()> {
+    let deadline = Instant::now() + at_most;
+    loop {
+        let tried = Connection::open(target, Duration::from_millis(500))
+            .and_then(|mut connection| connection.ask(&["PING"], Duration::from_secs(5)));
+        match tried {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).context("the guest does not answer");
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}

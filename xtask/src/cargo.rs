@@ -1,0 +1,48 @@
+//! Calls of cargo, with one way to fail: the command line that failed.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::paths;
+
+/// Runs cargo in the workspace, its output on the terminal.
+pub fn run(arguments: &[&str]) -> Result<()> {
+    println!("xtask: cargo {}", arguments.join(" "));
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(arguments)
+        .current_dir(paths::workspace())
+        .status()
+        .context("cargo is not here")?;
+    if !status.success() {
+        bail!("failed: cargo {}", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Whether cargo knows a subcommand, such as `deny`.
+pub fn has(subcommand: &str) -> bool {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([subcommand, "--version"])
+        .current_dir(paths::workspace())
+        .output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Builds the `dunlin` executable and says where it is.
+pub fn build_dunlin(release: bool) -> Result<PathBuf> {
+    let mut arguments = vec!["build", "--quiet", "--package", "dunlin-node", "--bin", "dunlin"];
+    if release {
+        arguments.push("--release");
+    }
+    run(&arguments)?;
+    let binary = paths::target()
+        .join(if release { "release" } else { "debug" })
+        .join("dunlin");
+    if !binary.is_file() {
+        bail!("cargo built no {}", binary.display());
+    }
+    Ok(binary)
+}

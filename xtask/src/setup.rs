@@ -1,0 +1,124 @@
+//! What a machine needs, in one place: Debian packages (each with its reason) and the guest image.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::{image, paths};
+
+/// Package, and what it is for.
+const PACKAGES: [(&str, &str); 12] = [
+    ("qemu-system-x86", "runs the VMs"),
+    ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
+    (
+        "libnbd-bin",
+        "nbdinfo and nbdcopy: the disk server is tested with tools that are not ours",
+    ),
+    (
+        "redis-tools",
+        "the guest's redis-server (redis-check-rdb is the same program) and redis-benchmark",
+    ),
+    ("iproute2", "hosts as network namespaces, bridges and TAPs"),
+    ("nftables", "cuts hosts off from each other in the tests"),
+    ("e2fsprogs", "makes the guest's disks without mounting them"),
+    ("xz-utils", "unpacks the kernel modules of newer kernel packages"),
+    (
+        "gcc",
+        "the linker that Rust calls, and the small object preloaded into QEMU",
+    ),
+    ("libc6-dev", "what gcc links with"),
+    ("procps", "looks at processes in the tests"),
+    ("ca-certificates", "cargo fetches the libraries over TLS"),
+];
+
+/// Installs what is missing and builds the guest image.
+///
+/// # Errors
+/// One line that says what to do by hand, where this cannot do it.
+pub fn run() -> Result<()> {
+    install_missing()?;
+    kernel_is_new_enough();
+    image::ensure(&paths::guest_images(), &mut |line| println!("setup: {line}"))?;
+    Ok(())
+}
+
+fn install_missing() -> Result<()> {
+    let missing: Vec<(&str, &str)> = PACKAGES
+        .into_iter()
+        .filter(|(name, _)| !is_installed(name))
+        .collect();
+    let lists_are_there = Command::new("apt-cache")
+        .args(["show", "linux-image-cloud-amd64"])
+        .output()
+        .is_ok_and(|output| output.status.success() && !output.stdout.is_empty());
+    if missing.is_empty() && lists_are_there {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|&(name, _)| name).collect();
+    let by_hand = format!("apt-get update && apt-get install {}", names.join(" "));
+    if Command::new("apt-get").arg("--version").output().is_err() {
+        bail!(
+            "this machine has no apt-get; install what these Debian packages hold: {}",
+            names.join(" ")
+        );
+    }
+    for (name, why) in &missing {
+        println!("setup: will install {name}: {why}");
+    }
+    let root = dunlin_vmtest::is_root();
+    if !root && Command::new("sudo").args(["-n", "true"]).output().is_err() {
+        bail!("not root, and sudo is not here: as root run '{by_hand}'");
+    }
+    apt(root, &["update"]).with_context(|| format!("as root run '{by_hand}'"))?;
+    if !missing.is_empty() {
+        let mut arguments = vec!["install", "-y", "--no-install-recommends"];
+        arguments.extend(names);
+        apt(root, &arguments).with_context(|| format!("as root run '{by_hand}'"))?;
+    }
+    Ok(())
+}
+
+fn is_installed(package: &str) -> bool {
+    let output = Command::new("dpkg-query")
+        .args(["-W", "-f=${db:Status-Status}", package])
+        .output();
+    output.is_ok_and(|output| output.stdout == b"installed")
+}
+
+fn apt(root: bool, arguments: &[&str]) -> Result<()> {
+    let mut command = if root {
+        Command::new("env")
+    } else {
+        Command::new("sudo")
+    };
+    let status = command
+        .args([
+            "DEBIAN_FRONTEND=noninteractive",
+            "apt-get",
+            "-q",
+            "-o",
+            "DPkg::Lock::Timeout=300",
+        ])
+        .args(arguments)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .context("cannot run apt-get")?;
+    if !status.success() {
+        bail!("apt-get {} failed", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// A warning only: `dunlin check` is the judge, and what needs no VM works on any kernel.
+fn kernel_is_new_enough() {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|part| part.trim().parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (6, 7) {
+        println!(
+            "setup: this kernel is {}; protected VMs need Linux 6.7 (Debian 13, or 12 with 'apt install -t bookworm-backports linux-image-amd64' and a reboot)",
+            release.trim()
+        );
+    }
+}

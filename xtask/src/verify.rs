@@ -1,0 +1,126 @@
+//! What must hold for every commit. Reads only: `cargo xtask fix` is the one command that rewrites files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use dunlin_vmtest::paths;
+
+use crate::cargo;
+
+/// Format, lints, links, licences, tests: in the order in which they are quick.
+pub fn run() -> Result<()> {
+    links()?;
+    cargo::run(&["fmt", "--all", "--", "--check"])?;
+    licences()?;
+    cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    cargo::run(&["test", "--workspace", "--no-fail-fast"])
+}
+
+/// Rewrites what can be mended by a machine.
+pub fn fix() -> Result<()> {
+    cargo::run(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--fix",
+        "--allow-dirty",
+        "--allow-staged",
+    ])?;
+    cargo::run(&["fmt", "--all"])
+}
+
+/// The advisory database is a download from a host that not every machine reaches; the rest is in the lock file and
+/// the registry's copies. So advisories are checked where the database is already here, and that is said.
+fn licences() -> Result<()> {
+    if !cargo::has("deny") {
+        println!(
+            "verify: cargo-deny is not here: licences not checked ('cargo install cargo-deny' mends that)"
+        );
+        return Ok(());
+    }
+    cargo::run(&["deny", "--offline", "check", "licenses", "bans", "sources"])?;
+    if cargo::run(&["deny", "--offline", "check", "advisories"]).is_err() {
+        println!("verify: advisories not checked, or not clean: see above");
+    }
+    Ok(())
+}
+
+/// Every relative link in the documents must lead to a file.
+fn links() -> Result<()> {
+    let root = paths::workspace();
+    let mut documents = Vec::new();
+    collect(&root, &mut documents)?;
+    let mut broken = Vec::new();
+    for document in &documents {
+        let text = fs::read_to_string(document)?;
+        for target in targets(&text) {
+            let file = target.split('#').next().unwrap_or_default();
+            let leads_to = document.parent().unwrap_or(&root).join(file);
+            if !file.is_empty() && !leads_to.exists() {
+                broken.push(format!(
+                    "{}: {target}",
+                    document.strip_prefix(&root).unwrap_or(document).display()
+                ));
+            }
+        }
+    }
+    if !broken.is_empty() {
+        bail!("links that lead nowhere:\n  {}", broken.join("\n  "));
+    }
+    println!("verify: links of {} documents lead somewhere", documents.len());
+    Ok(())
+}
+
+fn collect(dir: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        if entry.file_type()?.is_dir() {
+            let ignored = ["target", "work", "shared", "node_modules"]
+                .iter()
+                .any(|dir| name == *dir);
+            if !ignored && !name.to_string_lossy().starts_with('.') {
+                collect(&path, into)?;
+            }
+        } else if path.extension().is_some_and(|ext| ext == "md") {
+            into.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The relative targets of `[text](target)` outside of code.
+fn targets(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut in_code = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        }
+        if in_code {
+            continue;
+        }
+        for (at, _) in line.match_indices("](") {
+            let rest = &line[at + 2..];
+            let Some(end) = rest.find(')') else { continue };
+            let target = &rest[..end];
+            if !target.contains("://") && !target.starts_with("mailto:") {
+                found.push(target);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::targets;
+
+    #[test]
+    fn links_are_found_outside_of_code() {
+        let text =
+            "See [a](a.md), [b](docs/b.md#part) and [web](https://example.org).\n```\n[x](no.md)\n```\n";
+        assert_eq!(targets(text), ["a.md", "docs/b.md#part"]);
+    }
+}
