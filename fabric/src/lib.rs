@@ -1,6 +1,8 @@
 //! The other replicas: authenticated links, one-sided writes, the log on disk, and the driver that joins them.
 //!
-//! `link` makes authenticated streams between hosts; `keys` makes what they need.
+//! `link` makes authenticated streams between hosts; `keys` makes what they need. `transport` writes one-sidedly into a
+//! peer's memory over shm, tcp or verbs.
 
 pub mod keys;
 pub mod link;
+pub mod transport;

@@ -1,0 +1,336 @@
+//! What it decides: how a one-sided write looks on a byte stream, and which of them land.
+//!
+//! **Flow**: `write` appends a frame to `out`, `flush` sends; the peer's `progress` reads frames and lands them in its
+//! own memory, on its own CPU.
+//! **Invariants**: 1. a write of an epoch that is not the open one is read and discarded. 2. a frame out of bounds
+//! ends the link. 3. `out` is bounded: beyond it `write` says `Full`.
+//! **Source**: design/fabric.md. **Not here**: TLS (`link`), checksums of entries (`ring`).
+//!
+//! A frame: `length:u32 kind:u8 region:u8 0:u16 epoch:u64 offset:u64` and `length` bytes, all little-endian.
+//! Kinds: 1 write; 2 grant (offset = size, 8 bytes key); 3 revoke.
+
+use super::{
+    Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
+    check_write, io,
+};
+use crate::keys;
+use crate::link::Stream;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+
+const HEAD: usize = 24;
+const WRITE: u8 = 1;
+const GRANT: u8 = 2;
+const REVOKE: u8 = 3;
+/// More than this waiting for the socket is `Full`.
+const OUT_MAX_BYTES: usize = 16 << 20;
+const IN_BYTES: usize = 256 << 10;
+
+struct Local {
+    memory: Memory,
+    grant: Grant,
+}
+
+/// A frame whose payload is still arriving.
+#[derive(Clone, Copy)]
+struct Arriving {
+    /// Where the next bytes land; `None`: nowhere, they are stale.
+    to: Option<(usize, usize)>,
+    left: usize,
+}
+
+/// One-sided writes over a [`Stream`] (plain or TLS), which it makes non-blocking.
+pub struct Tcp {
+    stream: Stream,
+    local: [Option<Local>; REGIONS],
+    granted: [Option<Grant>; REGIONS],
+    out: Vec<u8>,
+    sent: usize,
+    inbox: Box<[u8]>,
+    from: usize,
+    to: usize,
+    arriving: Option<Arriving>,
+    discarded: u64,
+}
+
+impl Tcp {
+    /// Over a connected stream, whose other end does the same.
+    pub fn new(stream: Stream) -> Result<Self, TransportError> {
+        stream
+            .set_nonblocking(true)
+            .map_err(io("making the stream non-blocking"))?;
+        Ok(Self {
+            stream,
+            local: [const { None }; REGIONS],
+            granted: [None; REGIONS],
+            out: Vec::with_capacity(64 << 10),
+            sent: 0,
+            inbox: vec![0; IN_BYTES].into(),
+            from: 0,
+            to: 0,
+            arriving: None,
+            discarded: 0,
+        })
+    }
+
+    /// How many stale writes were discarded.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
+    fn frame(&mut self, kind: u8, region: RegionId, epoch: u64, offset: usize, bytes: &[u8]) {
+        let mut head = [0; HEAD];
+        head[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+        head[4] = kind;
+        head[5] = region.0;
+        head[8..16].copy_from_slice(&epoch.to_le_bytes());
+        head[16..].copy_from_slice(&(offset as u64).to_le_bytes());
+        self.out.extend_from_slice(&head);
+        self.out.extend_from_slice(bytes);
+    }
+
+    fn push_out(&mut self) -> Result<(), TransportError> {
+        while self.sent < self.out.len() {
+            match self.stream.write(&self.out[self.sent..]) {
+                Ok(0) => return Err(TransportError::Closed("nothing more can be written".into())),
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    if self.sent > 1 << 20 {
+                        self.out.drain(..self.sent);
+                        self.sent = 0;
+                    }
+                    return Ok(());
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(TransportError::Closed(e.to_string())),
+            }
+        }
+        self.out.clear();
+        self.sent = 0;
+        if self.stream.wants_write() {
+            match self.stream.flush() {
+                Err(e) if e.kind() != ErrorKind::WouldBlock => {
+                    return Err(TransportError::Closed(e.to_string()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is in the inbox apart.
+    fn take_in(&mut self, progress: &mut Progress) -> Result<(), TransportError> {
+        loop {
+            let have = self.to - self.from;
+            if let Some(mut a) = self.arriving {
+                // Words only: what is left of a frame is a multiple of 8, except a torn last word that is still coming.
+                let now = a.left.min(have) & !7;
+                if now == 0 {
+                    return Ok(());
+                }
+                match &mut a.to {
+                    Some((region, offset)) => {
+                        if let Some(local) = &self.local[*region] {
+                            local
+                                .memory
+                                .copy_in(*offset, &self.inbox[self.from..self.from + now]);
+                            progress.landed = true;
+                        }
+                        *offset += now;
+                    }
+                    None => {}
+                }
+                self.from += now;
+                a.left -= now;
+                self.arriving = (a.left > 0).then_some(a);
+                continue;
+            }
+            if have < HEAD {
+                return Ok(());
+            }
+            let head: [u8; HEAD] = self.inbox[self.from..self.from + HEAD]
+                .try_into()
+                .expect("HEAD bytes");
+            let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+            let length = u32::from_le_bytes(head[..4].try_into().expect("4 bytes")) as usize;
+            let (kind, region, epoch, offset) = (head[4], usize::from(head[5]), long(8), long(16) as usize);
+            if region >= REGIONS || length > REGION_MAX_BYTES {
+                return Err(TransportError::Breach(
+                    "a frame with an impossible region or length",
+                ));
+            }
+            match kind {
+                WRITE => {
+                    self.from += HEAD;
+                    self.arrive(region, epoch, offset, length)?;
+                }
+                GRANT | REVOKE => {
+                    if length != 8 {
+                        return Err(TransportError::Breach("a grant of impossible length"));
+                    }
+                    if have < HEAD + 8 {
+                        return Ok(());
+                    }
+                    let key = &self.inbox[self.from + HEAD..self.from + HEAD + 8];
+                    let key = u64::from_le_bytes(key.try_into().expect("8 bytes"));
+                    self.from += HEAD + 8;
+                    if kind == GRANT && (offset == 0 || offset > REGION_MAX_BYTES || offset % 64 != 0) {
+                        return Err(TransportError::Breach("a grant of impossible size"));
+                    }
+                    self.granted[region] = (kind == GRANT).then_some(Grant {
+                        epoch,
+                        bytes: offset,
+                        key,
+                    });
+                    progress.grants = true;
+                }
+                _ => return Err(TransportError::Breach("a frame of unknown kind")),
+            }
+        }
+    }
+
+    /// The head of a write was read: where does it go?
+    fn arrive(
+        &mut self,
+        region: usize,
+        epoch: u64,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), TransportError> {
+        if offset % 8 != 0 || length % 8 != 0 {
+            return Err(TransportError::Breach("a write that is not in words"));
+        }
+        let to = match &self.local[region] {
+            Some(local) if local.grant.epoch == epoch => {
+                if offset > local.grant.bytes || length > local.grant.bytes - offset {
+                    return Err(TransportError::Breach("a write out of bounds"));
+                }
+                Some((region, offset))
+            }
+            _ => {
+                self.discarded += 1;
+                None
+            }
+        };
+        self.arriving = (length > 0).then_some(Arriving { to, left: length });
+        Ok(())
+    }
+}
+
+impl Transport for Tcp {
+    fn fabric(&self) -> &'static str {
+        if self.stream.is_encrypted() {
+            "tcp+tls"
+        } else {
+            "tcp"
+        }
+    }
+
+    fn register(&mut self, region: RegionId, epoch: u64, bytes: usize) -> Result<(), TransportError> {
+        check_region(region, bytes);
+        let key = u64::from_le_bytes(keys::random().map_err(|e| TransportError::Unavailable(e.to_string()))?);
+        self.revoke(region);
+        let grant = Grant { epoch, bytes, key };
+        let memory = Memory::anonymous(bytes).map_err(io("memory for a region"))?;
+        self.local[usize::from(region.0)] = Some(Local { memory, grant });
+        self.frame(GRANT, region, epoch, bytes, &key.to_le_bytes());
+        self.push_out()
+    }
+
+    fn region(&self, region: RegionId) -> Option<&Memory> {
+        self.local[usize::from(region.0)].as_ref().map(|l| &l.memory)
+    }
+
+    fn opened(&self, region: RegionId) -> Option<Grant> {
+        self.local[usize::from(region.0)].as_ref().map(|l| l.grant)
+    }
+
+    fn granted(&self, region: RegionId) -> Option<Grant> {
+        self.granted[usize::from(region.0)]
+    }
+
+    fn write(
+        &mut self,
+        region: RegionId,
+        epoch: u64,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), TransportError> {
+        check_write(self.granted(region), region, epoch, offset, bytes.len())?;
+        if self.out.len() - self.sent + bytes.len() > OUT_MAX_BYTES {
+            return Err(TransportError::Full);
+        }
+        self.frame(WRITE, region, epoch, offset, bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TransportError> {
+        self.push_out()
+    }
+
+    fn progress(&mut self, budget: usize) -> Result<Progress, TransportError> {
+        let mut progress = Progress::default();
+        if self.wants_write() {
+            self.push_out()?;
+        }
+        let mut taken = 0;
+        while taken < budget {
+            if self.from > 0 {
+                self.inbox.copy_within(self.from..self.to, 0);
+                self.to -= self.from;
+                self.from = 0;
+            }
+            let room = self.inbox.len() - self.to;
+            match self.stream.read(&mut self.inbox[self.to..]) {
+                Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
+                Ok(n) => {
+                    taken += n;
+                    self.to += n;
+                    self.take_in(&mut progress)?;
+                    if n < room && !self.stream.is_encrypted() {
+                        break; // the socket is empty: the next read would only say so
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(TransportError::Closed(e.to_string())),
+            }
+        }
+        Ok(progress)
+    }
+
+    fn arm(&mut self) -> Result<(), TransportError> {
+        self.push_out() // the socket itself is the bell
+    }
+
+    fn disarm(&mut self) {}
+
+    fn revoke(&mut self, region: RegionId) {
+        if let Some(local) = self.local[usize::from(region.0)].take() {
+            // A frame that is half-way in loses its target with the memory: `take_in` finds it closed. A new
+            // registration must not receive its rest, so forget where it went.
+            if let Some(a) = &mut self.arriving
+                && a.to.is_some_and(|(r, _)| r == usize::from(region.0))
+            {
+                a.to = None;
+            }
+            self.frame(REVOKE, region, local.grant.epoch, 0, &[0; 8]);
+        }
+    }
+
+    fn reconnect(&mut self, stream: Stream) -> Result<(), TransportError> {
+        let discarded = self.discarded;
+        *self = Self::new(stream)?;
+        self.discarded = discarded;
+        Ok(())
+    }
+
+    fn fds(&self) -> [Option<RawFd>; 2] {
+        [Some(self.stream.as_raw_fd()), None]
+    }
+
+    fn wants_write(&self) -> bool {
+        self.sent < self.out.len() || self.stream.wants_write()
+    }
+}
