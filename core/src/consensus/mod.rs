@@ -1,9 +1,9 @@
 //! What it decides: which entries are agreed, in which order, and who leads.
 //!
 //! Flow: the shell (the fabric's `Group`, the simulator, the model) turns what happens into an `Event`, calls
-//! `Consensus::step`, and obeys the `Action`s **in their order**. This page is the whole interface; the state machine
-//! behind it is split by flow: `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
-//! `election` (who leads), `quorum` (what a majority is, what is committed).
+//! `Consensus::step`, and obeys the `Action`s **in their order**. The interface is in `types` and `message`; this file
+//! only routes; the flows are `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
+//! `election` (who leads), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
 //!
 //! Invariants (the numbers stand in the asserts, in the simulator's checkers and in docs/consensus.md):
 //! - C1 one leader per term;
@@ -19,299 +19,491 @@
 //! one round).
 //!
 //! Not here: clocks, sockets, files, threads, random sources. Time and the seed are arguments.
-//!
-//! `Consensus` (being built) offers: `new(Config, Restored, seed)`, `step(now_us, Event, &mut Vec<Action>)`,
-//! `next_deadline_us() -> Option<u64>`, on the leader `propose(Bytes) -> Result<Index, Refusal>` and
-//! `change_members(Vec<Member>) -> Result<Index, Refusal>` (both take effect with the next `Event::Flush`), and to read
-//! `role() term() leader() members() first() appended() committed() applied() entry(Index) -> Option<&Entry>`,
-//! `append_message(prev, through) -> Message`, `peer(ReplicaId) -> Option<PeerState>`.
 
+mod bugs;
+mod election;
+mod follow;
+mod log;
 mod message;
+mod order;
+mod propose;
+mod quorum;
+mod recover;
+mod types;
 
+pub use bugs::Bug;
 pub use message::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Promise, Snapshot};
+pub use order::Order;
+pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored, Role};
 
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
+use election::Votes;
+use follow::Following;
+use log::Log;
+use propose::Leading;
+use recover::Recovery;
+use std::collections::VecDeque;
 
-/// What an acknowledgement promises.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Durability {
-    /// The entry is in the replica's memory. Promises are on disk all the same. `Persist`, `TruncateSuffix` and
-    /// `SaveSnapshot` are never asked for.
-    Memory,
-    /// The entry is on the replica's disk.
-    Disk,
-}
-
-/// The settings of one replica. Times in microseconds.
+/// One replica's half of the agreement.
+///
+/// `Clone`, `Eq` and `Hash` are for the exhaustive model, which runs this very type.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Config {
+pub struct Consensus {
+    cfg: Config,
+    random: u64,
+    now_us: u64,
+    role: Role,
+    leader: Option<ReplicaId>,
+    /// When the leader was last heard (the follower's side of check-quorum).
+    heard_us: Option<u64>,
+    deadline_us: u64,
+    may_lead: bool,
+    /// What is promised, what the shell was asked to keep, what it has kept (C5).
+    promise: Promise,
+    promise_asked: Promise,
+    promise_kept: Promise,
+    /// Goes out when the promise is kept.
+    owed_vote: Option<ReplicaId>,
+    owed_ack: bool,
+    log: Log,
+    order: Order,
+    /// Entries up to here were handed to the shell's disk; up to `durable` they are there.
+    handed: Index,
+    durable: Index,
+    tickets: VecDeque<(u64, Index)>,
+    next_ticket: u64,
+    /// An installed snapshot that is not on disk yet: nothing is acknowledged meanwhile.
+    saving: Option<Viewstamp>,
+    following: Following,
+    votes: Votes,
+    leading: Leading,
+    recovery: Recovery,
+    #[cfg(feature = "bugs")]
+    bug: Option<Bug>,
+}
+
+impl Consensus {
+    /// A replica that starts (again). `seed` feeds the time-outs and the recovery nonce: take it from the system's
+    /// random source. The first `Tick` may come at once.
+    #[must_use]
+    pub fn new(cfg: Config, restored: Restored, seed: u64) -> Self {
+        let Restored {
+            mut promise,
+            snapshot,
+            log: entries,
+            lost_memory,
+        } = restored;
+        let base = snapshot.last;
+        let mut log = Log::new(snapshot);
+        for entry in entries.into_iter().filter(|entry| entry.stamp.index > base.index) {
+            // A snapshot was saved, then the machine died before the log that it replaced was cut: that log is older
+            // than the snapshot's term (or does not reach it) and must not be attached to it.
+            if entry.stamp.index != log.last().index.next() || entry.stamp.term < log.last_term() {
+                break;
+            }
+            if log.push(entry).is_err() {
+                break;
+            }
+        }
+        // An entry's term is a promise, too: it may have reached the disk before the promise did.
+        if log.last_term() > promise.term {
+            promise = Promise {
+                term: log.last_term(),
+                voted_for: None,
+            };
+        }
+        let last = log.last().index;
+        let role = if lost_memory {
+            Role::Recovering
+        } else {
+            Role::Follower { leader: None }
+        };
+        let mut this = Self {
+            random: seed,
+            now_us: 0,
+            role,
+            leader: None,
+            heard_us: None,
+            deadline_us: 0,
+            may_lead: true,
+            promise,
+            promise_asked: promise,
+            promise_kept: promise,
+            owed_vote: None,
+            owed_ack: false,
+            order: Order::at(base.index),
+            handed: last,
+            durable: last,
+            tickets: VecDeque::new(),
+            next_ticket: 1,
+            saving: None,
+            following: Following::new(base.index),
+            votes: Votes::default(),
+            leading: Leading::default(),
+            recovery: Recovery::default(),
+            #[cfg(feature = "bugs")]
+            bug: None,
+            log,
+            cfg,
+        };
+        this.recovery.nonce = this.draw();
+        this
+    }
+
+    /// Something happened at `now_us` (any clock that does not go backwards by itself; if it does, time stands still).
+    /// Appends to `out` what must be done.
+    pub fn step(&mut self, now_us: u64, event: Event, out: &mut Vec<Action>) {
+        if self.deadline_us == 0 && self.now_us == 0 {
+            self.now_us = now_us;
+            let wait_us = if self.role == Role::Recovering {
+                0
+            } else {
+                self.draw_election_us()
+            };
+            self.rest(wait_us);
+        }
+        self.now_us = self.now_us.max(now_us);
+        match event {
+            Event::Tick => self.on_tick(out),
+            Event::Flush => self.flush(out),
+            Event::Received { from, message } => self.on_message(from, message, out),
+            Event::Persisted { ticket } => self.on_persisted(ticket, out),
+            Event::PromisePersisted(promise) => self.on_promise_persisted(promise, out),
+            Event::SnapshotPersisted { last } => self.on_snapshot_persisted(last, out),
+            Event::Applied { through } => self.order.apply(through, self.log.last().index),
+            Event::Released { through } => self.order.release(through, self.log.last().index),
+            Event::Truncate { through, state } => self.truncate(through, state, out),
+            Event::LinkUp { peer } => self.on_link_up(peer, out),
+            Event::LinkLost { peer } => self.on_link_lost(peer, out),
+            Event::MayLead(may_lead) => self.set_may_lead(may_lead, out),
+            Event::TransferTo(to) => self.transfer_to(to, false, out),
+            Event::StepDown => self.hand_over(out),
+            Event::Read { id } => self.on_read(id, out),
+        }
+        self.finish(out);
+    }
+
+    fn on_tick(&mut self, out: &mut Vec<Action>) {
+        if self.now_us < self.deadline_us {
+            return;
+        }
+        match self.role {
+            Role::Leader => self.on_beat(out),
+            Role::Recovering => self.on_recovery_timeout(out),
+            Role::Follower { .. } | Role::Candidate { .. } => self.on_election_timeout(out),
+        }
+    }
+
+    fn on_message(&mut self, from: ReplicaId, message: Message, out: &mut Vec<Action>) {
+        if from == self.cfg.me {
+            return;
+        }
+        match message {
+            Message::Append { term, prev, entries } => self.on_append(from, term, prev, entries, out),
+            Message::Lead { term, commit, beat } => self.on_lead(from, term, commit, beat, out),
+            Message::Ack { term, durable, beat } => self.on_ack(from, term, durable, beat, out),
+            Message::Reject { term, hint } => self.on_reject(from, term, hint, out),
+            Message::RequestVote { term, last, pre } => self.on_request_vote(from, term, last, pre, out),
+            Message::Vote {
+                term,
+                granted,
+                pre,
+                last,
+            } => self.on_vote(from, term, granted, pre, last, out),
+            Message::Snapshot {
+                term,
+                snapshot,
+                leads,
+            } => self.on_snapshot(from, term, snapshot, leads, out),
+            Message::Pull { at, committed, .. } => self.on_pull(from, at, committed, out),
+            Message::Pulled {
+                term,
+                prev,
+                entries,
+                last,
+            } => {
+                self.on_pulled(from, term, prev, entries, last, out);
+            }
+            Message::Recover { term, nonce, held } => self.on_recover(from, term, nonce, held, out),
+            Message::Recovery { term, nonce, last } => self.on_recovery(from, term, nonce, last, out),
+            Message::Campaign { term } => self.on_campaign(from, term, out),
+        }
+    }
+
+    /// What every step ends with: new promises and new entries go to the disk; C4 is looked at.
+    fn finish(&mut self, out: &mut Vec<Action>) {
+        if self.promise != self.promise_asked {
+            self.promise_asked = self.promise;
+            out.push(Action::PersistPromise(self.promise));
+        }
+        let last = self.log.last().index;
+        if last > self.handed {
+            if self.cfg.durability == Durability::Disk {
+                let ticket = self.next_ticket;
+                self.next_ticket += 1;
+                self.tickets.push_back((ticket, last));
+                out.push(Action::Persist {
+                    from: self.handed.next(),
+                    through: last,
+                    ticket,
+                });
+            }
+            self.handed = last;
+        }
+        self.order.check(last);
+    }
+
+    fn on_persisted(&mut self, ticket: u64, out: &mut Vec<Action>) {
+        while let Some(&(first, through)) = self.tickets.front() {
+            if first > ticket {
+                break;
+            }
+            self.durable = self.durable.max(through);
+            self.tickets.pop_front();
+        }
+        self.on_durable(out);
+    }
+
+    fn on_snapshot_persisted(&mut self, last: Viewstamp, out: &mut Vec<Action>) {
+        if self.saving == Some(last) {
+            self.saving = None;
+            self.durable = self.durable.max(last.index);
+            self.on_durable(out);
+        }
+    }
+
+    fn on_durable(&mut self, out: &mut Vec<Action>) {
+        match self.role {
+            Role::Leader => self.advance_commit(out),
+            Role::Recovering => self.say_recover(out),
+            Role::Follower { .. } | Role::Candidate { .. } => {
+                if self.acknowledged() > self.following.acked {
+                    self.owed_ack = true;
+                    self.pay_ack(out);
+                }
+            }
+        }
+    }
+
+    fn on_promise_persisted(&mut self, promise: Promise, out: &mut Vec<Action>) {
+        if promise.term >= self.promise_kept.term {
+            self.promise_kept = promise;
+        }
+        if self.promise_kept != self.promise {
+            return;
+        }
+        if let Some(to) = self.owed_vote.take() {
+            self.say_vote(to, out);
+        }
+        if self.role == (Role::Candidate { pre: false }) && self.votes.mine_pending {
+            self.ask_for_votes(out);
+        }
+        self.pay_ack(out);
+    }
+
+    /// Everything up to here is held as durably as the group asks.
+    fn durable(&self) -> Index {
+        if self.bugged(Bug::AcksBeforePersist) {
+            return self.log.last().index;
+        }
+        match (self.cfg.durability, self.saving) {
+            (Durability::Memory, _) => self.log.last().index,
+            (Durability::Disk, None) => self.durable,
+            (Durability::Disk, Some(_)) => Index(0),
+        }
+    }
+
+    fn truncate(&mut self, through: Index, state: Bytes, out: &mut Vec<Action>) {
+        assert!(
+            through <= self.order.applied(),
+            "C4: truncation at {through:?} of what is not applied"
+        );
+        if through <= self.log.base().index {
+            return;
+        }
+        self.log.truncate_prefix(through, state);
+        self.save_snapshot(false, out);
+    }
+
+    fn save_snapshot(&mut self, installed: bool, out: &mut Vec<Action>) {
+        if self.cfg.durability == Durability::Disk {
+            let snapshot = self.log.snapshot();
+            if installed || self.saving.is_some() {
+                self.saving = Some(snapshot.last);
+            }
+            out.push(Action::SaveSnapshot(snapshot));
+        }
+    }
+
+    /// Cuts the log's end, here and on disk.
+    fn cut_suffix(&mut self, from: Index, out: &mut Vec<Action>) {
+        self.log.truncate_suffix(from);
+        let kept = Index(from.0 - 1);
+        if self.handed >= from {
+            self.handed = kept;
+            if self.cfg.durability == Durability::Disk {
+                out.push(Action::TruncateSuffix { from });
+            }
+        }
+        self.following.matched = self.following.matched.min(kept);
+        if self.bugged(Bug::KeepsDurableMark) {
+            return;
+        }
+        self.durable = self.durable.min(kept);
+        for (_, through) in &mut self.tickets {
+            *through = (*through).min(kept);
+        }
+    }
+
+    fn rest(&mut self, for_us: u64) {
+        self.deadline_us = self.now_us.saturating_add(for_us);
+    }
+
+    /// splitmix64: small, and good enough to keep candidates apart.
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn draw_between(&mut self, low: u64, high: u64) -> u64 {
+        if low >= high {
+            low
+        } else {
+            low + self.draw() % (high - low + 1)
+        }
+    }
+
+    fn draw_election_us(&mut self) -> u64 {
+        self.draw_between(self.cfg.election_min_us, self.cfg.election_max_us)
+    }
+
+    #[inline]
+    fn bugged(&self, bug: Bug) -> bool {
+        #[cfg(feature = "bugs")]
+        return self.bug == Some(bug);
+        #[cfg(not(feature = "bugs"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+
+    /// Puts a fault back, for the simulator to find.
+    #[cfg(feature = "bugs")]
+    pub fn put_back(&mut self, bug: Option<Bug>) {
+        self.bug = bug;
+        if bug == Some(Bug::SkipsRecovery) && self.role == Role::Recovering {
+            self.role = Role::Follower { leader: None };
+        }
+    }
+}
+
+/// Reading the state.
+impl Consensus {
+    /// Call `Tick` at this time at the latest.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        Some(self.deadline_us)
+    }
+    /// What this replica is.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        match self.role {
+            Role::Follower { .. } => Role::Follower { leader: self.leader },
+            role => role,
+        }
+    }
     /// Who I am.
-    pub me: ReplicaId,
-    /// What an acknowledgement promises.
-    pub durability: Durability,
-    /// The leader says `Lead` this often.
-    pub heartbeat_us: u64,
-    /// A follower that heard nothing for `election_min_us..=election_max_us` campaigns; a leader that no majority
-    /// answered for `election_max_us` steps down.
-    pub election_min_us: u64,
-    /// See `election_min_us`.
-    pub election_max_us: u64,
-    /// `propose` refuses (`RingFull`) when this many entries wait for truncation.
-    pub ring_entries: usize,
-    /// ... or this many payload bytes.
-    pub ring_bytes: usize,
-    /// At most this many entries in one `Append`.
-    pub batch_entries: usize,
-    /// At most this many payload bytes in one `Append` (a single larger entry still goes).
-    pub batch_bytes: usize,
-    /// At most this many entries under way to one peer without an acknowledgement.
-    pub window_entries: usize,
-}
-
-impl Config {
-    /// The defaults: heartbeat 5 ms, election time-out 30 to 60 ms.
     #[must_use]
-    pub fn new(me: ReplicaId, durability: Durability) -> Self {
-        Self {
-            me,
-            durability,
-            heartbeat_us: 5_000,
-            election_min_us: 30_000,
-            election_max_us: 60_000,
-            ring_entries: 1 << 16,
-            ring_bytes: 64 << 20,
-            batch_entries: 512,
-            batch_bytes: 1 << 20,
-            window_entries: 4096,
+    pub fn me(&self) -> ReplicaId {
+        self.cfg.me
+    }
+    /// The promised term.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.promise.term
+    }
+    /// The leader of `term`, if known; may be this replica.
+    #[must_use]
+    pub fn leader(&self) -> Option<ReplicaId> {
+        if self.role == Role::Leader {
+            Some(self.cfg.me)
+        } else {
+            self.leader
         }
+    }
+    /// The members in force.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        self.log.members()
+    }
+    /// The first index that is still held.
+    #[must_use]
+    pub fn first(&self) -> Index {
+        self.log.base().index.next()
+    }
+    /// The last entry held (or what the snapshot stands for).
+    #[must_use]
+    pub fn appended(&self) -> Viewstamp {
+        self.log.last()
+    }
+    /// Agreed up to here.
+    #[must_use]
+    pub fn committed(&self) -> Index {
+        self.order.committed()
+    }
+    /// Applied up to here, as reported.
+    #[must_use]
+    pub fn applied(&self) -> Index {
+        self.order.applied()
+    }
+    /// Released up to here, as reported.
+    #[must_use]
+    pub fn released(&self) -> Index {
+        self.order.released()
+    }
+    /// An entry that is held; agreed only if `index <= committed()`.
+    #[must_use]
+    #[inline]
+    pub fn entry(&self, index: Index) -> Option<&Entry> {
+        self.log.get(index)
+    }
+    /// What stands for everything before `first()`.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.log.snapshot()
+    }
+    /// What is promised now (not necessarily on disk yet).
+    #[must_use]
+    pub fn promise(&self) -> Promise {
+        self.promise
+    }
+    /// The message of an `Action::SendEntries`, for shells that do not write straight from the log.
+    #[must_use]
+    pub fn append_message(&self, term: Term, prev: Viewstamp, through: Index) -> Message {
+        Message::Append {
+            term,
+            prev,
+            entries: self.log.copy(prev.index.next(), through),
+        }
+    }
+    /// The leader's view of a peer.
+    #[must_use]
+    pub fn peer(&self, id: ReplicaId) -> Option<PeerState> {
+        if self.role != Role::Leader {
+            return None;
+        }
+        self.leading.peer(id).map(|peer| PeerState {
+            acknowledged: peer.matched,
+            heard_us: peer.heard_us,
+            recovering: peer.recovering,
+        })
     }
 }
 
-/// What a replica remembers when it starts.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Restored {
-    /// The last promise on disk.
-    pub promise: Promise,
-    /// The last snapshot on disk; before the first one, its `members` are the group's first members (for a member
-    /// that is to be added to a running group: empty).
-    pub snapshot: Snapshot,
-    /// The log on disk, consecutive; entries at or before `snapshot.last` may still be there.
-    pub log: Vec<Entry>,
-    /// Set it for `Durability::Memory` when a promise was found on disk: this replica took part before and has lost
-    /// its log. It starts as `Role::Recovering`.
-    pub lost_memory: bool,
-}
-
-impl Restored {
-    /// The first start ever of a member of a new group (or, with no members, of one that is to be added to a group).
-    #[must_use]
-    pub fn fresh(members: Vec<Member>) -> Self {
-        Self {
-            snapshot: Snapshot {
-                members,
-                ..Snapshot::default()
-            },
-            ..Self::default()
-        }
-    }
-}
-
-/// What happened.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// Time passed: call it when `next_deadline_us` is reached (earlier does no harm).
-    Tick,
-    /// Everything that `propose` appended since the last call is sent and persisted now.
-    Flush,
-    /// A peer said something.
-    Received {
-        /// Authenticated by the fabric.
-        from: ReplicaId,
-        /// What it said.
-        message: Message,
-    },
-    /// All `Persist` actions up to this ticket, and all disk actions before them, are durable.
-    Persisted {
-        /// From the newest finished `Action::Persist`.
-        ticket: u64,
-    },
-    /// `PersistPromise` with this very promise is durable.
-    PromisePersisted(Promise),
-    /// `SaveSnapshot` of this snapshot is durable.
-    SnapshotPersisted {
-        /// Its `last`.
-        last: Viewstamp,
-    },
-    /// The replica's state contains everything up to here (for C4 and for `Truncate`).
-    Applied {
-        /// At most `committed`.
-        through: Index,
-    },
-    /// Outputs that rest on entries up to here have left (for C4).
-    Released {
-        /// At most `applied`.
-        through: Index,
-    },
-    /// Entries up to here are not needed again (an acknowledged sync); `state` stands for them.
-    Truncate {
-        /// At most `applied`.
-        through: Index,
-        /// Opaque; a follower or restarted replica gets it with `InstallSnapshot`.
-        state: Bytes,
-    },
-    /// The link to a peer stands (again); what was under way on an older one may be lost.
-    LinkUp {
-        /// Which.
-        peer: ReplicaId,
-    },
-    /// The link to a peer broke. A hint only: if it was the leader's, campaign (pre-vote) at once.
-    LinkLost {
-        /// Which.
-        peer: ReplicaId,
-    },
-    /// Whether this replica is ready to lead (its VM is whole). Starts as true. Also needed: `Member::complete`.
-    MayLead(bool),
-    /// Leader: hand over to this member.
-    TransferTo(ReplicaId),
-    /// Leader: hand over to the best member; step down at the latest after an election time-out.
-    StepDown,
-    /// Leader: answer `ReadReady` when it is certain that no newer leader had committed anything before this call.
-    Read {
-        /// Any number; comes back.
-        id: u64,
-    },
-}
-
-/// What the shell must do, in this order.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action {
-    /// Say this to a peer. Losing it is allowed.
-    Send {
-        /// The peer.
-        to: ReplicaId,
-        /// What to say.
-        message: Message,
-    },
-    /// Write the entries after `prev` up to `through` to a peer, straight from the log (`Consensus::entry`) and before the
-    /// next `step`: no copy on the hot path. `Consensus::append_message` makes a `Message::Append` of it.
-    SendEntries {
-        /// The peer.
-        to: ReplicaId,
-        /// The leader's term.
-        term: Term,
-        /// The stamp of the entry before the first one.
-        prev: Viewstamp,
-        /// The last one; equal to `prev.index` for a probe without entries.
-        through: Index,
-    },
-    /// Append entries `from..=through` (`Consensus::entry`, to be read before the next `step`) to the log on disk, then
-    /// report `Persisted`. Several may be united into one write (group commit).
-    Persist {
-        /// The first entry.
-        from: Index,
-        /// The last one.
-        through: Index,
-        /// Counts up.
-        ticket: u64,
-    },
-    /// Remove entries at and after `from` from the log on disk. In order with `Persist`.
-    TruncateSuffix {
-        /// The first entry to go.
-        from: Index,
-    },
-    /// Make this durable, then report `PromisePersisted`.
-    PersistPromise(Promise),
-    /// Make this durable, then report `SnapshotPersisted`; after that (not before) log entries up to `last` may go.
-    SaveSnapshot(Snapshot),
-    /// For the state above: replace what you have with this; then report `Applied`.
-    InstallSnapshot(Snapshot),
-    /// Everything up to here is agreed.
-    Committed {
-        /// The newest agreed entry.
-        through: Index,
-    },
-    /// This replica leads now. Its agreed state is current when `barrier` is committed.
-    BecameLeader {
-        /// The term.
-        term: Term,
-        /// Its first entry.
-        barrier: Index,
-    },
-    /// This replica follows (or stopped leading, or changed the leader it follows).
-    BecameFollower {
-        /// The term.
-        term: Term,
-        /// The leader, if known.
-        leader: Option<ReplicaId>,
-    },
-    /// A `Read` may be answered from a state that has applied `index`.
-    ReadReady {
-        /// From the event.
-        id: u64,
-        /// Wait for this to be applied.
-        index: Index,
-    },
-    /// A `Read` cannot be answered here.
-    ReadRefused {
-        /// From the event.
-        id: u64,
-    },
-    /// The hand-over was not taken within an election time-out; this replica leads on.
-    TransferFailed {
-        /// Who did not take it.
-        to: ReplicaId,
-    },
-    /// A peer said what agreement forbids; it was dropped. Shout: its disk or its program is broken, or ours.
-    Breach {
-        /// The peer.
-        from: ReplicaId,
-        /// What was wrong.
-        what: &'static str,
-    },
-}
-
-/// What this replica is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Role {
-    /// Follows, or waits for a leader.
-    Follower {
-        /// The leader that it hears.
-        leader: Option<ReplicaId>,
-    },
-    /// Campaigns.
-    Candidate {
-        /// Still asking without having raised the term.
-        pre: bool,
-    },
-    /// Leads.
-    Leader,
-    /// Lost its memory; neither votes nor acknowledges yet.
-    Recovering,
-}
-
-/// Why the leader's side refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
-    /// Not the leader.
-    #[error("this replica does not lead; ask {leader:?}")]
-    NotLeader {
-        /// Who does, if known.
-        leader: Option<ReplicaId>,
-    },
-    /// Too many entries wait for truncation.
-    #[error("the log's ring is full; wait for a sync to truncate it")]
-    RingFull,
-    /// A hand-over is under way.
-    #[error("a hand-over is under way; wait for the new leader")]
-    Transferring,
-    /// An earlier change of members, or the term's barrier, is not committed yet.
-    #[error("an earlier change is not agreed yet; try again when it is committed")]
-    ChangePending,
-    /// More than one member differs, the list is empty, too long, or names one twice.
-    #[error("not a change of one member within 1 to 7; change them one at a time")]
-    BadChange,
-    /// It would remove the leader or its right to lead.
-    #[error("a leader cannot remove itself; hand over first")]
-    WouldRemoveLeader,
-}
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,376 @@
+//! What it decides: who leads.
+//!
+//! Flow: silence, or a lost link to the leader -> pre-vote (nothing is raised) -> a majority would -> campaign: new term,
+//! promise on disk, vote asked -> a majority gave it -> `propose::start_leading`.
+//!
+//! Invariants:
+//! - E1 (C1) one vote per term, on disk before it is given; the candidate's own likewise before it asks;
+//! - E2 (C3) a vote goes only to a log that is not older than the voter's own;
+//! - E3 (C6) only an electable member in force *as appended*, that may lead, campaigns; a recovering one never votes (C7);
+//! - E4 a replica that hears its leader refuses a pre-vote, so a returning or deaf one disturbs nobody.
+//!
+//! Source: APUS: "In abnormal cases (e.g., the leader fails), APUS uses an existing algorithm \[54\] to elect a new leader"
+//! (GAIA 2.1.2); here Raft 5.2, 5.4.1 and Ongaro 3.10 (transfer), 9.6 (pre-vote); the witness and the "major backup"
+//! that alone may take over: PLOVER's slides, GAIA 2.3.1.
+//!
+//! Not here: how the winner leads (`propose`); what a candidate that is behind pulls (`recover`).
+
+use super::quorum::majority;
+use super::{Action, Bug, Consensus, Member, Message, Promise, Role};
+use crate::units::{ReplicaId, Term, Viewstamp};
+
+/// Votes for this candidate, by position in the members in force.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Votes {
+    given: u8,
+    /// The own vote waits for the disk.
+    pub(super) mine_pending: bool,
+    pulled: bool,
+}
+
+impl Consensus {
+    fn me_in_force(&self) -> Option<Member> {
+        let me = |members: &[Member]| members.iter().find(|member| member.id == self.cfg.me).copied();
+        if self.bugged(Bug::CompleteWhenCommitted) && self.log.members_index() > self.order.committed() {
+            return me(self.log.members()).map(|member| Member {
+                complete: true,
+                ..member
+            });
+        }
+        me(self.log.members())
+    }
+
+    /// E3.
+    pub(super) fn may_campaign(&self) -> bool {
+        self.may_lead
+            && self.role != Role::Recovering
+            && self.me_in_force().is_some_and(|member| member.electable())
+    }
+
+    pub(super) fn set_may_lead(&mut self, may_lead: bool, out: &mut Vec<Action>) {
+        self.may_lead = may_lead;
+        if may_lead {
+            if self.leader.is_none() && matches!(self.role, Role::Follower { .. }) {
+                self.retry_soon();
+            }
+        } else if self.role == Role::Leader {
+            self.stop_leading(out);
+        } else if matches!(self.role, Role::Candidate { .. }) {
+            self.follow(None, out);
+        }
+    }
+
+    pub(super) fn on_election_timeout(&mut self, out: &mut Vec<Action>) {
+        if self.leader.take().is_some() {
+            self.heard_us = None;
+            out.push(Action::BecameFollower {
+                term: self.promise.term,
+                leader: None,
+            });
+        }
+        if self.may_campaign() {
+            self.ask_before(out);
+        } else {
+            let wait_us = self.draw_election_us();
+            self.rest(wait_us);
+        }
+    }
+
+    /// The leader's link broke: do not wait for the time-out. The first electable member goes first, the others a little
+    /// later, so that they do not split the vote.
+    pub(super) fn on_link_lost(&mut self, peer: ReplicaId, out: &mut Vec<Action>) {
+        if self.leader != Some(peer) || self.role == Role::Recovering {
+            return;
+        }
+        self.leader = None;
+        self.heard_us = None;
+        out.push(Action::BecameFollower {
+            term: self.promise.term,
+            leader: None,
+        });
+        if !self.may_campaign() {
+            return;
+        }
+        let others = self
+            .log
+            .members()
+            .iter()
+            .filter(|member| member.electable() && member.id != peer);
+        match others.take_while(|member| member.id != self.cfg.me).count() {
+            0 => self.ask_before(out),
+            rank => self.rest(rank as u64 * self.cfg.heartbeat_us),
+        }
+    }
+
+    pub(super) fn retry_soon(&mut self) {
+        let wait_us = self.draw_between(self.cfg.heartbeat_us, 2 * self.cfg.heartbeat_us);
+        self.rest(wait_us);
+    }
+
+    fn say_to_members(&self, message: &Message, out: &mut Vec<Action>) {
+        for member in self.log.members() {
+            if member.id != self.cfg.me {
+                out.push(Action::Send {
+                    to: member.id,
+                    message: message.clone(),
+                });
+            }
+        }
+    }
+
+    /// Pre-vote: would a majority vote for me?
+    pub(super) fn ask_before(&mut self, out: &mut Vec<Action>) {
+        if !self.may_campaign() {
+            self.role = Role::Follower { leader: None };
+            let wait_us = self.draw_election_us();
+            return self.rest(wait_us);
+        }
+        self.leader = None;
+        self.role = Role::Candidate { pre: true };
+        self.votes = Votes::default();
+        let term = Term(self.promise.term.0 + 1);
+        self.say_to_members(
+            &Message::RequestVote {
+                term,
+                last: self.log.last(),
+                pre: true,
+            },
+            out,
+        );
+        let wait_us = self.draw_between(2 * self.cfg.heartbeat_us, 4 * self.cfg.heartbeat_us);
+        self.rest(wait_us);
+        self.count_vote(self.cfg.me, out);
+    }
+
+    /// Raises the term; asks when the own promise is on disk (`on_promise_persisted`).
+    fn campaign(&mut self, out: &mut Vec<Action>) {
+        let term = Term(self.promise.term.0 + 1);
+        self.obey_term(term, out);
+        self.promise = Promise {
+            term,
+            voted_for: Some(self.cfg.me),
+        };
+        self.role = Role::Candidate { pre: false };
+        self.votes = Votes {
+            mine_pending: true,
+            ..Votes::default()
+        };
+        let wait_us = self.draw_election_us();
+        self.rest(wait_us);
+    }
+
+    /// E1: the own vote is on disk.
+    pub(super) fn ask_for_votes(&mut self, out: &mut Vec<Action>) {
+        self.votes.mine_pending = false;
+        let message = Message::RequestVote {
+            term: self.promise.term,
+            last: self.log.last(),
+            pre: false,
+        };
+        self.say_to_members(&message, out);
+        self.count_vote(self.cfg.me, out);
+    }
+
+    pub(super) fn on_request_vote(
+        &mut self,
+        from: ReplicaId,
+        term: Term,
+        last: Viewstamp,
+        pre: bool,
+        out: &mut Vec<Action>,
+    ) {
+        if self.role == Role::Recovering {
+            return;
+        }
+        let fit = last >= self.log.last() || self.bugged(Bug::VotesForShorterLog);
+        if pre {
+            // E4.
+            let patience_us = self.cfg.election_min_us;
+            let hears = self
+                .heard_us
+                .is_some_and(|heard| self.now_us < heard.saturating_add(patience_us));
+            let granted = term > self.promise.term && fit && !hears && self.role != Role::Leader;
+            let term = if granted { term } else { self.promise.term };
+            let message = Message::Vote {
+                term,
+                granted,
+                pre,
+                last: self.log.last(),
+            };
+            out.push(Action::Send { to: from, message });
+            return;
+        }
+        if term > self.promise.term {
+            self.obey_term(term, out);
+        }
+        let free = self.promise.voted_for.is_none_or(|whom| whom == from);
+        if term == self.promise.term && fit && free && self.role != Role::Leader {
+            self.promise.voted_for = Some(from);
+            self.owed_vote = Some(from);
+            let wait_us = self.draw_election_us();
+            self.rest(wait_us);
+            if self.promise_kept == self.promise || self.bugged(Bug::VotesBeforePersist) {
+                self.owed_vote = None;
+                self.say_vote(from, out);
+            }
+        } else if self.promise_kept.term == self.promise.term {
+            let message = Message::Vote {
+                term: self.promise.term,
+                granted: false,
+                pre,
+                last: self.log.last(),
+            };
+            out.push(Action::Send { to: from, message });
+        }
+    }
+
+    pub(super) fn say_vote(&self, to: ReplicaId, out: &mut Vec<Action>) {
+        let message = Message::Vote {
+            term: self.promise.term,
+            granted: true,
+            pre: false,
+            last: self.log.last(),
+        };
+        out.push(Action::Send { to, message });
+    }
+
+    pub(super) fn on_vote(
+        &mut self,
+        from: ReplicaId,
+        term: Term,
+        granted: bool,
+        pre: bool,
+        last: Viewstamp,
+        out: &mut Vec<Action>,
+    ) {
+        if granted {
+            let asked = if pre {
+                Term(self.promise.term.0 + 1)
+            } else {
+                self.promise.term
+            };
+            if self.role == (Role::Candidate { pre }) && term == asked {
+                self.count_vote(from, out);
+            }
+            return;
+        }
+        if term > self.promise.term {
+            self.obey_term(term, out);
+            return self.retry_soon();
+        }
+        if self.role == (Role::Candidate { pre: true }) && last > self.log.last() && !self.votes.pulled {
+            self.votes.pulled = true;
+            self.say_pull(from, self.log.last(), out);
+        }
+    }
+
+    fn count_vote(&mut self, from: ReplicaId, out: &mut Vec<Action>) {
+        let members = self.log.members();
+        let Some(at) = members.iter().position(|member| member.id == from) else {
+            return;
+        };
+        self.votes.given |= 1 << at;
+        if (self.votes.given.count_ones() as usize) < majority(members.len()) || self.votes.mine_pending {
+            return;
+        }
+        match self.role {
+            Role::Candidate { pre: true } => self.campaign(out),
+            Role::Candidate { pre: false } => self.start_leading(out),
+            _ => {}
+        }
+    }
+}
+
+/// Giving up the lead.
+impl Consensus {
+    /// Leads no more in this term and lets the others go first.
+    pub(super) fn stop_leading(&mut self, out: &mut Vec<Action>) {
+        self.follow(None, out);
+        let wait_us = self.draw_election_us().saturating_add(self.cfg.election_max_us);
+        self.rest(wait_us);
+    }
+
+    /// To the best electable peer; without one, simply stops.
+    pub(super) fn hand_over(&mut self, out: &mut Vec<Action>) {
+        if self.role != Role::Leader {
+            return;
+        }
+        let peers = self.leading.peers.iter();
+        let best = peers
+            .filter(|peer| self.electable(peer.id))
+            .max_by_key(|peer| (peer.heard_us, peer.matched));
+        match best.map(|peer| peer.id) {
+            Some(to) => self.transfer_to(to, true, out),
+            None => self.stop_leading(out),
+        }
+    }
+
+    fn electable(&self, id: ReplicaId) -> bool {
+        self.log
+            .members()
+            .iter()
+            .any(|member| member.id == id && member.electable())
+    }
+
+    pub(super) fn transfer_to(&mut self, to: ReplicaId, must_go: bool, out: &mut Vec<Action>) {
+        if self.role != Role::Leader {
+            return;
+        }
+        if !self.electable(to) || to == self.cfg.me {
+            out.push(Action::TransferFailed { to });
+            return;
+        }
+        let until_us = self.now_us.saturating_add(self.cfg.election_max_us);
+        self.leading.transfer = Some(super::propose::Transfer {
+            to,
+            until_us,
+            must_go,
+            told: false,
+        });
+        self.push_transfer(out);
+    }
+
+    /// Tells the heir as soon as it holds everything; proposals are refused meanwhile.
+    pub(super) fn push_transfer(&mut self, out: &mut Vec<Action>) {
+        let last = self.log.last().index;
+        let Some(transfer) = &self.leading.transfer else {
+            return;
+        };
+        let to = transfer.to;
+        if transfer.told || self.leading.peer(to).is_none_or(|peer| peer.matched < last) {
+            return;
+        }
+        out.push(Action::Send {
+            to,
+            message: Message::Campaign {
+                term: self.promise.term,
+            },
+        });
+        if let Some(transfer) = &mut self.leading.transfer {
+            transfer.told = true;
+        }
+    }
+
+    /// True if the leader stepped down.
+    pub(super) fn transfer_expired(&mut self, out: &mut Vec<Action>) -> bool {
+        let Some(transfer) = self
+            .leading
+            .transfer
+            .take_if(|transfer| transfer.until_us <= self.now_us)
+        else {
+            return false;
+        };
+        out.push(Action::TransferFailed { to: transfer.to });
+        if transfer.must_go {
+            self.stop_leading(out);
+        }
+        transfer.must_go
+    }
+
+    /// The leader hands over to me: campaign without asking before (the others still hear it).
+    pub(super) fn on_campaign(&mut self, from: ReplicaId, term: Term, out: &mut Vec<Action>) {
+        if term == self.promise.term && self.leader == Some(from) && self.may_campaign() {
+            self.campaign(out);
+        }
+    }
+}

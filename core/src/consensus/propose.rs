@@ -1,0 +1,483 @@
+//! What it decides: what the leader appends, what it sends to whom, and whether it may go on leading.
+//!
+//! Flow: `propose` appends -> `Flush` sends to every follower and to the own disk at the same time -> acknowledgements
+//! (`on_ack`) -> `quorum` agrees. A beat each heartbeat: `Lead` to all, resend where nothing moved, check-quorum.
+//!
+//! Invariants:
+//! - P1 only a leader appends of its own accord, and only entries of its own term;
+//! - P2 a peer's `matched` rises only by acknowledgements of this term;
+//! - P3 a leader that no majority has answered for an election time-out steps down;
+//! - P4 at most one change of members is under way, and none before the term's barrier is agreed.
+//!
+//! Source: APUS (GAIA 2.1.2, steps L1 to L4: log locally and write to all backups, one round); Raft 5.3; check-quorum:
+//! Ongaro 6.2; reads: Ongaro 6.4; the member rule's barrier: Ongaro's correction of 2015.
+//!
+//! Not here: hand-over and elections (`election`), counting (`quorum`).
+
+use super::quorum::majority;
+use super::{Action, Bug, Consensus, Entry, EntryKind, MAX_MEMBERS, Member, Message, Refusal, Role};
+use crate::units::{Index, ReplicaId, Term, Viewstamp};
+use crate::wire::consensus::encode_members;
+use bytes::Bytes;
+
+/// Beats whose send time is remembered: many more than fit into an election time-out.
+const BEATS: usize = 32;
+
+/// What the leader knows of a follower.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Peer {
+    pub(super) id: ReplicaId,
+    /// It holds everything up to here (P2).
+    pub(super) matched: Index,
+    /// The next entry to send.
+    next: Index,
+    /// One batch at a time until the logs are known to meet; else as many as the window allows.
+    probing: bool,
+    probe_sent: bool,
+    /// Where the last batch began.
+    probed: Index,
+    /// The newest beat that it echoed, and when that one was sent.
+    pub(super) beat: u64,
+    pub(super) heard_us: u64,
+    /// When `matched` rose last, or something was sent again.
+    moved_us: u64,
+    pub(super) recovering: bool,
+}
+
+/// A hand-over under way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Transfer {
+    pub(super) to: ReplicaId,
+    pub(super) until_us: u64,
+    /// Step down when it fails.
+    pub(super) must_go: bool,
+    pub(super) told: bool,
+}
+
+/// The leader's state; empty in other roles.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Leading {
+    pub(super) peers: Vec<Peer>,
+    pub(super) beat: u64,
+    beat_sent_us: [u64; BEATS],
+    barrier: Index,
+    pub(super) transfer: Option<Transfer>,
+    /// Reads that wait: id, index to apply, and the beat that a majority must echo (0: not asked yet).
+    reads: Vec<(u64, Index, u64)>,
+}
+
+impl Leading {
+    pub(super) fn peer(&self, id: ReplicaId) -> Option<&Peer> {
+        self.peers.iter().find(|peer| peer.id == id)
+    }
+    fn position(&self, id: ReplicaId) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.id == id)
+    }
+}
+
+/// The leader's proposals.
+impl Consensus {
+    /// Appends to the log; sent and persisted with the next `Event::Flush`, so that many make one batch.
+    pub fn propose(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        self.ready_to_propose()?;
+        if self.log.len() >= self.cfg.ring_entries
+            || self.log.payload_bytes() + payload.len() > self.cfg.ring_bytes
+        {
+            return Err(Refusal::RingFull);
+        }
+        Ok(self.append_own(EntryKind::Data, payload))
+    }
+
+    /// Appends a change of members (in force at once, even before it is agreed): one member more, less, or changed
+    /// between witness and full; any `complete` flags along with it. Sent with the next `Event::Flush`.
+    pub fn change_members(&mut self, members: Vec<Member>) -> Result<Index, Refusal> {
+        self.ready_to_propose()?;
+        let committed = self.order.committed();
+        let pending = self.log.members_index() > committed || committed < self.leading.barrier;
+        if pending && !self.bugged(Bug::ChangesTwoAtOnce) {
+            return Err(Refusal::ChangePending);
+        }
+        let old = self.log.members();
+        let named_twice =
+            (1..members.len()).any(|at| members[..at].iter().any(|member| member.id == members[at].id));
+        if members.is_empty() || members.len() > MAX_MEMBERS || named_twice {
+            return Err(Refusal::BadChange);
+        }
+        let differs = |one: &Member, other: &[Member]| {
+            !other
+                .iter()
+                .any(|member| member.id == one.id && member.witness == one.witness)
+        };
+        let gone = old
+            .iter()
+            .filter(|member| differs(member, &members))
+            .map(|member| member.id);
+        let came = members
+            .iter()
+            .filter(|member| differs(member, old))
+            .map(|member| member.id);
+        let mut touched: Vec<ReplicaId> = gone.chain(came).collect();
+        touched.dedup();
+        if touched.len() > 1 && !self.bugged(Bug::ChangesTwoAtOnce) {
+            return Err(Refusal::BadChange);
+        }
+        if !members
+            .iter()
+            .any(|member| member.id == self.cfg.me && member.electable())
+        {
+            return Err(Refusal::WouldRemoveLeader);
+        }
+        let index = self.append_own(EntryKind::Members, encode_members(&members));
+        self.meet_peers();
+        Ok(index)
+    }
+
+    fn ready_to_propose(&self) -> Result<(), Refusal> {
+        if self.role != Role::Leader {
+            return Err(Refusal::NotLeader { leader: self.leader });
+        }
+        if self.leading.transfer.is_some() {
+            Err(Refusal::Transferring)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// P1.
+    fn append_own(&mut self, kind: EntryKind, payload: Bytes) -> Index {
+        let stamp = Viewstamp {
+            term: self.promise.term,
+            index: self.log.last().index.next(),
+        };
+        let pushed = self.log.push(Entry { stamp, kind, payload });
+        assert!(pushed.is_ok(), "own members do not decode");
+        stamp.index
+    }
+
+    /// Begins to lead: the barrier is appended and everybody told.
+    pub(super) fn start_leading(&mut self, out: &mut Vec<Action>) {
+        self.role = Role::Leader;
+        self.leader = None;
+        self.owed_ack = false;
+        self.leading = Leading::default();
+        self.leading.barrier = self.append_own(EntryKind::Barrier, Bytes::new());
+        self.meet_peers();
+        out.push(Action::BecameLeader {
+            term: self.promise.term,
+            barrier: self.leading.barrier,
+        });
+        self.beat(out);
+        self.flush(out);
+        self.rest(self.cfg.heartbeat_us);
+    }
+
+    /// Peers are the members in force without me; known ones keep their marks.
+    fn meet_peers(&mut self) {
+        let mut known = std::mem::take(&mut self.leading.peers);
+        for member in self.log.members() {
+            if member.id == self.cfg.me {
+                continue;
+            }
+            let peer = match known.iter().position(|peer| peer.id == member.id) {
+                Some(at) => known.swap_remove(at),
+                None => Peer {
+                    id: member.id,
+                    matched: Index(0),
+                    next: self.log.last().index,
+                    probing: true,
+                    probe_sent: false,
+                    probed: Index(0),
+                    beat: 0,
+                    heard_us: self.now_us,
+                    moved_us: self.now_us,
+                    recovering: false,
+                },
+            };
+            self.leading.peers.push(peer);
+        }
+    }
+
+    /// Sends what `propose` appended.
+    pub(super) fn flush(&mut self, out: &mut Vec<Action>) {
+        if self.role != Role::Leader {
+            return;
+        }
+        for at in 0..self.leading.peers.len() {
+            self.send_entries(at, out);
+        }
+        self.advance_commit(out);
+    }
+
+    /// Sends to one peer as far as its window allows.
+    fn send_entries(&mut self, at: usize, out: &mut Vec<Action>) {
+        let (last, base) = (self.log.last().index, self.log.base().index);
+        let window = self.cfg.window_entries as u64;
+        let peer = &mut self.leading.peers[at];
+        loop {
+            if peer.probing && peer.probe_sent {
+                return;
+            }
+            if peer.next <= base {
+                peer.probing = true;
+                peer.probe_sent = true;
+                peer.probed = peer.next;
+                peer.moved_us = self.now_us;
+                let message = Message::Snapshot {
+                    term: self.promise.term,
+                    snapshot: self.log.snapshot(),
+                    leads: true,
+                };
+                out.push(Action::Send { to: peer.id, message });
+                return;
+            }
+            if peer.next > last || (!peer.probing && peer.next.0 > peer.matched.0 + window) {
+                return;
+            }
+            let through = self
+                .log
+                .batch_end(peer.next, self.cfg.batch_entries, self.cfg.batch_bytes);
+            let Some(prev) = self.log.stamp(Index(peer.next.0 - 1)) else {
+                return;
+            };
+            out.push(Action::SendEntries {
+                to: peer.id,
+                term: self.promise.term,
+                prev,
+                through,
+            });
+            if peer.matched.next() == peer.next {
+                peer.moved_us = self.now_us;
+            }
+            peer.probed = peer.next;
+            peer.next = through.next();
+            peer.probe_sent = true;
+        }
+    }
+
+    /// Starts again from `from`: one batch, then wait.
+    fn send_again(&mut self, at: usize, from: Index, out: &mut Vec<Action>) {
+        let peer = &mut self.leading.peers[at];
+        peer.next = from;
+        peer.probing = true;
+        peer.probe_sent = false;
+        peer.moved_us = self.now_us;
+        self.send_entries(at, out);
+    }
+
+    pub(super) fn on_ack(
+        &mut self,
+        from: ReplicaId,
+        term: Term,
+        durable: Index,
+        beat: u64,
+        out: &mut Vec<Action>,
+    ) {
+        if term > self.promise.term {
+            return self.obey_term(term, out);
+        }
+        if term < self.promise.term && !self.bugged(Bug::CountsAnyTerm) {
+            return;
+        }
+        let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
+            return;
+        };
+        if (durable > self.log.last().index || beat > self.leading.beat)
+            && !self.bugged(Bug::CountsAnyTerm)
+            && !self.bugged(Bug::AcksUnmatched)
+        {
+            out.push(Action::Breach {
+                from,
+                what: "it acknowledges what was never sent",
+            });
+            return;
+        }
+        let peer = &mut self.leading.peers[at];
+        peer.recovering = false;
+        if beat > peer.beat {
+            peer.beat = beat;
+            if beat + BEATS as u64 > self.leading.beat {
+                peer.heard_us = peer
+                    .heard_us
+                    .max(self.leading.beat_sent_us[beat as usize % BEATS]);
+            }
+        }
+        if durable > peer.matched {
+            peer.matched = durable;
+            peer.moved_us = self.now_us;
+            peer.next = peer.next.max(durable.next());
+            peer.probing = false;
+        } else if durable.next() == peer.next {
+            peer.probing = false;
+        }
+        self.send_entries(at, out);
+        self.advance_commit(out);
+        self.answer_reads(out);
+        self.push_transfer(out);
+    }
+
+    pub(super) fn on_reject(&mut self, from: ReplicaId, term: Term, hint: Index, out: &mut Vec<Action>) {
+        if term > self.promise.term {
+            return self.obey_term(term, out);
+        }
+        let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
+            return;
+        };
+        let peer = &self.leading.peers[at];
+        let from = hint.max(peer.matched).next();
+        // An answer to something older than the batch under way.
+        let stale = term < self.promise.term || from >= peer.next;
+        let under_way = peer.probing && peer.probe_sent && peer.probed == from;
+        if !stale && !under_way {
+            self.send_again(at, from, out);
+        }
+    }
+
+    /// A replica that lost its memory asks. Its old acknowledgements are not counted any more.
+    pub(super) fn on_recover(
+        &mut self,
+        from: ReplicaId,
+        term: Term,
+        nonce: u64,
+        held: Index,
+        out: &mut Vec<Action>,
+    ) {
+        if term > self.promise.term {
+            return self.obey_term(term, out);
+        }
+        let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
+            return;
+        };
+        let last = self.log.last().index;
+        let peer = &mut self.leading.peers[at];
+        peer.recovering = true;
+        peer.matched = Index(0);
+        out.push(Action::Send {
+            to: from,
+            message: Message::Recovery {
+                term: self.promise.term,
+                nonce,
+                last,
+            },
+        });
+        // A promise older than this term cannot have been made to this leader: what it holds is not known to match.
+        let known = if term == self.promise.term { held } else { Index(0) };
+        self.send_again(at, known.min(last).next(), out);
+    }
+
+    pub(super) fn on_link_up(&mut self, peer: ReplicaId, out: &mut Vec<Action>) {
+        if self.role == Role::Leader
+            && let Some(at) = self.leading.position(peer)
+        {
+            let from = self.leading.peers[at].matched.next();
+            let message = Message::Lead {
+                term: self.promise.term,
+                commit: self.order.committed(),
+                beat: self.leading.beat,
+            };
+            out.push(Action::Send { to: peer, message });
+            if from <= self.log.last().index {
+                self.send_again(at, from, out);
+            }
+        }
+    }
+
+    /// The heartbeat.
+    pub(super) fn on_beat(&mut self, out: &mut Vec<Action>) {
+        // P3, before anything is said: a leader that slept must not speak as if it still led.
+        let patience_us = self.cfg.election_max_us;
+        let heard = self
+            .leading
+            .peers
+            .iter()
+            .filter(|peer| peer.heard_us.saturating_add(patience_us) >= self.now_us)
+            .count();
+        if heard + 1 < majority(self.log.members().len()) {
+            return self.stop_leading(out);
+        }
+        if self.transfer_expired(out) {
+            return;
+        }
+        self.beat(out);
+        let (last, resend_us) = (self.log.last().index, 4 * self.cfg.heartbeat_us);
+        for at in 0..self.leading.peers.len() {
+            let peer = &self.leading.peers[at];
+            if peer.matched < last && peer.moved_us.saturating_add(resend_us) <= self.now_us {
+                let from = peer.matched.next();
+                if !peer.recovering {
+                    self.send_again(at, from, out);
+                }
+            }
+        }
+        self.flush(out);
+        self.rest(self.cfg.heartbeat_us);
+    }
+
+    /// Counts up and tells everybody.
+    fn beat(&mut self, out: &mut Vec<Action>) {
+        self.leading.beat += 1;
+        self.leading.beat_sent_us[self.leading.beat as usize % BEATS] = self.now_us;
+        let (open, beat) = (self.reads_asked(), self.leading.beat);
+        if !open {
+            for read in &mut self.leading.reads {
+                read.2 = beat;
+            }
+        }
+        self.say_lead(out);
+    }
+}
+
+/// Reads of the agreed state.
+impl Consensus {
+    /// A read is answered when a majority has echoed a beat that was sent after it came: nobody newer led before.
+    pub(super) fn on_read(&mut self, id: u64, out: &mut Vec<Action>) {
+        if self.role != Role::Leader {
+            out.push(Action::ReadRefused { id });
+            return;
+        }
+        let index = self.order.committed().max(self.leading.barrier);
+        if self.bugged(Bug::ReadsAlone) {
+            out.push(Action::ReadReady {
+                id,
+                index: self.order.committed(),
+            });
+            return;
+        }
+        let open = self.reads_asked();
+        self.leading.reads.push((id, index, 0));
+        if !open {
+            self.beat(out);
+        }
+        self.answer_reads(out);
+    }
+
+    /// Is a read's beat under way? Then later reads wait for the next one: one round serves many.
+    fn reads_asked(&self) -> bool {
+        self.leading.reads.iter().any(|&(_, _, beat)| beat != 0)
+    }
+
+    pub(super) fn answer_reads(&mut self, out: &mut Vec<Action>) {
+        if self.leading.reads.is_empty() || self.order.committed() < self.leading.barrier {
+            return;
+        }
+        let echoed = self.majority_mark(self.leading.beat, |peer| peer.beat);
+        let before = self.leading.reads.len();
+        self.leading.reads.retain(|&(id, index, beat)| {
+            let ready = beat != 0 && beat <= echoed;
+            if ready {
+                out.push(Action::ReadReady { id, index });
+            }
+            !ready
+        });
+        let waiting = !self.leading.reads.is_empty() && !self.reads_asked();
+        if waiting && self.leading.reads.len() < before {
+            self.beat(out);
+            self.answer_reads(out);
+        }
+    }
+
+    pub(super) fn refuse_reads(&mut self, out: &mut Vec<Action>) {
+        for (id, ..) in std::mem::take(&mut self.leading.reads) {
+            out.push(Action::ReadRefused { id });
+        }
+    }
+}

@@ -1,0 +1,627 @@
+//! A group in one process with a perfect network and instant disks; faults are the simulator's.
+
+use super::*;
+use std::collections::BTreeMap;
+
+struct Group {
+    now_us: u64,
+    nodes: BTreeMap<u8, Consensus>,
+    disks: BTreeMap<u8, Disk>,
+    /// Neither hears nor speaks.
+    down: Vec<u8>,
+    events: Vec<(u8, Action)>,
+}
+
+#[derive(Default, Clone)]
+struct Disk {
+    promise: Promise,
+    snapshot: Snapshot,
+    log: Vec<Entry>,
+}
+
+impl Group {
+    fn new(durability: Durability, members: &[Member]) -> Self {
+        let mut group = Self {
+            now_us: 1,
+            nodes: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            down: Vec::new(),
+            events: Vec::new(),
+        };
+        for member in members {
+            group.add(durability, member.id.0, members.to_vec());
+        }
+        group
+    }
+
+    fn add(&mut self, durability: Durability, id: u8, members: Vec<Member>) {
+        let restored = Restored::fresh(members);
+        self.disks.insert(
+            id,
+            Disk {
+                snapshot: restored.snapshot.clone(),
+                ..Disk::default()
+            },
+        );
+        self.nodes.insert(
+            id,
+            Consensus::new(
+                Config::new(ReplicaId(id), durability),
+                restored,
+                u64::from(id) + 1,
+            ),
+        );
+    }
+
+    fn step(&mut self, id: u8, event: Event) {
+        let mut todo = vec![(id, event)];
+        while !todo.is_empty() {
+            let (id, event) = todo.remove(0);
+            if self.down.contains(&id) {
+                continue;
+            }
+            let mut out = Vec::new();
+            let node = self.nodes.get_mut(&id).unwrap();
+            node.step(self.now_us, event, &mut out);
+            let disk = self.disks.get_mut(&id).unwrap();
+            for action in out {
+                self.events.push((id, action.clone()));
+                match action {
+                    Action::Send { to, message } => {
+                        todo.push((
+                            to.0,
+                            Event::Received {
+                                from: ReplicaId(id),
+                                message,
+                            },
+                        ));
+                    }
+                    Action::SendEntries {
+                        to,
+                        term,
+                        prev,
+                        through,
+                    } => {
+                        let message = node.append_message(term, prev, through);
+                        todo.push((
+                            to.0,
+                            Event::Received {
+                                from: ReplicaId(id),
+                                message,
+                            },
+                        ));
+                    }
+                    Action::Persist {
+                        from,
+                        through,
+                        ticket,
+                    } => {
+                        let new = (from.0..=through.0).map(|at| node.entry(Index(at)).unwrap().clone());
+                        disk.log.extend(new);
+                        todo.push((id, Event::Persisted { ticket }));
+                    }
+                    Action::TruncateSuffix { from } => disk.log.retain(|e| e.stamp.index < from),
+                    Action::PersistPromise(promise) => {
+                        disk.promise = promise;
+                        todo.push((id, Event::PromisePersisted(promise)));
+                    }
+                    Action::SaveSnapshot(snapshot) => {
+                        disk.log.retain(|e| e.stamp.index > snapshot.last.index);
+                        todo.push((id, Event::SnapshotPersisted { last: snapshot.last }));
+                        disk.snapshot = snapshot;
+                    }
+                    Action::InstallSnapshot(snapshot) => {
+                        todo.push((
+                            id,
+                            Event::Applied {
+                                through: snapshot.last.index,
+                            },
+                        ));
+                    }
+                    Action::Committed { through } => todo.push((id, Event::Applied { through })),
+                    _ => {}
+                }
+            }
+            todo.retain(|(to, _)| self.nodes.contains_key(to));
+        }
+    }
+
+    fn run(&mut self, for_us: u64) {
+        let until = self.now_us + for_us;
+        loop {
+            let next = self
+                .nodes
+                .iter()
+                .filter(|(id, _)| !self.down.contains(id))
+                .map(|(id, node)| (node.next_deadline_us().unwrap(), *id))
+                .min();
+            let Some((at, id)) = next.filter(|(at, _)| *at <= until) else {
+                break;
+            };
+            self.now_us = self.now_us.max(at);
+            self.step(id, Event::Tick);
+        }
+        self.now_us = until;
+    }
+
+    fn leader(&self) -> Option<u8> {
+        let mut leaders = self
+            .nodes
+            .iter()
+            .filter(|(id, n)| n.role() == Role::Leader && !self.down.contains(id));
+        let first = leaders.next().map(|(id, _)| *id);
+        assert!(leaders.next().is_none(), "two leaders");
+        first
+    }
+
+    fn elect(&mut self) -> u8 {
+        self.run(300_000);
+        self.leader().expect("no leader")
+    }
+
+    fn propose(&mut self, text: &'static str) -> Index {
+        let leader = self.leader().expect("no leader");
+        let index = self
+            .nodes
+            .get_mut(&leader)
+            .unwrap()
+            .propose(Bytes::from_static(text.as_bytes()))
+            .unwrap();
+        self.step(leader, Event::Flush);
+        index
+    }
+
+    fn restart(&mut self, id: u8, durability: Durability) {
+        let disk = self.disks[&id].clone();
+        let memory = durability == Durability::Memory;
+        let restored = Restored {
+            promise: disk.promise,
+            snapshot: disk.snapshot,
+            log: if memory { Vec::new() } else { disk.log },
+            lost_memory: memory,
+        };
+        let node = Consensus::new(Config::new(ReplicaId(id), durability), restored, self.now_us);
+        self.nodes.insert(id, node);
+        self.down.retain(|down| *down != id);
+    }
+
+    fn agreed(&self, id: u8) -> Vec<String> {
+        let node = &self.nodes[&id];
+        (node.first().0..=node.committed().0)
+            .filter_map(|at| node.entry(Index(at)))
+            .filter(|e| e.kind == EntryKind::Data)
+            .map(|e| String::from_utf8(e.payload.to_vec()).unwrap())
+            .collect()
+    }
+}
+
+fn three() -> Vec<Member> {
+    vec![Member::full(0), Member::full(1), Member::witness(2)]
+}
+
+#[test]
+fn a_leader_is_elected_and_agrees_in_groups_of_one_to_seven() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        for size in 1..=7 {
+            let members: Vec<_> = (0..size).map(Member::full).collect();
+            let mut group = Group::new(durability, &members);
+            group.elect();
+            group.propose("one");
+            group.propose("two");
+            for id in 0..size {
+                assert_eq!(
+                    group.agreed(id),
+                    ["one", "two"],
+                    "{durability:?}, {size} members, replica {id}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_agreed_without_a_majority() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    group.down = (0..3).filter(|id| *id != leader).collect();
+    let index = group.propose("alone");
+    assert!(group.nodes[&leader].committed() < index);
+}
+
+#[test]
+fn a_leader_without_a_majority_steps_down_and_commits_nothing() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    group.down = (0..3).filter(|id| *id != leader).collect();
+    group.propose("alone");
+    group.run(70_000);
+    assert_ne!(group.nodes[&leader].role(), Role::Leader);
+    assert_eq!(group.agreed(leader), Vec::<String>::new());
+}
+
+#[test]
+fn a_lost_leader_is_replaced_and_its_agreed_entries_stay() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut group = Group::new(durability, &three());
+        let old = group.elect();
+        group.propose("one");
+        group.down = vec![old];
+        let new = group.elect();
+        assert_ne!(new, old);
+        assert_ne!(new, 2, "a witness never leads");
+        group.propose("two");
+        assert_eq!(group.agreed(new), ["one", "two"]);
+        group.restart(old, durability);
+        group.run(100_000);
+        group.propose("three");
+        assert_eq!(group.agreed(old), ["one", "two", "three"]);
+    }
+}
+
+#[test]
+fn a_lost_link_to_the_leader_elects_at_once() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let old = group.elect();
+    group.down = vec![old];
+    let (heir, at) = (1 - old, group.now_us);
+    group.step(2, Event::LinkLost { peer: ReplicaId(old) });
+    group.step(heir, Event::LinkLost { peer: ReplicaId(old) });
+    assert_eq!((group.leader(), group.now_us), (Some(heir), at));
+}
+
+#[test]
+fn a_follower_that_hears_its_leader_refuses_a_pre_vote() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    let term = group.nodes[&leader].term();
+    let other = 1 - leader;
+    group.step(
+        other,
+        Event::LinkLost {
+            peer: ReplicaId(leader),
+        },
+    );
+    assert_eq!(group.leader(), Some(leader));
+    assert_eq!(group.nodes[&2].term(), term);
+}
+
+#[test]
+fn entries_that_only_the_witness_holds_reach_the_candidate() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut group = Group::new(durability, &three());
+        let old = group.elect();
+        let heir = 1 - old;
+        group.down = vec![heir];
+        group.propose("seen by the witness");
+        group.down = vec![old];
+        assert_eq!(group.elect(), heir);
+        assert_eq!(group.agreed(heir), ["seen by the witness"]);
+    }
+}
+
+#[test]
+fn a_deposed_leader_that_wakes_commits_nothing_and_follows() {
+    let mut group = Group::new(Durability::Disk, &three());
+    let old = group.elect();
+    group.propose("one");
+    group.down = vec![old];
+    let new = group.elect();
+    group.propose("two");
+    group.down = vec![];
+    group
+        .nodes
+        .get_mut(&old)
+        .unwrap()
+        .propose(Bytes::from_static(b"stale"))
+        .unwrap();
+    group.step(old, Event::Flush);
+    group.run(100_000);
+    assert_eq!(group.leader(), Some(new));
+    assert_eq!(group.agreed(old), ["one", "two"]);
+    assert!(
+        !group.disks[&old].log.iter().any(|e| &e.payload[..] == b"stale"),
+        "the stale end is cut on disk"
+    );
+}
+
+#[test]
+fn only_who_may_lead_wins() {
+    let mut group = Group::new(Durability::Memory, &three());
+    group.step(0, Event::MayLead(false));
+    assert_eq!(group.elect(), 1);
+    group.step(1, Event::MayLead(false));
+    group.run(500_000);
+    assert_eq!(group.leader(), None);
+    group.step(0, Event::MayLead(true));
+    assert_eq!(group.elect(), 0);
+}
+
+#[test]
+fn an_incomplete_member_cannot_lead_from_the_moment_the_entry_is_appended() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let old = group.elect();
+    let heir = 1 - old;
+    let members = vec![
+        Member {
+            complete: old == 0,
+            ..Member::full(0)
+        },
+        Member {
+            complete: old == 1,
+            ..Member::full(1)
+        },
+        Member::witness(2),
+    ];
+    group
+        .nodes
+        .get_mut(&old)
+        .unwrap()
+        .change_members(members)
+        .unwrap();
+    // The heir is away; the witness and the leader agree. It learns of the entry only by pulling, unagreed.
+    group.down = vec![heir];
+    group.step(old, Event::Flush);
+    group.down = vec![old];
+    group.run(1_000_000);
+    assert_eq!(group.leader(), None, "the heir's VM is not whole");
+    assert_eq!(group.nodes[&heir].appended(), group.nodes[&2].appended());
+}
+
+#[test]
+fn truncation_snapshot_and_a_late_joiner() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut group = Group::new(durability, &three());
+        let leader = group.elect();
+        let late = 1 - leader;
+        group.down = vec![late];
+        let index = group.propose("one");
+        group.step(
+            leader,
+            Event::Truncate {
+                through: index,
+                state: Bytes::from_static(b"sync 1"),
+            },
+        );
+        assert_eq!(group.nodes[&leader].first(), index.next());
+        group.propose("two");
+        group.down = vec![];
+        group.run(200_000);
+        assert_eq!(group.agreed(late), ["two"]);
+        assert_eq!(&group.nodes[&late].snapshot().state[..], b"sync 1");
+        assert!(
+            group
+                .events
+                .iter()
+                .any(|(id, a)| *id == late && matches!(a, Action::InstallSnapshot(_)))
+        );
+        group.restart(late, durability);
+        group.run(200_000);
+        group.propose("three");
+        assert_eq!(group.agreed(late), ["two", "three"]);
+    }
+}
+
+#[test]
+fn a_replica_that_lost_its_memory_neither_votes_nor_acknowledges() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    group.propose("one");
+    group.restart(2, Durability::Memory);
+    group.down = vec![leader];
+    group.run(1_000_000);
+    assert_eq!(
+        group.leader(),
+        None,
+        "the empty witness must not help a candidate"
+    );
+    assert_eq!(group.nodes[&2].role(), Role::Recovering);
+    group.down = vec![];
+    group.run(300_000);
+    assert!(group.leader().is_some());
+    assert_eq!(group.agreed(2), ["one"]);
+    assert!(matches!(
+        group.nodes[&2].role(),
+        Role::Follower { leader: Some(_) }
+    ));
+}
+
+#[test]
+fn members_change_one_at_a_time() {
+    let mut group = Group::new(Durability::Disk, &three());
+    let leader = group.elect();
+    group.propose("one");
+    group.add(Durability::Disk, 3, vec![]);
+    let node = group.nodes.get_mut(&leader).unwrap();
+    let mut more = three();
+    more.push(Member::full(3));
+    let mut two_more = more.clone();
+    two_more.push(Member::full(4));
+    assert_eq!(node.change_members(two_more), Err(Refusal::BadChange));
+    assert_eq!(
+        node.change_members(vec![Member::witness(2)]),
+        Err(Refusal::BadChange)
+    );
+    node.change_members(more.clone()).unwrap();
+    assert_eq!(node.change_members(three()), Err(Refusal::ChangePending));
+    group.step(leader, Event::Flush);
+    group.run(100_000);
+    assert_eq!(group.agreed(3), ["one"]);
+    let gone = 1 - leader;
+    let rest: Vec<_> = more.into_iter().filter(|m| m.id.0 != gone).collect();
+    let without_me: Vec<_> = rest.iter().copied().filter(|m| m.id.0 != leader).collect();
+    let node = group.nodes.get_mut(&leader).unwrap();
+    node.change_members(rest.clone()).unwrap();
+    group.step(leader, Event::Flush);
+    let node = group.nodes.get_mut(&leader).unwrap();
+    assert_eq!(node.change_members(without_me), Err(Refusal::WouldRemoveLeader));
+    group.down = vec![gone, leader];
+    assert_eq!(group.elect(), 3);
+    group.propose("two");
+    assert_eq!(group.agreed(3), ["one", "two"]);
+}
+
+#[test]
+fn leadership_is_handed_over() {
+    let mut group = Group::new(Durability::Disk, &three());
+    let old = group.elect();
+    let term = group.nodes[&old].term();
+    group.step(old, Event::TransferTo(ReplicaId(2)));
+    assert_eq!(
+        group.events.last().unwrap().1,
+        Action::TransferFailed { to: ReplicaId(2) }
+    );
+    group.step(old, Event::TransferTo(ReplicaId(1 - old)));
+    assert_eq!(group.leader(), Some(1 - old), "without waiting for a time-out");
+    assert_eq!(group.nodes[&2].term(), Term(term.0 + 1));
+    group.step(1 - old, Event::StepDown);
+    assert_eq!(group.leader(), Some(old));
+}
+
+#[test]
+fn a_failed_hand_over_leaves_the_leader_in_office_or_makes_it_go() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let old = group.elect();
+    group.step(1 - old, Event::MayLead(false));
+    group.step(old, Event::TransferTo(ReplicaId(1 - old)));
+    assert_eq!(
+        group.nodes.get_mut(&old).unwrap().propose(Bytes::new()),
+        Err(Refusal::Transferring)
+    );
+    group.run(70_000);
+    assert!(group.events.contains(&(
+        old,
+        Action::TransferFailed {
+            to: ReplicaId(1 - old)
+        }
+    )));
+    assert_eq!(group.leader(), Some(old));
+    group.propose("still here");
+    group.step(old, Event::StepDown);
+    group.run(66_000);
+    assert_eq!(group.leader(), None);
+}
+
+#[test]
+fn a_read_waits_for_a_majority() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    let index = group.propose("one");
+    group.step(leader, Event::Read { id: 7 });
+    assert!(
+        group
+            .events
+            .contains(&(leader, Action::ReadReady { id: 7, index }))
+    );
+    group.down = (0..3).filter(|id| *id != leader).collect();
+    group.step(leader, Event::Read { id: 8 });
+    group.run(200_000);
+    assert!(
+        !group
+            .events
+            .iter()
+            .any(|(_, a)| matches!(a, Action::ReadReady { id: 8, .. }))
+    );
+    assert!(group.events.contains(&(leader, Action::ReadRefused { id: 8 })));
+}
+
+#[test]
+fn a_full_ring_pushes_back_until_a_truncation() {
+    let members = vec![Member::full(0)];
+    let mut group = Group::new(Durability::Memory, &members);
+    let cfg = Config {
+        ring_entries: 4,
+        ..Config::new(ReplicaId(0), Durability::Memory)
+    };
+    group
+        .nodes
+        .insert(0, Consensus::new(cfg, Restored::fresh(members), 1));
+    group.elect();
+    for _ in 0..3 {
+        group.propose("x");
+    }
+    assert_eq!(
+        group.nodes.get_mut(&0).unwrap().propose(Bytes::new()),
+        Err(Refusal::RingFull)
+    );
+    let through = group.nodes[&0].applied();
+    group.step(
+        0,
+        Event::Truncate {
+            through,
+            state: Bytes::new(),
+        },
+    );
+    assert_eq!(group.propose("y"), through.next());
+}
+
+#[test]
+fn a_vote_waits_for_the_disk() {
+    let mut voter = Consensus::new(
+        Config::new(ReplicaId(2), Durability::Memory),
+        Restored::fresh(three()),
+        1,
+    );
+    let mut out = Vec::new();
+    let message = Message::RequestVote {
+        term: Term(1),
+        last: Viewstamp::default(),
+        pre: false,
+    };
+    voter.step(
+        1,
+        Event::Received {
+            from: ReplicaId(0),
+            message,
+        },
+        &mut out,
+    );
+    let promise = Promise {
+        term: Term(1),
+        voted_for: Some(ReplicaId(0)),
+    };
+    assert!(out.contains(&Action::PersistPromise(promise)));
+    assert!(!out.iter().any(|a| matches!(a, Action::Send { .. })), "{out:?}");
+    out.clear();
+    voter.step(
+        1,
+        Event::PromisePersisted(Promise {
+            term: Term(1),
+            voted_for: None,
+        }),
+        &mut out,
+    );
+    assert!(out.is_empty(), "an older promise does not release it: {out:?}");
+    voter.step(1, Event::PromisePersisted(promise), &mut out);
+    assert!(matches!(
+        out[0],
+        Action::Send {
+            message: Message::Vote { granted: true, .. },
+            ..
+        }
+    ));
+}
+
+#[test]
+fn an_old_log_is_not_attached_to_a_newer_snapshot() {
+    let stamp = |term, index| Viewstamp {
+        term: Term(term),
+        index: Index(index),
+    };
+    let entry = |term, index| Entry {
+        stamp: stamp(term, index),
+        kind: EntryKind::Data,
+        payload: Bytes::new(),
+    };
+    let restored = Restored {
+        snapshot: Snapshot {
+            last: stamp(3, 2),
+            members: three(),
+            state: Bytes::new(),
+        },
+        log: vec![entry(1, 1), entry(1, 2), entry(1, 3)],
+        ..Restored::default()
+    };
+    let node = Consensus::new(Config::new(ReplicaId(0), Durability::Disk), restored, 1);
+    assert_eq!(node.appended(), stamp(3, 2));
+    assert_eq!(node.term(), Term(3), "an entry's term is a promise");
+}
