@@ -1,0 +1,234 @@
+//! QEMU's `-netdev stream` wire: a 4-byte big-endian length before each frame.
+//!
+//! Decides:    nothing.
+//! Flow:       QEMU's socket -> [`FramePort::read`] -> gate; agreed input -> [`FramePort::queue`] -> QEMU.
+//! Invariants: 1. never blocks: what the socket does not take is kept, in order; 2. a length no NIC can send is an error,
+//!             not an allocation.
+//! Source:     QEMU net/stream.c, net_fill_rstate.
+//! Not here:   whether a frame may leave.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use crate::sys::socket_queue_bytes;
+
+/// The longest frame QEMU sends: its NET_BUFSIZE, 64 KiB and the headers.
+pub const FRAME_BYTES_MAX: usize = 4096 + 65536;
+const PREFIX_BYTES: usize = 4;
+/// One read takes many small frames.
+const READ_BYTES: usize = 256 * 1024;
+
+/// Why the port broke. It is not usable afterwards.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// QEMU has ended.
+    #[error("QEMU closed its network socket: the process has ended")]
+    Closed,
+    /// Not the protocol.
+    #[error("a frame of {0} bytes from QEMU: the stream is out of step")]
+    Length(usize),
+    /// The socket failed.
+    #[error("QEMU's network socket: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Our end of one NIC's socket. Readiness comes from the node's epoll.
+pub struct FramePort {
+    socket: UnixStream,
+    /// Read and not yet given out: `inbox[start..]`.
+    inbox: Vec<u8>,
+    /// To be written: `outbox[start..]`, prefixes included.
+    outbox: Vec<u8>,
+    written: usize,
+}
+
+impl FramePort {
+    /// A port and the other end, for [`crate::Ports::frames`].
+    pub fn pair() -> io::Result<(FramePort, std::os::fd::OwnedFd)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        // Bursts of a whole TCP window must fit, or frames wait in QEMU where nobody sees them.
+        for end in [&ours, &theirs] {
+            rustix::net::sockopt::set_socket_send_buffer_size(end, 1 << 20)?;
+        }
+        Ok((
+            FramePort {
+                socket: ours,
+                inbox: vec![],
+                outbox: vec![],
+                written: 0,
+            },
+            theirs.into(),
+        ))
+    }
+
+    /// Gives every frame that has come to `frame`, without waiting. Call when readable.
+    pub fn read(&mut self, mut frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
+        let mut count = 0;
+        loop {
+            let held = self.inbox.len();
+            self.inbox.resize(held + READ_BYTES, 0);
+            let read = self.socket.read(&mut self.inbox[held..]);
+            self.inbox.truncate(held + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(FrameError::Closed),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(count),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Err(FrameError::Closed),
+                Err(e) => return Err(e.into()),
+            }
+            let mut rest = &self.inbox[..];
+            while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX_BYTES>() {
+                let length = u32::from_be_bytes(*prefix) as usize;
+                if length > FRAME_BYTES_MAX {
+                    return Err(FrameError::Length(length));
+                }
+                let Some((content, after)) = after.split_at_checked(length) else {
+                    break;
+                };
+                frame(content);
+                count += 1;
+                rest = after;
+            }
+            let taken = self.inbox.len() - rest.len();
+            self.inbox.drain(..taken);
+            // A short read emptied the socket: another read would only answer WouldBlock.
+            if held + READ_BYTES > self.inbox.len() + taken {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Appends a frame for QEMU; it leaves with [`FramePort::flush`].
+    pub fn queue(&mut self, frame: &[u8]) {
+        assert!(frame.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", frame.len());
+        self.outbox.extend((frame.len() as u32).to_be_bytes());
+        self.outbox.extend_from_slice(frame);
+    }
+
+    /// Writes what the socket takes. False: some is left, watch for writability.
+    pub fn flush(&mut self) -> Result<bool, FrameError> {
+        while self.written < self.outbox.len() {
+            match self
+                .socket
+                .write_vectored(&[IoSlice::new(&self.outbox[self.written..])])
+            {
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                    ) =>
+                {
+                    return Err(FrameError::Closed);
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        self.outbox.clear();
+        self.written = 0;
+        Ok(true)
+    }
+
+    /// Bytes on their way to the guest: queued here or not yet read by QEMU.
+    pub fn inbound_in_flight(&self) -> io::Result<usize> {
+        let unread = socket_queue_bytes(self.socket.as_fd(), libc::TIOCOUTQ)?;
+        Ok(self.outbox.len() - self.written + unread as usize)
+    }
+
+    /// Bytes on their way from the guest: written by QEMU and not yet given out by [`FramePort::read`].
+    pub fn outbound_in_flight(&self) -> io::Result<usize> {
+        Ok(self.inbox.len() + socket_queue_bytes(self.socket.as_fd(), libc::FIONREAD)? as usize)
+    }
+}
+
+impl AsFd for FramePort {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for FramePort {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    fn peer(end: OwnedFd) -> UnixStream {
+        UnixStream::from(end)
+    }
+
+    fn frames(port: &mut FramePort) -> Vec<Vec<u8>> {
+        let mut frames = vec![];
+        port.read(|f| frames.push(f.to_vec())).unwrap();
+        frames
+    }
+
+    #[test]
+    fn frames_survive_any_cut_of_the_stream() {
+        let (mut port, end) = FramePort::pair().unwrap();
+        let mut qemu = peer(end);
+        let sent: Vec<Vec<u8>> = (0..20).map(|i| vec![i as u8; i * 7]).collect();
+        let wire: Vec<u8> = sent
+            .iter()
+            .flat_map(|f| [&(f.len() as u32).to_be_bytes()[..], f].concat())
+            .collect();
+        let mut seen = vec![];
+        for piece in wire.chunks(13) {
+            qemu.write_all(piece).unwrap();
+            seen.extend(frames(&mut port));
+        }
+        assert_eq!(seen, sent);
+        assert_eq!(port.outbound_in_flight().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_full_socket_keeps_the_rest_in_order() {
+        let (mut port, end) = FramePort::pair().unwrap();
+        let mut qemu = peer(end);
+        let frame = vec![5u8; 60_000];
+        let mut queued = 0;
+        while port.flush().unwrap() {
+            port.queue(&frame);
+            queued += 1;
+        }
+        let total = queued * (frame.len() + PREFIX_BYTES);
+        assert!(port.inbound_in_flight().unwrap() > 0);
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; total];
+            qemu.read_exact(&mut all).unwrap();
+            (qemu, all)
+        });
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !port.flush().unwrap() {
+            assert!(std::time::Instant::now() < deadline, "the reader reads");
+            std::thread::yield_now();
+        }
+        let (_qemu, all) = reader.join().unwrap();
+        assert!(
+            all.chunks(frame.len() + PREFIX_BYTES)
+                .all(|c| c[..4] == 60_000u32.to_be_bytes() && c[4..] == frame)
+        );
+        assert_eq!(port.inbound_in_flight().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_length_that_no_nic_sends_is_refused() {
+        let (mut port, end) = FramePort::pair().unwrap();
+        let mut qemu = peer(end);
+        qemu.write_all(&[0xff; 8]).unwrap();
+        assert!(matches!(port.read(|_| ()), Err(FrameError::Length(_))));
+        let (mut port, end) = FramePort::pair().unwrap();
+        drop(end);
+        assert!(matches!(port.read(|_| ()), Err(FrameError::Closed)));
+    }
+}

@@ -1,0 +1,115 @@
+use std::os::fd::FromRawFd;
+
+use super::*;
+
+/// A memory whose "QEMU" is this very process.
+fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
+    let file = crate::sys::memfd("dunlin-ram-test").unwrap();
+    file.set_len((pages * PAGE_BYTES) as u64).unwrap();
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping.
+    let guest = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            pages * PAGE_BYTES,
+            protection,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+        .unwrap()
+    };
+    let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
+        eprintln!("skipped: /dev/userfaultfd cannot be opened (not root?)");
+        return None;
+    };
+    // SAFETY: USERFAULTFD_IOC_NEW answers a descriptor.
+    let uffd = unsafe {
+        use std::os::fd::AsRawFd;
+        OwnedFd::from_raw_fd(libc::ioctl(
+            device.as_raw_fd(),
+            0xAA00,
+            libc::O_CLOEXEC | libc::O_NONBLOCK,
+        ))
+    };
+    let memory = Memory::attach(std::process::id(), file, uffd).unwrap();
+    Some((memory, guest.cast()))
+}
+
+#[test]
+fn written_pages_are_found_exactly_and_once() {
+    let Some((memory, guest)) = own_memory(3000) else {
+        return;
+    };
+    assert_eq!(memory.scan_dirty().unwrap().count(), 0);
+    let pages = [0u64, 1, 7, 63, 64, 1024, 2047, 2999];
+    for page in pages {
+        // SAFETY: inside the mapping.
+        unsafe { guest.add(page as usize * PAGE_BYTES + 5).write_volatile(1) };
+    }
+    assert_eq!(memory.scan_dirty().unwrap().iter().collect::<Vec<_>>(), pages);
+    assert!(memory.scan_dirty().unwrap().is_empty(), "a scan cleans");
+    // More ranges than one call of the kernel answers.
+    for page in (0..3000).step_by(2) {
+        // SAFETY: inside the mapping.
+        unsafe { guest.add(page * PAGE_BYTES).write_volatile(2) };
+    }
+    assert_eq!(
+        memory.scan_dirty().unwrap().iter().collect::<Vec<_>>(),
+        (0..3000).step_by(2).collect::<Vec<_>>()
+    );
+    assert_eq!(memory.populated().unwrap().count(), 1505);
+}
+
+#[test]
+fn our_own_writes_reach_the_guest_and_are_not_tracked() {
+    let Some((memory, guest)) = own_memory(8) else {
+        return;
+    };
+    memory.write_page(3, &[9; PAGE_BYTES]);
+    let blocks = [[1; BLOCK_BYTES], [2; BLOCK_BYTES]].concat();
+    memory.write_blocks(3, 1 << 15 | 1 << 1, &blocks);
+    let mut seen = [0; PAGE_BYTES];
+    // SAFETY: inside the mapping.
+    unsafe { std::ptr::copy_nonoverlapping(guest.add(3 * PAGE_BYTES), seen.as_mut_ptr(), PAGE_BYTES) };
+    assert_eq!((seen[0], seen[256], seen[512], seen[4095]), (9, 1, 9, 2));
+    assert!(memory.scan_dirty().unwrap().is_empty());
+    memory.clear_all().unwrap();
+    memory.copy_page(3, &mut seen);
+    assert_eq!(seen, [0; PAGE_BYTES]);
+}
+
+#[test]
+fn hashes_are_the_same_on_any_number_of_threads() {
+    let Some((memory, _)) = own_memory(2000) else {
+        return;
+    };
+    for page in 0..2000 {
+        memory.write_page(page, &[page as u8; PAGE_BYTES]);
+    }
+    let pages: Vec<u64> = (0..2000).rev().collect();
+    let one = memory.hash_pages(&pages, 1);
+    assert_eq!(one, memory.hash_pages(&pages, 7));
+    assert_eq!(one[0], hash::page(&[(1999 % 256) as u8; PAGE_BYTES]));
+    let blocks = memory.hash_blocks(&pages, 3);
+    assert_eq!(blocks[0][0], blocks[0][15]);
+    assert_ne!(blocks[0], blocks[1]);
+}
+
+#[test]
+fn only_the_mappings_of_the_file_count() {
+    let maps = "\
+7f0000000000-7f0000002000 rw-s 00000000 00:01 4242 /memfd:dunlin-ram-a (deleted)
+7f0000002000-7f0000003000 rw-s 00002000 00:01 4242 /memfd:dunlin-ram-a (deleted)
+7f0000010000-7f0000011000 rw-s 00000000 00:01 4243 /memfd:dunlin-ram-b (deleted)
+7f0000020000-7f0000021000 r--p 00000000 fd:00 4242 /usr/lib/x.so
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]";
+    let found = mappings(maps, 4242);
+    assert_eq!(
+        found,
+        [
+            (0x7f0000000000..0x7f0000002000, 0),
+            (0x7f0000002000..0x7f0000003000, 0x2000)
+        ]
+    );
+}

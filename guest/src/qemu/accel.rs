@@ -1,0 +1,73 @@
+//! KVM or TCG.
+//!
+//! Decides:    whether KVM on this machine can run a stock guest.
+//! Flow:       `VmSpec.accel` -> [`choose`] -> the command line.
+//! Invariants: 1. `auto` never fails: it falls back and says why; 2. `kvm` is taken at its word, or refused with the reason.
+//! Source:     stock-qemu.md section 4: a nested, software-assisted KVM opens and yet dies in a stock kernel.
+//! Not here:   the CPU model.
+
+use std::os::fd::AsRawFd;
+
+use crate::spec::Accel;
+
+/// `KVM_GET_API_VERSION`, `_IO(0xAE, 0x00)`.
+const KVM_GET_API_VERSION: libc::Ioctl = 0xAE00;
+
+/// The accelerator to use, and why it is not KVM if it is not.
+pub fn choose(wanted: Accel) -> Result<(Accel, Option<String>), String> {
+    match (wanted, opens(), hardware()) {
+        (Accel::Tcg, ..) => Ok((Accel::Tcg, None)),
+        (_, Ok(()), Ok(())) => Ok((Accel::Kvm, None)),
+        // A person who asks for KVM may know better than the CPU flags, but not better than the device.
+        (Accel::Kvm, Ok(()), Err(_)) => Ok((Accel::Kvm, None)),
+        (Accel::Kvm, Err(why), _) => Err(format!("accel = \"kvm\": {why}")),
+        (Accel::Auto, Err(why), _) | (Accel::Auto, _, Err(why)) => Ok((
+            Accel::Tcg,
+            Some(format!(
+                "no KVM, the guest is translated by TCG (many times slower): {why}"
+            )),
+        )),
+    }
+}
+
+/// Can /dev/kvm be opened and is it KVM?
+pub fn opens() -> Result<(), String> {
+    let device = std::fs::File::options().read(true).write(true).open("/dev/kvm").map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            "/dev/kvm does not exist: load kvm_intel or kvm_amd, or switch on virtualisation in the firmware".to_owned()
+        }
+        _ => format!("/dev/kvm: {e}: run the daemon as root or as a member of group kvm"),
+    })?;
+    // SAFETY: this ioctl takes no argument.
+    match unsafe { libc::ioctl(device.as_raw_fd(), KVM_GET_API_VERSION, 0) } {
+        12 => Ok(()),
+        version => Err(format!("/dev/kvm answers API version {version}, not 12")),
+    }
+}
+
+/// Does the CPU have what KVM needs to run any guest?
+pub fn hardware() -> Result<(), String> {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").map_err(|e| format!("/proc/cpuinfo: {e}"))?;
+    let flags = cpu.lines().find(|l| l.starts_with("flags")).unwrap_or("");
+    match flags.split_whitespace().any(|f| f == "vmx" || f == "svm") {
+        true => Ok(()),
+        false => Err(
+            "the CPU shows neither vmx nor svm: this KVM works by software assistance and cannot run a \
+                      stock kernel (on a cloud machine choose a type with nested virtualisation)"
+                .to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_always_finds_one_and_says_why_it_is_tcg() {
+        let (accel, why) = choose(Accel::Auto).unwrap();
+        assert_ne!(accel, Accel::Auto);
+        assert_eq!(accel == Accel::Tcg, why.is_some());
+        assert_eq!(choose(Accel::Tcg), Ok((Accel::Tcg, None)));
+    }
+}

@@ -1,0 +1,180 @@
+//! QEMU's command line.
+//!
+//! Decides:    the virtual hardware and every flag; docs/guest.md explains each.
+//! Flow:       `VmSpec` + numbers of inherited descriptors -> arguments.
+//! Invariants: 1. primary and backup get the same devices in the same order (the state is loaded by name and instance);
+//!             2. nothing here names a file: kernel, RAM, disk, NIC and control are descriptors.
+//! Source:     stock-qemu.md, vm-loop.md "Command lines that worked".
+//! Not here:   making the descriptors (`qemu`), the process (`spawn`).
+
+use std::os::fd::RawFd;
+
+use serde_json::json;
+
+use crate::spec::{Accel, Machine, VmSpec};
+
+/// Numbers of the descriptors that QEMU inherits.
+#[derive(Debug, Clone, Default)]
+pub struct Descriptors {
+    /// Guest RAM: a memfd of its whole size.
+    pub ram: RawFd,
+    /// QMP socket.
+    pub qmp: RawFd,
+    /// Serial console socket.
+    pub console: RawFd,
+    /// Where device state is saved: a memfd, opened write-only (QEMU matches the access mode exactly).
+    pub save: RawFd,
+    /// Kernel of a direct boot.
+    pub kernel: Option<RawFd>,
+    /// Its initial RAM disk.
+    pub initrd: Option<RawFd>,
+    /// One socket per NIC.
+    pub frames: Vec<RawFd>,
+    /// One NBD socket per disk.
+    pub nbd: Vec<RawFd>,
+}
+
+/// The file descriptor set under which the save file is known.
+pub const SAVE_FDSET: u32 = 1;
+
+/// Everything after the executable's name. `accel` is what was really chosen, never `Auto`.
+pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool) -> Vec<String> {
+    let mut args: Vec<String> = vec![];
+    let mut add = |flag: &str, value: String| args.extend([flag.to_owned(), value]);
+    let flag_only = ["-nodefaults", "-no-user-config"];
+
+    add("-name", format!("guest={},debug-threads=on", spec.name));
+    // The backup rebuilds nothing from the stream's configuration, and vmdesc is JSON that nobody reads.
+    add("-global", "migration.send-configuration=off".into());
+    let machine = match spec.machine {
+        // hpet=off: after loads a Linux backup blames the HPET for an unstable TSC. vmport: more state for nothing.
+        Machine::Pc => "pc,hpet=off,vmport=off,usb=off",
+        Machine::Q35 => "q35,hpet=off,vmport=off,usb=off,sata=off",
+        // rtc=on: without it the guest asks KVM's clock only and TCG guests boot in 1970.
+        Machine::Microvm => "microvm,rtc=on",
+    };
+    add(
+        "-machine",
+        format!("{machine},memory-backend=ram,suppress-vmdesc=on"),
+    );
+    match accel {
+        Accel::Kvm => add("-accel", "kvm".into()),
+        Accel::Tcg | Accel::Auto => add("-accel", "tcg,thread=multi".into()),
+    }
+    let cpu = spec.cpu.clone().unwrap_or_else(|| match accel {
+        Accel::Kvm => "host".into(),
+        // Five-level page tables make every TLB miss of the translator dearer.
+        Accel::Tcg | Accel::Auto => "max,la57=off".into(),
+    });
+    add("-cpu", cpu);
+    add(
+        "-smp",
+        format!("cpus={0},sockets=1,cores={0},threads=1", spec.vcpus),
+    );
+    add("-m", format!("size={}M", spec.memory_mib));
+    // A *file* backend: x-ignore-shared skips only named files on QEMU 10, not memory-backend-memfd.
+    add(
+        "-object",
+        json!({"qom-type": "memory-backend-file", "id": "ram", "size": spec.memory_bytes(), "share": true,
+               "mem-path": format!("/proc/self/fd/{}", fds.ram)})
+        .to_string(),
+    );
+    // -vga none: unshared video RAM would be reset from COLO's cache.
+    add("-display", "none".into());
+    add("-vga", "none".into());
+    add("-chardev", format!("socket,id=qmp,fd={}", fds.qmp));
+    add("-mon", "chardev=qmp,mode=control".into());
+    add("-chardev", format!("socket,id=con,fd={}", fds.console));
+    add("-serial", "chardev:con".into());
+    add("-add-fd", format!("fd={},set={SAVE_FDSET}", fds.save));
+
+    let bus = match spec.machine {
+        Machine::Microvm => "device",
+        Machine::Pc | Machine::Q35 => "pci",
+    };
+    for (i, fd) in fds.nbd.iter().enumerate() {
+        add(
+            "-blockdev",
+            json!({"driver": "nbd", "node-name": format!("disk{i}"), "discard": "unmap",
+                   "server": {"type": "fd", "str": fd.to_string()}})
+            .to_string(),
+        );
+        add(
+            "-device",
+            json!({"driver": format!("virtio-blk-{bus}"), "drive": format!("disk{i}"), "id": format!("blk{i}"),
+                   "bootindex": i})
+            .to_string(),
+        );
+    }
+    for (i, (nic, fd)) in spec.nics.iter().zip(&fds.frames).enumerate() {
+        add(
+            "-netdev",
+            json!({"type": "stream", "id": format!("net{i}"), "server": false,
+                   "addr": {"type": "fd", "str": fd.to_string()}})
+            .to_string(),
+        );
+        let mut device = json!({"driver": format!("virtio-net-{bus}"), "netdev": format!("net{i}"),
+                                "mac": nic.mac, "id": format!("nic{i}")});
+        if bus == "pci" {
+            device["romfile"] = json!("");
+        }
+        add("-device", device.to_string());
+    }
+    if let Some(kernel) = fds.kernel {
+        add("-kernel", format!("/proc/self/fd/{kernel}"));
+        if let Some(initrd) = fds.initrd {
+            add("-initrd", format!("/proc/self/fd/{initrd}"));
+        }
+        if let Some(append) = &spec.append {
+            add("-append", append.clone());
+        }
+    }
+    if incoming {
+        add("-incoming", "defer".into());
+    }
+    if spec.sandbox {
+        add(
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".into(),
+        );
+    }
+    args.extend(flag_only.map(str::to_owned));
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backup_and_primary_differ_only_in_incoming() {
+        let spec: VmSpec = toml::from_str("name='v'\nmemory_mib=64\nkernel='/k'\nmachine='q35'").unwrap();
+        let fds = Descriptors::default();
+        let mut backup = arguments(&spec, Accel::Tcg, &fds, true);
+        let at = backup.iter().position(|a| a == "-incoming").unwrap();
+        backup.drain(at..at + 2);
+        assert_eq!(backup, arguments(&spec, Accel::Tcg, &fds, false));
+    }
+
+    #[test]
+    fn no_argument_names_a_file_of_the_host() {
+        let text = "name='v'\nmemory_mib=64\nkernel='/secret/k'\ninitrd='/secret/i'\nserial_log='/secret/s'\n\
+                    [[disks]]\npath='/secret/d'\n[[nics]]\nmac='52:54:00:00:00:01'";
+        for machine in ["pc", "q35", "microvm"] {
+            let spec: VmSpec = toml::from_str(&format!("machine='{machine}'\n{text}")).unwrap();
+            let fds = Descriptors {
+                kernel: Some(5),
+                initrd: Some(6),
+                frames: vec![7],
+                nbd: vec![8],
+                ..Default::default()
+            };
+            let line = arguments(&spec, Accel::Kvm, &fds, false).join(" ");
+            assert!(!line.contains("secret"), "{line}");
+            assert!(
+                line.contains("\"str\":\"8\"") && line.contains("/proc/self/fd/5"),
+                "{line}"
+            );
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Starts QEMU's process: as which user, with which descriptors, and so that it dies with us.
+//!
+//! Decides:    the user it runs as.
+//! Flow:       `Qemu::start` -> the spawner thread -> fork, here -> exec.
+//! Invariants: 1. PR_SET_PDEATHSIG is set *after* the change of user (a change clears it) and by a thread that lives as
+//!             long as the daemon (the signal is sent when the forking *thread* ends, not the process);
+//!             2. only the named descriptors are inherited: all of ours are close-on-exec.
+//! Source:     prctl(2), credentials(7).
+//! Not here:   the command line.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+
+/// The user and groups QEMU gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name, for messages.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Its own group.
+    pub gid: u32,
+    /// Further groups: the one that owns /dev/kvm, when KVM is used.
+    pub groups: Vec<u32>,
+}
+
+/// Which user QEMU is to run as: `None` keeps ours (we are an ordinary user already).
+pub fn choose_user(run_as: Option<&str>, kvm: bool) -> Result<Option<User>, String> {
+    if !rustix::process::geteuid().is_root() {
+        return match run_as.map(look_up) {
+            Some(Some(user)) if user.uid == rustix::process::geteuid().as_raw() => Ok(None),
+            Some(_) => Err(format!(
+                "vm.run_as = {:?} needs the daemon to be started as root; leave it out to run QEMU as yourself",
+                run_as.unwrap_or_default()
+            )),
+            None => Ok(None),
+        };
+    }
+    let mut user = match run_as {
+        Some(name) => look_up(name).ok_or_else(|| {
+            format!(
+                "vm.run_as: there is no user {name:?}; create it (useradd --system {name}) or name another"
+            )
+        })?,
+        None => look_up("dunlin")
+            .or_else(|| look_up("nobody"))
+            .ok_or("neither user dunlin nor nobody exists: set vm.run_as to an ordinary user")?,
+    };
+    if kvm && let Ok(device) = std::fs::metadata("/dev/kvm") {
+        user.groups.push(device.gid());
+    }
+    Ok(Some(user))
+}
+
+fn look_up(name: &str) -> Option<User> {
+    let c_name = CString::new(name).ok()?;
+    let mut buffer = vec![0u8; 16 * 1024];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: passwd is plain data; the call writes only to the entry, the buffer and `found`.
+    unsafe {
+        let mut entry: libc::passwd = std::mem::zeroed();
+        let (text, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+        if libc::getpwnam_r(c_name.as_ptr(), &raw mut entry, text, length, &raw mut found) != 0
+            || found.is_null()
+        {
+            return None;
+        }
+        Some(User {
+            name: name.to_owned(),
+            uid: entry.pw_uid,
+            gid: entry.pw_gid,
+            groups: vec![],
+        })
+    }
+}
+
+type Job = (Command, Sender<io::Result<Child>>);
+
+/// Spawns from the one thread that lives as long as the daemon (invariant 1).
+pub fn spawn(mut command: Command, inherited: Vec<RawFd>, user: Option<User>) -> io::Result<Child> {
+    let parent = rustix::process::getpid();
+    let groups = user.as_ref().map(|u| [&[u.gid][..], &u.groups].concat());
+    let in_child = move || {
+        // Between fork and exec: only async-signal-safe calls, no allocation.
+        let check = |result: libc::c_int| match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        // SAFETY: plain system calls with valid arguments.
+        unsafe {
+            if let (Some(user), Some(groups)) = (&user, &groups) {
+                check(libc::setgroups(groups.len(), groups.as_ptr()))?;
+                check(libc::setresgid(user.gid, user.gid, user.gid))?;
+                check(libc::setresuid(user.uid, user.uid, user.uid))?;
+            }
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            if libc::getppid() != parent.as_raw_nonzero().get() {
+                libc::_exit(122); // the daemon died in between: nobody would kill us
+            }
+            // A signal mask of the daemon is not QEMU's business, nor is Ctrl-C on the daemon's terminal.
+            libc::setsid();
+            for fd in &inherited {
+                check(libc::fcntl(*fd, libc::F_SETFD, 0))?;
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure keeps to async-signal-safe calls.
+    unsafe { command.pre_exec(in_child) };
+
+    static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (jobs, inbox) = channel::<Job>();
+        let run = move || {
+            for (mut command, answer) in inbox {
+                let _ = answer.send(command.spawn());
+            }
+        };
+        std::thread::Builder::new()
+            .name("dunlin-spawner".into())
+            .spawn(run)
+            .expect("a thread can be made");
+        jobs
+    });
+    let (answer, outcome) = channel();
+    spawner.send((command, answer)).expect("the spawner never ends");
+    outcome.recv().expect("the spawner always answers")
+}
+
+/// Where an executable lies: a path as it is, a bare name by the PATH.
+pub fn find_executable(name: &std::path::Path) -> Option<std::path::PathBuf> {
+    if name.components().count() > 1 {
+        return name.is_file().then(|| name.to_owned());
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|dir| dir.join(name))
+        .find(|p| p.is_file())
+}

@@ -1,0 +1,242 @@
+//! What a VM is: the `[vm]` table of its TOML file.
+//!
+//! Decides:    which values make sense, before anything is started.
+//! Flow:       TOML -> [`VmSpec`] -> `qemu::command`.
+//! Invariants: 1. an unknown key is an error; 2. both hosts build the same virtual hardware from the same spec.
+//! Source:     CONTRACT of the node's `vm.toml`; stock-qemu.md.
+//! Not here:   who may run it and with which policy (node).
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// One VM, as its TOML file describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Name of the VM: letters, digits, `.`, `_`, `-`. The node fills it from the file's top level.
+    #[serde(default)]
+    pub name: String,
+    /// How the guest's instructions are run.
+    #[serde(default)]
+    pub accel: Accel,
+    /// QEMU's machine type.
+    #[serde(default)]
+    pub machine: Machine,
+    /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
+    #[serde(default)]
+    pub qemu: Option<PathBuf>,
+    /// QEMU's `-cpu`. Absent: `host` under KVM, `max,la57=off` under TCG. With unlike hosts name a common model.
+    #[serde(default)]
+    pub cpu: Option<String>,
+    /// Number of virtual CPUs, 1 to 64.
+    #[serde(default = "one")]
+    pub vcpus: u32,
+    /// Guest RAM in MiB.
+    pub memory_mib: u64,
+    /// Kernel for a direct boot; absent: the firmware boots the first disk.
+    #[serde(default)]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk for the direct boot.
+    #[serde(default)]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line for the direct boot.
+    #[serde(default)]
+    pub append: Option<String>,
+    /// Disks, in the guest's order.
+    #[serde(default)]
+    pub disks: Vec<DiskSpec>,
+    /// Network cards, in the guest's order.
+    #[serde(default)]
+    pub nics: Vec<NicSpec>,
+    /// User that QEMU runs as when the daemon is root. Absent: `dunlin` if there is one, else `nobody`.
+    #[serde(default)]
+    pub run_as: Option<String>,
+    /// QEMU's system call filter (`-sandbox on,...`).
+    #[serde(default = "yes")]
+    pub sandbox: bool,
+    /// The serial console is appended to this file (its end is kept in memory in any case).
+    #[serde(default)]
+    pub serial_log: Option<PathBuf>,
+}
+
+/// One disk: a raw image file that the host's NBD server serves to QEMU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    /// The raw image.
+    pub path: PathBuf,
+}
+
+/// One network card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NicSpec {
+    /// MAC address, as `52:54:00:12:34:56`.
+    pub mac: String,
+    /// Bridge on the host that the TAP joins; absent: the TAP stands alone.
+    #[serde(default)]
+    pub bridge: Option<String>,
+    /// Name of the TAP; absent: the kernel chooses `dunlinN`.
+    #[serde(default)]
+    pub tap: Option<String>,
+}
+
+/// How the guest's instructions are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// KVM where it works, else TCG with a message.
+    #[default]
+    Auto,
+    /// Hardware virtualisation only.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+/// QEMU's machine type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Machine {
+    /// i440FX with PCI.
+    #[default]
+    Pc,
+    /// Q35 with PCI Express.
+    Q35,
+    /// The small machine with virtio-mmio devices.
+    Microvm,
+}
+
+/// What is wrong with a spec; the message names the key.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("vm.{key}: {problem}")]
+pub struct SpecError {
+    /// The key in the TOML file.
+    pub key: &'static str,
+    /// What is wrong, and what would be right.
+    pub problem: String,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl NicSpec {
+    /// The six bytes of the MAC address.
+    pub fn mac_bytes(&self) -> Result<[u8; 6], SpecError> {
+        let wrong = || SpecError {
+            key: "nics.mac",
+            problem: format!(
+                "{:?} is not a unicast MAC address such as 52:54:00:12:34:56",
+                self.mac
+            ),
+        };
+        let mut bytes = [0u8; 6];
+        let mut parts = self.mac.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|p| p.len() == 2).ok_or_else(wrong)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
+        }
+        if parts.next().is_some() || bytes[0] & 1 == 1 {
+            return Err(wrong());
+        }
+        Ok(bytes)
+    }
+}
+
+impl VmSpec {
+    /// Guest RAM in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib << 20
+    }
+
+    /// Looks for values that cannot work, without touching the system (files are looked at by the probe).
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let fail = |key, problem: String| Err(SpecError { key, problem });
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(plain) {
+            return fail(
+                "name",
+                format!("{:?} must be 1 to 64 letters, digits, '.', '_' or '-'", self.name),
+            );
+        }
+        if !(1..=64).contains(&self.vcpus) {
+            return fail("vcpus", format!("{} is not in 1..=64", self.vcpus));
+        }
+        if !(8..=4 << 20).contains(&self.memory_mib) {
+            return fail(
+                "memory_mib",
+                format!("{} is not in 8..={}", self.memory_mib, 4 << 20),
+            );
+        }
+        if self.kernel.is_none() && (self.initrd.is_some() || self.append.is_some()) {
+            return fail("kernel", "initrd and append need a kernel".into());
+        }
+        if self.kernel.is_none() && self.disks.is_empty() {
+            return fail("kernel", "nothing to boot: give a kernel or a disk".into());
+        }
+        if self
+            .cpu
+            .as_deref()
+            .is_some_and(|c| c.is_empty() || c.starts_with('-'))
+        {
+            return fail(
+                "cpu",
+                "must be a QEMU CPU model, see qemu-system-x86_64 -cpu help".into(),
+            );
+        }
+        for (i, nic) in self.nics.iter().enumerate() {
+            let mac = nic.mac_bytes()?;
+            if self.nics[..i].iter().any(|n| n.mac_bytes() == Ok(mac)) {
+                return fail("nics.mac", format!("{} is given twice", nic.mac));
+            }
+            for (key, name) in [("nics.bridge", &nic.bridge), ("nics.tap", &nic.tap)] {
+                if let Some(name) = name.as_deref().filter(|n| n.is_empty() || n.len() > 15) {
+                    return fail(key, format!("{name:?} must have 1 to 15 characters"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> Result<VmSpec, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let error = spec("memory_mib = 64\nmemroy = 3").unwrap_err().to_string();
+        assert!(error.contains("memroy"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_work_is_named() {
+        let good = spec("name='a'\nmemory_mib=64\nkernel='/k'\n[[nics]]\nmac='52:54:00:12:34:56'").unwrap();
+        assert_eq!(good.validate(), Ok(()));
+        let wrong = |change: fn(&mut VmSpec)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            bad.validate().unwrap_err().key
+        };
+        assert_eq!(wrong(|s| s.name = "a b".into()), "name");
+        assert_eq!(wrong(|s| s.vcpus = 0), "vcpus");
+        assert_eq!(wrong(|s| s.memory_mib = 1), "memory_mib");
+        assert_eq!(wrong(|s| s.kernel = None), "kernel");
+        assert_eq!(wrong(|s| s.nics[0].mac = "53:54:00:12:34:56".into()), "nics.mac");
+        assert_eq!(wrong(|s| s.nics.push(s.nics[0].clone())), "nics.mac");
+        assert_eq!(
+            wrong(|s| s.nics[0].bridge = Some("a-name-that-is-too-long".into())),
+            "nics.bridge"
+        );
+    }
+}
