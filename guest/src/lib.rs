@@ -9,6 +9,7 @@
 //! Not here:   when to sync, what to send, who speaks: `core` and `node`.
 
 pub mod colo;
+pub mod disk;
 pub mod frames;
 pub mod memory;
 pub mod probe;

@@ -1,0 +1,116 @@
+//! Decides: whether an image misbehaves now. Faults are put in here because device-mapper is not everywhere; the bandwidth
+//! limit also makes two hosts on one machine have two disks.
+//!
+//! Flow: [`super::image`] asks before every access. With no fault set it costs one atomic load.
+//! Invariant: a fault never changes what is on the image, it only refuses or delays.
+//! Not here: when to inject what (tests, `bench disk`).
+
+use std::{
+    io,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Faults of one image; all off at first, and each may change at any time.
+#[derive(Debug, Default)]
+pub struct Faults {
+    any: AtomicBool,
+    read_error: AtomicBool,
+    write_error: AtomicBool,
+    flush_error: AtomicBool,
+    full: AtomicBool,
+    bytes_per_s: AtomicU64,
+    free_at: Mutex<Option<Instant>>,
+}
+
+impl Faults {
+    fn set(&self, what: &AtomicBool, on: bool) {
+        what.store(on, Ordering::Release);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Reads fail with EIO.
+    pub fn read_error(&self, on: bool) {
+        self.set(&self.read_error, on);
+    }
+
+    /// Writes fail with EIO.
+    pub fn write_error(&self, on: bool) {
+        self.set(&self.write_error, on);
+    }
+
+    /// Flushes fail with EIO.
+    pub fn flush_error(&self, on: bool) {
+        self.set(&self.flush_error, on);
+    }
+
+    /// Writes fail with ENOSPC.
+    pub fn full(&self, on: bool) {
+        self.set(&self.full, on);
+    }
+
+    /// Reads and writes share this many bytes per second; 0: no limit.
+    pub fn bytes_per_s(&self, limit: u64) {
+        self.bytes_per_s.store(limit, Ordering::Release);
+        self.any.store(true, Ordering::Release);
+    }
+
+    pub(super) fn before_read(&self, bytes: u64) -> io::Result<()> {
+        if !self.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.read_error.load(Ordering::Acquire) {
+            return Err(injected("read"));
+        }
+        self.pace(bytes);
+        Ok(())
+    }
+
+    pub(super) fn before_write(&self, bytes: u64) -> io::Result<()> {
+        if !self.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.write_error.load(Ordering::Acquire) {
+            return Err(injected("write"));
+        }
+        if self.full.load(Ordering::Acquire) {
+            return Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                "injected: no space left",
+            ));
+        }
+        self.pace(bytes);
+        Ok(())
+    }
+
+    pub(super) fn before_flush(&self) -> io::Result<()> {
+        if self.any.load(Ordering::Acquire) && self.flush_error.load(Ordering::Acquire) {
+            return Err(injected("flush"));
+        }
+        Ok(())
+    }
+
+    /// A slow disk: accesses queue up behind one another. (This is the one place that sleeps: the delay is the point.)
+    fn pace(&self, bytes: u64) {
+        let limit = self.bytes_per_s.load(Ordering::Acquire);
+        if limit == 0 {
+            return;
+        }
+        let now = Instant::now();
+        let until = {
+            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let start = free_at.map_or(now, |at| at.max(now));
+            let until = start + Duration::from_secs_f64(bytes as f64 / limit as f64);
+            *free_at = Some(until);
+            until
+        };
+        std::thread::sleep(until - now);
+    }
+}
+
+fn injected(what: &str) -> io::Error {
+    io::Error::other(format!("injected: {what} error"))
+}

@@ -1,0 +1,220 @@
+//! Decides: how one raw image file or block device is opened, locked, read and written.
+//!
+//! Flow: the bottom of the disk port; everything above ([`super`]) goes through it, faults included.
+//! Invariants: **I1** an image is open in one place only: a second opener (another VM of ours, a QEMU, a mount) is
+//! refused with one clear line; **I2** no access outside the size found at opening; **I3** an error that the image
+//! gives reaches the caller, never a shorter read.
+//! Source: fcntl(2) "Open file description locks", fallocate(2), lseek(2) SEEK_HOLE. Not here: qcow2 (a user's
+//! `qemu-storage-daemon` exports it as raw), caching (the kernel's page cache is the cache, flush is fdatasync).
+
+use super::faults::Faults;
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl},
+    libc,
+    unistd::{Whence, lseek},
+};
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// An open, locked image.
+#[derive(Debug)]
+pub struct Image {
+    file: File,
+    size_bytes: u64,
+    read_only: bool,
+    faults: Arc<Faults>,
+}
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// I1.
+    #[error(
+        "disk {0} is in use by another VM or is mounted: stop that VM (or unmount it), or give this VM a disk of its own"
+    )]
+    InUse(PathBuf),
+    /// No such file, no right to open it, a directory, ...
+    #[error("disk {0} cannot be opened: {1}")]
+    Open(PathBuf, io::Error),
+    /// Nothing to boot from.
+    #[error("disk {0} has no bytes: make an image first, for instance with `truncate -s 8G {0}`")]
+    Empty(PathBuf),
+}
+
+impl Image {
+    /// Opens and locks a raw image or block device.
+    ///
+    /// # Errors
+    /// It is missing, in use, or empty.
+    pub fn open(path: &Path, read_only: bool, faults: Arc<Faults>) -> Result<Self, ImageError> {
+        let failed = |error| ImageError::Open(path.into(), error);
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(failed(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "neither a file nor a block device",
+            )));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(!read_only);
+        if kind.is_block_device() {
+            // Exclusive against mounts and other exclusive openers.
+            options.custom_flags(libc::O_EXCL);
+        }
+        let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => ImageError::InUse(path.into()),
+            _ => failed(error),
+        })?;
+        lock(&file, read_only).map_err(|error| match error {
+            Errno::EAGAIN | Errno::EACCES => ImageError::InUse(path.into()),
+            other => failed(other.into()),
+        })?;
+        let size_bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(failed)?;
+        if size_bytes == 0 {
+            return Err(ImageError::Empty(path.into()));
+        }
+        Ok(Self {
+            file,
+            size_bytes,
+            read_only,
+            faults,
+        })
+    }
+
+    /// Size found at opening.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Opened without the right to write.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn check(&self, offset: u64, len: u64) {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.size_bytes),
+            "I2: {len} bytes at {offset} of an image of {}",
+            self.size_bytes
+        );
+    }
+
+    /// Fills `out` from `offset` on.
+    ///
+    /// # Errors
+    /// What the kernel said, or an injected fault.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.check(offset, out.len() as u64);
+        self.faults.before_read(out.len() as u64)?;
+        self.file.read_exact_at(out, offset)
+    }
+
+    /// Writes all of `data` at `offset`.
+    ///
+    /// # Errors
+    /// What the kernel said, or an injected fault. A part may have been written.
+    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len() as u64);
+        self.faults.before_write(data.len() as u64)?;
+        self.file.write_all_at(data, offset)
+    }
+
+    /// Zeroes a range; `unmap`: space may be given back.
+    ///
+    /// # Errors
+    /// What the kernel said, or an injected fault.
+    pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.check(offset, len);
+        self.faults.before_write(4096)?;
+        let how = if unmap {
+            FallocateFlags::FALLOC_FL_PUNCH_HOLE
+        } else {
+            FallocateFlags::FALLOC_FL_ZERO_RANGE
+        };
+        let how = how | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        match fallocate(&self.file, how, offset as i64, len as i64) {
+            Ok(()) => Ok(()),
+            // A file system or device that cannot, or an unaligned range on a block device: by hand.
+            Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENODEV) => self.write_zeroes(offset, len),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> io::Result<()> {
+        static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let now = (len - done).min(ZEROES.len() as u64);
+            self.file.write_all_at(&ZEROES[..now as usize], offset + done)?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// Everything written so far is on stable storage on return.
+    ///
+    /// # Errors
+    /// What the kernel said, or an injected fault.
+    pub fn flush(&self) -> io::Result<()> {
+        self.faults.before_flush()?;
+        self.file.sync_data()
+    }
+
+    /// Consecutive stretches from `offset` on: (length, holds data).
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn status(&self, offset: u64, len: u64) -> io::Result<Vec<(u64, bool)>> {
+        self.check(offset, len);
+        let end = offset + len;
+        let mut at = offset;
+        let mut out = Vec::new();
+        while at < end && out.len() < 256 {
+            let data = match lseek(&self.file, at as i64, Whence::SeekData) {
+                Ok(data) => (data as u64).min(end),
+                Err(Errno::ENXIO) => end,
+                // No holes known here (block devices): all is data.
+                Err(Errno::EINVAL) => {
+                    out.push((end - at, true));
+                    return Ok(out);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if data > at {
+                out.push((data - at, false));
+            }
+            at = data;
+            if at < end {
+                let hole = (lseek(&self.file, at as i64, Whence::SeekHole)? as u64).min(end);
+                if hole == at {
+                    // Punched between the two calls: look again.
+                    continue;
+                }
+                out.push((hole - at, true));
+                at = hole;
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// I1. An open-file-description lock on the whole file: it ends with the descriptor, so a SIGKILL leaves nothing behind,
+/// and it conflicts with the byte locks that QEMU puts on images.
+fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
+    let lock = libc::flock {
+        l_type: if read_only { libc::F_RDLCK } else { libc::F_WRLCK } as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(|_| ())
+}

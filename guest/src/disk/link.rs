@@ -1,0 +1,358 @@
+//! Decides: how frames get from here to the peer's disk port and back, and when the peer counts as lost.
+//!
+//! Flow: guest writes and the copier push frames into a queue; a thread writes them to the stream in order.
+//! Invariants: **L1** frames leave in the order of [`Link::push`]; **L2** a full queue makes writers wait only while the
+//! peer makes progress, and at most [`Tuning::stall`] without any; **L3** after [`Link::close`] nobody waits here.
+//! Not here: what the frames mean (`primary`, `backup`).
+
+use bytes::Bytes;
+use dunlin_core::disk::mirror::{Frame, HEADER_BYTES, MirrorError};
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The two ends of a byte stream to the peer, and a way to break both: any TCP, TLS or Unix stream.
+pub struct MirrorStream {
+    /// What the peer says. Blocking.
+    pub reader: Box<dyn Read + Send>,
+    /// To the peer. Blocking.
+    pub writer: Box<dyn Write + Send>,
+    /// Makes both ends fail at once, from any thread (`shutdown(2)` on the socket).
+    pub shutdown: Box<dyn Fn() + Send + Sync>,
+}
+
+impl MirrorStream {
+    /// A Unix socket as mirror stream.
+    ///
+    /// # Errors
+    /// No descriptor could be had.
+    pub fn from_unix(stream: UnixStream) -> io::Result<Self> {
+        let writer = stream.try_clone()?;
+        let control = stream.try_clone()?;
+        Ok(Self {
+            reader: Box::new(stream),
+            writer: Box::new(writer),
+            shutdown: Box::new(move || {
+                let _already_closed = control.shutdown(std::net::Shutdown::Both);
+            }),
+        })
+    }
+}
+
+impl std::fmt::Debug for MirrorStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MirrorStream")
+    }
+}
+
+/// Sizes and times of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// Bytes that may wait to be sent before writers wait.
+    pub queue_bytes: u64,
+    /// A peer that takes nothing for this long while writers wait is lost.
+    pub stall: Duration,
+    /// The longest that one write is delayed to slow a guest down whose backup's buffers are nearly full.
+    pub throttle: Duration,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            queue_bytes: 32 << 20,
+            stall: Duration::from_secs(1),
+            throttle: Duration::from_millis(200),
+        }
+    }
+}
+
+/// Why no more can be sent.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Closed(pub String);
+
+struct Queue {
+    frames: VecDeque<(Frame, Bytes)>,
+    bytes: u64,
+    pushed: u64,
+    acked: u64,
+    held_bytes: u64,
+    moved: Instant,
+    closed: Option<String>,
+    expedite: bool,
+}
+
+/// The sending half of a mirror stream.
+pub struct Link {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    changed: Condvar,
+    shutdown: Box<dyn Fn() + Send + Sync>,
+    tuning: Tuning,
+}
+
+impl Link {
+    /// A link whose stream is broken by `shutdown`.
+    #[must_use]
+    pub fn new(shutdown: Box<dyn Fn() + Send + Sync>, tuning: Tuning) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::new(Queue {
+                frames: VecDeque::new(),
+                bytes: 0,
+                pushed: 0,
+                acked: 0,
+                held_bytes: 0,
+                moved: Instant::now(),
+                closed: None,
+                expedite: false,
+            }),
+            work: Condvar::new(),
+            changed: Condvar::new(),
+            shutdown,
+            tuning,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a frame; returns its number. Never waits (see [`Self::wait_room`]); lost when the link is closed.
+    pub fn push(&self, frame: Frame, payload: Bytes) -> u64 {
+        let mut queue = self.lock();
+        if queue.closed.is_some() {
+            return queue.pushed;
+        }
+        if queue.frames.is_empty() {
+            queue.moved = Instant::now();
+        }
+        queue.bytes += payload.len() as u64 + HEADER_BYTES as u64;
+        queue.pushed += 1;
+        queue.frames.push_back((frame, payload));
+        let number = queue.pushed;
+        drop(queue);
+        self.work.notify_one();
+        number
+    }
+
+    /// There is room for `bytes` more.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let queue = self.lock();
+        queue.bytes == 0 || queue.bytes + bytes <= self.tuning.queue_bytes
+    }
+
+    /// Waits until `bytes` more fit (L2).
+    ///
+    /// # Errors
+    /// The link is closed, or was closed here because the peer stalled.
+    pub fn wait_room(&self, bytes: u64) -> Result<(), Closed> {
+        self.wait(|queue| {
+            queue.expedite || queue.bytes == 0 || queue.bytes + bytes <= self.tuning.queue_bytes
+        })
+    }
+
+    /// Waits until the peer acknowledged frame `number` (L2).
+    ///
+    /// # Errors
+    /// As [`Self::wait_room`].
+    pub fn wait_acked(&self, number: u64) -> Result<(), Closed> {
+        self.wait(|queue| queue.acked >= number)
+    }
+
+    fn wait(&self, done: impl Fn(&Queue) -> bool) -> Result<(), Closed> {
+        let mut queue = self.lock();
+        loop {
+            if let Some(reason) = &queue.closed {
+                return Err(Closed(reason.clone()));
+            }
+            if done(&queue) {
+                return Ok(());
+            }
+            let left = self.tuning.stall.saturating_sub(queue.moved.elapsed());
+            if left.is_zero() {
+                drop(queue);
+                self.close(&format!(
+                    "the peer took nothing for {} ms",
+                    self.tuning.stall.as_millis()
+                ));
+                queue = self.lock();
+                continue;
+            }
+            queue = self
+                .changed
+                .wait_timeout(queue, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Delays a writer while the peer holds more than `most_bytes` in memory; gives up after [`Tuning::throttle`], so that
+    /// a write is slowed down and never stuck: a stuck one would keep the VM from stopping for the sync that frees memory.
+    pub fn throttle(&self, most_bytes: u64) {
+        let until = Instant::now() + self.tuning.throttle;
+        let mut queue = self.lock();
+        while queue.held_bytes >= most_bytes && !queue.expedite && queue.closed.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue = self
+                .changed
+                .wait_timeout(queue, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Lets every waiting write through while the VM is being stopped.
+    pub fn expedite(&self, on: bool) {
+        self.lock().expedite = on;
+        self.changed.notify_all();
+    }
+
+    /// The peer said how far it is.
+    pub fn acked(&self, through: u64, held_bytes: u64) {
+        let mut queue = self.lock();
+        queue.acked = queue.acked.max(through);
+        queue.held_bytes = held_bytes;
+        queue.moved = Instant::now();
+        drop(queue);
+        self.changed.notify_all();
+    }
+
+    /// Memory that the peer's buffers hold, as last told.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.lock().held_bytes
+    }
+
+    /// Bytes that wait to be sent.
+    #[must_use]
+    pub fn queued_bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
+    /// Breaks the stream; the first reason stays (L3).
+    pub fn close(&self, reason: &str) {
+        let mut queue = self.lock();
+        if queue.closed.is_none() {
+            queue.closed = Some(reason.into());
+        }
+        queue.frames.clear();
+        queue.bytes = 0;
+        drop(queue);
+        (self.shutdown)();
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
+    /// Why it was closed.
+    #[must_use]
+    pub fn closed(&self) -> Option<String> {
+        self.lock().closed.clone()
+    }
+
+    /// Waits up to `timeout` or until the link is closed; says whether it is.
+    pub fn wait_closed(&self, timeout: Duration) -> bool {
+        let queue = self.lock();
+        let (queue, _) = self
+            .changed
+            .wait_timeout_while(queue, timeout, |queue| queue.closed.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        queue.closed.is_some()
+    }
+
+    /// Sends what is pushed until the link is closed. One thread runs this. Frames are written before they count as
+    /// sent, so `queue_bytes` bounds what is in memory.
+    pub fn send_all(&self, writer: &mut (impl Write + ?Sized)) -> Result<(), Closed> {
+        let mut head = Vec::with_capacity(BATCH_BYTES + HEADER_BYTES);
+        loop {
+            let next = self.next(head.is_empty())?;
+            // Small frames gather; a large payload goes straight from where it lies.
+            let mut large = Bytes::new();
+            let mut took = 0;
+            let queue_is_empty = next.is_none();
+            if let Some((frame, payload)) = next {
+                took = (payload.len() + HEADER_BYTES) as u64;
+                head.extend(frame.header(&payload));
+                if payload.len() < BATCH_BYTES {
+                    head.extend(&payload);
+                } else {
+                    large = payload;
+                }
+            }
+            if queue_is_empty || !large.is_empty() || head.len() >= BATCH_BYTES {
+                let written = writer
+                    .write_all(&head)
+                    .and_then(|()| writer.write_all(&large))
+                    .and_then(|()| writer.flush());
+                if let Err(error) = written {
+                    self.close(&format!("the peer cannot be written to: {error}"));
+                }
+                head.clear();
+            }
+            let mut queue = self.lock();
+            queue.bytes = queue.bytes.saturating_sub(took);
+            queue.moved = Instant::now();
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next frame; `None` when there is none and the caller has something to send meanwhile.
+    fn next(&self, may_wait: bool) -> Result<Option<(Frame, Bytes)>, Closed> {
+        let mut queue = self.lock();
+        loop {
+            if let Some(reason) = &queue.closed {
+                return Err(Closed(reason.clone()));
+            }
+            match queue.frames.pop_front() {
+                None if may_wait => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                next => return Ok(next),
+            }
+        }
+    }
+}
+
+/// Frames are gathered up to this many bytes before they are written.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// Why nothing more can be received.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The stream ended or broke.
+    #[error("the peer's stream ended: {0}")]
+    Io(#[from] io::Error),
+    /// The peer sent nonsense.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
+}
+
+/// Reads one frame.
+///
+/// # Errors
+/// The stream ended, or does not carry frames.
+pub fn receive(reader: &mut (impl Read + ?Sized)) -> Result<(Frame, Bytes), ReceiveError> {
+    let mut header = [0; HEADER_BYTES];
+    reader.read_exact(&mut header)?;
+    let (frame, len) = Frame::decode(&header)?;
+    let mut payload = vec![0; len as usize];
+    reader.read_exact(&mut payload)?;
+    Frame::check(&header, &payload)?;
+    Ok((frame, Bytes::from(payload)))
+}
+
+/// Writes one frame at once (greetings, before a link's thread runs).
+///
+/// # Errors
+/// The stream broke.
+pub fn send_now(writer: &mut (impl Write + ?Sized), frame: Frame, payload: &[u8]) -> io::Result<()> {
+    writer.write_all(&frame.header(payload))?;
+    writer.write_all(payload)?;
+    writer.flush()
+}

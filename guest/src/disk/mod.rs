@@ -1,0 +1,718 @@
+//! The disk port. Decides: which role a VM's disk has on this host, and what each NBD request means in it.
+//!
+//! Flow: QEMU -> NBD on a socketpair ([`nbd`]) -> [`Disk`] -> by role: [`primary`] (write through, mirror) or [`backup`]
+//! (I/O switch) -> [`image`].
+//!
+//! ```text
+//!            start_alone            attach_backup             peer lost
+//!   Idle ----------------> Alone ----------------> Primary ----------------> Alone
+//!   Idle --start_backup--> Backup --take_over--> Alone
+//! ```
+//!
+//! Invariants: **G1** (the gate) a role changes, a sync commits and a take-over happens only while no NBD request of the VM
+//! is being done; **G2** events are told without a lock held. The order in which the node must call is in `docs/disk.md`.
+//! Source: GANNET III, IV. Not here: when to sync, who leads, where the stream comes from (`node`).
+
+mod backup;
+mod faults;
+mod image;
+mod link;
+pub mod nbd;
+mod primary;
+mod ranges;
+#[cfg(test)]
+mod tests;
+
+pub use backup::BackupFigures;
+pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
+pub use faults::Faults;
+pub use image::{Image, ImageError};
+pub use link::{MirrorStream, Tuning};
+pub use primary::AttachOptions;
+
+use backup::Backup;
+use bytes::Bytes;
+use dunlin_core::{
+    disk::{Buffer, Content, ExtentSet, SwitchError, buffer::Shared as Piece, mirror::Hello},
+    units::{Epoch, Term},
+};
+use primary::Primary;
+use ranges::RangeLocks;
+use std::{
+    io,
+    ops::Range,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// One disk of a VM on this host.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// The export's name.
+    pub name: String,
+    /// A raw image or block device.
+    pub image: PathBuf,
+    /// Where superblock, journal and dirty map live (the VM's state directory).
+    pub state_dir: PathBuf,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// How a backup treats mirrored writes.
+    pub storage: Storage,
+    /// What a backup may hold in memory.
+    pub limits: Limits,
+}
+
+/// What happened to a disk. Told from threads of the disk port: the receiver must only pass it on, and never call the
+/// [`Disk`] from within.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DiskEvent {
+    /// Primary: the first copy to a backup begins.
+    CopyStarted {
+        /// How much is to be copied.
+        bytes: u64,
+        /// Everything, not only what changed.
+        whole: bool,
+    },
+    /// Primary: the first copy goes on.
+    CopyProgress {
+        /// Copied.
+        done_bytes: u64,
+        /// Of this many.
+        total_bytes: u64,
+    },
+    /// Either: the first copy is whole; the sync that protects the VM may be taken.
+    Copied,
+    /// Primary: no backup could be attached. The role is unchanged.
+    AttachFailed {
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// Primary: the backup is gone; writes go on, and what it lacks is remembered.
+    BackupLost {
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// Backup: everything that the primary wrote before its mark is here.
+    Marked {
+        /// The sync.
+        epoch: Epoch,
+    },
+    /// Either: this sync is on the backup's image.
+    Committed {
+        /// The sync.
+        epoch: Epoch,
+    },
+    /// Either: the backup's buffers fill up; take a sync soon.
+    NeedSync,
+    /// Backup: the primary's stream ended.
+    PrimaryLost {
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// Backup: this backup cannot go on and must be replaced; the primary was told.
+    BackupFailed {
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// Any: this host's image failed a request of the VM (which was told so too).
+    ImageFailed {
+        /// Why, as a sentence.
+        reason: String,
+        /// No space was left.
+        full: bool,
+    },
+    /// The VM's NBD connection ended.
+    Disconnected {
+        /// Why; none: in good order.
+        reason: Option<String>,
+    },
+}
+
+/// What can go wrong in a call.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// D2, D5.
+    #[error(transparent)]
+    Switch(#[from] SwitchError),
+    /// The image could not be written at a take-over or commit.
+    #[error("the disk cannot be written: {0}")]
+    Io(#[from] io::Error),
+    /// A call that does not fit the role.
+    #[error("disk {disk} is {role} and cannot {what}")]
+    Role {
+        /// Which disk.
+        disk: String,
+        /// What it is.
+        role: &'static str,
+        /// What was asked.
+        what: &'static str,
+    },
+    /// A mark without a backup.
+    #[error("there is no backup to mark a sync for")]
+    NoBackup,
+    /// A second backup.
+    #[error("this disk has a backup already")]
+    HasBackup,
+    /// Too early.
+    #[error("the first copy of the disk is not whole yet")]
+    StillCopying,
+    /// An epoch was used twice.
+    #[error("epoch {asked:?} was marked before (last {last:?}): a broken sync's number is not used again")]
+    EpochUsed {
+        /// What was asked.
+        asked: Epoch,
+        /// The last one.
+        last: Epoch,
+    },
+    /// The backup has failed.
+    #[error("{0}")]
+    Failed(String),
+    /// No thread.
+    #[error("no thread could be started for the disk: {0}")]
+    Thread(io::Error),
+}
+
+/// What a disk is doing, for `status` and metrics.
+#[derive(Clone, Debug)]
+pub struct DiskStatus {
+    /// `idle`, `alone`, `primary` or `backup`.
+    pub role: &'static str,
+    /// Primary: the peer's first copy is whole.
+    pub copied: bool,
+    /// Extents that a peer may lack.
+    pub dirty_bytes: u64,
+    /// Primary: still to be copied.
+    pub copy_left_bytes: u64,
+    /// Primary: waiting to be sent.
+    pub queued_bytes: u64,
+    /// Primary: memory that the backup's buffers hold.
+    pub peer_held_bytes: u64,
+    /// Backup: its buffers.
+    pub backup: BackupFigures,
+    /// How new the image is.
+    pub generation: Generation,
+    /// The image is the state of one moment.
+    pub consistent: bool,
+}
+
+/// Told of every [`DiskEvent`].
+pub type EventSink = Arc<dyn Fn(DiskEvent) + Send + Sync>;
+
+#[derive(Clone, Debug, Default)]
+struct Identity {
+    generation: Generation,
+    consistent: bool,
+    pair: [u8; 16],
+}
+
+/// What all roles of one disk share.
+struct Shared {
+    name: String,
+    image: Image,
+    ranges: RangeLocks,
+    limits: Limits,
+    storage: Storage,
+    events: EventSink,
+    identity: Mutex<Identity>,
+}
+
+impl Shared {
+    fn event(&self, event: DiskEvent) {
+        (self.events)(event);
+    }
+
+    fn identity(&self) -> std::sync::MutexGuard<'_, Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn image_failed(&self, what: &str, error: &io::Error) {
+        let full = error.kind() == io::ErrorKind::StorageFull;
+        self.event(DiskEvent::ImageFailed {
+            reason: format!("disk {}: {what} failed: {error}", self.name),
+            full,
+        });
+    }
+
+    fn written(&self, result: io::Result<()>, range: &Range<u64>) -> io::Result<()> {
+        result.inspect_err(|error| {
+            self.image_failed(
+                &format!("write of {} bytes at {}", range.end - range.start, range.start),
+                error,
+            );
+        })
+    }
+
+    fn put(&self, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {
+        match content {
+            Content::Data(data) => self.image.write(offset, data),
+            Content::Zero(len) => self.image.zero(offset, *len, unmap),
+        }
+    }
+
+    fn put_all(&self, buffer: &Buffer) -> io::Result<()> {
+        for (offset, content) in buffer.runs() {
+            self.put(offset, content, true)?;
+        }
+        Ok(())
+    }
+}
+
+// Kept in memory until the superblock, the journal and the dirty map keep them on disk.
+impl Shared {
+    fn hello(&self) -> Hello {
+        let identity = self.identity().clone();
+        Hello {
+            size_bytes: self.image.size_bytes(),
+            generation: identity.generation,
+            consistent: identity.consistent,
+            pair: identity.pair,
+            next_pair: [0; 16],
+            storage: match self.storage {
+                Storage::Gannet => 0,
+                Storage::Colo => 1,
+                Storage::Sync => 2,
+            },
+        }
+    }
+
+    fn ensure_dirty(&self, _range: &Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn own_dirty(&self) -> ExtentSet {
+        ExtentSet::default()
+    }
+
+    fn paired(&self, pair: [u8; 16]) {
+        self.identity().pair = pair;
+    }
+
+    fn begin_join(&self) -> io::Result<()> {
+        self.identity().consistent = false;
+        Ok(())
+    }
+
+    fn settle(&self, term: Term, epoch: Epoch, buffer: &Buffer, pair: Option<[u8; 16]>) -> io::Result<()> {
+        self.put_all(buffer)?;
+        self.image.flush()?;
+        let mut identity = self.identity();
+        identity.generation = Generation {
+            term,
+            primary: false,
+            epoch,
+        };
+        identity.consistent = true;
+        if let Some(pair) = pair {
+            identity.pair = pair;
+        }
+        Ok(())
+    }
+
+    fn settle_equal(&self, _term: Term, pieces: &[Piece]) -> io::Result<()> {
+        for piece in pieces {
+            self.put(piece.offset, &piece.ours, true)?;
+        }
+        Ok(())
+    }
+
+    fn settle_take_over(&self, term: Term, buffer: &Buffer) -> io::Result<()> {
+        self.put_all(buffer)?;
+        self.image.flush()?;
+        self.become_primary(term)
+    }
+
+    fn become_primary(&self, term: Term) -> io::Result<()> {
+        let mut identity = self.identity();
+        identity.generation = Generation {
+            term,
+            primary: true,
+            epoch: identity.generation.epoch,
+        };
+        identity.consistent = true;
+        Ok(())
+    }
+
+    fn hash_range(&self, offset: u64, len: u64) -> io::Result<[u8; 16]> {
+        let mut data = vec![0; len as usize];
+        self.image.read(offset, &mut data)?;
+        Ok(xxhash_rust::xxh3::xxh3_128(&data).to_le_bytes())
+    }
+
+    fn hash_arrived(&self, _offset: u64, _len: u64, _hash: &[u8]) {}
+}
+
+enum Role {
+    Idle,
+    Primary(Arc<Primary>),
+    Backup(Arc<Backup>),
+}
+
+/// One VM disk on one host: see [the module](self).
+pub struct Disk {
+    shared: Arc<Shared>,
+    faults: Arc<Faults>,
+    /// G1. A request holds it shared for as long as it runs.
+    gate: RwLock<Role>,
+    in_flight: Arc<AtomicU64>,
+    connections: Mutex<Vec<nbd::Connection>>,
+}
+
+impl Disk {
+    /// Opens and locks the image. The disk is idle at first: reads work, writes are refused.
+    ///
+    /// # Errors
+    /// The image is missing, empty or in use.
+    pub fn open(
+        config: DiskConfig,
+        events: impl Fn(DiskEvent) + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, DiskError> {
+        let faults = Arc::new(Faults::default());
+        let image = Image::open(&config.image, config.read_only, faults.clone())?;
+        let identity = Identity {
+            consistent: true,
+            ..Identity::default()
+        };
+        let shared = Arc::new(Shared {
+            name: config.name,
+            image,
+            ranges: RangeLocks::default(),
+            limits: config.limits,
+            storage: config.storage,
+            events: Arc::new(events),
+            identity: Mutex::new(identity),
+        });
+        Ok(Arc::new(Self {
+            shared,
+            faults,
+            gate: RwLock::new(Role::Idle),
+            in_flight: Arc::new(AtomicU64::new(0)),
+            connections: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// Faults to inject below this disk.
+    #[must_use]
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Serves the VM: one end of a socketpair, whose other end QEMU inherits.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn serve(self: &Arc<Self>, stream: UnixStream) -> Result<(), DiskError> {
+        let shared = self.shared.clone();
+        let connection =
+            nbd::Connection::start(stream, self.clone(), self.in_flight.clone(), move |reason| {
+                shared.event(DiskEvent::Disconnected { reason });
+            })
+            .map_err(DiskError::Thread)?;
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|connection| !connection.is_finished());
+        connections.push(connection);
+        Ok(())
+    }
+
+    /// Hangs up on every NBD client and waits for requests in flight. The role stays.
+    pub fn hang_up(&self) {
+        self.expedite(true);
+        let connections =
+            std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(connections);
+        self.expedite(false);
+    }
+
+    /// Requests of the VM that are taken from the socket and not answered.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    fn role(&self) -> std::sync::RwLockReadGuard<'_, Role> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gate(&self) -> std::sync::RwLockWriteGuard<'_, Role> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wrong_role(&self, role: &Role, what: &'static str) -> DiskError {
+        DiskError::Role {
+            disk: self.shared.name.clone(),
+            role: role.name(),
+            what,
+        }
+    }
+
+    fn primary(&self, what: &'static str) -> Result<Arc<Primary>, DiskError> {
+        match &*self.role() {
+            Role::Primary(primary) => Ok(primary.clone()),
+            other => Err(self.wrong_role(other, what)),
+        }
+    }
+
+    fn backup(&self, what: &'static str) -> Result<Arc<Backup>, DiskError> {
+        match &*self.role() {
+            Role::Backup(backup) => Ok(backup.clone()),
+            other => Err(self.wrong_role(other, what)),
+        }
+    }
+
+    /// Idle -> Alone: this host's VM is the one that speaks, in `term`, from the image as it is.
+    ///
+    /// # Errors
+    /// The disk is not idle, or the superblock cannot be written.
+    pub fn start_alone(&self, term: Term) -> Result<(), DiskError> {
+        let mut role = self.gate();
+        if !matches!(*role, Role::Idle) {
+            return Err(self.wrong_role(&role, "start alone"));
+        }
+        self.shared.become_primary(term)?;
+        *role = Role::Primary(Primary::new(self.shared.clone(), self.shared.own_dirty()));
+        Ok(())
+    }
+
+    /// Idle -> Backup: mirrored writes come on `stream`; a VM that runs here has its writes in the SVM buffer. A passive
+    /// backup is the same without a VM. A new primary after a broken one: [`Disk::reset`] first.
+    ///
+    /// # Errors
+    /// The disk is not idle.
+    pub fn start_backup(&self, stream: MirrorStream) -> Result<(), DiskError> {
+        let mut role = self.gate();
+        if !matches!(*role, Role::Idle) {
+            return Err(self.wrong_role(&role, "start as a backup"));
+        }
+        *role = Role::Backup(Backup::start(&self.shared, stream)?);
+        Ok(())
+    }
+
+    /// Any role -> Idle. A backup's buffers are dropped; its image then is the last committed sync.
+    pub fn reset(&self) {
+        self.expedite(true);
+        let mut role = self.gate();
+        match std::mem::replace(&mut *role, Role::Idle) {
+            Role::Idle => {}
+            Role::Primary(primary) => primary.detach("this host stopped"),
+            Role::Backup(backup) => backup.stop("this host stopped"),
+        }
+    }
+
+    /// Alone -> Primary: greets the backup on `stream` and copies what it lacks while the VM runs. Returns at once;
+    /// [`DiskEvent::Copied`] or [`DiskEvent::AttachFailed`] tells the rest.
+    ///
+    /// # Errors
+    /// Not alone.
+    pub fn attach_backup(&self, stream: MirrorStream, options: AttachOptions) -> Result<(), DiskError> {
+        self.primary("attach a backup")?.attach(stream, options)
+    }
+
+    /// Primary -> Alone, on purpose ("If the secondary node fails, the primary controller simply asks the I/O switch to stop
+    /// forwarding", GANNET IV-A).
+    ///
+    /// # Errors
+    /// Not a primary.
+    pub fn detach_backup(&self) -> Result<(), DiskError> {
+        self.primary("detach a backup")?.detach("the backup was removed");
+        Ok(())
+    }
+
+    /// Primary: ends `epoch` in the mirror stream. The VM must be stopped, or the mark lies somewhere within its writes.
+    ///
+    /// # Errors
+    /// No backup, or its first copy is not whole, or the epoch was used before.
+    pub fn mark(&self, epoch: Epoch) -> Result<(), DiskError> {
+        self.primary("mark a sync")?.mark(epoch)
+    }
+
+    /// Backup: waits until the primary's mark of `epoch` is here; says whether it is. [`DiskEvent::Marked`] tells the same.
+    ///
+    /// # Errors
+    /// Not a backup.
+    pub fn wait_marked(&self, epoch: Epoch, timeout: Duration) -> Result<bool, DiskError> {
+        Ok(self.backup("wait for a mark")?.wait_marked(epoch, timeout))
+    }
+
+    /// Backup: drops the SVM buffer and makes the primary's disk at mark `epoch` what the VM here sees. Waits for requests
+    /// in flight; the VM must be paused. What must reach the image does so afterwards, on a thread of the disk's.
+    ///
+    /// # Errors
+    /// The mark has not arrived; the first copy is not whole; the backup has failed.
+    pub fn commit(&self, epoch: Epoch) -> Result<(), DiskError> {
+        self.expedite(true);
+        let result = match &*self.gate() {
+            Role::Backup(backup) => backup.commit(epoch),
+            other => Err(self.wrong_role(other, "commit a sync")),
+        };
+        self.expedite(false);
+        result
+    }
+
+    /// Backup: waits until every committed sync is on the image; says whether it is.
+    ///
+    /// # Errors
+    /// Not a backup.
+    pub fn wait_settled(&self, timeout: Duration) -> Result<bool, DiskError> {
+        Ok(self.backup("wait for the image")?.wait_settled(timeout))
+    }
+
+    /// Backup -> Alone, in `term`. On return everything that this VM wrote since the last commit is on the image, on stable
+    /// storage, and the primary's uncommitted writes are dropped. Call it *before* the VM speaks. Requests of the VM wait
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The first copy was never whole, or the image cannot be written: then this host cannot take over.
+    pub fn take_over(&self, term: Term) -> Result<TakeOver, DiskError> {
+        self.expedite(true);
+        let mut role = self.gate();
+        let Role::Backup(backup) = &*role else {
+            return Err(self.wrong_role(&role, "take over"));
+        };
+        let started = std::time::Instant::now();
+        let (buffer, _) = backup.take_over()?;
+        let dirty = backup::extents(&buffer);
+        self.shared.settle_take_over(term, &buffer)?;
+        let mut base = self.shared.own_dirty();
+        base.union(&dirty);
+        *role = Role::Primary(Primary::new(self.shared.clone(), base));
+        let flushed_bytes = buffer.runs().map(|(_, content)| content.len()).sum();
+        Ok(TakeOver {
+            flushed_bytes,
+            took: started.elapsed(),
+        })
+    }
+
+    /// Lets writes that are being slowed down pass, while the VM is being stopped for a sync. `false` when it runs again.
+    pub fn expedite(&self, on: bool) {
+        // Not through the gate: a slowed write holds it.
+        let Ok(role) = self.gate.try_read() else { return };
+        match &*role {
+            Role::Idle => {}
+            Role::Primary(primary) => primary.expedite(on),
+            Role::Backup(backup) => backup.expedite(on),
+        }
+    }
+
+    /// Backup: the VMs are idle, so compare and settle what both wrote (the lightweight checkpoint). Returns at once.
+    pub fn idle(&self) {
+        if let Role::Backup(backup) = &*self.role() {
+            backup.idle();
+        }
+    }
+
+    /// What the disk is doing.
+    #[must_use]
+    pub fn status(&self) -> DiskStatus {
+        let role = self.role();
+        let identity = self.shared.identity().clone();
+        let mut status = DiskStatus {
+            role: role.name(),
+            copied: false,
+            dirty_bytes: 0,
+            copy_left_bytes: 0,
+            queued_bytes: 0,
+            peer_held_bytes: 0,
+            backup: BackupFigures::default(),
+            generation: identity.generation,
+            consistent: identity.consistent,
+        };
+        match &*role {
+            Role::Idle => {}
+            Role::Primary(primary) => primary.describe(&mut status),
+            Role::Backup(backup) => status.backup = backup.figures(),
+        }
+        status
+    }
+}
+
+/// What a take-over did.
+#[derive(Clone, Copy, Debug)]
+pub struct TakeOver {
+    /// Written from memory to the image.
+    pub flushed_bytes: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Role {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Primary(primary) if primary.peer().0 => "primary",
+            Self::Primary(_) => "alone",
+            Self::Backup(_) => "backup",
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+fn idle_error() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the disk has no role yet")
+}
+
+impl nbd::Export for Disk {
+    fn info(&self) -> nbd::ExportInfo {
+        nbd::ExportInfo {
+            name: self.shared.name.clone(),
+            size_bytes: self.shared.image.size_bytes(),
+            read_only: self.shared.image.read_only(),
+        }
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let read = match &*self.role() {
+            Role::Idle | Role::Primary(_) => self.shared.image.read(offset, out),
+            Role::Backup(backup) => backup.read(offset, out),
+        };
+        read.inspect_err(|error| self.shared.image_failed("read", error))
+    }
+
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> io::Result<()> {
+        match &*self.role() {
+            Role::Idle => Err(idle_error()),
+            Role::Primary(primary) => {
+                primary.write(offset, data)?;
+                if fua { primary.flush() } else { Ok(()) }
+            }
+            // On a backup a write is as durable as its VM: both live and die in memory until a sync or a take-over.
+            Role::Backup(backup) => backup.write(offset, Content::Data(data)),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64, unmap: bool, fua: bool) -> io::Result<()> {
+        match &*self.role() {
+            Role::Idle => Err(idle_error()),
+            Role::Primary(primary) => {
+                primary.zero(offset, len, unmap)?;
+                if fua { primary.flush() } else { Ok(()) }
+            }
+            Role::Backup(backup) => backup.write(offset, Content::Zero(len)),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        match &*self.role() {
+            Role::Idle | Role::Backup(_) => Ok(()),
+            Role::Primary(primary) => primary.flush(),
+        }
+    }
+
+    fn status(&self, offset: u64, len: u64) -> io::Result<Vec<(u64, bool)>> {
+        match &*self.role() {
+            Role::Idle | Role::Primary(_) => self.shared.image.status(offset, len),
+            Role::Backup(backup) => backup.status(offset, len),
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! Decides: what a primary's disk writes cost its backup: when they are mirrored, when only noted, when they wait.
+//!
+//! Flow: a guest's write holds its range -> image -> noted and pushed under one lock -> answered. A joining peer gets the
+//! extents that it lacks from the copier while the VM runs.
+//! Invariants: **P1** for overlapping writes, the order on the image is the order in the mirror; **P2** a write that
+//! was answered before [`Primary::mark`] is before the mark in the stream; **P3** what the peer may lack is always
+//! in `extents`; **P4** a lost peer turns the role to *alone* and no write waits longer than the link's stall time.
+//! Source: *GANNET* IV-A: "Write requests from the primary VM are treated as write-through: they are immediately applied
+//! to the primary disk, and asynchronously mirrored to PVM buffer on the secondary."
+//! Not here: the file that keeps the extents over a crash (`dirty_map`), the stream itself (`link`).
+
+use super::{
+    DiskError, DiskEvent, DiskStatus, Shared,
+    link::{self, Closed, Link, MirrorStream, Tuning},
+};
+use bytes::Bytes;
+use dunlin_core::{
+    disk::{
+        EpochExtents, ExtentSet, Storage,
+        extents::{EXTENT_BYTES, extents_of},
+        mirror::{Frame, Hello},
+    },
+    units::Epoch,
+};
+use std::{
+    io,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How a new backup is brought in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttachOptions {
+    /// Copy at most this many bytes per second; 0: as fast as it goes.
+    pub copy_bytes_per_s: u64,
+    /// Copy the whole disk even if the dirty extents would do.
+    pub whole: bool,
+    /// Queue and stall limits.
+    pub tuning: Tuning,
+}
+
+/// The first copy to a joining peer.
+struct Copying {
+    left: ExtentSet,
+    /// Extents that were put back because the queue was full when the guest wrote.
+    again: u64,
+    /// The queue is no longer skipped: writes wait for room, so the copy ends.
+    strict: bool,
+}
+
+struct Peer {
+    link: Arc<Link>,
+    copying: Option<Copying>,
+    /// The mark that closes the join; its commit makes the peer's image a whole one.
+    joined_at: Option<Epoch>,
+    next_pair: [u8; 16],
+}
+
+struct State {
+    extents: EpochExtents,
+    peer: Option<Peer>,
+    marked: Epoch,
+}
+
+/// The role of the host whose VM speaks: alone, or with a backup.
+pub(super) struct Primary {
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+impl Primary {
+    pub(super) fn new(shared: Arc<Shared>, base: ExtentSet) -> Arc<Self> {
+        let state = State {
+            extents: EpochExtents::with_base(base),
+            peer: None,
+            marked: Epoch(0),
+        };
+        Arc::new(Self {
+            shared,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// (has a peer, whose copy is whole)
+    pub(super) fn peer(&self) -> (bool, bool) {
+        let state = self.lock();
+        (
+            state.peer.is_some(),
+            state.peer.as_ref().is_some_and(|peer| peer.copying.is_none()),
+        )
+    }
+
+    /// Extents that a peer may lack, and those that the copier has still to send.
+    fn dirty(&self) -> (u64, u64) {
+        let state = self.lock();
+        let left = state
+            .peer
+            .as_ref()
+            .and_then(|peer| peer.copying.as_ref())
+            .map_or(0, |copying| copying.left.len());
+        (state.extents.needed().len(), left)
+    }
+
+    fn link(&self) -> Option<Arc<Link>> {
+        self.lock().peer.as_ref().map(|peer| peer.link.clone())
+    }
+
+    pub(super) fn expedite(&self, on: bool) {
+        if let Some(link) = self.link() {
+            link.expedite(on);
+        }
+    }
+
+    /// Lets the backup go, on purpose.
+    pub(super) fn detach(&self, reason: &str) {
+        if let Some(link) = self.link() {
+            self.lost(&link, reason);
+        }
+    }
+
+    pub(super) fn describe(&self, status: &mut DiskStatus) {
+        let (_, copied) = self.peer();
+        let (dirty, left) = self.dirty();
+        status.copied = copied;
+        status.dirty_bytes = dirty * EXTENT_BYTES;
+        status.copy_left_bytes = left * EXTENT_BYTES;
+        if let Some(link) = self.link() {
+            status.queued_bytes = link.queued_bytes();
+            status.peer_held_bytes = link.held_bytes();
+        }
+    }
+
+    /// Before a write: waits for room in the queue, if this write has to be mirrored. `None`: nothing to wait for, or
+    /// the peer was just lost.
+    fn before(&self, range: &Range<u64>) {
+        let waits = {
+            let state = self.lock();
+            state.peer.as_ref().and_then(|peer| match &peer.copying {
+                Some(copying) if !copying.strict || copying.left.covers(range) => None,
+                _ => Some(peer.link.clone()),
+            })
+        };
+        let Some(link) = waits else { return };
+        let waited = link.wait_room(range.end - range.start);
+        match waited {
+            Ok(()) => link.throttle(self.shared.limits.throttle_at_bytes),
+            Err(Closed(reason)) => self.lost(&link, &reason),
+        }
+    }
+
+    /// After a write, while its range is still held: notes it and mirrors it (P1, P2, P3). Returns the frame's number
+    /// where the write must wait for the peer (storage `sync`).
+    fn after(&self, range: &Range<u64>, frame: Frame, payload: Bytes) -> Option<(Arc<Link>, u64)> {
+        let mut state = self.lock();
+        state.extents.note(range);
+        let peer = state.peer.as_mut()?;
+        if let Some(copying) = &mut peer.copying {
+            if copying.left.covers(range) {
+                return None; // The copier brings it.
+            }
+            if !copying.strict && !peer.link.has_room(payload.len() as u64) {
+                for extent in extents_of(range) {
+                    copying.left.insert(extent);
+                    copying.again += 1;
+                }
+                return None;
+            }
+        }
+        let number = peer.link.push(frame, payload);
+        let waits = self.shared.storage == Storage::Sync && peer.copying.is_none();
+        waits.then(|| (peer.link.clone(), number))
+    }
+
+    fn wait_for_peer(&self, pushed: Option<(Arc<Link>, u64)>) {
+        if let Some((link, number)) = pushed
+            && let Err(Closed(reason)) = link.wait_acked(number)
+        {
+            self.lost(&link, &reason);
+        }
+    }
+
+    pub(super) fn write(&self, offset: u64, data: Bytes) -> io::Result<()> {
+        let range = offset..offset + data.len() as u64;
+        self.before(&range);
+        let pushed = {
+            let _held = self.shared.ranges.lock(range.clone());
+            self.shared.ensure_dirty(&range)?;
+            self.shared
+                .written(self.shared.image.write(offset, &data), &range)?;
+            self.after(&range, Frame::Write { offset }, data)
+        };
+        self.wait_for_peer(pushed);
+        Ok(())
+    }
+
+    pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        let range = offset..offset + len;
+        self.before(&(offset..offset + 1));
+        let pushed = {
+            let _held = self.shared.ranges.lock(range.clone());
+            self.shared.ensure_dirty(&range)?;
+            self.shared
+                .written(self.shared.image.zero(offset, len, unmap), &range)?;
+            self.after(&range, Frame::Zero { offset, len, unmap }, Bytes::new())
+        };
+        self.wait_for_peer(pushed);
+        Ok(())
+    }
+
+    pub(super) fn flush(&self) -> io::Result<()> {
+        let pushed = if self.shared.storage == Storage::Sync {
+            let state = self.lock();
+            state
+                .peer
+                .as_ref()
+                .filter(|peer| peer.copying.is_none())
+                .map(|peer| (peer.link.clone(), peer.link.push(Frame::Flush, Bytes::new())))
+        } else {
+            None
+        };
+        self.shared
+            .image
+            .flush()
+            .inspect_err(|error| self.shared.image_failed("flush", error))?;
+        self.wait_for_peer(pushed);
+        Ok(())
+    }
+
+    /// P2: closes the epoch in the stream.
+    pub(super) fn mark(&self, epoch: Epoch) -> Result<(), DiskError> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(peer) = &mut state.peer else {
+            return Err(DiskError::NoBackup);
+        };
+        if peer.copying.is_some() {
+            return Err(DiskError::StillCopying);
+        }
+        if epoch <= state.marked {
+            return Err(DiskError::EpochUsed {
+                asked: epoch,
+                last: state.marked,
+            });
+        }
+        state.marked = epoch;
+        state.extents.mark(epoch);
+        peer.joined_at.get_or_insert(epoch);
+        peer.link.push(Frame::Mark { epoch }, Bytes::new());
+        Ok(())
+    }
+
+    /// P4. Safe to call twice, and for a link that is no longer the current one.
+    pub(super) fn lost(&self, link: &Arc<Link>, reason: &str) {
+        link.close(reason);
+        let gone = {
+            let mut state = self.lock();
+            let current = state
+                .peer
+                .as_ref()
+                .is_some_and(|peer| Arc::ptr_eq(&peer.link, link));
+            if current {
+                state.peer = None;
+                state.extents.peer_lost();
+            }
+            current
+        };
+        if gone {
+            let reason = link.closed().unwrap_or_else(|| reason.into());
+            self.shared.event(DiskEvent::BackupLost { reason });
+        }
+    }
+
+    fn committed(&self, link: &Arc<Link>, epoch: Epoch) {
+        let joined = {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let Some(peer) = state.peer.as_mut().filter(|peer| Arc::ptr_eq(&peer.link, link)) else {
+                return;
+            };
+            let base_done = peer.joined_at.is_some_and(|joined_at| joined_at <= epoch);
+            state.extents.committed(epoch, base_done);
+            (peer.joined_at == Some(epoch)).then_some(peer.next_pair)
+        };
+        if let Some(pair) = joined {
+            self.shared.paired(pair);
+        }
+        self.shared.event(DiskEvent::Committed { epoch });
+    }
+
+    /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says.
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        stream: MirrorStream,
+        options: AttachOptions,
+    ) -> Result<(), DiskError> {
+        if self.lock().peer.is_some() {
+            return Err(DiskError::HasBackup);
+        }
+        let this = self.clone();
+        thread::Builder::new()
+            .name("disk-mirror".into())
+            .spawn(move || {
+                if let Err(reason) = this.converse(stream, options) {
+                    this.shared.event(DiskEvent::AttachFailed { reason });
+                }
+            })
+            .map(|_detached| ())
+            .map_err(DiskError::Thread)
+    }
+
+    fn converse(self: &Arc<Self>, stream: MirrorStream, options: AttachOptions) -> Result<(), String> {
+        let MirrorStream {
+            mut reader,
+            mut writer,
+            shutdown,
+        } = stream;
+        let hello = self.shared.hello();
+        let greeted = (|| {
+            link::send_now(&mut *writer, Frame::Hello, &hello.encode())?;
+            link::receive(&mut *reader)
+        })();
+        let welcome = match greeted {
+            Ok((Frame::Welcome, payload)) => payload,
+            Ok((Frame::Refuse, reason)) => return Err(String::from_utf8_lossy(&reason).into_owned()),
+            Ok(_) => return Err("the backup did not greet: is it the same build?".into()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let (theirs, their_extents) = Hello::decode(&welcome).map_err(|error| error.to_string())?;
+        if theirs.size_bytes != hello.size_bytes {
+            let text = format!(
+                "the backup's disk has {} bytes, this one {}: make them the same size",
+                theirs.size_bytes, hello.size_bytes
+            );
+            let _gone = link::send_now(&mut *writer, Frame::Refuse, text.as_bytes());
+            return Err(text);
+        }
+        let same_pair = hello.pair == theirs.pair && hello.pair != [0; 16];
+        let lacks = if same_pair && !options.whole {
+            their_extents
+                .chunks_exact(8)
+                .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")))
+                .filter(|extent| *extent < hello.size_bytes.div_ceil(EXTENT_BYTES))
+                .collect()
+        } else {
+            ExtentSet::whole(hello.size_bytes)
+        };
+        let link = Link::new(shutdown, options.tuning);
+        let total = {
+            let mut state = self.lock();
+            if state.peer.is_some() {
+                return Err("another backup was faster".into());
+            }
+            state.extents.widen_base(&lacks);
+            // The peer's notes are kept on disk here too: should this host restart in the middle, they are not lost.
+            let left = state.extents.needed();
+            let total = left.len();
+            state.peer = Some(Peer {
+                link: link.clone(),
+                copying: Some(Copying {
+                    left,
+                    again: 0,
+                    strict: false,
+                }),
+                joined_at: None,
+                next_pair: hello.next_pair,
+            });
+            total
+        };
+        self.shared.event(DiskEvent::CopyStarted {
+            bytes: total * EXTENT_BYTES,
+            whole: !same_pair || options.whole,
+        });
+        thread::scope(|scope| {
+            let sender = link.clone();
+            scope.spawn(move || sender.send_all(&mut *writer));
+            scope.spawn(|| self.copy(&link, total, options.copy_bytes_per_s));
+            let ended = self.listen(&link, &mut *reader);
+            self.lost(&link, &ended);
+        });
+        Ok(())
+    }
+
+    /// What the backup says, until the stream ends; returns why it did.
+    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send)) -> String {
+        loop {
+            match link::receive(reader) {
+                Ok((Frame::Ack { through, held_bytes }, _)) => link.acked(through, held_bytes),
+                Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch),
+                Ok((Frame::NeedSync, _)) => self.shared.event(DiskEvent::NeedSync),
+                Ok((Frame::Refuse, reason)) => return String::from_utf8_lossy(&reason).into_owned(),
+                Ok((Frame::Hash { offset, len }, hash)) => self.shared.hash_arrived(offset, len, &hash),
+                Ok((other, _)) => return format!("the backup sent {other:?}, which only a primary may"),
+                Err(error) => return error.to_string(),
+            }
+        }
+    }
+
+    /// The first copy. Each extent is read and pushed while its range is held, so that a guest's write to it is either in
+    /// the copy or behind it (P1).
+    fn copy(&self, link: &Arc<Link>, total: u64, bytes_per_s: u64) {
+        let mut pace = Pace {
+            started: Instant::now(),
+            sent: 0,
+            bytes_per_s,
+        };
+        let mut from = 0;
+        loop {
+            let step = {
+                let mut state = self.lock();
+                let Some(peer) = state.peer.as_mut().filter(|peer| Arc::ptr_eq(&peer.link, link)) else {
+                    return;
+                };
+                let Some(copying) = &mut peer.copying else { return };
+                // What was put back more often than the disk has extents will not end by itself.
+                copying.strict |= copying.again > total.max(64) * 2;
+                match copying.left.next_from(from).or_else(|| copying.left.next_from(0)) {
+                    Some(extent) => Some((extent, copying.left.len())),
+                    None => {
+                        link.push(Frame::CopyEnd, Bytes::copy_from_slice(&peer.next_pair));
+                        peer.copying = None;
+                        None
+                    }
+                }
+            };
+            let Some((extent, left)) = step else {
+                self.shared.event(DiskEvent::Copied);
+                return;
+            };
+            if left % 16 == 0 {
+                let done = total.saturating_sub(left) * EXTENT_BYTES;
+                self.shared.event(DiskEvent::CopyProgress {
+                    done_bytes: done,
+                    total_bytes: total * EXTENT_BYTES,
+                });
+            }
+            from = extent + 1;
+            let sent = match self.copy_extent(link, extent) {
+                Ok(sent) => sent,
+                Err(reason) => return self.lost(link, &reason),
+            };
+            if pace.after(sent, link) {
+                return;
+            }
+        }
+    }
+
+    fn copy_extent(&self, link: &Arc<Link>, extent: u64) -> Result<u64, String> {
+        link.wait_room(EXTENT_BYTES).map_err(|Closed(reason)| reason)?;
+        let start = extent * EXTENT_BYTES;
+        let end = (start + EXTENT_BYTES).min(self.shared.image.size_bytes());
+        let _held = self.shared.ranges.lock(start..end);
+        {
+            let mut state = self.lock();
+            let Some(copying) = state.peer.as_mut().and_then(|peer| peer.copying.as_mut()) else {
+                return Ok(0);
+            };
+            copying.left.remove(extent);
+        }
+        let holds_data = self
+            .shared
+            .image
+            .status(start, end - start)
+            .map_or(true, |status| status.iter().any(|(_, holds_data)| *holds_data));
+        if !holds_data {
+            link.push(
+                Frame::CopyZero {
+                    offset: start,
+                    len: end - start,
+                },
+                Bytes::new(),
+            );
+            return Ok(0);
+        }
+        let mut data = vec![0; (end - start) as usize];
+        self.shared
+            .image
+            .read(start, &mut data)
+            .map_err(|error| format!("this host's disk cannot be read for the copy: {error}"))?;
+        if data.iter().all(|byte| *byte == 0) {
+            link.push(
+                Frame::CopyZero {
+                    offset: start,
+                    len: end - start,
+                },
+                Bytes::new(),
+            );
+            return Ok(end - start);
+        }
+        link.push(Frame::Copy { offset: start }, Bytes::from(data));
+        Ok(end - start)
+    }
+}
+
+/// The bandwidth limit of a copy.
+struct Pace {
+    started: Instant,
+    sent: u64,
+    bytes_per_s: u64,
+}
+
+impl Pace {
+    /// Waits as long as the limit asks; says whether the link was closed meanwhile.
+    fn after(&mut self, bytes: u64, link: &Link) -> bool {
+        self.sent += bytes;
+        if self.bytes_per_s == 0 {
+            return link.closed().is_some();
+        }
+        let due = Duration::from_secs_f64(self.sent as f64 / self.bytes_per_s as f64);
+        link.wait_closed(due.saturating_sub(self.started.elapsed()))
+    }
+}
