@@ -1,7 +1,7 @@
 //! Where things lie: the workspace, cargo's target directory and the guest images in it.
 //!
-//! Everything made by tests and demos lies under cargo's target directory, which git ignores, so `cargo clean`
-//! removes it all.
+//! What tests and demos leave on purpose (images, reports, logs of failures) lies under cargo's target directory, which
+//! git ignores, so `cargo clean` removes it all.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,15 @@ pub fn guest_images() -> PathBuf {
     target().join("guest")
 }
 
-/// Where a run of the lab keeps its hosts' files; each run makes and removes its own directory in it.
+/// Where runs of the lab keep their hosts' files; each run makes and removes its own directory in it.
+///
+/// Not in the target directory: QEMU runs as an ordinary user who need not be able to look into the workspace, the
+/// control sockets' paths have to be short, and unlike /tmp this is a real disk on every system.
 pub fn lab_runs() -> PathBuf {
-    target().join("lab")
+    PathBuf::from("/var/tmp/dunlin-lab")
+}
+
+/// Where the logs of a run that failed are kept for looking at.
+pub fn failed_runs() -> PathBuf {
+    target().join("failed-runs")
 }

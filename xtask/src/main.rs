@@ -1,10 +1,15 @@
 //! One entry point for people and CI: `cargo xtask --help`.
 
 mod cargo;
+mod demo;
 mod setup;
 mod verify;
 
-use anyhow::Result;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 /// Everything one does with Dunlin's source tree. Each command does its own set-up.
@@ -25,6 +30,16 @@ enum Task {
     Fix,
     /// What CI runs: setup, verify, and the quick scenarios on real QEMU.
     Test,
+    /// The consensus core under simulated time, network and crashes; further arguments go to the simulator.
+    Sim {
+        /// How many seeds to try.
+        #[arg(long, default_value_t = 1000)]
+        seeds: u64,
+        /// Anything else that the simulator knows (`cargo xtask sim -- --help`).
+        #[arg(last = true)]
+        more: Vec<String>,
+    },
+    Demo(demo::Demo),
 }
 
 fn main() -> Result<()> {
@@ -36,5 +51,45 @@ fn main() -> Result<()> {
             setup::run()?;
             verify::run()
         }
+        Task::Sim { seeds, more } => {
+            let seeds = seeds.to_string();
+            let mut arguments = vec![
+                "run",
+                "--release",
+                "--package",
+                "dunlin-sim",
+                "--",
+                "--seeds",
+                &seeds,
+            ];
+            arguments.extend(more.iter().map(String::as_str));
+            cargo::run(&arguments)
+        }
+        Task::Demo(arguments) => demo::run(&arguments),
     }
+}
+
+/// Set-up and build for a command that runs VMs in the lab. The lab needs root: an ordinary user's build is handed
+/// over to sudo here, so that nothing root-owned gets into the target directory but what the lab itself keeps.
+fn ready(release: bool) -> Result<PathBuf> {
+    /// Set when this process is the one that sudo started: all is built.
+    const BUILT: &str = "DUNLIN_XTASK_BUILT";
+    if let Some(binary) = std::env::var_os(BUILT) {
+        return Ok(PathBuf::from(binary));
+    }
+    setup::run()?;
+    let binary = cargo::build_dunlin(release)?;
+    if dunlin_vmtest::is_root() {
+        return Ok(binary);
+    }
+    println!("xtask: hosts are network namespaces, which needs root: going on with sudo");
+    let mut assignment = std::ffi::OsString::from(format!("{BUILT}="));
+    assignment.push(&binary);
+    let error = Command::new("sudo")
+        .arg("env")
+        .arg(assignment)
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .exec();
+    Err(error).context("sudo is not here: run this command as root")
 }

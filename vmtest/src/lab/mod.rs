@@ -32,6 +32,7 @@ pub use node::Node;
 pub use run_id::RunId;
 
 const PREFIX_LENGTH: u8 = 16;
+const HERE: &str = "here";
 
 /// What a lab is made of.
 #[derive(Clone, Debug)]
@@ -79,7 +80,7 @@ impl Lab {
         reaper::sweep(&spec.base)?;
         let run = RunId::mine()?;
         let dir = spec.base.join(run.as_str());
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::create_dir_all(dir.join(HERE)).with_context(|| format!("cannot make {}", dir.display()))?;
         let reaper = reaper::Reaper::start(&run, &dir)?;
         let mut lab = Self {
             run,
@@ -136,7 +137,7 @@ impl Lab {
         batch(&namespace, &lines)?;
         let home = self.dir.join(name);
         fs::create_dir_all(&home)?;
-        let node = Node::new(name, &self.run, address, home, cpu)?;
+        let node = Node::new(name, &self.run, address, home, self.here(), cpu)?;
         self.nodes.insert(name.to_owned(), node);
         Ok(())
     }
@@ -159,6 +160,11 @@ impl Lab {
     /// This run's directory; removed with the lab.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The path under which every node sees its own directory ([`Node::home`]).
+    pub fn here(&self) -> PathBuf {
+        self.dir.join(HERE)
     }
 
     /// This run's name, which all that it made carries.

@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sched::{CloneFlags, setns};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -25,6 +26,7 @@ pub struct Node {
     name: String,
     address: Ipv4Addr,
     home: PathBuf,
+    here: PathBuf,
     namespace: PathBuf,
     group: HostGroup,
 }
@@ -35,6 +37,7 @@ impl Node {
         run: &RunId,
         address: Ipv4Addr,
         home: PathBuf,
+        here: PathBuf,
         cpu: Option<CpuShare>,
     ) -> Result<Self> {
         let namespace = Path::new("/run/netns").join(run.namespace(name));
@@ -43,6 +46,7 @@ impl Node {
             name: name.to_owned(),
             address,
             home,
+            here,
             namespace,
             group,
         })
@@ -64,20 +68,28 @@ impl Node {
     }
 
     /// A command that will run on this node: in its network, in its cgroup, in its own process group (so that a
-    /// Ctrl-C at the terminal goes to the lab, which then ends everything in order).
+    /// Ctrl-C at the terminal goes to the lab, which then ends everything in order), and with its own directory at
+    /// [`super::Lab::here`], as two machines have different disks under the same path.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let network = self.open_namespace()?;
         let doors = self.group.doors()?;
+        let (home, here) = (self.home.clone(), self.here.clone());
         let mut command = Command::new(program);
         command.process_group(0);
-        // SAFETY: between fork and exec only setns(2) and write(2) on descriptors opened before the fork are called;
-        // both are async-signal-safe, and nothing is allocated or locked.
+        // SAFETY: between fork and exec only write(2) and setns(2) on descriptors opened before the fork, unshare(2)
+        // and mount(2) are called; all are plain system calls, and nothing is locked or allocated (nix copies a path
+        // of less than 1 KiB to the stack).
         unsafe {
             command.pre_exec(move || {
                 for mut door in &doors {
                     door.write_all(b"0")?;
                 }
                 setns(&network, CloneFlags::CLONE_NEWNET)?;
+                unshare(CloneFlags::CLONE_NEWNS)?;
+                let none = None::<&Path>;
+                // Nothing mounted here may be seen outside, and the mount goes with the last process.
+                mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
+                mount(Some(&home), &here, none, MsFlags::MS_BIND, none)?;
                 Ok(())
             });
         }

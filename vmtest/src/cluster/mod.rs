@@ -1,0 +1,342 @@
+//! Dunlin in the lab: one daemon on each host, steered by the `dunlin` executable as a person would.
+//!
+//! * **Decides:** nothing; it runs commands and waits for what `status` says.
+//! * **Flow:** [`Cluster::init`] -> [`Cluster::start_host`] -> [`Cluster::dunlin`] (`up`, `failover`, `down`) ->
+//!   [`Cluster::await_status`], woken by `dunlin events --follow`.
+//! * **Invariants:** (1) only the command line is used, never a Dunlin crate; (2) nothing waits for a fixed time.
+//! * **Source:** the command line that `README.md` describes.
+//! * **Not here:** what a scenario does ([`crate::scenario`], [`crate::demo`]).
+
+mod events;
+mod plan;
+mod status;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::lab::{Lab, Node};
+
+pub use events::Events;
+pub use plan::VmPlan;
+pub use status::{Failover, HostStatus, Sync, VmStatus};
+
+/// Where the daemons listen for each other.
+const PORT: u16 = 7700;
+/// A daemon says that it is ready within this time, on a machine however busy.
+const START: Duration = Duration::from_secs(30);
+/// If no event comes, `status` is asked again after this time.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The daemons on a lab's hosts.
+pub struct Cluster<'lab> {
+    lab: &'lab Lab,
+    binary: PathBuf,
+    dir: PathBuf,
+    hosts: Vec<String>,
+    daemons: BTreeMap<String, Child>,
+}
+
+impl<'lab> Cluster<'lab> {
+    /// Writes keys and configurations for `hosts` with `dunlin init`. Starts nothing.
+    pub fn init(lab: &'lab Lab, binary: &Path, hosts: &[&str]) -> Result<Self> {
+        let dir = lab.dir().join("dunlin");
+        let mut command = Command::new(binary);
+        command.arg("init").arg(&dir).args(["--cluster", "lab"]);
+        for &host in hosts {
+            command
+                .arg("--host")
+                .arg(format!("{host}={}:{PORT}", lab.node(host).address()));
+        }
+        let output = command
+            .output()
+            .with_context(|| format!("cannot run {}", binary.display()))?;
+        succeed("dunlin init", &output)?;
+        let hosts = hosts.iter().map(|&name| name.to_owned()).collect();
+        Ok(Self {
+            lab,
+            binary: binary.to_path_buf(),
+            dir,
+            hosts,
+            daemons: BTreeMap::new(),
+        })
+    }
+
+    /// The lab that the daemons run in.
+    pub fn lab(&self) -> &'lab Lab {
+        self.lab
+    }
+
+    /// The configuration that `dunlin init` wrote.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A host's configuration file.
+    pub fn host_file(&self, host: &str) -> PathBuf {
+        self.dir.join(host).join("host.toml")
+    }
+
+    /// The names of all hosts, running or not.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// The names of the hosts whose daemon was started and not ended by us.
+    pub fn running(&self) -> Vec<String> {
+        self.daemons.keys().cloned().collect()
+    }
+
+    /// Starts the daemon of `host` and waits until it says that it is ready.
+    pub fn start_host(&mut self, host: &str) -> Result<()> {
+        let log_path = self.log(host);
+        let log = File::options().create(true).append(true).open(&log_path)?;
+        let mut child = self
+            .lab
+            .node(host)
+            .command(&self.binary)?
+            .arg("host")
+            .arg(self.host_file(host))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log.try_clone()?)
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        let stdout = child.stdout.take().expect("a piped stdout");
+        let (ready, is_ready) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut log = log;
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = writeln!(log, "{line}");
+                if line.contains("ready") {
+                    let _ = ready.send(());
+                }
+            }
+        });
+        if is_ready.recv_timeout(START).is_err() {
+            let _ = child.kill();
+            let _ = child.wait();
+            let words = fs::read_to_string(&log_path).unwrap_or_default();
+            bail!("the daemon of host {host} does not become ready:\n{words}");
+        }
+        self.daemons.insert(host.to_owned(), child);
+        Ok(())
+    }
+
+    /// The file that a host's daemon writes its messages to.
+    pub fn log(&self, host: &str) -> PathBuf {
+        self.lab.node(host).home().join("daemon.log")
+    }
+
+    /// Power off, now: SIGKILL to every process of the host at once.
+    pub fn kill_host(&mut self, host: &str) -> Result<Instant> {
+        let at = Instant::now();
+        self.lab.node(host).kill_all()?;
+        self.reap(host)?;
+        Ok(at)
+    }
+
+    /// SIGKILL to the daemon alone; what it started has to go with it.
+    pub fn kill_daemon(&mut self, host: &str) -> Result<()> {
+        if let Some(child) = self.daemons.get_mut(host) {
+            child.kill()?;
+        }
+        self.reap(host)
+    }
+
+    /// Asks a daemon to end, as a service manager or Ctrl-C does, and waits until it has.
+    pub fn stop_host(&mut self, host: &str, signal: Signal) -> Result<()> {
+        let Some(child) = self.daemons.get(host) else {
+            return Ok(());
+        };
+        kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
+        let deadline = Instant::now() + START;
+        while !self.lab.node(host).pids().is_empty() {
+            // The daemon stays a zombie in its cgroup until it is waited for.
+            if self
+                .daemons
+                .get_mut(host)
+                .is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))))
+            {
+                self.daemons.remove(host);
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "host {host}: its daemon does not end on {signal}: {:?}",
+                    self.lab.node(host).pids()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.reap(host)
+    }
+
+    fn reap(&mut self, host: &str) -> Result<()> {
+        if let Some(mut child) = self.daemons.remove(host) {
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// A `dunlin` command as a person on that host would give it.
+    pub fn command(&self, host: &str, arguments: &[&str]) -> Result<Command> {
+        let mut command = self.lab.node(host).command(&self.binary)?;
+        command
+            .arg("--socket")
+            .arg(self.socket(host)?)
+            .args(arguments)
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs it and returns what it printed.
+    ///
+    /// # Errors
+    /// With the command's own words, when it fails.
+    pub fn dunlin(&self, host: &str, arguments: &[&str]) -> Result<String> {
+        let output = self.command(host, arguments)?.output()?;
+        succeed(&format!("dunlin {} on host {host}", arguments.join(" ")), &output)
+    }
+
+    fn socket(&self, host: &str) -> Result<PathBuf> {
+        let file = self.host_file(host);
+        let table: toml::Table = fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?
+            .parse()
+            .with_context(|| format!("{} is no TOML", file.display()))?;
+        let path = table
+            .get("control")
+            .and_then(toml::Value::as_str)
+            .context("no 'control' in host.toml")?;
+        Ok(self.dir.join(host).join(path))
+    }
+
+    /// What one host says.
+    pub fn status(&self, host: &str) -> Result<HostStatus> {
+        let text = self.dunlin(host, &["status", "--json"])?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("status of host {host} is not what is expected: {text}"))
+    }
+
+    /// What all running hosts say; a host that cannot answer is left out.
+    pub fn statuses(&self) -> Vec<HostStatus> {
+        self.daemons
+            .keys()
+            .filter_map(|host| self.status(host).ok())
+            .collect()
+    }
+
+    /// Waits until `found` finds something in what the running hosts say, looking again at each event.
+    pub fn await_status<T>(
+        &self,
+        what: &str,
+        at_most: Duration,
+        mut found: impl FnMut(&[HostStatus]) -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + at_most;
+        let events = Events::follow(self)?;
+        loop {
+            let statuses = self.statuses();
+            if let Some(result) = found(&statuses) {
+                return Ok(result);
+            }
+            if Instant::now() > deadline {
+                let said = serde_json::to_string(&statuses).unwrap_or_default();
+                bail!("{what}: not within {} s; the hosts say {said}", at_most.as_secs());
+            }
+            events.await_one(LOOK_AGAIN);
+        }
+    }
+
+    /// Waits until a primary runs the VM with a backup that can take over. Returns the two hosts' names.
+    pub fn await_protected(&self, vm: &str, at_most: Duration) -> Result<(String, String)> {
+        self.await_status(&format!("VM {vm} protected"), at_most, |hosts| {
+            let with_role = |role: &str| {
+                hosts
+                    .iter()
+                    .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))
+            };
+            let primary = with_role("primary").filter(|host| host.vm(vm).is_some_and(|vm| vm.protected))?;
+            Some((primary.host.clone(), with_role("backup")?.host.clone()))
+        })
+    }
+
+    /// Waits until a host other than `old` is the VM's primary.
+    pub fn await_take_over(&self, vm: &str, old: &str, at_most: Duration) -> Result<(String, VmStatus)> {
+        self.await_status(&format!("VM {vm} taken over from {old}"), at_most, |hosts| {
+            let host = hosts
+                .iter()
+                .find(|host| host.host != old && host.vm(vm).is_some_and(|vm| vm.role == "primary"))?;
+            Some((host.host.clone(), host.vm(vm)?.clone()))
+        })
+    }
+
+    /// Copies the daemons' logs to where they outlive the lab.
+    pub fn keep_logs(&self, name: &str) -> Option<PathBuf> {
+        let to = crate::paths::failed_runs().join(name);
+        let _ = fs::remove_dir_all(&to);
+        fs::create_dir_all(&to).ok()?;
+        for host in &self.hosts {
+            let entries = fs::read_dir(self.lab.node(host).home())
+                .into_iter()
+                .flatten()
+                .flatten();
+            for file in entries.filter(|file| file.path().extension().is_some_and(|ext| ext == "log")) {
+                let _ = fs::copy(
+                    file.path(),
+                    to.join(format!("{host}-{}", file.file_name().to_string_lossy())),
+                );
+            }
+        }
+        let statuses = serde_json::to_string_pretty(&self.statuses()).unwrap_or_default();
+        let _ = fs::write(to.join("status.json"), statuses);
+        Some(to)
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        for (host, mut child) in std::mem::take(&mut self.daemons) {
+            let _ = self.lab.node(&host).kill_all();
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn succeed(what: &str, output: &Output) -> Result<String> {
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        bail!("{what}: {} ({words})", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The client's view: a node with a service on the guest's address.
+pub fn await_service(client: &Node, target: std::net::SocketAddr, at_most: Duration) -> Result<()> {
+    let deadline = Instant::now() + at_most;
+    let waited = client.spawn("await-service", move || {
+        loop {
+            let answer = crate::client::Connection::open(target, Duration::from_millis(500))
+                .and_then(|mut connection| connection.ask(&["PING"], Duration::from_secs(5)));
+            match answer {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                // Nothing tells a client that a guest has booted: it has to ask.
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    })?;
+    waited
+        .join()
+        .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
+        .context("the service does not answer")
+}

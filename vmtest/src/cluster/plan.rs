@@ -1,0 +1,100 @@
+//! A VM's TOML file, written for the lab.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::image::GuestImage;
+use crate::lab::Lab;
+
+/// What a test wants of its VM.
+#[derive(Clone, Debug)]
+pub struct VmPlan {
+    /// Its name.
+    pub name: String,
+    /// `none`, `remus` or `plover`.
+    pub policy: String,
+    /// `pc`, `q35` or `microvm`.
+    pub machine: String,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Memory.
+    pub memory_mib: u32,
+    /// A data disk of that size, on which redis logs every write before it answers.
+    pub disk_mib: Option<u64>,
+    /// Further lines for the `[sync]` table.
+    pub sync: Vec<String>,
+}
+
+impl VmPlan {
+    /// The redis guest under `policy`, on the default machine, without a disk.
+    pub fn redis(policy: &str) -> Self {
+        Self {
+            name: "redis".to_owned(),
+            policy: policy.to_owned(),
+            machine: "pc".to_owned(),
+            vcpus: 1,
+            memory_mib: 256,
+            disk_mib: None,
+            sync: Vec::new(),
+        }
+    }
+
+    /// Writes the file into the lab's directory, with a disk for each of the two hosts if one is wanted. The image
+    /// is copied there too: QEMU runs as an ordinary user, who may not be able to read the workspace.
+    pub fn write(&self, lab: &Lab, image: &GuestImage) -> Result<PathBuf> {
+        let copy = |from: &Path, name: &str| -> Result<PathBuf> {
+            let to = lab.dir().join(name);
+            if !to.exists() {
+                std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            }
+            Ok(to)
+        };
+        let kernel = copy(&image.kernel, "vmlinuz")?;
+        let initrd = copy(&image.initrd, "initrd.img")?;
+        let members = if self.policy == "none" {
+            r#"["a"]"#
+        } else {
+            r#"["a", "b"]"#
+        };
+        let mut text = format!("name = \"{}\"\nmembers = {members}\n", self.name);
+        if self.policy != "none" {
+            text.push_str("witness = \"c\"\n");
+        }
+        text.push_str(&format!("policy = \"{}\"\n\n[sync]\n", self.policy));
+        for line in &self.sync {
+            text.push_str(line);
+            text.push('\n');
+        }
+        text.push_str(&format!(
+            "\n[vm]\nmachine = \"{}\"\naccel = \"tcg\"\n",
+            self.machine
+        ));
+        text.push_str(&format!(
+            "vcpus = {}\nmemory_mib = {}\n",
+            self.vcpus, self.memory_mib
+        ));
+        text.push_str(&format!(
+            "kernel = \"{}\"\ninitrd = \"{}\"\n",
+            kernel.display(),
+            initrd.display()
+        ));
+        text.push_str(&format!("append = \"{}\"\n", image.append));
+        let serial = lab.here().join(format!("serial-{}.log", self.name));
+        text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
+        text.push_str("\n[[vm.nics]]\nmac = \"52:54:00:12:34:56\"\nbridge = \"br0\"\n");
+        if let Some(size_mib) = self.disk_mib {
+            let file = format!("{}.img", self.name);
+            for host in ["a", "b"] {
+                crate::image::data_disk(&lab.node(host).home().join(&file), size_mib)?;
+            }
+            text.push_str(&format!(
+                "\n[[vm.disks]]\npath = \"{}\"\n",
+                lab.here().join(&file).display()
+            ));
+        }
+        let path = lab.dir().join(format!("{}.toml", self.name));
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+}

@@ -1,0 +1,110 @@
+//! `cargo xtask demo`: set-up, build, and the demonstration as often as asked for.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::demo::{self, DemoReport, DemoSpec};
+use dunlin_vmtest::{image, paths};
+
+/// A VM survives its host: three hosts, a client that checks every answer, SIGKILL to whole hosts.
+#[derive(clap::Args)]
+pub struct Demo {
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Run it that often, each time from nothing; all runs must pass.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    times: u32,
+    /// Replication policy: plover or remus.
+    #[arg(long, default_value = "plover", value_parser = ["plover", "remus"])]
+    policy: String,
+    /// Clients that count, each with one connection.
+    #[arg(long, default_value_t = 2)]
+    connections: usize,
+    /// Connections of redis-benchmark beside them.
+    #[arg(long, default_value_t = 2)]
+    load: u32,
+    /// Give the guest a disk of that many MiB, and let redis write every INCR to it before answering.
+    #[arg(long, value_name = "MIB")]
+    disk: Option<u64>,
+    /// A longer time without an answer fails the run.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    gap_limit_ms: u64,
+}
+
+/// Runs it; an error is a run that did not pass.
+pub fn run(arguments: &Demo) -> Result<()> {
+    let dunlin = super::ready(false)?;
+    let image = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let spec = DemoSpec {
+        dunlin,
+        image,
+        policy: arguments.policy.clone(),
+        connections: arguments.connections,
+        load_connections: arguments.load,
+        disk_mib: arguments.disk,
+        gap_limit: Duration::from_millis(arguments.gap_limit_ms),
+    };
+    let mut reports: Vec<DemoReport> = Vec::new();
+    let mut broken = Vec::new();
+    for number in 1..=arguments.times {
+        if arguments.times > 1 {
+            println!("demo: run {number} of {}", arguments.times);
+        }
+        let begun = Instant::now();
+        let said = demo::run(&spec, &mut |line| {
+            println!("[{:6.2} s] {line}", begun.elapsed().as_secs_f64())
+        });
+        match said {
+            Ok(report) => {
+                if arguments.times > 1 {
+                    println!("{}", report.verdict());
+                }
+                reports.push(report);
+            }
+            Err(error) => {
+                println!("demo: FAIL {error:#}");
+                broken.push(format!("run {number}: {error:#}"));
+            }
+        }
+    }
+    if let Some(file) = &arguments.json {
+        let text = serde_json::to_string_pretty(&reports)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    conclude(&reports, &broken)
+}
+
+/// Prints the last line and turns it into the exit code.
+fn conclude(reports: &[DemoReport], broken: &[String]) -> Result<()> {
+    if let ([report], []) = (reports, broken) {
+        println!("{}", report.verdict());
+        if !report.passed {
+            bail!("the demo did not pass");
+        }
+        return Ok(());
+    }
+    let mut gaps_us: Vec<u64> = reports
+        .iter()
+        .flat_map(|report| &report.kills)
+        .map(|kill| kill.gap_us)
+        .collect();
+    gaps_us.sort_unstable();
+    let ms = |us: Option<&u64>| us.map_or(0, |us| us.div_ceil(1000));
+    let passed = reports.iter().filter(|report| report.passed).count();
+    let runs = reports.len() + broken.len();
+    let lost: u64 = reports.iter().map(|report| report.clients.lost).sum();
+    let all_passed = passed == runs && runs > 0;
+    println!(
+        "demo: {} lost={lost} gap_ms={} gap_p50_ms={} passed={passed}/{runs} kills={}",
+        if all_passed { "PASS" } else { "FAIL" },
+        ms(gaps_us.last()),
+        ms(gaps_us.get(gaps_us.len().saturating_sub(1) / 2)),
+        gaps_us.len()
+    );
+    if !all_passed {
+        bail!("{} of {runs} runs did not pass", runs - passed);
+    }
+    Ok(())
+}
