@@ -14,6 +14,7 @@ pub mod demo;
 pub mod image;
 pub mod lab;
 pub mod paths;
+pub mod scenario;
 pub mod traces;
 
 /// Whether this process runs as root, which network namespaces need.

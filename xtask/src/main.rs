@@ -2,6 +2,7 @@
 
 mod cargo;
 mod demo;
+mod scenarios;
 mod setup;
 mod verify;
 
@@ -40,6 +41,7 @@ enum Task {
         more: Vec<String>,
     },
     Demo(demo::Demo),
+    Scenarios(scenarios::Scenarios),
 }
 
 fn main() -> Result<()> {
@@ -66,6 +68,7 @@ fn main() -> Result<()> {
             cargo::run(&arguments)
         }
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Scenarios(arguments) => scenarios::run(&arguments),
     }
 }
 

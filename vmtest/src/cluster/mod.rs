@@ -80,6 +80,11 @@ impl<'lab> Cluster<'lab> {
         &self.dir
     }
 
+    /// The executable.
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// A host's configuration file.
     pub fn host_file(&self, host: &str) -> PathBuf {
         self.dir.join(host).join("host.toml")

@@ -1,0 +1,239 @@
+//! Scenarios: lists of actions on real hosts, each with the check that belongs to it.
+//!
+//! * **Decides:** which stories are told, and which of them are quick enough for every commit.
+//! * **Flow:** [`all`] names them -> [`run::run`] plays one in a fresh lab -> [`bad_input`] is a table of its own.
+//! * **Invariants:** (1) roles are asked for, never assumed: `KillPrimary` kills whoever is the primary then;
+//!   (2) clients count from the first to the last action, and every scenario ends with their verdict, with `down`
+//!   and with the check that nothing is left.
+//! * **Source:** `SPECIFICATION.md`: a scenario's name stands there beside the promise that it holds.
+//! * **Not here:** faults that a simulator finds better (message order, crashes at every step): `sim/`.
+
+pub mod bad_input;
+mod run;
+
+use std::time::Duration;
+
+pub use run::{Outcome, World, run};
+
+/// One step of a story.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Wait until the VM has a backup that could take over.
+    AwaitProtected,
+    /// Wait until the clients have so many further answers.
+    AwaitAnswers(u64),
+    /// SIGKILL to every process of the primary's host at once; then wait for the take-over.
+    KillPrimary,
+    /// The same for the backup's host; the primary goes on unprotected, and says so.
+    KillBackup,
+    /// The same for the witness's host; the VM stays protected.
+    KillWitness,
+    /// SIGKILL to the primary's daemon alone: its QEMU must end with it, then as `KillPrimary`.
+    KillPrimaryDaemon,
+    /// Start the daemons of all dead hosts.
+    Restart,
+    /// Pull the cable of the primary's host; then wait for the take-over. It must stop speaking.
+    CutPrimary,
+    /// Pull the cable of the backup's host.
+    CutBackup,
+    /// Plug all cables in.
+    RestoreLinks,
+    /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
+    PausePrimary(u64),
+    /// A planned hand-over by `dunlin failover`.
+    Failover,
+    /// SIGINT to the primary's daemon, as Ctrl-C does.
+    InterruptPrimary,
+}
+
+/// A story.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// As on the command line and in `SPECIFICATION.md`.
+    pub name: &'static str,
+    /// Whether it is played for every commit.
+    pub quick: bool,
+    /// Replication policy.
+    pub policy: &'static str,
+    /// Machine type.
+    pub machine: &'static str,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// The guest's disk.
+    pub disk_mib: Option<u64>,
+    /// After each sync both memories are hashed and compared (slow).
+    pub audit: bool,
+    /// Counting clients.
+    pub connections: usize,
+    /// The longest time without an answer that a fault may cost a client.
+    pub gap_limit: Duration,
+    /// What happens.
+    pub actions: Vec<Action>,
+}
+
+impl Scenario {
+    fn new(name: &'static str, policy: &'static str, actions: &[Action]) -> Self {
+        Self {
+            name,
+            quick: false,
+            policy,
+            machine: "pc",
+            vcpus: 1,
+            disk_mib: None,
+            audit: false,
+            connections: 2,
+            gap_limit: Duration::from_secs(1),
+            actions: actions.to_vec(),
+        }
+    }
+
+    fn quick(self) -> Self {
+        Self { quick: true, ..self }
+    }
+
+    fn with_disk(self) -> Self {
+        Self {
+            disk_mib: Some(64),
+            ..self
+        }
+    }
+}
+
+/// Every scenario, the quick ones first.
+pub fn all() -> Vec<Scenario> {
+    use Action::{
+        AwaitAnswers, AwaitProtected, CutBackup, CutPrimary, Failover, InterruptPrimary, KillBackup,
+        KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary, Restart, RestoreLinks,
+    };
+    let answers = AwaitAnswers(100);
+    let there_and_back = [
+        AwaitProtected,
+        answers,
+        KillPrimary,
+        answers,
+        Restart,
+        AwaitProtected,
+        answers,
+        KillPrimary,
+        answers,
+    ];
+    let mut scenarios = vec![
+        Scenario::new("kill-primary-and-back", "plover", &there_and_back).quick(),
+        Scenario::new(
+            "kill-primary-passive-backup",
+            "remus",
+            &[AwaitProtected, answers, KillPrimary, answers],
+        )
+        .quick(),
+        Scenario::new("kill-primary-with-disk", "plover", &there_and_back)
+            .with_disk()
+            .quick(),
+        Scenario::new(
+            "backup-and-witness-die",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                KillBackup,
+                answers,
+                Restart,
+                AwaitProtected,
+                answers,
+                KillWitness,
+                answers,
+                Restart,
+                answers,
+            ],
+        )
+        .quick(),
+        Scenario::new(
+            "planned-hand-over",
+            "plover",
+            &[AwaitProtected, answers, Failover, answers, AwaitProtected],
+        )
+        .quick(),
+        Scenario::new(
+            "cut-off-primary-falls-silent",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                CutPrimary,
+                answers,
+                RestoreLinks,
+                AwaitProtected,
+                answers,
+            ],
+        )
+        .quick(),
+        Scenario::new(
+            "daemon-crash-leaves-nothing",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                KillPrimaryDaemon,
+                answers,
+                Restart,
+                AwaitProtected,
+            ],
+        )
+        .quick(),
+        Scenario::new(
+            "interrupted-daemon-leaves-nothing",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                InterruptPrimary,
+                answers,
+                Restart,
+                AwaitProtected,
+            ],
+        ),
+        Scenario::new(
+            "cut-off-backup-returns",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                CutBackup,
+                answers,
+                RestoreLinks,
+                AwaitProtected,
+                answers,
+            ],
+        ),
+        Scenario::new(
+            "paused-primary-does-not-speak-again",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                PausePrimary(1500),
+                answers,
+                AwaitProtected,
+                answers,
+            ],
+        ),
+        Scenario::new("passive-backup-with-disk", "remus", &there_and_back).with_disk(),
+    ];
+    for (name, machine, vcpus) in [
+        ("audited-pc-1", "pc", 1),
+        ("audited-pc-2", "pc", 2),
+        ("audited-q35-1", "q35", 1),
+        ("audited-q35-2", "q35", 2),
+        ("audited-microvm-1", "microvm", 1),
+        ("audited-microvm-2", "microvm", 2),
+    ] {
+        let actions = [AwaitProtected, AwaitAnswers(400), KillPrimary, answers];
+        scenarios.push(Scenario {
+            machine,
+            vcpus,
+            audit: true,
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(name, "plover", &actions)
+        });
+    }
+    scenarios
+}

@@ -1,0 +1,313 @@
+//! Plays one scenario.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
+
+use super::{Action, Scenario};
+use crate::client::{Counter, CounterReport, CounterSpec};
+use crate::cluster::{Cluster, HostStatus, VmPlan, await_service};
+use crate::demo::service;
+use crate::image::GuestImage;
+use crate::lab::{Lab, LabSpec};
+use crate::traces;
+
+/// Nothing in a scenario may take longer than this, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The longest that any client waits for one answer before it counts as stuck.
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// What all scenarios run with.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The executable.
+    pub dunlin: PathBuf,
+    /// The guest.
+    pub image: GuestImage,
+}
+
+/// What a scenario that passed has to tell.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What the clients saw.
+    pub clients: CounterReport,
+    /// The longest gap that a fault cost, in microseconds.
+    pub worst_gap_us: u64,
+}
+
+/// Plays `scenario` in a lab of its own.
+///
+/// # Errors
+/// When it does not go as it should; the daemons' logs are kept, and the error says where.
+pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
+    let traces_before = traces::on_this_machine();
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let outcome = {
+        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        play(&mut cluster, world, scenario).or_else(|error| {
+            let kept = cluster
+                .keep_logs(scenario.name)
+                .map(|dir| format!("logs are in {}", dir.display()));
+            Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
+        })?
+    };
+    lab.close()?;
+    let left = traces::added_since(&traces_before);
+    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    Ok(outcome)
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result<Outcome> {
+    let lab = cluster.lab();
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let mut sync = Vec::new();
+    if scenario.audit {
+        sync.push("audit = true".to_owned());
+    }
+    let plan = VmPlan {
+        machine: scenario.machine.to_owned(),
+        vcpus: scenario.vcpus,
+        disk_mib: scenario.disk_mib,
+        sync,
+        ..VmPlan::redis(scenario.policy)
+    };
+    let file = plan.write(lab, &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = lab.node("client");
+    await_service(client, service(), PATIENCE)?;
+    let spec = CounterSpec {
+        target: service(),
+        connections: scenario.connections,
+        give_up: GIVE_UP,
+    };
+    let counter = Counter::start(client, &spec)?;
+
+    let mut stage = Stage {
+        cluster,
+        vm: plan.name.clone(),
+        counter,
+        dead: BTreeSet::new(),
+        moments: Vec::new(),
+    };
+    for (number, &action) in scenario.actions.iter().enumerate() {
+        stage
+            .act(action)
+            .with_context(|| format!("action {} ({action:?})", number + 1))?;
+    }
+    let Stage {
+        cluster,
+        counter,
+        dead,
+        moments,
+        ..
+    } = stage;
+    let (clients, answers) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let gaps = moments.iter().map(|&(from, to)| answers.longest_gap_us(from, to));
+    let worst_gap_us = gaps.max().unwrap_or(0);
+    ensure!(
+        Duration::from_micros(worst_gap_us) <= scenario.gap_limit,
+        "clients waited {} ms, and at most {} ms is allowed",
+        worst_gap_us / 1000,
+        scenario.gap_limit.as_millis()
+    );
+    no_oops(lab)?;
+    for host in &dead {
+        cluster.start_host(host)?;
+    }
+    let primary = primary(&cluster.statuses(), &plan.name).context("nobody is the primary at the end")?;
+    cluster.dunlin(&primary, &["down", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+        ensure!(
+            lab.node(&host).pids().is_empty(),
+            "host {host}: processes left after its daemon ended"
+        );
+    }
+    Ok(Outcome {
+        clients,
+        worst_gap_us,
+    })
+}
+
+struct Stage<'cluster, 'lab> {
+    cluster: &'cluster mut Cluster<'lab>,
+    vm: String,
+    counter: Counter,
+    dead: BTreeSet<String>,
+    /// From each fault until the clients were served again.
+    moments: Vec<(Instant, Instant)>,
+}
+
+impl Stage<'_, '_> {
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::AwaitProtected => self.cluster.await_protected(&self.vm, PATIENCE).map(drop),
+            Action::AwaitAnswers(count) => self.counter.await_more(count, PATIENCE),
+            Action::KillPrimary => {
+                let primary = self.with_role("primary")?;
+                let at = self.cluster.kill_host(&primary)?;
+                self.dead.insert(primary.clone());
+                self.taken_over(&primary, at)
+            }
+            Action::KillPrimaryDaemon => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.kill_daemon(&primary)?;
+                self.nothing_runs_on(&primary)?;
+                self.dead.insert(primary.clone());
+                self.taken_over(&primary, at)
+            }
+            Action::InterruptPrimary => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.stop_host(&primary, Signal::SIGINT)?;
+                self.nothing_runs_on(&primary)?;
+                self.dead.insert(primary.clone());
+                self.taken_over(&primary, at)
+            }
+            Action::KillBackup => {
+                let backup = self.with_role("backup")?;
+                let at = self.cluster.kill_host(&backup)?;
+                self.dead.insert(backup);
+                self.unprotected(at)
+            }
+            Action::KillWitness => {
+                let witness = self.with_role("witness")?;
+                let at = self.cluster.kill_host(&witness)?;
+                self.dead.insert(witness);
+                self.counter.await_more(50, PATIENCE)?;
+                self.moments.push((at, Instant::now()));
+                self.cluster.await_protected(&self.vm, PATIENCE).map(drop)
+            }
+            Action::Restart => {
+                for host in std::mem::take(&mut self.dead) {
+                    self.cluster.start_host(&host)?;
+                }
+                Ok(())
+            }
+            Action::CutPrimary => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.lab().cut_link(&primary)?;
+                self.taken_over(&primary, at)
+            }
+            Action::CutBackup => {
+                let backup = self.with_role("backup")?;
+                let at = Instant::now();
+                self.cluster.lab().cut_link(&backup)?;
+                self.unprotected(at)
+            }
+            Action::RestoreLinks => {
+                for host in self.cluster.hosts().to_vec() {
+                    self.cluster.lab().restore_link(&host)?;
+                }
+                Ok(())
+            }
+            Action::PausePrimary(ms) => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                let frozen = self.cluster.lab().node(&primary).freeze()?;
+                // The fault itself is a length of time; nothing is waited for here.
+                std::thread::sleep(Duration::from_millis(ms));
+                drop(frozen);
+                self.counter.await_more(50, PATIENCE)?;
+                self.moments.push((at, Instant::now()));
+                Ok(())
+            }
+            Action::Failover => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.dunlin(&primary, &["failover", &self.vm])?;
+                self.taken_over(&primary, at)
+            }
+        }
+    }
+
+    fn with_role(&self, role: &str) -> Result<String> {
+        self.cluster
+            .await_status(&format!("a {role}"), PATIENCE, |hosts| {
+                with_role(hosts, &self.vm, role)
+            })
+    }
+
+    fn taken_over(&mut self, old: &str, at: Instant) -> Result<()> {
+        self.counter.await_more(50, PATIENCE)?;
+        self.moments.push((at, Instant::now()));
+        self.cluster.await_take_over(&self.vm, old, PATIENCE).map(drop)
+    }
+
+    /// The primary goes on, and nobody may believe that it is protected.
+    fn unprotected(&mut self, at: Instant) -> Result<()> {
+        self.counter.await_more(50, PATIENCE)?;
+        self.moments.push((at, Instant::now()));
+        self.cluster
+            .await_status("an unprotected primary that says so", PATIENCE, |hosts| {
+                let host = with_role(hosts, &self.vm, "primary")?;
+                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
+                (!vm.protected).then_some(())
+            })
+    }
+
+    fn nothing_runs_on(&self, host: &str) -> Result<()> {
+        let node = self.cluster.lab().node(host);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        // A process that is being killed is still listed for a moment.
+        while !node.pids().is_empty() {
+            if Instant::now() > deadline {
+                bail!("host {host}: processes {:?} outlived the daemon", node.pids());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let expected: BTreeSet<String> = ["lo", "up0", "br0"].map(str::to_owned).into();
+        let found: BTreeSet<String> = node.interfaces()?.into_iter().collect();
+        ensure!(
+            found == expected,
+            "host {host}: interfaces {found:?} after its daemon ended"
+        );
+        Ok(())
+    }
+}
+
+fn with_role(hosts: &[HostStatus], vm: &str, role: &str) -> Option<String> {
+    let host = hosts
+        .iter()
+        .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))?;
+    Some(host.host.clone())
+}
+
+fn primary(hosts: &[HostStatus], vm: &str) -> Option<String> {
+    with_role(hosts, vm, "primary")
+}
+
+/// A backup whose memory was torn may run on for a while: its kernel is the first to notice.
+fn no_oops(lab: &Lab) -> Result<()> {
+    for node in lab.nodes() {
+        for entry in std::fs::read_dir(node.home())?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("serial-") {
+                let text = String::from_utf8_lossy(&std::fs::read(entry.path())?).into_owned();
+                let bad = [
+                    "Oops",
+                    "BUG:",
+                    "Kernel panic",
+                    "general protection",
+                    "unable to handle",
+                ];
+                if let Some(line) = text
+                    .lines()
+                    .find(|line| bad.iter().any(|word| line.contains(word)))
+                {
+                    bail!("the guest's kernel on host {}: {line}", node.name());
+                }
+            }
+        }
+    }
+    Ok(())
+}

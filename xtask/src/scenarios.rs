@@ -1,0 +1,94 @@
+//! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use dunlin_vmtest::scenario::{self, World, bad_input};
+use dunlin_vmtest::{image, paths};
+
+/// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
+#[derive(clap::Args)]
+pub struct Scenarios {
+    /// Only those that are played for every commit.
+    #[arg(long)]
+    quick: bool,
+    /// Say which there are.
+    #[arg(long)]
+    list: bool,
+    /// Only these (a part of a name is enough); `bad-input` is the table of mistakes.
+    names: Vec<String>,
+}
+
+/// Plays them; an error if any failed.
+pub fn run(arguments: &Scenarios) -> Result<()> {
+    let wanted = |name: &str, quick: bool| {
+        let by_name =
+            arguments.names.is_empty() || arguments.names.iter().any(|part| name.contains(part.as_str()));
+        by_name && (quick || !arguments.quick)
+    };
+    let chosen: Vec<_> = scenario::all()
+        .into_iter()
+        .filter(|one| wanted(one.name, one.quick))
+        .collect();
+    if arguments.list {
+        for one in &chosen {
+            println!(
+                "{:40} {} {}x{}{}",
+                one.name,
+                one.policy,
+                one.machine,
+                one.vcpus,
+                if one.quick { " quick" } else { "" }
+            );
+        }
+        return Ok(());
+    }
+    let dunlin = super::ready(false)?;
+    let image = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let world = World { dunlin, image };
+    let (mut passed, mut failed) = (0, 0);
+    if wanted("bad-input", true) {
+        match bad_input::run(&world) {
+            Ok((refused, failures)) => {
+                println!("scenario bad-input ... {refused} mistakes refused");
+                passed += refused;
+                failed += failures.len();
+                for failure in failures {
+                    println!("scenario bad-input ... FAILED {failure}");
+                }
+            }
+            Err(error) => {
+                println!("scenario bad-input ... FAILED {error:#}");
+                failed += 1;
+            }
+        }
+    }
+    for one in &chosen {
+        let begun = Instant::now();
+        match scenario::run(&world, one) {
+            Ok(outcome) => {
+                passed += 1;
+                println!(
+                    "scenario {} ... ok ({:.1} s, {} acknowledged, 0 lost, worst gap {} ms)",
+                    one.name,
+                    begun.elapsed().as_secs_f64(),
+                    outcome.clients.acknowledged,
+                    outcome.worst_gap_us / 1000
+                );
+            }
+            Err(error) => {
+                failed += 1;
+                println!(
+                    "scenario {} ... FAILED ({:.1} s) {error:#}",
+                    one.name,
+                    begun.elapsed().as_secs_f64()
+                );
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed > 0 {
+        bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
+    }
+    Ok(())
+}
