@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::cluster::Cluster;
 
 /// Places outside of the lab where a program like this one could leave something.
-const PLACES: [&str; 4] = ["/dev/shm", "/tmp", "/run", "/var/tmp/dunlin-lab"];
+const PLACES: [&str; 3] = ["/dev/shm", "/run", "/var/tmp/dunlin-lab"];
 
 /// Names in those places that could be ours, and interfaces of this machine.
 pub fn on_this_machine() -> BTreeSet<String> {
@@ -16,7 +16,7 @@ pub fn on_this_machine() -> BTreeSet<String> {
     for place in PLACES {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if place == "/dev/shm" || ["dunlin", "qemu", "colo"].iter().any(|word| name.contains(word)) {
+            if ["dunlin", "qemu", "colo"].iter().any(|word| name.contains(word)) {
                 found.insert(format!("{place}/{name}"));
             }
         }

@@ -1,5 +1,6 @@
 //! One entry point for people and CI: `cargo xtask --help`.
 
+mod bench;
 mod cargo;
 mod demo;
 mod scenarios;
@@ -42,6 +43,9 @@ enum Task {
     },
     Demo(demo::Demo),
     Scenarios(scenarios::Scenarios),
+    /// Measurements that compare in one run.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> Result<()> {
@@ -50,8 +54,15 @@ fn main() -> Result<()> {
         Task::Verify => verify::run(),
         Task::Fix => verify::fix(),
         Task::Test => {
+            let begun = std::time::Instant::now();
             setup::run()?;
-            verify::run()
+            verify::run()?;
+            scenarios::run(&scenarios::Scenarios::quick())?;
+            println!(
+                "xtask: all of it passed in {:.0} s",
+                begun.elapsed().as_secs_f64()
+            );
+            Ok(())
         }
         Task::Sim { seeds, more } => {
             let seeds = seeds.to_string();
@@ -69,6 +80,7 @@ fn main() -> Result<()> {
         }
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
+        Task::Bench(what) => bench::run(&what),
     }
 }
 

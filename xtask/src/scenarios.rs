@@ -19,6 +19,17 @@ pub struct Scenarios {
     names: Vec<String>,
 }
 
+impl Scenarios {
+    /// What belongs to every commit.
+    pub fn quick() -> Self {
+        Self {
+            quick: true,
+            list: false,
+            names: Vec::new(),
+        }
+    }
+}
+
 /// Plays them; an error if any failed.
 pub fn run(arguments: &Scenarios) -> Result<()> {
     let wanted = |name: &str, quick: bool| {
