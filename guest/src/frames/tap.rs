@@ -159,3 +159,6 @@ fn ioctl(fd: RawFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Resul
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -133,7 +133,7 @@ impl Memory {
         }
     }
 
-    /// Copies a page out.
+    /// Copies a page out. (Reading a page that is not [`Memory::populated`] makes it, zeroed.)
     pub fn copy_page(&self, page: u64, out: &mut [u8; PAGE_BYTES]) {
         // SAFETY: `at` has checked the page; the guest may write meanwhile, then the copy is torn but initialised.
         unsafe { std::ptr::copy_nonoverlapping(self.at(page), out.as_mut_ptr(), PAGE_BYTES) }
@@ -164,7 +164,7 @@ impl Memory {
         }
     }
 
-    /// Gives a page back to the system: it reads as zeros. For a backup that starts a first copy anew.
+    /// Gives all pages back to the system: they read as zeros. For a backup that starts a first copy anew.
     pub fn clear_all(&self) -> io::Result<()> {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.file, flags, 0, self.bytes as u64)?)

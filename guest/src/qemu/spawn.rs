@@ -52,8 +52,9 @@ pub fn choose_user(run_as: Option<&str>, kvm: bool) -> Result<Option<User>, Stri
             .or_else(|| look_up("nobody"))
             .ok_or("neither user dunlin nor nobody exists: set vm.run_as to an ordinary user")?,
     };
-    if kvm && let Ok(device) = std::fs::metadata("/dev/kvm") {
-        user.groups.push(device.gid());
+    if kvm {
+        user.groups
+            .extend(std::fs::metadata("/dev/kvm").map(|device| device.gid()));
     }
     Ok(Some(user))
 }
