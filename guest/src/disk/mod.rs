@@ -22,6 +22,8 @@ mod primary;
 mod ranges;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tools_tests;
 
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};

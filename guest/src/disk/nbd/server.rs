@@ -67,12 +67,12 @@ impl Connection {
         on_end: impl FnOnce(Option<String>) + Send + 'static,
     ) -> io::Result<Self> {
         let control = stream.try_clone()?;
+        let closer = stream.try_clone()?;
         let thread = thread::Builder::new().name("nbd".into()).spawn(move || {
-            on_end(
-                run(stream, export, in_flight)
-                    .err()
-                    .map(|error| error.to_string()),
-            )
+            let ended = run(stream, export, in_flight);
+            // Other handles keep the socket open; a client that said good-bye waits for the end of the stream.
+            let _already_closed = closer.shutdown(Shutdown::Both);
+            on_end(ended.err().map(|error| error.to_string()));
         })?;
         Ok(Self {
             control,
