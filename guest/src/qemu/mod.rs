@@ -10,6 +10,7 @@
 pub mod accel;
 pub mod command;
 pub mod console;
+pub mod launch;
 pub mod qmp;
 pub mod spawn;
 
@@ -18,27 +19,23 @@ use std::io::{self, Seek};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 pub use console::Console;
+pub use launch::StartError;
+use launch::launch;
 pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
-use crate::memory::{Memory, MemoryError};
-use crate::spec::{Accel, Machine, SpecError, VmSpec};
+use crate::memory::Memory;
+use crate::spec::{Accel, Machine, VmSpec};
 use crate::state::ThreadStates;
-use crate::sys::{memfd, memfd_with, receive_descriptor};
-
-/// The preload object, built by build.rs from preload.c.
-static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
-
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::sys::{memfd, memfd_with};
 
 /// How the VM begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,44 +53,6 @@ pub struct Ports {
     pub frames: Vec<OwnedFd>,
     /// For `-blockdev nbd`.
     pub nbd: Vec<OwnedFd>,
-}
-
-/// Why QEMU did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The spec cannot work.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// Something of the host is missing; the text says how to mend it.
-    #[error("{0}")]
-    Host(String),
-    /// A file of the spec cannot be opened.
-    #[error("vm.{key} = {path:?}: {error}")]
-    File {
-        /// Key in the TOML file.
-        key: &'static str,
-        /// The path given.
-        path: PathBuf,
-        /// The system's answer.
-        error: io::Error,
-    },
-    /// QEMU ended during its start; its own lines.
-    #[error("QEMU did not start ({status}): {stderr}")]
-    Ended {
-        /// How it ended.
-        status: String,
-        /// What it printed.
-        stderr: String,
-    },
-    /// QMP failed during the start.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// Its memory cannot be mapped or tracked.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A system call failed.
-    #[error("starting QEMU: {0}")]
-    Io(#[from] io::Error),
 }
 
 /// A running QEMU.
@@ -148,117 +107,63 @@ impl Qemu {
         let ram = memfd(&format!("dunlin-ram-{}", spec.name))?;
         ram.set_len(spec.memory_bytes())?;
         let save = SaveFile::new()?;
-        let preload = memfd_with("dunlin-preload", &mut &PRELOAD[..])?;
-        let uffd_device = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/userfaultfd")
-            .map_err(|e| {
-                StartError::Host(format!(
-                    "/dev/userfaultfd: {e}: dirty tracking needs it; run `dunlin check`"
-                ))
-            })?;
-        let kernel = spec
-            .kernel
-            .as_ref()
-            .map(|p| readable_by_all("kernel", p))
-            .transpose()?;
-        let initrd = spec
-            .initrd
-            .as_ref()
-            .map(|p| readable_by_all("initrd", p))
-            .transpose()?;
+        let open = |key, path: &Option<PathBuf>| path.as_ref().map(|p| readable_by_all(key, p)).transpose();
+        let kernel = open("kernel", &spec.kernel)?;
+        let initrd = open("initrd", &spec.initrd)?;
         let serial_log = spec.serial_log.as_ref().map(|p| open_log(p)).transpose()?;
-        let (qmp_ours, qmp_theirs) = UnixStream::pair()?;
         let (console_ours, console_theirs) = UnixStream::pair()?;
-        let (uffd_ours, uffd_theirs) = UnixStream::pair()?;
+        let colo_pair = (start == Start::Incoming).then(UnixStream::pair).transpose()?;
 
-        let number = |file: &File| file.as_raw_fd();
-        let descriptors = command::Descriptors {
+        let mut descriptors = command::Descriptors {
+            qmp: -1, // known to `launch`
             ram: ram.as_raw_fd(),
-            qmp: qmp_theirs.as_raw_fd(),
             console: console_theirs.as_raw_fd(),
             save: save.writer.as_raw_fd(),
-            kernel: kernel.as_ref().map(number),
-            initrd: initrd.as_ref().map(number),
+            kernel: kernel.as_ref().map(File::as_raw_fd),
+            initrd: initrd.as_ref().map(File::as_raw_fd),
             frames: ports.frames.iter().map(AsRawFd::as_raw_fd).collect(),
             nbd: ports.nbd.iter().map(AsRawFd::as_raw_fd).collect(),
         };
-        let colo_pair = (start == Start::Incoming).then(UnixStream::pair).transpose()?;
-        let inherited = inherited(
-            &descriptors,
-            &preload,
-            &uffd_device,
-            &uffd_theirs,
-            colo_pair.as_ref(),
-        );
-
-        let mut command = Command::new(&binary);
-        command
-            .args(command::arguments(
-                spec,
-                accel.0,
-                &descriptors,
-                start == Start::Incoming,
-            ))
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("LD_PRELOAD", format!("/proc/self/fd/{}", preload.as_raw_fd()))
-            .env(
-                "DUNLIN_UFFD",
-                format!("{}:{}", uffd_device.as_raw_fd(), uffd_theirs.as_raw_fd()),
-            )
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let mut child = spawn::spawn(command, inherited, user.clone()).map_err(|error| {
-            let as_user = user
-                .as_ref()
-                .map_or(String::new(), |u| format!(" as user {:?}", u.name));
-            StartError::Host(format!("cannot run {}{as_user}: {error}", binary.display()))
-        })?;
-        let stderr = Console::follow("qemu-stderr", child.stderr.take().expect("piped"), None)?;
-        let mut child = Killed(Some(child));
-        // Our copies of QEMU's ends must go, or its death would not end the sockets.
-        drop((qmp_theirs, console_theirs, uffd_theirs, ports));
-
-        let begin = || -> Result<_, StartError> {
-            let uffd = receive_descriptor(uffd_ours.as_fd())?;
-            let (qmp, version) = Qmp::handshake(qmp_ours, START_TIMEOUT)?;
-            Ok((uffd, qmp, version))
+        let mut inherited = vec![descriptors.ram, descriptors.console, descriptors.save];
+        inherited.extend(descriptors.kernel.iter().chain(&descriptors.initrd));
+        inherited.extend(descriptors.frames.iter().chain(&descriptors.nbd));
+        inherited.extend(colo_pair.iter().map(|(_, theirs)| theirs.as_raw_fd()));
+        let arguments = |qmp| {
+            descriptors.qmp = qmp;
+            command::arguments(spec, accel.0, &descriptors, start == Start::Incoming)
         };
-        let (uffd, qmp, version) = begin().map_err(|error| child.own_words(error, &stderr))?;
-        let qmp = Arc::new(qmp);
-        let pid = child.pid();
-        let memory = Arc::new(Memory::attach(pid, ram, uffd)?);
+        let (colo_ours, colo_theirs) = colo_pair.unzip();
+        let colo_number = colo_theirs.as_ref().map(AsRawFd::as_raw_fd);
+        let launched = launch(
+            &binary,
+            user,
+            inherited,
+            arguments,
+            (console_theirs, colo_theirs, ports),
+        )?;
+
+        let qmp = Arc::new(launched.qmp);
+        let pid = launched.child.pid();
+        let memory = Arc::new(Memory::attach(pid, ram, launched.uffd)?);
         let console = Console::follow("qemu-console", console_ours, serial_log)?;
         let threads = ThreadStates::new(pid, vcpu_threads(&qmp)?)?;
-        let colo = match colo_pair {
-            Some((ours, theirs)) => {
-                prepare_incoming(&qmp, theirs.as_raw_fd())?;
-                // QEMU adopts the number itself, our copy can go.
-                drop(theirs);
-                let needs_reset = spec.machine == Machine::Q35;
-                Some(Colo::new(ours, Arc::clone(&qmp), needs_reset))
-            }
-            None => None,
-        };
-        let pidfd = child.pidfd()?;
-        let child = Mutex::new(child.0.take().expect("still here"));
-        let save = Mutex::new(save);
+        let mut colo = None;
+        if let (Some(ours), Some(number)) = (colo_ours, colo_number) {
+            prepare_incoming(&qmp, number)?;
+            colo = Some(Colo::new(ours, Arc::clone(&qmp), spec.machine == Machine::Q35));
+        }
         Ok(Qemu {
-            child,
             pid,
-            pidfd,
+            pidfd: launched.child.pidfd()?,
+            child: Mutex::new(launched.child.keep()),
             qmp,
-            version,
+            version: launched.version,
             accel,
             memory,
             threads,
             console,
-            stderr,
-            save,
+            stderr: launched.stderr,
+            save: Mutex::new(save),
             colo,
         })
     }
@@ -359,62 +264,6 @@ impl Drop for Qemu {
     }
 }
 
-/// A child that is killed and reaped if the start fails.
-struct Killed(Option<Child>);
-
-impl Killed {
-    fn child(&self) -> &Child {
-        self.0.as_ref().expect("only taken at the end of a start")
-    }
-
-    fn pid(&self) -> u32 {
-        self.child().id()
-    }
-
-    fn pidfd(&self) -> io::Result<OwnedFd> {
-        use rustix::process::{Pid, PidfdFlags, pidfd_open};
-        Ok(pidfd_open(Pid::from_child(self.child()), PidfdFlags::empty())?)
-    }
-
-    /// Replaces an "it closed the socket" by what QEMU printed.
-    fn own_words(&mut self, error: StartError, stderr: &Console) -> StartError {
-        let ended = match &error {
-            StartError::Qmp(QmpError::Closed) => true,
-            StartError::Io(e) => {
-                e.kind() == io::ErrorKind::UnexpectedEof || e.raw_os_error() == Some(libc::ECONNRESET)
-            }
-            _ => false,
-        };
-        let Some(mut child) = self.0.take().filter(|_| ended) else {
-            return error;
-        };
-        stderr.wait_end(Duration::from_secs(5));
-        let _ = child.kill();
-        let status = match child.wait() {
-            Ok(status) if status.signal() == Some(libc::SIGSYS) => {
-                "killed by its system call filter; set vm.sandbox = false if you trust this QEMU".to_owned()
-            }
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        };
-        let text = stderr.text();
-        let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
-        StartError::Ended {
-            status,
-            stderr: lines[lines.len().saturating_sub(4)..].join("; "),
-        }
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// The executable of the spec, looked up.
 pub fn executable(spec: &VmSpec) -> Result<PathBuf, StartError> {
     let name = spec.qemu.as_deref().unwrap_or(Path::new("qemu-system-x86_64"));
@@ -424,30 +273,6 @@ pub fn executable(spec: &VmSpec) -> Result<PathBuf, StartError> {
             name.display()
         ))
     })
-}
-
-fn inherited(
-    fds: &command::Descriptors,
-    preload: &File,
-    uffd_device: &File,
-    uffd_socket: &UnixStream,
-    colo: Option<&(UnixStream, UnixStream)>,
-) -> Vec<RawFd> {
-    let mut all = vec![fds.ram, fds.qmp, fds.console, fds.save];
-    all.extend([
-        preload.as_raw_fd(),
-        uffd_device.as_raw_fd(),
-        uffd_socket.as_raw_fd(),
-    ]);
-    all.extend(
-        fds.kernel
-            .iter()
-            .chain(&fds.initrd)
-            .chain(&fds.frames)
-            .chain(&fds.nbd),
-    );
-    all.extend(colo.iter().map(|(_, theirs)| theirs.as_raw_fd()));
-    all
 }
 
 /// The file as a descriptor that QEMU's ordinary user can open again by /proc/self/fd: a file that only root can
