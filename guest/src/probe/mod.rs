@@ -1,1 +1,431 @@
-//! to come
+//! Can this host run the VM? For `dunlin check`, before anything starts.
+//!
+//! Decides:    what is missing and how it is mended.
+//! Flow:       `dunlin check` -> [`Host::probe`] -> [`Finding`]s.
+//! Invariants: 1. what can be tried is tried, not inferred from a version: PAGEMAP_SCAN tracks a page, a throw-away QEMU runs
+//!             as the real one will (user, filter, preload object) and is asked for its capabilities; 2. nothing of the
+//!             host is changed.
+//! Source:     stock-qemu.md; vm-loop.md pitfalls.
+//! Not here:   the cluster: addresses, keys, other hosts (node).
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::memory::{MemoryError, track};
+use crate::qemu::launch::{Launched, launch, open_userfaultfd};
+use crate::qemu::{accel, command, executable, spawn};
+use crate::spec::{Accel, Machine, VmSpec};
+
+/// The oldest QEMU with `-netdev stream`.
+const OLDEST_QEMU: (u32, u32) = (7, 2);
+const CAP_NET_ADMIN: u32 = 12;
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub what: &'static str,
+    /// The VM can start as far as this goes.
+    pub ok: bool,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty when there is nothing to do.
+    pub how_to_mend: String,
+}
+
+impl Finding {
+    fn good(what: &'static str, found: impl Into<String>) -> Finding {
+        Finding {
+            what,
+            ok: true,
+            found: found.into(),
+            how_to_mend: String::new(),
+        }
+    }
+
+    fn bad(what: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
+        Finding {
+            what,
+            ok: false,
+            found: found.into(),
+            how_to_mend: mend.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mark = if self.ok { "ok  " } else { "BAD " };
+        write!(f, "{mark} {}: {}", self.what, self.found)?;
+        match self.how_to_mend.is_empty() {
+            true => Ok(()),
+            false => write!(f, " -> {}", self.how_to_mend),
+        }
+    }
+}
+
+/// This host.
+pub struct Host;
+
+impl Host {
+    /// Looks at everything `spec` needs here. Takes about 0.2 s.
+    pub fn probe(spec: &VmSpec) -> Vec<Finding> {
+        let mut findings = vec![];
+        if let Err(error) = spec.validate() {
+            findings.push(Finding::bad(
+                "settings",
+                error.to_string(),
+                "correct the VM's file",
+            ));
+        }
+        findings.push(tracking());
+        findings.extend(qemu(spec));
+        findings.push(acceleration(spec.accel));
+        findings.push(memory(spec.memory_bytes()));
+        findings.extend(network(spec));
+        findings.extend(files(spec));
+        findings
+    }
+}
+
+/// Writes a page of a small shared file and looks whether exactly that one is reported.
+fn tracking() -> Finding {
+    const WHAT: &str = "dirty tracking";
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let device = match open_userfaultfd() {
+        Ok(device) => device,
+        Err(why) => return Finding::bad(WHAT, why, "run the daemon as root"),
+    };
+    match try_tracking(&device) {
+        Ok(pages) if pages == [3] => Finding::good(
+            WHAT,
+            format!("userfaultfd and PAGEMAP_SCAN work (Linux {release})"),
+        ),
+        Ok(pages) => Finding::bad(
+            WHAT,
+            format!("page 3 was written and {pages:?} were reported on Linux {release}"),
+            "report this: the kernel's dirty tracking is wrong",
+        ),
+        Err(error) => Finding::bad(
+            WHAT,
+            format!("Linux {release} cannot track a shared file: {error}"),
+            "needs Linux 6.7 or newer with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP (Debian 12: the kernel of \
+             bookworm-backports; Debian 13's own)",
+        ),
+    }
+}
+
+fn try_tracking(device: &File) -> Result<Vec<u64>, MemoryError> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    const PAGES: usize = 8;
+    const PAGE: usize = crate::PAGE_BYTES;
+    let file = crate::sys::memfd("dunlin-probe")?;
+    file.set_len((PAGES * PAGE) as u64)?;
+    // SAFETY: USERFAULTFD_IOC_NEW, _IO(0xAA, 0), takes flags and answers a descriptor.
+    let uffd = match unsafe { libc::ioctl(device.as_raw_fd(), 0xAA00, libc::O_CLOEXEC | libc::O_NONBLOCK) } {
+        -1 => return Err(MemoryError::Tracking(std::io::Error::last_os_error())),
+        // SAFETY: a fresh descriptor of ours.
+        fd => unsafe { OwnedFd::from_raw_fd(fd) },
+    };
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping, unmapped below.
+    let base = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            PAGES * PAGE,
+            protection,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+    }
+    .map_err(std::io::Error::from)?;
+    let attempt = || {
+        let start = base as u64;
+        let tracker = track::Tracker::new(
+            std::process::id(),
+            uffd,
+            vec![(start..start + (PAGES * PAGE) as u64, 0)],
+        )?;
+        tracker.scan(|_| ())?;
+        // SAFETY: inside the mapping.
+        unsafe { base.cast::<u8>().add(3 * PAGE).write_volatile(1) };
+        let mut pages = vec![];
+        tracker.scan(|r| pages.extend(r.start / PAGE as u64..r.end / PAGE as u64))?;
+        Ok(pages)
+    };
+    let result = attempt().map_err(MemoryError::Tracking);
+    // SAFETY: the mapping made above.
+    let _ = unsafe { munmap(base, PAGES * PAGE) };
+    result
+}
+
+/// Runs a throw-away QEMU without a machine and asks it.
+fn qemu(spec: &VmSpec) -> Vec<Finding> {
+    const WHAT: &str = "QEMU";
+    let binary = match executable(spec) {
+        Ok(binary) => binary,
+        Err(error) => {
+            return vec![Finding::bad(
+                WHAT,
+                error.to_string(),
+                "apt-get install qemu-system-x86",
+            )];
+        }
+    };
+    let kvm = accel::choose(spec.accel).is_ok_and(|(accel, _)| accel == Accel::Kvm);
+    let user = match spawn::choose_user(spec.run_as.as_deref(), kvm) {
+        Ok(user) => user,
+        Err(why) => {
+            return vec![Finding::bad(
+                "QEMU's user",
+                why,
+                "set vm.run_as to an ordinary user",
+            )];
+        }
+    };
+    let as_user = user
+        .as_ref()
+        .map_or("the daemon's user".to_owned(), |u| format!("user {}", u.name));
+    let arguments = |qmp| command::throw_away(spec.sandbox, qmp);
+    match launch(&binary, user, vec![], arguments, ()) {
+        Ok(launched) => ask(spec, &launched, &as_user),
+        Err(error) => vec![Finding::bad(
+            WHAT,
+            format!("{} as {as_user}: {error}", binary.display()),
+            "install a stock QEMU 7.2 or newer; if its system call filter is the cause, set vm.sandbox = false",
+        )],
+    }
+}
+
+fn ask(spec: &VmSpec, launched: &Launched, as_user: &str) -> Vec<Finding> {
+    let mut findings = vec![];
+    let number = |text: Option<&str>| text.and_then(|t| t.parse().ok()).unwrap_or(0);
+    let mut parts = launched.version.split(['.', ' ']);
+    let version: (u32, u32) = (number(parts.next()), number(parts.next()));
+    let newer = "install QEMU 7.2 or newer (Debian 12 and 13 have it)";
+    findings.push(match version >= OLDEST_QEMU {
+        true => Finding::good("QEMU", format!("{} runs as {as_user}", launched.version)),
+        false => Finding::bad("QEMU", format!("{} is too old", launched.version), newer),
+    });
+    if let Err(error) = track::enable_api(launched.uffd.as_fd()) {
+        findings.push(Finding::bad(
+            "userfaultfd of QEMU",
+            format!("lacks features: {error}"),
+            "needs Linux 6.7 or newer",
+        ));
+    }
+    let names = |command: &str, field: &str| -> HashSet<String> {
+        let answer = launched.qmp.execute(command, Value::Null).unwrap_or_default();
+        let entries = answer.as_array().cloned().unwrap_or_default();
+        entries
+            .iter()
+            .filter_map(|e| e[field].as_str().map(str::to_owned))
+            .collect()
+    };
+    let mut missing = vec![];
+    let capabilities = names("query-migrate-capabilities", "capability");
+    missing.extend(
+        ["x-colo", "x-ignore-shared"]
+            .into_iter()
+            .filter(|c| !capabilities.contains(*c)),
+    );
+    let commands = names("query-commands", "name");
+    let needed = [
+        "xen-save-devices-state",
+        "x-colo-lost-heartbeat",
+        "migrate-incoming",
+        "query-cpus-fast",
+    ];
+    missing.extend(needed.into_iter().filter(|c| !commands.contains(*c)));
+    findings.push(match missing.is_empty() {
+        true => Finding::good("COLO", "the backup's protocol and device state commands are there"),
+        false => Finding::bad(
+            "COLO",
+            format!("this QEMU lacks {}", missing.join(", ")),
+            "it was built without replication: use the distribution's QEMU, or build it with --enable-replication",
+        ),
+    });
+    let wanted = match spec.machine {
+        Machine::Pc => "pc",
+        Machine::Q35 => "q35",
+        Machine::Microvm => "microvm",
+    };
+    let machines: HashSet<String> = names("query-machines", "name")
+        .union(&names("query-machines", "alias"))
+        .cloned()
+        .collect();
+    if !machines.contains(wanted) {
+        let found = format!("this QEMU has no machine {wanted}");
+        findings.push(Finding::bad(
+            "machine",
+            found,
+            "set vm.machine to pc, or use another QEMU",
+        ));
+    }
+    findings
+}
+
+fn acceleration(wanted: Accel) -> Finding {
+    const WHAT: &str = "acceleration";
+    match accel::choose(wanted) {
+        Ok((Accel::Kvm, _)) => Finding::good(WHAT, "KVM"),
+        Ok((_, None)) => Finding::good(WHAT, "TCG, as the VM's file says"),
+        Ok((_, Some(why))) => Finding::good(WHAT, why),
+        Err(why) => Finding::bad(WHAT, why, "set vm.accel = \"auto\" to fall back to TCG"),
+    }
+}
+
+/// Guest RAM is a memfd: bounded by free memory and this cgroup's limit (not by the size of /dev/shm).
+fn memory(guest_bytes: u64) -> Finding {
+    const WHAT: &str = "memory";
+    let needed = guest_bytes + guest_bytes / 16 + (64 << 20); // QEMU itself, bitmaps, staging
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let line = read("/proc/meminfo")
+        .lines()
+        .find_map(|l| l.strip_prefix("MemAvailable:").map(str::to_owned));
+    let kib: u64 = line
+        .and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0);
+    let group = read("/proc/self/cgroup")
+        .lines()
+        .find_map(|l| l.strip_prefix("0::").map(str::to_owned));
+    let group = format!("/sys/fs/cgroup{}", group.unwrap_or_default());
+    let bytes = |file: &str| read(&format!("{group}/{file}")).trim().parse::<u64>().ok();
+    let in_group = bytes("memory.max").map(|max| max.saturating_sub(bytes("memory.current").unwrap_or(0)));
+    let available = in_group.unwrap_or(u64::MAX).min(kib << 10);
+    let found = format!("{} MiB available, {} MiB needed", available >> 20, needed >> 20);
+    match available >= needed {
+        true => Finding::good(WHAT, found),
+        false => Finding::bad(
+            WHAT,
+            found,
+            "free memory, raise the cgroup's memory.max, or lower vm.memory_mib",
+        ),
+    }
+}
+
+fn network(spec: &VmSpec) -> Vec<Finding> {
+    const WHAT: &str = "network";
+    if spec.nics.is_empty() {
+        return vec![];
+    }
+    if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
+        let found = format!("/dev/net/tun: {error}");
+        return vec![Finding::bad(
+            WHAT,
+            found,
+            "modprobe tun, and run the daemon as root",
+        )];
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let capabilities = capabilities
+        .and_then(|c| u64::from_str_radix(c.trim(), 16).ok())
+        .unwrap_or(0);
+    if capabilities >> CAP_NET_ADMIN & 1 == 0 {
+        let mend = "run the daemon as root or give it CAP_NET_ADMIN";
+        return vec![Finding::bad(WHAT, "no right to make a TAP", mend)];
+    }
+    let mut findings = vec![Finding::good(WHAT, "TAP devices can be made")];
+    for bridge in spec.nics.iter().filter_map(|n| n.bridge.as_deref()) {
+        if rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::DGRAM,
+            None,
+        )
+        .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, bridge))
+        .is_err()
+        {
+            let mend = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
+            findings.push(Finding::bad(
+                "bridge",
+                format!("there is no interface {bridge:?} here"),
+                mend,
+            ));
+        }
+    }
+    findings
+}
+
+fn files(spec: &VmSpec) -> Vec<Finding> {
+    let mut findings = vec![];
+    let mut look = |what, path: &Path, write: bool| {
+        match File::options().read(true).write(write).open(path) {
+            Ok(_) => findings.push(Finding::good(what, path.display().to_string())),
+            Err(e) => findings.push(Finding::bad(
+                what,
+                format!("{}: {e}", path.display()),
+                "correct the path in the VM's file, or give the daemon the right to open it",
+            )),
+        };
+    };
+    spec.kernel.iter().for_each(|p| look("kernel", p, false));
+    spec.initrd.iter().for_each(|p| look("initrd", p, false));
+    spec.disks.iter().for_each(|d| look("disk", &d.path, true));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad(spec: &VmSpec) -> Vec<&'static str> {
+        Host::probe(spec)
+            .into_iter()
+            .filter(|f| !f.ok)
+            .map(|f| f.what)
+            .collect()
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_is_found_and_has_a_remedy() {
+        let text = "name='v'\nmemory_mib=64\nkernel='/proc/self/exe'\naccel='tcg'";
+        let good: VmSpec = toml::from_str(text).unwrap();
+        let findings = Host::probe(&good);
+        findings.iter().for_each(|f| println!("{f}"));
+        assert!(findings.iter().all(|f| f.ok), "this machine cannot run the tests");
+
+        let wrong = |change: fn(&mut VmSpec)| {
+            let mut spec = good.clone();
+            change(&mut spec);
+            assert!(
+                Host::probe(&spec)
+                    .iter()
+                    .all(|f| f.ok || !f.how_to_mend.is_empty())
+            );
+            bad(&spec)
+        };
+        assert_eq!(wrong(|s| s.qemu = Some("/no/such/qemu".into())), ["QEMU"]);
+        assert_eq!(wrong(|s| s.qemu = Some("/bin/true".into())), ["QEMU"]);
+        assert_eq!(wrong(|s| s.run_as = Some("no-such-user".into())), ["QEMU's user"]);
+        assert_eq!(wrong(|s| s.memory_mib = 4 << 20), ["memory"]);
+        assert_eq!(wrong(|s| s.kernel = Some("/no/such/kernel".into())), ["kernel"]);
+        assert_eq!(
+            wrong(|s| s.disks = vec![crate::DiskSpec {
+                path: "/no/disk".into()
+            }]),
+            ["disk"]
+        );
+        assert_eq!(wrong(|s| s.vcpus = 0), ["settings"]);
+        let nic = |s: &mut VmSpec| {
+            let nic = crate::NicSpec {
+                mac: "52:54:00:00:00:01".into(),
+                bridge: Some("nobridge0".into()),
+                tap: None,
+            };
+            s.nics.push(nic);
+        };
+        assert_eq!(wrong(nic), ["bridge"]);
+    }
+
+    #[test]
+    fn tracking_is_really_tried() {
+        assert!(tracking().ok, "{}", tracking());
+    }
+}

@@ -37,6 +37,20 @@ pub struct Descriptors {
 /// The file descriptor set under which the save file is known.
 pub const SAVE_FDSET: u32 = 1;
 
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// A QEMU without a machine that only answers QMP: for the probe.
+pub fn throw_away(sandbox: bool, qmp: RawFd) -> Vec<String> {
+    let mut line = format!(
+        "-machine none -nodefaults -no-user-config -display none -chardev socket,id=qmp,fd={qmp} -mon chardev=qmp,mode=control"
+    );
+    if sandbox {
+        line.push_str(" -sandbox ");
+        line.push_str(SANDBOX);
+    }
+    line.split(' ').map(str::to_owned).collect()
+}
+
 /// Everything after the executable's name. `accel` is what was really chosen, never `Auto`.
 pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool) -> Vec<String> {
     let mut args: Vec<String> = vec![];
@@ -133,10 +147,7 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         add("-incoming", "defer".into());
     }
     if spec.sandbox {
-        add(
-            "-sandbox",
-            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".into(),
-        );
+        add("-sandbox", SANDBOX.into());
     }
     args.extend(flag_only.map(str::to_owned));
     args
