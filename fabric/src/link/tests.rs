@@ -307,7 +307,12 @@ fn strangers_neither_block_members_nor_fill_the_log() {
         }
     }
     assert_eq!(reported, 1, "one report per address and minute");
-    assert_eq!(listener.refused(), 10);
+    // The last one may still be counted; the silent ones may have run out of time already.
+    let until = Instant::now() + SHORT;
+    while listener.refused() < 10 && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert!((10..=15).contains(&listener.refused()), "{}", listener.refused());
 }
 
 #[test]

@@ -129,17 +129,14 @@ impl Tcp {
                 if now == 0 {
                     return Ok(());
                 }
-                match &mut a.to {
-                    Some((region, offset)) => {
-                        if let Some(local) = &self.local[*region] {
-                            local
-                                .memory
-                                .copy_in(*offset, &self.inbox[self.from..self.from + now]);
-                            progress.landed = true;
-                        }
-                        *offset += now;
+                if let Some((region, offset)) = &mut a.to {
+                    if let Some(local) = &self.local[*region] {
+                        local
+                            .memory
+                            .copy_in(*offset, &self.inbox[self.from..self.from + now]);
+                        progress.landed = true;
                     }
-                    None => {}
+                    *offset += now;
                 }
                 self.from += now;
                 a.left -= now;

@@ -1,0 +1,728 @@
+//! What it decides: nothing; it lets `core::consensus` decide and obeys, over transports and the log on disk.
+//!
+//! **Flow**: the owner (a VM's loop) calls [`Group::poll`] until `None`, [`Group::arm`]s, sleeps on [`Group::fds`] until
+//! [`Group::next_deadline_us`], and again. Inside: landed bytes -> messages -> `Consensus::step` -> actions -> one-sided
+//! writes, disk commands, events for the owner. Everything on the owner's thread except the disk's work.
+//!
+//! **Invariants**
+//! 1. Actions are obeyed in their order; nothing blocks; heartbeats leave as long as `poll` is called.
+//! 2. Entries go to the followers before the leader waits for its own disk: both take their time together.
+//! 3. The log ring that a peer may write to is of the term that is promised or led by it; a newer promise revokes it.
+//! 4. Losing a message is allowed, so a full ring drops only what the core will say again.
+//!
+//! **Source**: APUS (GAIA 2.1.2): "logs locally and writes to all backups"; design/fabric.md. **Not here**: who connects to
+//! whom and when again (the owner: [`Group::add_link`]).
+
+mod peer;
+
+use crate::link::Stream;
+use crate::log::{Command, Cut, Disk, DiskError, DiskOptions, Done, Mode, Writer};
+use crate::transport::TransportError;
+use crate::wait::{Idle, WaitPolicy};
+use bytes::Bytes;
+use dunlin_core::consensus::{
+    Action, Config, Consensus, Durability, Entry, Event, Member, Message, Promise, Refusal, Restored, Role,
+    Snapshot,
+};
+use dunlin_core::units::{Index, ReplicaId, Term};
+use peer::{Heard, Peer};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+/// So many rounds of work in one `poll` before the owner gets its thread back.
+const ROUNDS: usize = 32;
+/// So much is taken from one peer in one round.
+const BUDGET_BYTES: usize = 1 << 20;
+
+/// Settings of one replica of one group.
+#[derive(Clone, Debug)]
+pub struct GroupConfig {
+    /// Where its log lies; for this replica alone.
+    pub dir: PathBuf,
+    /// Who I am, durability, timings.
+    pub core: Config,
+    /// The members when the group was founded. A replica that is to be added later starts with none.
+    pub members: Vec<Member>,
+    /// The size of the log ring per peer, a multiple of 64. Larger entries go through in pieces.
+    pub ring_bytes: usize,
+    /// The log's files.
+    pub disk: DiskOptions,
+    /// Whose thread writes them.
+    pub disk_mode: Mode,
+    /// For [`Group::wait`] only.
+    pub wait: WaitPolicy,
+}
+
+impl GroupConfig {
+    /// The defaults.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, me: ReplicaId, members: Vec<Member>, durability: Durability) -> Self {
+        let core = Config::new(me, durability);
+        let (disk, disk_mode, wait) = (DiskOptions::default(), Mode::default(), WaitPolicy::default());
+        Self {
+            dir: dir.into(),
+            core,
+            members,
+            ring_bytes: 2 << 20,
+            disk,
+            disk_mode,
+            wait,
+        }
+    }
+}
+
+/// Why a group could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The log on disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The system.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// What the owner must know.
+#[derive(Debug)]
+pub enum GroupEvent {
+    /// Everything up to here is agreed: read it with [`Group::entry`], then report [`Group::applied`].
+    Committed {
+        /// The newest agreed entry.
+        through: Index,
+    },
+    /// This replica leads; its agreed state is current when `barrier` is committed.
+    BecameLeader {
+        /// The term.
+        term: Term,
+        /// Its first entry.
+        barrier: Index,
+    },
+    /// This replica does not lead (any more).
+    BecameFollower {
+        /// The term.
+        term: Term,
+        /// The leader, if known.
+        leader: Option<ReplicaId>,
+    },
+    /// Replace the agreed state with this, then report [`Group::applied`].
+    SnapshotInstalled(Snapshot),
+    /// The link to a peer works in both directions.
+    LinkUp {
+        /// Which.
+        peer: ReplicaId,
+    },
+    /// The link to a peer ended: connect again and [`Group::add_link`].
+    LinkLost {
+        /// Which.
+        peer: ReplicaId,
+        /// Why, for the log.
+        why: String,
+    },
+    /// See [`Group::read`].
+    ReadReady {
+        /// From the call.
+        id: u64,
+        /// Wait for this to be applied.
+        index: Index,
+    },
+    /// See [`Group::read`]: not the leader any more.
+    ReadRefused {
+        /// From the call.
+        id: u64,
+    },
+    /// The hand-over was not taken; this replica leads on.
+    TransferFailed {
+        /// Who did not take it.
+        to: ReplicaId,
+    },
+    /// The disk is full: this replica acknowledges nothing until `DiskRoom`.
+    DiskFull(String),
+    /// The disk has room again.
+    DiskRoom,
+    /// The log cannot be written any more; this replica acknowledges nothing until it is started again.
+    DiskFailed(String),
+    /// A peer said what the protocol forbids; it was dropped. At most one per peer and minute.
+    Breach {
+        /// The peer.
+        peer: ReplicaId,
+        /// What.
+        what: String,
+        /// How many so far.
+        count: u64,
+    },
+}
+
+/// What is known of the link to a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinkState {
+    /// The member.
+    pub peer: ReplicaId,
+    /// "shm", "tcp", "tcp+tls"; `None` if there is no link.
+    pub fabric: Option<&'static str>,
+    /// Messages can go both ways.
+    pub connected: bool,
+    /// As the leader: it holds everything up to here.
+    pub acknowledged: Option<Index>,
+    /// When something was last heard from it, by `poll`'s clock.
+    pub heard_us: Option<u64>,
+}
+
+/// Counters, for status and benchmarks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Messages and words understood.
+    pub heard: u64,
+    /// Records that were not (yet) believed when looked at.
+    pub torn: u64,
+    /// Messages that were not understood, or forbidden.
+    pub bad: u64,
+    /// Messages given up because a peer's ring and queue were full.
+    pub given_up: u64,
+}
+
+/// One replica of one group.
+pub struct Group {
+    cfg: GroupConfig,
+    core: Consensus,
+    writer: Writer,
+    peers: Vec<Peer>,
+    events: VecDeque<GroupEvent>,
+    actions: Vec<Action>,
+    epoll: OwnedFd,
+    now_us: u64,
+    proposed: bool,
+    /// `poll` stopped though there was more to do.
+    more: bool,
+    armed: bool,
+    idle_rounds: u32,
+    buffer: Vec<u8>,
+    counters: Counters,
+    cut: Option<Cut>,
+    breaches: Vec<(ReplicaId, u64, u64)>,
+}
+
+impl Group {
+    /// Opens the log in `cfg.dir` (or founds it) and starts as a follower.
+    pub fn open(cfg: GroupConfig) -> Result<Self, GroupError> {
+        let io = |what| move |source| GroupError::Io { what, source };
+        let (disk, found) = Disk::open(&cfg.dir, cfg.disk.clone())?;
+        let memory = cfg.core.durability == Durability::Memory;
+        let fresh = Restored::fresh(cfg.members.clone());
+        let restored = Restored {
+            promise: found.promise.unwrap_or_default(),
+            snapshot: found.snapshot.filter(|_| !memory).unwrap_or(fresh.snapshot),
+            log: if memory { Vec::new() } else { found.log },
+            lost_memory: memory && found.promise.is_some_and(|p| p != Promise::default()),
+        };
+        let seed = crate::keys::random()
+            .map(u64::from_le_bytes)
+            .unwrap_or_else(|_| u64::from(std::process::id()));
+        let writer = Writer::new(disk, cfg.disk_mode).map_err(io("starting the log's thread"))?;
+        // SAFETY: a plain call; the result is checked and owned by nobody else.
+        let epoll = unsafe {
+            let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            if fd < 0 {
+                return Err(io("epoll")(std::io::Error::last_os_error()));
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let group = Self {
+            core: Consensus::new(cfg.core.clone(), restored, seed),
+            cfg,
+            writer,
+            peers: Vec::new(),
+            events: VecDeque::new(),
+            actions: Vec::with_capacity(16),
+            epoll,
+            now_us: 0,
+            proposed: false,
+            more: false,
+            armed: false,
+            idle_rounds: 0,
+            buffer: Vec::new(),
+            counters: Counters::default(),
+            cut: found.cut,
+            breaches: Vec::new(),
+        };
+        if let Some(fd) = group.writer.fd() {
+            group.watch(fd, libc::EPOLLIN).map_err(io("epoll"))?;
+        }
+        Ok(group)
+    }
+
+    /// A torn tail that was cut when the log was opened: worth a line in the log.
+    #[must_use]
+    pub fn cut(&self) -> Option<&Cut> {
+        self.cut.as_ref()
+    }
+
+    /// A connected (or accepted) stream of purpose `Log` to this member. Replaces an older link to it.
+    pub fn add_link(&mut self, id: ReplicaId, stream: Stream) -> Result<(), TransportError> {
+        let peer = Peer::new(id, stream)?;
+        self.peers.retain(|p| p.id != id); // closing its descriptors takes them out of epoll
+        for fd in peer.transport.fds().into_iter().flatten() {
+            self.watch(fd, libc::EPOLLIN)
+                .map_err(crate::transport::io("epoll"))?;
+        }
+        self.peers.push(peer);
+        self.open_rings();
+        self.more = true; // grants that are there already have rung already
+        Ok(())
+    }
+
+    /// Ends the link to a member.
+    pub fn remove_link(&mut self, id: ReplicaId) {
+        self.peers.retain(|p| p.id != id);
+    }
+
+    fn watch(&self, fd: RawFd, events: i32) -> std::io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: 0,
+        };
+        // SAFETY: the event lives across the call; both descriptors are open.
+        let rc = unsafe {
+            let add = libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event);
+            if add != 0 && *libc::__errno_location() == libc::EEXIST {
+                libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, &raw mut event)
+            } else {
+                add
+            }
+        };
+        if rc == 0 {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
+    }
+
+    /// Does what can be done now, without blocking (except for the disk with [`Mode::Inline`]), and tells what came of it.
+    /// Call it until it says `None`. `now_us` is any clock that rises steadily.
+    pub fn poll(&mut self, now_us: u64) -> Option<GroupEvent> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        self.now_us = self.now_us.max(now_us);
+        if std::mem::take(&mut self.armed) {
+            self.peers.iter_mut().for_each(|p| p.transport.disarm());
+        }
+        self.more = true;
+        for _ in 0..ROUNDS {
+            let mut busy = std::mem::take(&mut self.proposed);
+            if busy {
+                self.step(Event::Flush);
+                self.flush(false);
+            }
+            busy |= self.hear();
+            if self.core.next_deadline_us().is_some_and(|at| at <= self.now_us) {
+                self.step(Event::Tick);
+            }
+            self.flush(false);
+            busy |= self.take_done();
+            if !busy {
+                self.more = false;
+                break;
+            }
+            self.idle_rounds = 0;
+            if !self.events.is_empty() {
+                return self.events.pop_front();
+            }
+        }
+        self.flush(true);
+        self.events.pop_front()
+    }
+
+    /// Lands and hears what the peers wrote.
+    fn hear(&mut self) -> bool {
+        let mut busy = false;
+        let mut at = 0;
+        while at < self.peers.len() {
+            match self.peers[at].progress(BUDGET_BYTES, self.now_us) {
+                Ok(progress) => {
+                    busy |= progress.grants;
+                    if progress.came_up {
+                        let peer = self.peers[at].id;
+                        self.events.push_back(GroupEvent::LinkUp { peer });
+                        self.step(Event::LinkUp { peer });
+                    }
+                }
+                Err(why) => {
+                    self.lose(at, why.to_string());
+                    busy = true;
+                    continue;
+                }
+            }
+            while let Some(heard) = self.peers[at].hear(&mut self.buffer, self.now_us) {
+                busy = true;
+                let from = self.peers[at].id;
+                match heard {
+                    Heard::Message(message) => {
+                        self.counters.heard += 1;
+                        self.step(Event::Received { from, message });
+                    }
+                    Heard::Bad(what) => self.breach(from, what),
+                }
+            }
+            at += 1;
+        }
+        busy
+    }
+
+    fn lose(&mut self, at: usize, why: String) {
+        let peer = self.peers.swap_remove(at).id;
+        self.events.push_back(GroupEvent::LinkLost { peer, why });
+        self.step(Event::LinkLost { peer });
+    }
+
+    /// Counted always, told once per peer and minute.
+    fn breach(&mut self, peer: ReplicaId, what: String) {
+        const QUIET_US: u64 = 60_000_000;
+        self.counters.bad += 1;
+        let now = self.now_us;
+        let at = self.breaches.iter().position(|b| b.0 == peer).unwrap_or_else(|| {
+            self.breaches.push((peer, 0, 0));
+            self.breaches.len() - 1
+        });
+        let (_, count, told) = &mut self.breaches[at];
+        *count += 1;
+        if *count == 1 || *told + QUIET_US <= now {
+            *told = now;
+            self.events.push_back(GroupEvent::Breach {
+                peer,
+                what,
+                count: *count,
+            });
+        }
+    }
+
+    /// Hears what the disk has done.
+    fn take_done(&mut self) -> bool {
+        if !self.writer.is_ready() {
+            return false;
+        }
+        let done: Vec<Done> = self.writer.done().collect();
+        let busy = !done.is_empty();
+        for done in done {
+            match done {
+                Done::Persisted(ticket) => self.step(Event::Persisted { ticket }),
+                Done::Promise(promise) => self.step(Event::PromisePersisted(promise)),
+                Done::Snapshot(last) => self.step(Event::SnapshotPersisted { last }),
+                Done::Full(why) => self.events.push_back(GroupEvent::DiskFull(why)),
+                Done::Room => self.events.push_back(GroupEvent::DiskRoom),
+                Done::Failed(why) => self.events.push_back(GroupEvent::DiskFailed(why)),
+            }
+        }
+        busy
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.core.step(self.now_us, event, &mut actions);
+        for action in actions.drain(..) {
+            self.obey(action);
+        }
+        self.actions = actions;
+    }
+
+    fn obey(&mut self, action: Action) {
+        match action {
+            Action::Send { to, message } => self.send(to, &message),
+            Action::SendEntries {
+                to,
+                term,
+                prev,
+                through,
+            } => {
+                let core = &self.core;
+                if let Some(peer) = self.peers.iter_mut().find(|p| p.id == to) {
+                    let first = prev.index.0 + 1;
+                    let entry = |i| {
+                        core.entry(Index(first + i as u64))
+                            .expect("held until the next step")
+                    };
+                    let entries = (0..(through.0 - prev.index.0) as usize).map(entry);
+                    peer.send_entries(term, prev, entries, &mut self.counters);
+                }
+            }
+            Action::Persist {
+                from,
+                through,
+                ticket,
+            } => {
+                let entries = (from.0..=through.0)
+                    .filter_map(|i| self.core.entry(Index(i)).cloned())
+                    .collect();
+                self.writer.submit(Command::Persist { entries, ticket });
+            }
+            Action::TruncateSuffix { from } => self.writer.submit(Command::Cut(from)),
+            Action::PersistPromise(promise) => {
+                self.writer.submit(Command::Promise(promise));
+                self.open_rings();
+            }
+            Action::SaveSnapshot(snapshot) => self.writer.submit(Command::Snapshot(snapshot)),
+            Action::InstallSnapshot(snapshot) => {
+                self.events.push_back(GroupEvent::SnapshotInstalled(snapshot))
+            }
+            Action::Committed { through } => match self.events.back_mut() {
+                Some(GroupEvent::Committed { through: last }) => *last = through,
+                _ => self.events.push_back(GroupEvent::Committed { through }),
+            },
+            Action::BecameLeader { term, barrier } => {
+                self.events.push_back(GroupEvent::BecameLeader { term, barrier })
+            }
+            Action::BecameFollower { term, leader } => {
+                self.events.push_back(GroupEvent::BecameFollower { term, leader });
+                self.open_rings();
+            }
+            Action::ReadReady { id, index } => self.events.push_back(GroupEvent::ReadReady { id, index }),
+            Action::ReadRefused { id } => self.events.push_back(GroupEvent::ReadRefused { id }),
+            Action::TransferFailed { to } => self.events.push_back(GroupEvent::TransferFailed { to }),
+            Action::Breach { from, what } => self.breach(from, what.to_owned()),
+        }
+    }
+
+    fn send(&mut self, to: ReplicaId, message: &Message) {
+        if let Some(peer) = self.peers.iter_mut().find(|p| p.id == to) {
+            peer.send(message, &mut self.counters);
+        }
+    }
+
+    /// Invariant 3: revokes rings of older terms, opens one for the leader that is followed or voted for.
+    fn open_rings(&mut self) {
+        let promise = self.core.promise();
+        let leader = self
+            .core
+            .leader()
+            .or(promise.voted_for)
+            .filter(|l| *l != self.cfg.core.me);
+        for peer in &mut self.peers {
+            peer.open_log(promise.term, leader == Some(peer.id), self.cfg.ring_bytes);
+        }
+    }
+
+    /// Sends what is held back: what others wait for, or (`all`) also what can ride with the next proposal.
+    fn flush(&mut self, all: bool) {
+        let mut at = 0;
+        while at < self.peers.len() {
+            match self.peers[at].flush(all, &mut self.counters) {
+                Ok(()) => at += 1,
+                Err(why) => self.lose(at, why.to_string()),
+            }
+        }
+    }
+
+    /// Before sleeping: false means that there is something to do already, so call `poll` instead.
+    pub fn arm(&mut self) -> bool {
+        self.flush(true);
+        let mut idle = self.events.is_empty() && !self.proposed && !self.more && !self.writer.is_ready();
+        self.armed = true;
+        for at in 0..self.peers.len() {
+            idle &= self.peers[at].transport.arm().is_ok() && !self.peers[at].has_something();
+            if let Some(fd) = self.peers[at].transport.fds()[0] {
+                let wants = self.peers[at].transport.wants_write();
+                if wants != self.peers[at].watched_for_write {
+                    self.peers[at].watched_for_write = wants;
+                    let events = if wants {
+                        libc::EPOLLIN | libc::EPOLLOUT
+                    } else {
+                        libc::EPOLLIN
+                    };
+                    idle &= self.watch(fd, events).is_ok();
+                }
+            }
+        }
+        idle
+    }
+
+    /// For an owner without its own epoll: waits by the configured policy until there may be something to do, at the
+    /// latest until `until_us` or the next deadline. `now_us` is the caller's clock, as for `poll`.
+    pub fn wait(&mut self, now_us: u64, until_us: u64) {
+        let until_us = self
+            .core
+            .next_deadline_us()
+            .map_or(until_us, |at| at.min(until_us));
+        match self.cfg.wait.after(self.idle_rounds) {
+            Idle::Spin => std::hint::spin_loop(),
+            Idle::Yield => std::thread::yield_now(),
+            Idle::Block => {
+                if self.arm() && until_us > now_us {
+                    self.sleep(until_us - now_us);
+                }
+            }
+        }
+        self.idle_rounds = self.idle_rounds.saturating_add(1);
+    }
+
+    fn sleep(&self, for_us: u64) {
+        let timeout = libc::timespec {
+            tv_sec: (for_us / 1_000_000) as i64,
+            tv_nsec: (for_us % 1_000_000 * 1000) as i64,
+        };
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: one event and the timeout live across the call. Being woken early for any reason is fine.
+        unsafe {
+            let epoll = self.epoll.as_raw_fd();
+            let n = libc::epoll_pwait2(epoll, &raw mut event, 1, &raw const timeout, std::ptr::null());
+            if n < 0 && *libc::__errno_location() == libc::ENOSYS {
+                libc::epoll_wait(epoll, &raw mut event, 1, for_us.div_ceil(1000).min(1000) as i32);
+            }
+        }
+    }
+
+    /// Readable means: call `poll`. One descriptor, the same for the group's life.
+    #[must_use]
+    pub fn fds(&self) -> Vec<RawFd> {
+        vec![self.epoll.as_raw_fd()]
+    }
+
+    /// `poll` must be called at this time at the latest.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.core.next_deadline_us()
+    }
+}
+
+/// What the owner asks for.
+impl Group {
+    /// Appends to the agreed log; everything proposed since the last `poll` leaves together with the next one.
+    pub fn propose(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        let index = self.core.propose(payload)?;
+        self.proposed = true;
+        Ok(index)
+    }
+
+    /// Changes the members, one at a time.
+    pub fn change_members(&mut self, members: Vec<Member>) -> Result<Index, Refusal> {
+        let index = self.core.change_members(members)?;
+        self.proposed = true;
+        Ok(index)
+    }
+
+    /// The agreed state contains everything up to here.
+    pub fn applied(&mut self, through: Index) {
+        self.step(Event::Applied { through });
+    }
+
+    /// Outputs that rest on entries up to here have left.
+    pub fn released(&mut self, through: Index) {
+        self.step(Event::Released { through });
+    }
+
+    /// Entries up to here are not needed again; `state` stands for them.
+    pub fn truncate(&mut self, through: Index, state: Bytes) {
+        self.step(Event::Truncate { through, state });
+    }
+
+    /// Whether this replica is ready to lead.
+    pub fn may_lead(&mut self, may: bool) {
+        self.step(Event::MayLead(may));
+    }
+
+    /// Leader: hand over to this member.
+    pub fn transfer_to(&mut self, to: ReplicaId) {
+        self.step(Event::TransferTo(to));
+    }
+
+    /// Leader: hand over to the best member.
+    pub fn step_down(&mut self) {
+        self.step(Event::StepDown);
+    }
+
+    /// Answered by `ReadReady` when it is certain that no newer leader had committed anything before this call.
+    pub fn read(&mut self, id: u64) {
+        self.step(Event::Read { id });
+    }
+}
+
+/// What the owner looks at.
+impl Group {
+    /// An entry that is held; agreed only up to [`Self::committed`].
+    #[must_use]
+    pub fn entry(&self, index: Index) -> Option<&Entry> {
+        self.core.entry(index)
+    }
+
+    /// The consensus, to look at.
+    #[must_use]
+    pub fn core(&self) -> &Consensus {
+        &self.core
+    }
+
+    /// Agreed up to here.
+    #[must_use]
+    pub fn committed(&self) -> Index {
+        self.core.committed()
+    }
+
+    /// What this replica is.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.core.role()
+    }
+
+    /// Whether it leads.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.core.role() == Role::Leader
+    }
+
+    /// Its term.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.core.promise().term
+    }
+
+    /// The leader, if known.
+    #[must_use]
+    pub fn leader(&self) -> Option<ReplicaId> {
+        self.core.leader()
+    }
+
+    /// What stands for everything before the first entry (after a start: what was found on disk).
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.core.snapshot()
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let torn = self.peers.iter().map(Peer::torn).sum::<u64>();
+        Counters {
+            torn: self.counters.torn + torn,
+            ..self.counters
+        }
+    }
+
+    /// The state of the links to all other members.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkState> {
+        let others = self
+            .core
+            .members()
+            .iter()
+            .map(|m| m.id)
+            .filter(|id| *id != self.cfg.core.me);
+        others
+            .map(|id| {
+                let peer = self.peers.iter().find(|p| p.id == id);
+                LinkState {
+                    peer: id,
+                    fabric: peer.map(|p| p.transport.fabric()),
+                    connected: peer.is_some_and(Peer::is_up),
+                    acknowledged: self.core.peer(id).map(|p| p.acknowledged),
+                    heard_us: peer.and_then(Peer::heard_us),
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,440 @@
+//! What it decides: in which form a message travels to one peer: a cumulative word, the mailbox ring or the log ring.
+//!
+//! **Flow**: every link has a control region in each direction (words and mailbox ring) for the link's life, and a log ring
+//! in the direction leader -> follower, one per term. `Lead` and `Ack` are words: only the newest counts. Entries go into
+//! the log ring if the follower has opened one for this term, else into the mailbox, like all the rest.
+//! **Invariants**: 1. a follower's log ring is of its promised term and granted to one peer only. 2. a message found in the
+//! log ring is heard after what was in the mailbox when it was found, so both together keep the order of sending.
+//! 3. a peer whose ring does not move for [`STUCK_US`] though something waits is given up: better a new link.
+//! **Not here**: what messages mean.
+
+use super::Counters;
+use crate::link::Stream;
+use crate::transport::ring::{Found, Place, RingReader, RingWriter, Sent};
+use crate::transport::word::{WordReader, WordWriter};
+use crate::transport::{self, Memory, RegionId, Transport, TransportError};
+use dunlin_core::consensus::{Entry, Message};
+use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
+use dunlin_core::wire::consensus::{decode, encode, encode_append};
+use std::collections::VecDeque;
+
+const CONTROL: RegionId = RegionId(0);
+const LOG: RegionId = RegionId(1);
+const MAIL: Place = Place {
+    region: CONTROL,
+    offset: 4096,
+    bytes: 1 << 20,
+};
+const CONTROL_BYTES: usize = MAIL.offset + MAIL.bytes;
+const CONTROL_EPOCH: u64 = 1;
+/// Slots of the control region.
+const LEAD: usize = 0;
+const ACK: usize = 1;
+const CURSOR: usize = 2;
+/// More than this waiting for a full ring is given up; the core says it again.
+const QUEUE_MAX_BYTES: usize = 8 << 20;
+/// A ring that did not move for so long is broken.
+const STUCK_US: u64 = 2_000_000;
+
+fn log_place(bytes: usize) -> Place {
+    Place {
+        region: LOG,
+        offset: 0,
+        bytes,
+    }
+}
+
+/// A ring to the peer, with what does not fit into it yet.
+struct Channel {
+    ring: RingWriter,
+    queue: VecDeque<Vec<u8>>,
+    /// So much of the queue's first message is in the ring already.
+    at: usize,
+    queued_bytes: usize,
+    moved_us: u64,
+}
+
+impl Channel {
+    fn new(place: Place, epoch: u64, key: u64, now_us: u64) -> Self {
+        Self {
+            ring: RingWriter::new(place, epoch, key),
+            queue: VecDeque::new(),
+            at: 0,
+            queued_bytes: 0,
+            moved_us: now_us,
+        }
+    }
+
+    /// False if it was given up.
+    fn push(&mut self, to: &mut dyn Transport, message: &[u8]) -> Result<bool, TransportError> {
+        let at = if self.queue.is_empty() {
+            match self.ring.send(to, message)? {
+                Sent::Whole => return Ok(true),
+                Sent::Until(at) => at,
+            }
+        } else {
+            0
+        };
+        // A message whose beginning is in the ring must be finished, whatever its size.
+        if at == 0 && !self.queue.is_empty() && self.queued_bytes + message.len() > QUEUE_MAX_BYTES {
+            return Ok(false);
+        }
+        if self.queue.is_empty() {
+            self.at = at;
+        }
+        self.queued_bytes += message.len();
+        self.queue.push_back(message.to_vec());
+        Ok(true)
+    }
+
+    fn drain(&mut self, to: &mut dyn Transport) -> Result<(), TransportError> {
+        while let Some(message) = self.queue.front() {
+            match self.ring.send_rest(to, message, self.at)? {
+                Sent::Until(at) => {
+                    self.at = at;
+                    return Ok(());
+                }
+                Sent::Whole => {
+                    self.queued_bytes -= message.len();
+                    self.at = 0;
+                    self.queue.pop_front();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, consumed: u64, now_us: u64) -> bool {
+        self.moved_us = now_us;
+        self.ring.give_back(consumed)
+    }
+
+    fn is_stuck(&mut self, now_us: u64) -> bool {
+        if self.queue.is_empty() {
+            self.moved_us = now_us;
+        }
+        self.moved_us + STUCK_US < now_us
+    }
+}
+
+/// What can be written once the peer has granted its control region.
+struct Outgoing {
+    lead: WordWriter,
+    ack: WordWriter,
+    cursor: WordWriter,
+    mail: Channel,
+}
+
+/// What was heard.
+pub(super) enum Heard {
+    Message(Message),
+    Bad(String),
+}
+
+/// What `progress` found.
+pub(super) struct Progress {
+    pub(super) grants: bool,
+    pub(super) came_up: bool,
+}
+
+/// One peer and the link to it.
+pub(super) struct Peer {
+    pub(super) id: ReplicaId,
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) watched_for_write: bool,
+    out: Option<Outgoing>,
+    log_out: Option<Channel>,
+    lead: WordReader,
+    ack: WordReader,
+    cursor: WordReader,
+    mail: RingReader,
+    log: Option<(RingReader, u64)>,
+    /// The cursors that the peer was told: mail, log.
+    told: (u64, u64),
+    /// Something was written that others wait for; something was written at all.
+    urgent: bool,
+    dirty: bool,
+    heard_us: Option<u64>,
+    /// A record whose sequence fits and whose content does not, since when.
+    torn_since_us: Option<u64>,
+    failed: Option<TransportError>,
+}
+
+impl Peer {
+    pub(super) fn new(id: ReplicaId, stream: Stream) -> Result<Self, TransportError> {
+        let mut transport = transport::over(stream)?;
+        transport.register(CONTROL, CONTROL_EPOCH, CONTROL_BYTES)?;
+        let key = transport.opened(CONTROL).expect("just registered").key;
+        Ok(Self {
+            id,
+            transport,
+            watched_for_write: false,
+            out: None,
+            log_out: None,
+            lead: WordReader::new(LEAD, key),
+            ack: WordReader::new(ACK, key),
+            cursor: WordReader::new(CURSOR, key),
+            mail: RingReader::new(MAIL, CONTROL_EPOCH, key),
+            log: None,
+            told: (0, 0),
+            urgent: false,
+            dirty: false,
+            heard_us: None,
+            torn_since_us: None,
+            failed: None,
+        })
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.out.is_some()
+    }
+
+    pub(super) fn heard_us(&self) -> Option<u64> {
+        self.heard_us
+    }
+
+    pub(super) fn torn(&self) -> u64 {
+        self.mail.torn() + self.log.as_ref().map_or(0, |(ring, _)| ring.torn())
+    }
+
+    /// Lets bytes land and looks at grants.
+    pub(super) fn progress(&mut self, budget: usize, now_us: u64) -> Result<Progress, TransportError> {
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
+        let progress = self.transport.progress(budget)?;
+        let mut came_up = false;
+        if progress.grants {
+            if self.out.is_none()
+                && let Some(grant) = self.transport.granted(CONTROL)
+            {
+                if grant.bytes != CONTROL_BYTES || grant.epoch != CONTROL_EPOCH {
+                    return Err(TransportError::Breach("a control region of another size"));
+                }
+                let word = |slot| WordWriter::new(CONTROL, slot, grant.epoch, grant.key);
+                let mail = Channel::new(MAIL, grant.epoch, grant.key, now_us);
+                self.out = Some(Outgoing {
+                    lead: word(LEAD),
+                    ack: word(ACK),
+                    cursor: word(CURSOR),
+                    mail,
+                });
+                came_up = true;
+            }
+            let granted = self.transport.granted(LOG);
+            if self.log_out.as_ref().map(|c| c.ring.epoch()) != granted.map(|g| g.epoch) {
+                self.log_out = granted.map(|g| Channel::new(log_place(g.bytes), g.epoch, g.key, now_us));
+            }
+        }
+        let stuck = self.out.as_mut().is_some_and(|o| o.mail.is_stuck(now_us))
+            || self.log_out.as_mut().is_some_and(|c| c.is_stuck(now_us))
+            || self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us);
+        if stuck {
+            return Err(TransportError::Breach("its ring does not move"));
+        }
+        Ok(Progress {
+            grants: progress.grants,
+            came_up,
+        })
+    }
+
+    /// Whether something is there to be heard: a few loads.
+    pub(super) fn has_something(&self) -> bool {
+        let Some(control) = self.transport.region(CONTROL) else {
+            return false;
+        };
+        self.mail.peek(control)
+            || self.lead.peek(control)
+            || self.ack.peek(control)
+            || self.cursor.peek(control)
+            || self
+                .log
+                .as_ref()
+                .zip(self.transport.region(LOG))
+                .is_some_and(|((log, _), memory)| log.peek(memory))
+    }
+
+    /// The next thing that this peer has said.
+    pub(super) fn hear(&mut self, buffer: &mut Vec<u8>, now_us: u64) -> Option<Heard> {
+        let control = self.transport.region(CONTROL)?;
+        let mut torn = false;
+        let log = self
+            .log
+            .as_mut()
+            .zip(self.transport.region(LOG))
+            .map(|((ring, _), memory)| (ring, memory));
+        let found = match log {
+            Some((ring, memory)) if ring.peek(memory) => {
+                // Invariant 2: the mailbox first.
+                read(&mut self.mail, control, buffer, &mut torn) || read(ring, memory, buffer, &mut torn)
+            }
+            _ => read(&mut self.mail, control, buffer, &mut torn),
+        };
+        if torn {
+            self.torn_since_us.get_or_insert(now_us);
+        } else {
+            self.torn_since_us = None;
+        }
+        self.give_back(); // also for a part of a message that is larger than the ring
+        if found {
+            self.heard_us = Some(now_us);
+            return Some(match decode(buffer) {
+                Ok(message) => Heard::Message(message),
+                Err(e) => Heard::Bad(format!("a message that does not decode: {e}")),
+            });
+        }
+        let control = self.transport.region(CONTROL)?;
+        if let Some([term, commit, beat]) = self.lead.get(control) {
+            self.heard_us = Some(now_us);
+            return Some(Heard::Message(Message::Lead {
+                term: Term(term),
+                commit: Index(commit),
+                beat,
+            }));
+        }
+        if let Some([term, durable, beat]) = self.ack.get(control) {
+            self.heard_us = Some(now_us);
+            return Some(Heard::Message(Message::Ack {
+                term: Term(term),
+                durable: Index(durable),
+                beat,
+            }));
+        }
+        if let Some([mail, epoch, log]) = self.cursor.get(control) {
+            let mut fine = self.out.as_mut().is_none_or(|o| o.mail.give_back(mail, now_us));
+            if let Some(channel) = self.log_out.as_mut().filter(|c| c.ring.epoch() == epoch) {
+                fine &= channel.give_back(log, now_us);
+            }
+            self.urgent |= self.out.as_ref().is_some_and(|o| !o.mail.queue.is_empty());
+            self.urgent |= self.log_out.as_ref().is_some_and(|c| !c.queue.is_empty());
+            if !fine {
+                return Some(Heard::Bad("a cursor beyond what was written".into()));
+            }
+        }
+        None
+    }
+
+    /// Tells the peer how far its rings were read, when it may soon need to know.
+    fn give_back(&mut self) {
+        let (mail, log) = (
+            self.mail.consumed(),
+            self.log.as_ref().map_or(0, |(ring, _)| ring.consumed()),
+        );
+        let ring = self.transport.opened(LOG).map_or(usize::MAX, |g| g.bytes) as u64;
+        if mail - self.told.0 < MAIL.bytes as u64 / 8 && log - self.told.1 < ring / 8 {
+            return;
+        }
+        let epoch = self.log.as_ref().map_or(0, |(_, epoch)| *epoch);
+        if let Some(out) = &mut self.out {
+            match out.cursor.put(&mut *self.transport, [mail, epoch, log]) {
+                Ok(()) => {
+                    self.told = (mail, log);
+                    self.urgent = true;
+                }
+                Err(TransportError::Full) => {}
+                Err(e) => self.failed = Some(e),
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, message: &Message, counters: &mut Counters) {
+        let Some(out) = &mut self.out else { return };
+        let to = &mut *self.transport;
+        let sent = match message {
+            Message::Lead { term, commit, beat } => {
+                self.dirty = true;
+                out.lead.put(to, [term.0, commit.0, *beat]).map(|()| true)
+            }
+            Message::Ack { term, durable, beat } => {
+                self.urgent = true;
+                out.ack.put(to, [term.0, durable.0, *beat]).map(|()| true)
+            }
+            other => {
+                self.urgent = true;
+                let mut bytes = Vec::with_capacity(64);
+                encode(other, &mut bytes);
+                out.mail.push(to, &bytes)
+            }
+        };
+        self.sent(sent, counters);
+    }
+
+    pub(super) fn send_entries<'a>(
+        &mut self,
+        term: Term,
+        prev: Viewstamp,
+        entries: impl ExactSizeIterator<Item = &'a Entry>,
+        counters: &mut Counters,
+    ) {
+        let Some(out) = &mut self.out else { return };
+        let mut bytes = Vec::with_capacity(256);
+        encode_append(term, prev, entries, &mut bytes);
+        self.urgent = true;
+        let to = &mut *self.transport;
+        let sent = match self.log_out.as_mut().filter(|c| c.ring.epoch() == term.0) {
+            Some(channel) => channel.push(to, &bytes),
+            None => out.mail.push(to, &bytes),
+        };
+        self.sent(sent, counters);
+    }
+
+    fn sent(&mut self, sent: Result<bool, TransportError>, counters: &mut Counters) {
+        match sent {
+            Ok(true) => {}
+            // The core repeats what is not acknowledged; words are cumulative.
+            Ok(false) | Err(TransportError::Full) => counters.given_up += 1,
+            // Revoked meanwhile: the peer has promised a newer term.
+            Err(TransportError::Stale { region, .. }) if region == LOG.0 => self.log_out = None,
+            Err(e) => self.failed = Some(e),
+        }
+    }
+
+    /// `mine`: this peer leads, or may come to lead, `term`.
+    pub(super) fn open_log(&mut self, term: Term, mine: bool, bytes: usize) {
+        let open = self.transport.opened(LOG).map(|g| g.epoch);
+        if open.is_some_and(|epoch| epoch < term.0 || !mine) {
+            self.transport.revoke(LOG);
+            self.log = None;
+            self.urgent = true;
+        }
+        if mine && open != Some(term.0) && term.0 > 0 {
+            match self.transport.register(LOG, term.0, bytes) {
+                Ok(()) => {
+                    let grant = self.transport.opened(LOG).expect("just registered");
+                    self.log = Some((
+                        RingReader::new(log_place(bytes), grant.epoch, grant.key),
+                        grant.epoch,
+                    ));
+                    self.told.1 = 0;
+                    self.urgent = true;
+                }
+                Err(e) => self.failed = Some(e),
+            }
+        }
+    }
+
+    pub(super) fn flush(&mut self, all: bool, counters: &mut Counters) -> Result<(), TransportError> {
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
+        if !(self.urgent || all && self.dirty) {
+            return Ok(());
+        }
+        (self.urgent, self.dirty) = (false, false);
+        let to = &mut *self.transport;
+        let mut drained = self.out.as_mut().map_or(Ok(()), |o| o.mail.drain(to));
+        if let Some(channel) = &mut self.log_out {
+            drained = drained.and(channel.drain(to));
+        }
+        self.sent(drained.map(|()| true), counters);
+        self.transport.flush()
+    }
+}
+
+/// Reads one message of a ring; notes if something is there that is not whole.
+fn read(ring: &mut RingReader, memory: &Memory, buffer: &mut Vec<u8>, torn: &mut bool) -> bool {
+    let before = ring.torn();
+    let found = ring.next(memory, buffer) == Found::Message;
+    *torn |= ring.torn() != before;
+    found
+}

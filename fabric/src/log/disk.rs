@@ -1,0 +1,350 @@
+//! What it decides: how the log's files follow each other, and what a start finds in them.
+//!
+//! **Flow**: `open` -> (`append` | `cut` | `snapshot`)* -> `sync`. **Invariants**: 1. segments are numbered without gaps; a
+//! new one is begun only after the old one was synced. 2. a segment goes when the snapshot stands for all its entries and
+//! it is the oldest one, so what is left can always be replayed. 3. the snapshot file is replaced by rename.
+//! **Not here**: threads (`worker`), what a record looks like (`record`).
+
+use super::DiskError;
+use super::promise::PromiseFile;
+use super::record::{self, Record};
+use super::segment::{Filling, Segment};
+use crate::keys;
+use dunlin_core::consensus::{Entry, Promise, Snapshot};
+use dunlin_core::units::{Index, Viewstamp};
+use dunlin_core::wire::consensus::{decode_snapshot, encode_snapshot};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// So much of the next segment is filled at once.
+const PREPARE_BYTES: u64 = 256 << 10;
+
+/// Settings.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// The size of a segment (a larger entry gets a segment of its own size).
+    pub segment_bytes: u64,
+    /// More than this is as a full disk; `None`: the disk's own limit.
+    pub limit_bytes: Option<u64>,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 16 << 20,
+            limit_bytes: None,
+        }
+    }
+}
+
+/// A torn tail that was cut at start. It was never acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// The file.
+    pub file: PathBuf,
+    /// From here.
+    pub offset: u64,
+    /// So many bytes.
+    pub bytes: u64,
+}
+
+/// What a start found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The last promise, if this replica ever made one.
+    pub promise: Option<Promise>,
+    /// The last snapshot.
+    pub snapshot: Option<Snapshot>,
+    /// The entries after it (some before it may be there, too), consecutive.
+    pub log: Vec<Entry>,
+    /// A torn tail was cut.
+    pub cut: Option<Cut>,
+}
+
+/// The files of one replica's log. One owner at a time, by a lock.
+pub struct Disk {
+    dir: PathBuf,
+    options: DiskOptions,
+    promise: PromiseFile,
+    segments: VecDeque<Segment>,
+    /// The next segment, being made ahead of time.
+    spare: Option<Filling>,
+    /// The last index in the log (or what the snapshot stands for).
+    last: Index,
+    /// What the snapshot on disk stands for.
+    base: Viewstamp,
+    _lock: File,
+}
+
+pub(super) fn sync_dir(dir: &Path) -> Result<(), DiskError> {
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .map_err(DiskError::io(dir, "syncing the directory"))
+}
+
+impl Disk {
+    /// Opens or creates the log in `dir`.
+    pub fn open(dir: &Path, options: DiskOptions) -> Result<(Self, Found), DiskError> {
+        std::fs::create_dir_all(dir).map_err(DiskError::io(dir, "creating"))?;
+        let lock = File::create(dir.join("lock")).map_err(DiskError::io(dir, "creating the lock"))?;
+        // SAFETY: a plain call on an open descriptor.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            return Err(DiskError::Busy { dir: dir.to_owned() });
+        }
+        let (promise, promised) = PromiseFile::open(dir)?;
+        let snapshot = read_snapshot(dir)?;
+        let base = snapshot.as_ref().map_or(Viewstamp::default(), |s| s.last);
+        let mut found = Found {
+            promise: promised,
+            snapshot,
+            ..Found::default()
+        };
+        let numbers = segment_numbers(dir)?;
+        let mut segments = VecDeque::new();
+        for (i, number) in numbers.iter().enumerate() {
+            let path = Segment::path(dir, *number);
+            if i > 0 && numbers[i - 1] + 1 != *number {
+                let file = Segment::path(dir, numbers[i - 1] + 1);
+                return Err(DiskError::Corrupt {
+                    file,
+                    offset: 0,
+                    what: "this segment is missing",
+                });
+            }
+            let last = i + 1 == numbers.len();
+            let contents = Segment::read(&path, *number, last)?;
+            replay(&mut found.log, contents.records, base.index, &path)?;
+            found.cut = contents.cut;
+            segments.push_back(contents.segment);
+        }
+        if let Some(first) = found.log.first().map(|e| e.stamp.index)
+            && first > base.index.next()
+        {
+            let file = segments.front().map_or(dir.to_owned(), |s| s.path.clone());
+            return Err(DiskError::Corrupt {
+                file,
+                offset: 0,
+                what: "entries between the snapshot and this segment are missing",
+            });
+        }
+        let last = found
+            .log
+            .last()
+            .map_or(base.index, |e| e.stamp.index.max(base.index));
+        let dir = dir.to_owned();
+        Ok((
+            Self {
+                dir,
+                options,
+                promise,
+                segments,
+                spare: None,
+                last,
+                base,
+                _lock: lock,
+            },
+            found,
+        ))
+    }
+
+    /// Appends entries; on disk after `sync`. Entries that the snapshot stands for are left out.
+    pub fn append(&mut self, entries: &[Entry]) -> Result<(), DiskError> {
+        let base = self.base.index;
+        for entry in entries.iter().filter(|e| e.stamp.index > base) {
+            assert!(
+                entry.stamp.index <= self.last.next(),
+                "a gap in the log: {:?} after {:?}",
+                entry.stamp,
+                self.last
+            );
+            let segment = self.room_for(record::size(entry.payload.len()))?;
+            segment.push_entry(entry);
+            self.last = entry.stamp.index;
+        }
+        Ok(())
+    }
+
+    /// Entries at and after `from` are gone; on disk after `sync`.
+    pub fn cut(&mut self, from: Index) -> Result<(), DiskError> {
+        if from <= self.last && from > self.base.index {
+            self.room_for(record::HEAD)?.push(&Record::Cut(from));
+            self.last = Index(from.0 - 1);
+        }
+        Ok(())
+    }
+
+    /// Waits until everything appended is on disk.
+    pub fn sync(&mut self) -> Result<(), DiskError> {
+        self.segments.back_mut().map_or(Ok(()), Segment::sync)
+    }
+
+    /// Makes a promise durable. Needs no space.
+    pub fn promise(&mut self, promise: Promise) -> Result<(), DiskError> {
+        self.promise.save(promise)
+    }
+
+    /// Makes a snapshot durable, then removes the segments that it stands for.
+    pub fn snapshot(&mut self, snapshot: &Snapshot) -> Result<(), DiskError> {
+        let mut bytes = Vec::new();
+        encode_snapshot(snapshot, &mut bytes);
+        let check = xxh3_64(&bytes);
+        let (temporary, path) = (self.dir.join("snapshot.new"), self.dir.join("snapshot"));
+        let write = || {
+            let mut file = File::create(&temporary)?;
+            file.write_all(&check.to_le_bytes())?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)
+        };
+        write().map_err(DiskError::io(&path, "writing the snapshot"))?;
+        sync_dir(&self.dir)?;
+        self.base = snapshot.last;
+        if self.last <= snapshot.last.index {
+            // The log goes on behind a gap (or exactly here): say so, in a segment that outlives the older ones.
+            self.last = snapshot.last.index;
+            self.room_for(record::HEAD)?.push(&Record::Reset(snapshot.last));
+            self.sync()?;
+        }
+        while self.segments.len() > 1 && self.segments[0].max <= snapshot.last.index {
+            let old = self.segments.pop_front().expect("there is one");
+            std::fs::remove_file(&old.path).map_err(DiskError::io(&old.path, "removing"))?;
+        }
+        Ok(())
+    }
+
+    /// How many bytes the segments take.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.segments.len() as u64 + u64::from(self.spare.is_some())) * self.options.segment_bytes
+    }
+
+    /// Makes a part of the next segment ahead of time, if it will be needed soon. For idle moments: it takes some ms.
+    /// False when there is nothing (more) to prepare.
+    pub fn prepare(&mut self) -> Result<bool, DiskError> {
+        if self.spare.is_none() && self.segments.back().is_some_and(Segment::is_half_full) {
+            self.spare = Some(self.begin(self.options.segment_bytes)?);
+        }
+        match &mut self.spare {
+            None => Ok(false),
+            Some(spare) => match spare.step(PREPARE_BYTES) {
+                Ok(done) => Ok(!done),
+                Err(e) => {
+                    self.spare = None;
+                    Err(e)
+                }
+            },
+        }
+    }
+
+    fn begin(&self, bytes: u64) -> Result<Filling, DiskError> {
+        let number = self.segments.back().map_or(0, |s| s.number + 1);
+        if self
+            .options
+            .limit_bytes
+            .is_some_and(|limit| self.bytes() + bytes > limit)
+        {
+            return Err(DiskError::Full {
+                file: Segment::path(&self.dir, number),
+            });
+        }
+        let id = keys::random()
+            .map(u64::from_le_bytes)
+            .map_err(|_| DiskError::Io {
+                file: self.dir.clone(),
+                what: "a segment's id",
+                source: std::io::ErrorKind::Other.into(),
+            })?;
+        Filling::begin(&self.dir, number, id, bytes)
+    }
+
+    fn room_for(&mut self, bytes: usize) -> Result<&mut Segment, DiskError> {
+        if !self.segments.back().is_some_and(|s| s.has_room(bytes)) {
+            self.sync()?;
+            let need = super::segment::START + bytes as u64;
+            let next = match self.spare.take() {
+                Some(spare) if need <= self.options.segment_bytes => spare,
+                spare => {
+                    drop(spare); // too small for this entry; it uses the same temporary name
+                    self.begin(self.options.segment_bytes.max(need))?
+                }
+            };
+            self.segments.push_back(next.finish()?);
+        }
+        Ok(self.segments.back_mut().expect("there is one"))
+    }
+}
+
+fn segment_numbers(dir: &Path) -> Result<Vec<u64>, DiskError> {
+    let mut numbers = Vec::new();
+    for file in std::fs::read_dir(dir).map_err(DiskError::io(dir, "reading the directory"))? {
+        let name = file
+            .map_err(DiskError::io(dir, "reading the directory"))?
+            .file_name();
+        if let Some(hex) = name.to_str().and_then(|n| n.strip_prefix("log-"))
+            && let Ok(number) = u64::from_str_radix(hex, 16)
+        {
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Adds one segment's records to the log.
+fn replay(log: &mut Vec<Entry>, records: Vec<Record>, base: Index, file: &Path) -> Result<(), DiskError> {
+    let cut = |log: &mut Vec<Entry>, from: Index| {
+        while log.last().is_some_and(|e| e.stamp.index >= from) {
+            log.pop();
+        }
+    };
+    for record in records {
+        match record {
+            Record::Entry(entry) => {
+                cut(log, entry.stamp.index);
+                let follows = log
+                    .last()
+                    .is_none_or(|l| l.stamp.index.next() == entry.stamp.index);
+                if !follows && entry.stamp.index <= base.next() {
+                    log.clear(); // the snapshot stands for what is missing
+                } else if !follows {
+                    return Err(DiskError::Corrupt {
+                        file: file.to_owned(),
+                        offset: 0,
+                        what: "entries are missing",
+                    });
+                }
+                log.push(entry);
+            }
+            Record::Cut(from) => cut(log, from),
+            Record::Reset(_) => log.clear(),
+        }
+    }
+    Ok(())
+}
+
+fn read_snapshot(dir: &Path) -> Result<Option<Snapshot>, DiskError> {
+    let path = dir.join("snapshot");
+    let data = match std::fs::read(&path) {
+        Ok(data) => data,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(DiskError::io(&path, "reading")(e)),
+    };
+    let corrupt = |what| DiskError::Corrupt {
+        file: path.clone(),
+        offset: 0,
+        what,
+    };
+    let (check, bytes) = data
+        .split_first_chunk::<8>()
+        .ok_or_else(|| corrupt("too short"))?;
+    if u64::from_le_bytes(*check) != xxh3_64(bytes) {
+        return Err(corrupt("the checksum does not fit"));
+    }
+    decode_snapshot(bytes)
+        .map(Some)
+        .map_err(|_| corrupt("it does not decode"))
+}
