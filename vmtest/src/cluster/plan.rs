@@ -40,6 +40,26 @@ impl VmPlan {
         }
     }
 
+    /// A microvm has neither HPET nor PM timer, so the kernel measures its time stamp counter against the PIT, which
+    /// fails when the host is busy; then it boots no further. Under TCG that counter is the host's, so tell it.
+    fn clock_words(&self) -> String {
+        if self.machine != "microvm" {
+            return String::new();
+        }
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let mhz = info.lines().find_map(|line| {
+            line.strip_prefix("cpu MHz")?
+                .split(':')
+                .nth(1)?
+                .trim()
+                .parse()
+                .ok()
+        });
+        mhz.map_or(String::new(), |mhz: f64| {
+            format!(" tsc_early_khz={:.0}", mhz * 1000.0)
+        })
+    }
+
     /// Writes the file into the lab's directory, with a disk for each of the two hosts if one is wanted. The image
     /// is copied there too: QEMU runs as an ordinary user, who may not be able to read the workspace.
     pub fn write(&self, lab: &Lab, image: &GuestImage) -> Result<PathBuf> {
@@ -79,7 +99,7 @@ impl VmPlan {
             kernel.display(),
             initrd.display()
         ));
-        text.push_str(&format!("append = \"{}\"\n", image.append));
+        text.push_str(&format!("append = \"{}{}\"\n", image.append, self.clock_words()));
         let serial = lab.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
         text.push_str("\n[[vm.nics]]\nmac = \"52:54:00:12:34:56\"\nbridge = \"br0\"\n");
