@@ -20,7 +20,7 @@ mod sys;
 
 pub use colo::Colo;
 pub use memory::{Bitmap, Memory, PAGE_BYTES};
-pub use probe::{Finding, Host};
+pub use probe::Finding;
 pub use qemu::{Ports, Qemu, Start};
 pub use spec::{Accel, DiskSpec, Machine, NicSpec, VmSpec};
 pub use state::ThreadStates;

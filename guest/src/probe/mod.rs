@@ -1,7 +1,7 @@
 //! Can this host run the VM? For `dunlin check`, before anything starts.
 //!
 //! Decides:    what is missing and how it is mended.
-//! Flow:       `dunlin check` -> [`Host::probe`] -> [`Finding`]s.
+//! Flow:       `dunlin check` and `up` -> [`host`] -> [`Finding`]s.
 //! Invariants: 1. what can be tried is tried, not inferred from a version: PAGEMAP_SCAN tracks a page, a throw-away QEMU runs
 //!             as the real one will (user, filter, preload object) and is asked for its capabilities; 2. nothing of the
 //!             host is changed.
@@ -27,69 +27,58 @@ const CAP_NET_ADMIN: u32 = 12;
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
-    pub what: &'static str,
+    /// The thing, in a word or two.
+    pub topic: &'static str,
     /// The VM can start as far as this goes.
     pub ok: bool,
-    /// What was found.
-    pub found: String,
+    /// The topic and what was found, as one line.
+    pub what: String,
     /// What to do about it; empty when there is nothing to do.
-    pub how_to_mend: String,
+    pub mend: String,
 }
 
 impl Finding {
-    fn good(what: &'static str, found: impl Into<String>) -> Finding {
+    fn good(topic: &'static str, found: impl std::fmt::Display) -> Finding {
         Finding {
-            what,
+            topic,
             ok: true,
-            found: found.into(),
-            how_to_mend: String::new(),
+            what: format!("{topic}: {found}"),
+            mend: String::new(),
         }
     }
 
-    fn bad(what: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Finding {
+    fn bad(topic: &'static str, found: impl std::fmt::Display, mend: impl Into<String>) -> Finding {
         Finding {
-            what,
+            topic,
             ok: false,
-            found: found.into(),
-            how_to_mend: mend.into(),
+            what: format!("{topic}: {found}"),
+            mend: mend.into(),
         }
     }
 }
 
-impl std::fmt::Display for Finding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mark = if self.ok { "ok  " } else { "BAD " };
-        write!(f, "{mark} {}: {}", self.what, self.found)?;
-        match self.how_to_mend.is_empty() {
-            true => Ok(()),
-            false => write!(f, " -> {}", self.how_to_mend),
-        }
+/// Looks at everything `spec` needs on this host. Takes about 0.2 s. A spec without a name is no VM in particular: what
+/// it would boot is not looked at.
+pub fn host(spec: &VmSpec) -> Vec<Finding> {
+    let mut findings = vec![];
+    if let (false, Err(error)) = (spec.name.is_empty(), spec.validate()) {
+        findings.push(Finding::bad("settings", error, "correct the VM's file"));
     }
+    findings.push(tracking());
+    findings.extend(qemu(spec));
+    findings.push(acceleration(spec.accel));
+    findings.push(memory(spec.memory_bytes()));
+    findings.extend(network(spec));
+    findings.extend(files(spec));
+    findings
 }
 
-/// This host.
-pub struct Host;
-
-impl Host {
-    /// Looks at everything `spec` needs here. Takes about 0.2 s.
-    pub fn probe(spec: &VmSpec) -> Vec<Finding> {
-        let mut findings = vec![];
-        if let Err(error) = spec.validate() {
-            findings.push(Finding::bad(
-                "settings",
-                error.to_string(),
-                "correct the VM's file",
-            ));
-        }
-        findings.push(tracking());
-        findings.extend(qemu(spec));
-        findings.push(acceleration(spec.accel));
-        findings.push(memory(spec.memory_bytes()));
-        findings.extend(network(spec));
-        findings.extend(files(spec));
-        findings
-    }
+/// The version of the QEMU that `spec` would run, as [`crate::Qemu::version`] gives it; an error says how to mend it.
+/// State is only loaded between equal versions.
+pub fn qemu_version(spec: &VmSpec) -> Result<String, String> {
+    throw_away(spec)
+        .map(|(launched, _)| launched.version)
+        .map_err(|finding| format!("{}: {}", finding.what, finding.mend))
 }
 
 /// Writes a page of a small shared file and looks whether exactly that one is reported.
@@ -165,41 +154,30 @@ fn try_tracking(device: &File) -> Result<Vec<u64>, MemoryError> {
     result
 }
 
-/// Runs a throw-away QEMU without a machine and asks it.
-fn qemu(spec: &VmSpec) -> Vec<Finding> {
-    const WHAT: &str = "QEMU";
-    let binary = match executable(spec) {
-        Ok(binary) => binary,
-        Err(error) => {
-            return vec![Finding::bad(
-                WHAT,
-                error.to_string(),
-                "apt-get install qemu-system-x86",
-            )];
-        }
-    };
+/// Runs a QEMU without a machine, as the real one will run; it ends when dropped.
+fn throw_away(spec: &VmSpec) -> Result<(Launched, String), Finding> {
+    let binary = executable(spec).map_err(|e| Finding::bad("QEMU", e, "apt-get install qemu-system-x86"))?;
     let kvm = accel::choose(spec.accel).is_ok_and(|(accel, _)| accel == Accel::Kvm);
-    let user = match spawn::choose_user(spec.run_as.as_deref(), kvm) {
-        Ok(user) => user,
-        Err(why) => {
-            return vec![Finding::bad(
-                "QEMU's user",
-                why,
-                "set vm.run_as to an ordinary user",
-            )];
-        }
-    };
+    let user = spawn::choose_user(spec.run_as.as_deref(), kvm)
+        .map_err(|why| Finding::bad("QEMU's user", why, "set vm.run_as to an ordinary user"))?;
     let as_user = user
         .as_ref()
         .map_or("the daemon's user".to_owned(), |u| format!("user {}", u.name));
     let arguments = |qmp| command::throw_away(spec.sandbox, qmp);
-    match launch(&binary, user, vec![], arguments, ()) {
-        Ok(launched) => ask(spec, &launched, &as_user),
-        Err(error) => vec![Finding::bad(
-            WHAT,
+    let launched = launch(&binary, user, vec![], arguments, ()).map_err(|error| {
+        Finding::bad(
+            "QEMU",
             format!("{} as {as_user}: {error}", binary.display()),
             "install a stock QEMU 7.2 or newer; if its system call filter is the cause, set vm.sandbox = false",
-        )],
+        )
+    })?;
+    Ok((launched, as_user))
+}
+
+fn qemu(spec: &VmSpec) -> Vec<Finding> {
+    match throw_away(spec) {
+        Ok((launched, as_user)) => ask(spec, &launched, &as_user),
+        Err(finding) => vec![finding],
     }
 }
 
@@ -376,29 +354,23 @@ mod tests {
     use super::*;
 
     fn bad(spec: &VmSpec) -> Vec<&'static str> {
-        Host::probe(spec)
-            .into_iter()
-            .filter(|f| !f.ok)
-            .map(|f| f.what)
-            .collect()
+        host(spec).into_iter().filter(|f| !f.ok).map(|f| f.what).collect()
     }
 
     #[test]
     fn each_thing_that_is_missing_is_found_and_has_a_remedy() {
         let text = "name='v'\nmemory_mib=64\nkernel='/proc/self/exe'\naccel='tcg'";
         let good: VmSpec = toml::from_str(text).unwrap();
-        let findings = Host::probe(&good);
-        findings.iter().for_each(|f| println!("{f}"));
+        let findings = host(&good);
+        findings
+            .iter()
+            .for_each(|f| println!("{} {} {}", f.ok, f.what, f.mend));
         assert!(findings.iter().all(|f| f.ok), "this machine cannot run the tests");
 
         let wrong = |change: fn(&mut VmSpec)| {
             let mut spec = good.clone();
             change(&mut spec);
-            assert!(
-                Host::probe(&spec)
-                    .iter()
-                    .all(|f| f.ok || !f.how_to_mend.is_empty())
-            );
+            assert!(host(&spec).iter().all(|f| f.ok || !f.mend.is_empty()));
             bad(&spec)
         };
         assert_eq!(wrong(|s| s.qemu = Some("/no/such/qemu".into())), ["QEMU"]);
@@ -426,6 +398,6 @@ mod tests {
 
     #[test]
     fn tracking_is_really_tried() {
-        assert!(tracking().ok, "{}", tracking());
+        assert!(tracking().ok, "{:?}", tracking());
     }
 }
