@@ -354,7 +354,11 @@ mod tests {
     use super::*;
 
     fn bad(spec: &VmSpec) -> Vec<&'static str> {
-        host(spec).into_iter().filter(|f| !f.ok).map(|f| f.what).collect()
+        host(spec)
+            .into_iter()
+            .filter(|f| !f.ok)
+            .map(|f| f.topic)
+            .collect()
     }
 
     #[test]
