@@ -113,12 +113,13 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
                    "server": {"type": "fd", "str": fd.to_string()}})
             .to_string(),
         );
-        add(
-            "-device",
-            json!({"driver": format!("virtio-blk-{bus}"), "drive": format!("disk{i}"), "id": format!("blk{i}"),
-                   "bootindex": i})
-            .to_string(),
-        );
+        let mut device = json!({"driver": format!("virtio-blk-{bus}"), "drive": format!("disk{i}"),
+                                "id": format!("blk{i}")});
+        if spec.kernel.is_none() {
+            // A direct boot takes index 0 for itself.
+            device["bootindex"] = json!(i);
+        }
+        add("-device", device.to_string());
     }
     for (i, (nic, fd)) in spec.nics.iter().zip(&fds.frames).enumerate() {
         add(

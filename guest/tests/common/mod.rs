@@ -50,18 +50,26 @@ pub struct Vm {
 }
 
 pub fn start(spec: &VmSpec, how: Start) -> Vm {
+    start_with_disks(spec, how, vec![])
+}
+
+pub fn start_with_disks(spec: &VmSpec, how: Start, nbd: Vec<OwnedFd>) -> Vm {
     let (frames, theirs): (Vec<FramePort>, Vec<OwnedFd>) =
         spec.nics.iter().map(|_| FramePort::pair().unwrap()).unzip();
-    let qemu = Qemu::start(
-        spec,
-        how,
-        Ports {
-            frames: theirs,
-            nbd: vec![],
-        },
-    )
-    .unwrap();
+    let qemu = Qemu::start(spec, how, Ports { frames: theirs, nbd }).unwrap();
     Vm { qemu, frames }
+}
+
+impl Vm {
+    /// Waits until the guest says `ready`.
+    pub fn wait_booted(&self, ready: &str) {
+        let booted = self.qemu.console().wait_for(ready, Duration::from_secs(120));
+        assert!(
+            booted,
+            "no {ready:?} on the console:\n{}",
+            self.qemu.console().text()
+        );
+    }
 }
 
 /// What one sync did, in microseconds and pages.
@@ -110,18 +118,17 @@ impl Pair {
     /// Boots a primary, waits for `ready` on its console, and brings a backup in.
     pub fn new(spec: &VmSpec, ready: &str) -> Pair {
         let primary = start(spec, Start::Boot);
-        let booted = primary.qemu.console().wait_for(ready, Duration::from_secs(120));
-        assert!(
-            booted,
-            "no {ready:?} on the console:\n{}",
-            primary.qemu.console().text()
-        );
+        primary.wait_booted(ready);
         Pair::join(spec, primary)
     }
 
     /// Brings a backup in for a running primary.
     pub fn join(spec: &VmSpec, primary: Vm) -> Pair {
-        let mut backup = start(spec, Start::Incoming);
+        Pair::join_vms(primary, start(spec, Start::Incoming), || ())
+    }
+
+    /// The same with a backup that was started already; `while_paused` runs when the primary stands.
+    pub fn join_vms(primary: Vm, mut backup: Vm, while_paused: impl FnOnce()) -> Pair {
         let mut colo = backup.qemu.take_colo().unwrap();
         let (from, to) = (primary.qemu.memory(), backup.qemu.memory());
         primary.qemu.stop().unwrap();
@@ -133,6 +140,7 @@ impl Pair {
             from.copy_page(number, &mut page);
             to.write_page(number, &page);
         }
+        while_paused();
         // The backup runs before it says that it is ready: clean its dirty bits before.
         to.scan_dirty().unwrap();
         colo.enable(&state).unwrap();
