@@ -145,10 +145,10 @@ impl Buffer {
     }
 
     /// Keeps a part of a run. The trap: a slice pins its whole allocation, so that one surviving sector could hold a
-    /// megabyte. A slice of less than half is copied out, so memory is at most twice what is counted as data.
+    /// megabyte. A slice of at most half is copied out, so memory is at most twice what is counted as data.
     fn keep_slice(&mut self, offset: u64, run: &Run, from: u64, to: u64) {
         let (content, pinned) = match run.content.slice(from, to) {
-            Content::Data(data) if (data.len() as u64) * 2 < run.pinned => {
+            Content::Data(data) if (data.len() as u64) * 2 <= run.pinned => {
                 let pinned = data.len() as u64;
                 (Content::Data(Bytes::copy_from_slice(&data)), pinned)
             }

@@ -219,6 +219,19 @@ impl Switch {
         }
     }
 
+    /// As [`Self::read`], but the primary's disk as of the last frame that was taken in: for verification.
+    pub fn read_mirrored(&self, base: u64, out: &mut [u8], gaps: &mut Vec<Range<u64>>) {
+        if self.storage != Storage::Gannet {
+            return;
+        }
+        for segment in self.segments.iter().rev() {
+            segment.buffer.overlay(base, out, gaps);
+        }
+        for (_, buffer) in self.settled.iter().rev() {
+            buffer.overlay(base, out, gaps);
+        }
+    }
+
     /// A layer holds something within `range`.
     #[must_use]
     pub fn touches(&self, range: Range<u64>) -> bool {

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use dunlin_core::{
     disk::{
         Buffer, Content, ExtentSet, Pressure, Storage, Switch,
-        mirror::{Frame, Hello},
+        mirror::{Frame, Hello, MOST_PAYLOAD_BYTES},
     },
     units::{Epoch, Term},
 };
@@ -159,7 +159,7 @@ impl Backup {
             Ok(never) => match never {},
             Err(reason) => reason,
         };
-        link.close(&reason);
+        link.finish(&reason);
         let told = self.lock().stop;
         if !told {
             self.shared.event(DiskEvent::PrimaryLost { reason });
@@ -212,7 +212,7 @@ impl Backup {
 
     fn greet(&self, link: &Link, payload: &[u8]) -> Result<(), String> {
         let (hello, _) = Hello::decode(payload).map_err(|error| error.to_string())?;
-        let ours = self.shared.hello();
+        let ours = self.shared.hello(false).map_err(|error| error.to_string())?;
         let storage = [Storage::Gannet, Storage::Colo, Storage::Sync][usize::from(hello.storage)];
         let refuse = if hello.size_bytes != ours.size_bytes {
             Some(format!(
@@ -224,6 +224,11 @@ impl Backup {
                 "this disk was written in term {}, later than the primary's {}: it must not be overwritten by an older one",
                 ours.generation.term.0, hello.generation.term.0
             ))
+        } else if storage != self.shared.storage {
+            Some(format!(
+                "the primary's disk is replicated as {storage:?}, the backup's as {:?}: give both the same `storage`",
+                self.shared.storage
+            ))
         } else {
             None
         };
@@ -232,7 +237,7 @@ impl Backup {
             return Err(text);
         }
         let mut welcome = ours.encode();
-        for extent in self.shared.own_dirty().iter() {
+        for extent in self.shared.dirty.all().iter() {
             welcome.extend(extent.to_le_bytes());
         }
         {
@@ -272,16 +277,30 @@ impl Backup {
                 return Ok(true);
             }
             Frame::AskHash { offset, len } => {
-                self.check(offset, len)?;
+                self.check(offset, len.min(MOST_PAYLOAD_BYTES))?;
+                if len > MOST_PAYLOAD_BYTES {
+                    return Err("the primary asked for the hash of too much at once".into());
+                }
                 let hash = self
-                    .shared
-                    .hash_range(offset, len)
+                    .hash_mirrored(offset, len)
                     .map_err(|error| failed("read", &error))?;
                 link.push(Frame::Hash { offset, len }, Bytes::copy_from_slice(&hash));
             }
             other => return Err(format!("the primary sent {other:?}, which only a backup may")),
         }
         Ok(self.lock().storage == Storage::Sync)
+    }
+
+    /// The primary's disk as of this point of its stream.
+    fn hash_mirrored(&self, offset: u64, len: u64) -> io::Result<[u8; 16]> {
+        let mut data = vec![0; len as usize];
+        let mut gaps: Vec<_> = std::iter::once(offset..offset + len).collect();
+        self.lock().switch.read_mirrored(offset, &mut data, &mut gaps);
+        for gap in gaps {
+            let at = (gap.start - offset) as usize..(gap.end - offset) as usize;
+            self.shared.image.read(gap.start, &mut data[at])?;
+        }
+        Ok(super::shared::hash(&data))
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), String> {
@@ -299,7 +318,7 @@ impl Backup {
             return Err("the primary sent a part of the first copy after its end".into());
         }
         self.shared
-            .begin_join()
+            .begin_mixing()
             .map_err(|error| failed("marked as incomplete", &error))?;
         self.shared
             .put(offset, content, true)
@@ -314,7 +333,7 @@ impl Backup {
         };
         if joining {
             self.shared
-                .begin_join()
+                .begin_mixing()
                 .map_err(|error| failed("marked as incomplete", &error))?;
             return self
                 .shared
@@ -326,6 +345,9 @@ impl Backup {
             state.switch.mirrored_write(offset, content);
             return self.press(&mut state, link);
         }
+        self.shared
+            .begin_mixing()
+            .map_err(|error| failed("marked as incomplete", &error))?;
         // The backup VM must not read between the save and the write, or it sees what it may not (D1).
         let range = offset..offset + content.len();
         let _held = self.shared.ranges.lock(range.clone());

@@ -82,6 +82,8 @@ struct Queue {
     acked: u64,
     held_bytes: u64,
     moved: Instant,
+    /// Nothing more is taken in; what is queued is still sent.
+    ending: Option<String>,
     closed: Option<String>,
     expedite: bool,
 }
@@ -107,6 +109,7 @@ impl Link {
                 acked: 0,
                 held_bytes: 0,
                 moved: Instant::now(),
+                ending: None,
                 closed: None,
                 expedite: false,
             }),
@@ -124,7 +127,7 @@ impl Link {
     /// Appends a frame; returns its number. Never waits (see [`Self::wait_room`]); lost when the link is closed.
     pub fn push(&self, frame: Frame, payload: Bytes) -> u64 {
         let mut queue = self.lock();
-        if queue.closed.is_some() {
+        if queue.closed.is_some() || queue.ending.is_some() {
             return queue.pushed;
         }
         if queue.frames.is_empty() {
@@ -251,6 +254,12 @@ impl Link {
         self.changed.notify_all();
     }
 
+    /// Closes the link once everything that is queued was sent (a last word to the peer).
+    pub fn finish(&self, reason: &str) {
+        self.lock().ending.get_or_insert_with(|| reason.into());
+        self.work.notify_all();
+    }
+
     /// Why it was closed.
     #[must_use]
     pub fn closed(&self) -> Option<String> {
@@ -312,6 +321,12 @@ impl Link {
                 return Err(Closed(reason.clone()));
             }
             match queue.frames.pop_front() {
+                None if may_wait && queue.ending.is_some() => {
+                    let reason = queue.ending.clone().unwrap_or_default();
+                    drop(queue);
+                    self.close(&reason);
+                    queue = self.lock();
+                }
                 None if may_wait => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 next => return Ok(next),
             }

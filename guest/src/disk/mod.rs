@@ -14,16 +14,25 @@
 //! Source: GANNET III, IV. Not here: when to sync, who leads, where the stream comes from (`node`).
 
 mod backup;
+mod dirty_map;
+#[cfg(test)]
+mod fault_tests;
 mod faults;
 mod image;
+mod journal;
 mod link;
 pub mod nbd;
+#[cfg(test)]
+mod persist_tests;
 mod primary;
 mod ranges;
+mod shared;
+mod superblock;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tools_tests;
+mod verify;
 
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
@@ -31,18 +40,18 @@ pub use faults::Faults;
 pub use image::{Image, ImageError};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
+pub use verify::VerifyReport;
 
 use backup::Backup;
 use bytes::Bytes;
 use dunlin_core::{
-    disk::{Buffer, Content, ExtentSet, SwitchError, buffer::Shared as Piece, mirror::Hello},
+    disk::{Content, SwitchError},
     units::{Epoch, Term},
 };
 use primary::Primary;
-use ranges::RangeLocks;
+use shared::Shared;
 use std::{
     io,
-    ops::Range,
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
@@ -147,6 +156,14 @@ pub enum DiskError {
     /// The image could not be written at a take-over or commit.
     #[error("the disk cannot be written: {0}")]
     Io(#[from] io::Error),
+    /// Superblock, journal or dirty map.
+    #[error("the disk's state in {0} cannot be used: {1}")]
+    State(PathBuf, io::Error),
+    /// The image is half a copy.
+    #[error(
+        "disk {0} holds an unfinished copy: start the VM on the host whose disk is whole, or let this one be its backup"
+    )]
+    Incomplete(String),
     /// A call that does not fit the role.
     #[error("disk {disk} is {role} and cannot {what}")]
     Role {
@@ -208,149 +225,6 @@ pub struct DiskStatus {
 /// Told of every [`DiskEvent`].
 pub type EventSink = Arc<dyn Fn(DiskEvent) + Send + Sync>;
 
-#[derive(Clone, Debug, Default)]
-struct Identity {
-    generation: Generation,
-    consistent: bool,
-    pair: [u8; 16],
-}
-
-/// What all roles of one disk share.
-struct Shared {
-    name: String,
-    image: Image,
-    ranges: RangeLocks,
-    limits: Limits,
-    storage: Storage,
-    events: EventSink,
-    identity: Mutex<Identity>,
-}
-
-impl Shared {
-    fn event(&self, event: DiskEvent) {
-        (self.events)(event);
-    }
-
-    fn identity(&self) -> std::sync::MutexGuard<'_, Identity> {
-        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn image_failed(&self, what: &str, error: &io::Error) {
-        let full = error.kind() == io::ErrorKind::StorageFull;
-        self.event(DiskEvent::ImageFailed {
-            reason: format!("disk {}: {what} failed: {error}", self.name),
-            full,
-        });
-    }
-
-    fn written(&self, result: io::Result<()>, range: &Range<u64>) -> io::Result<()> {
-        result.inspect_err(|error| {
-            self.image_failed(
-                &format!("write of {} bytes at {}", range.end - range.start, range.start),
-                error,
-            );
-        })
-    }
-
-    fn put(&self, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {
-        match content {
-            Content::Data(data) => self.image.write(offset, data),
-            Content::Zero(len) => self.image.zero(offset, *len, unmap),
-        }
-    }
-
-    fn put_all(&self, buffer: &Buffer) -> io::Result<()> {
-        for (offset, content) in buffer.runs() {
-            self.put(offset, content, true)?;
-        }
-        Ok(())
-    }
-}
-
-// Kept in memory until the superblock, the journal and the dirty map keep them on disk.
-impl Shared {
-    fn hello(&self) -> Hello {
-        let identity = self.identity().clone();
-        Hello {
-            size_bytes: self.image.size_bytes(),
-            generation: identity.generation,
-            consistent: identity.consistent,
-            pair: identity.pair,
-            next_pair: [0; 16],
-            storage: match self.storage {
-                Storage::Gannet => 0,
-                Storage::Colo => 1,
-                Storage::Sync => 2,
-            },
-        }
-    }
-
-    fn ensure_dirty(&self, _range: &Range<u64>) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn own_dirty(&self) -> ExtentSet {
-        ExtentSet::default()
-    }
-
-    fn paired(&self, pair: [u8; 16]) {
-        self.identity().pair = pair;
-    }
-
-    fn begin_join(&self) -> io::Result<()> {
-        self.identity().consistent = false;
-        Ok(())
-    }
-
-    fn settle(&self, term: Term, epoch: Epoch, buffer: &Buffer, pair: Option<[u8; 16]>) -> io::Result<()> {
-        self.put_all(buffer)?;
-        self.image.flush()?;
-        let mut identity = self.identity();
-        identity.generation = Generation {
-            term,
-            primary: false,
-            epoch,
-        };
-        identity.consistent = true;
-        if let Some(pair) = pair {
-            identity.pair = pair;
-        }
-        Ok(())
-    }
-
-    fn settle_equal(&self, _term: Term, pieces: &[Piece]) -> io::Result<()> {
-        for piece in pieces {
-            self.put(piece.offset, &piece.ours, true)?;
-        }
-        Ok(())
-    }
-
-    fn settle_take_over(&self, term: Term, buffer: &Buffer) -> io::Result<()> {
-        self.put_all(buffer)?;
-        self.image.flush()?;
-        self.become_primary(term)
-    }
-
-    fn become_primary(&self, term: Term) -> io::Result<()> {
-        let mut identity = self.identity();
-        identity.generation = Generation {
-            term,
-            primary: true,
-            epoch: identity.generation.epoch,
-        };
-        identity.consistent = true;
-        Ok(())
-    }
-
-    fn hash_range(&self, offset: u64, len: u64) -> io::Result<[u8; 16]> {
-        let mut data = vec![0; len as usize];
-        self.image.read(offset, &mut data)?;
-        Ok(xxhash_rust::xxh3::xxh3_128(&data).to_le_bytes())
-    }
-
-    fn hash_arrived(&self, _offset: u64, _len: u64, _hash: &[u8]) {}
-}
-
 enum Role {
     Idle,
     Primary(Arc<Primary>),
@@ -360,6 +234,7 @@ enum Role {
 /// One VM disk on one host: see [the module](self).
 pub struct Disk {
     shared: Arc<Shared>,
+    state_dir: PathBuf,
     faults: Arc<Faults>,
     /// G1. A request holds it shared for as long as it runs.
     gate: RwLock<Role>,
@@ -377,22 +252,11 @@ impl Disk {
         events: impl Fn(DiskEvent) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, DiskError> {
         let faults = Arc::new(Faults::default());
-        let image = Image::open(&config.image, config.read_only, faults.clone())?;
-        let identity = Identity {
-            consistent: true,
-            ..Identity::default()
-        };
-        let shared = Arc::new(Shared {
-            name: config.name,
-            image,
-            ranges: RangeLocks::default(),
-            limits: config.limits,
-            storage: config.storage,
-            events: Arc::new(events),
-            identity: Mutex::new(identity),
-        });
+        let state_dir = config.state_dir.clone();
+        let shared = Shared::open(config, faults.clone(), Arc::new(events))?;
         Ok(Arc::new(Self {
             shared,
+            state_dir,
             faults,
             gate: RwLock::new(Role::Idle),
             in_flight: Arc::new(AtomicU64::new(0)),
@@ -478,7 +342,7 @@ impl Disk {
             return Err(self.wrong_role(&role, "start alone"));
         }
         self.shared.become_primary(term)?;
-        *role = Role::Primary(Primary::new(self.shared.clone(), self.shared.own_dirty()));
+        *role = Role::Primary(Primary::new(self.shared.clone(), self.shared.dirty.all()));
         Ok(())
     }
 
@@ -503,7 +367,15 @@ impl Disk {
         match std::mem::replace(&mut *role, Role::Idle) {
             Role::Idle => {}
             Role::Primary(primary) => primary.detach("this host stopped"),
-            Role::Backup(backup) => backup.stop("this host stopped"),
+            Role::Backup(backup) => {
+                backup.stop("this host stopped");
+                if let Err(error) = self.shared.roll_back(&self.state_dir) {
+                    self.shared.event(DiskEvent::ImageFailed {
+                        reason: error.to_string(),
+                        full: false,
+                    });
+                }
+            }
         }
     }
 
@@ -581,7 +453,7 @@ impl Disk {
         let (buffer, _) = backup.take_over()?;
         let dirty = backup::extents(&buffer);
         self.shared.settle_take_over(term, &buffer)?;
-        let mut base = self.shared.own_dirty();
+        let mut base = self.shared.dirty.all();
         base.union(&dirty);
         *role = Role::Primary(Primary::new(self.shared.clone(), base));
         let flushed_bytes = buffer.runs().map(|(_, content)| content.len()).sum();
@@ -609,11 +481,21 @@ impl Disk {
         }
     }
 
+    /// Primary: compares this image with the backup's disk block by block, while the VM runs, by a 128-bit checksum over each
+    /// megabyte. With `repair`, what differs is sent again and right after the next committed sync. `progress` is told
+    /// (compared, total) bytes.
+    ///
+    /// # Errors
+    /// No backup, or it was lost, or an image cannot be read.
+    pub fn verify(&self, repair: bool, progress: impl FnMut(u64, u64)) -> Result<VerifyReport, DiskError> {
+        self.primary("compare with a backup")?.verify(repair, progress)
+    }
+
     /// What the disk is doing.
     #[must_use]
     pub fn status(&self) -> DiskStatus {
         let role = self.role();
-        let identity = self.shared.identity().clone();
+        let identity = self.shared.identity();
         let mut status = DiskStatus {
             role: role.name(),
             copied: false,

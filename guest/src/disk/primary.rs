@@ -62,11 +62,12 @@ struct State {
     extents: EpochExtents,
     peer: Option<Peer>,
     marked: Epoch,
+    cleared: Instant,
 }
 
 /// The role of the host whose VM speaks: alone, or with a backup.
 pub(super) struct Primary {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
 }
 
@@ -76,6 +77,7 @@ impl Primary {
             extents: EpochExtents::with_base(base),
             peer: None,
             marked: Epoch(0),
+            cleared: Instant::now(),
         };
         Arc::new(Self {
             shared,
@@ -177,6 +179,12 @@ impl Primary {
         waits.then(|| (peer.link.clone(), number))
     }
 
+    /// Before a write reaches the map or the image: so that clearing the map cannot miss it (M2). Noted again afterwards,
+    /// because a mark may lie in between.
+    fn note(&self, range: &Range<u64>) {
+        self.lock().extents.note(range);
+    }
+
     fn wait_for_peer(&self, pushed: Option<(Arc<Link>, u64)>) {
         if let Some((link, number)) = pushed
             && let Err(Closed(reason)) = link.wait_acked(number)
@@ -188,9 +196,10 @@ impl Primary {
     pub(super) fn write(&self, offset: u64, data: Bytes) -> io::Result<()> {
         let range = offset..offset + data.len() as u64;
         self.before(&range);
+        self.note(&range);
         let pushed = {
             let _held = self.shared.ranges.lock(range.clone());
-            self.shared.ensure_dirty(&range)?;
+            self.shared.dirty.ensure(&range)?;
             self.shared
                 .written(self.shared.image.write(offset, &data), &range)?;
             self.after(&range, Frame::Write { offset }, data)
@@ -202,9 +211,10 @@ impl Primary {
     pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         let range = offset..offset + len;
         self.before(&(offset..offset + 1));
+        self.note(&range);
         let pushed = {
             let _held = self.shared.ranges.lock(range.clone());
-            self.shared.ensure_dirty(&range)?;
+            self.shared.dirty.ensure(&range)?;
             self.shared
                 .written(self.shared.image.zero(offset, len, unmap), &range)?;
             self.after(&range, Frame::Zero { offset, len, unmap }, Bytes::new())
@@ -230,6 +240,20 @@ impl Primary {
             .inspect_err(|error| self.shared.image_failed("flush", error))?;
         self.wait_for_peer(pushed);
         Ok(())
+    }
+
+    /// The link to a backup whose first copy is whole.
+    pub(super) fn whole_peer(&self) -> Result<Arc<Link>, DiskError> {
+        match &self.lock().peer {
+            None => Err(DiskError::NoBackup),
+            Some(peer) if peer.copying.is_some() => Err(DiskError::StillCopying),
+            Some(peer) => Ok(peer.link.clone()),
+        }
+    }
+
+    /// Sends what the image holds, for a range that the caller holds.
+    pub(super) fn mirror_again(&self, range: &Range<u64>, data: Bytes) {
+        self.after(range, Frame::Write { offset: range.start }, data);
     }
 
     /// P2: closes the epoch in the stream.
@@ -287,10 +311,26 @@ impl Primary {
             state.extents.committed(epoch, base_done);
             (peer.joined_at == Some(epoch)).then_some(peer.next_pair)
         };
-        if let Some(pair) = joined {
-            self.shared.paired(pair);
+        let kept = joined.map_or(Ok(()), |pair| {
+            self.clear_map().and_then(|()| self.shared.paired(pair))
+        });
+        if let Err(error) = kept.and_then(|()| self.clear_map_now_and_then()) {
+            self.shared.image_failed("keeping the dirty map", &error);
         }
         self.shared.event(DiskEvent::Committed { epoch });
+    }
+
+    /// M2: under the lock, so that no write is noted between looking and clearing.
+    fn clear_map(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        state.cleared = Instant::now();
+        let needed = state.extents.needed();
+        self.shared.dirty.retain(&needed)
+    }
+
+    fn clear_map_now_and_then(&self) -> io::Result<()> {
+        let due = self.lock().cleared.elapsed() >= CLEAR_EVERY;
+        if due { self.clear_map() } else { Ok(()) }
     }
 
     /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says.
@@ -320,7 +360,8 @@ impl Primary {
             mut writer,
             shutdown,
         } = stream;
-        let hello = self.shared.hello();
+        let hello = self.shared.hello(true).map_err(|error| error.to_string())?;
+        self.shared.dirty.track();
         let greeted = (|| {
             link::send_now(&mut *writer, Frame::Hello, &hello.encode())?;
             link::receive(&mut *reader)
@@ -515,3 +556,6 @@ impl Pace {
         link.wait_closed(due.saturating_sub(self.started.elapsed()))
     }
 }
+
+/// The dirty map is cleared no more often: an extent that is written all the time then stays in it, and costs no fdatasync.
+const CLEAR_EVERY: Duration = Duration::from_secs(5);

@@ -30,7 +30,7 @@ impl Drop for Dir {
 
 pub(super) struct Host {
     pub disk: Arc<Disk>,
-    pub events: Receiver<DiskEvent>,
+    pub events: Mutex<Receiver<DiskEvent>>,
     pub image: PathBuf,
 }
 
@@ -51,7 +51,11 @@ impl Host {
         let (sender, events) = channel();
         let sender = Mutex::new(sender);
         let disk = Disk::open(config, move |event| drop(sender.lock().unwrap().send(event))).unwrap();
-        Self { disk, events, image }
+        Self {
+            disk,
+            events: Mutex::new(events),
+            image,
+        }
     }
 
     pub(super) fn wait(&self, what: impl Fn(&DiskEvent) -> bool) -> DiskEvent {
@@ -59,6 +63,8 @@ impl Host {
         loop {
             let event = self
                 .events
+                .lock()
+                .unwrap()
                 .recv_timeout(until.saturating_duration_since(Instant::now()))
                 .expect("the awaited event comes within 20 s");
             if what(&event) {

@@ -1,0 +1,135 @@
+//! Decides: which extents a peer may lack, over restarts of this host.
+//!
+//! Flow: before a write reaches the image, its extents are in this file and durable; they leave it some time after the peer
+//! has committed them. One write in many costs an fdatasync: the first one to its megabyte.
+//! Invariants: **M1** an extent is durable here before the image differs from the last commit that the peer told of;
+//! **M2** clearing is lazy: a set bit costs a copy, a missing one costs the pair its equality.
+//! Not here: the set in memory with its epochs (`EpochExtents`).
+
+use dunlin_core::disk::{ExtentSet, extents::extents_of};
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+const MAGIC: &[u8; 8] = b"DUNLDRT1";
+const HEAD_BYTES: u64 = 4096;
+
+#[derive(Debug)]
+struct State {
+    words: Vec<u64>,
+    /// Bits are noted (a peer exists or existed).
+    tracking: bool,
+}
+
+/// The dirty map of one disk.
+#[derive(Debug)]
+pub(super) struct DirtyMap {
+    file: File,
+    state: Mutex<State>,
+}
+
+impl DirtyMap {
+    /// Opens or makes the file. `paired`: a map must exist; if it does not, everything counts as dirty.
+    pub fn open(path: &Path, size_bytes: u64, paired: bool) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        let extents = extents_of(&(0..size_bytes)).end as usize;
+        let mut bytes = vec![0; extents.div_ceil(64) * 8];
+        let mut magic = [0; 8];
+        let there = file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC;
+        let whole = there && file.read_exact_at(&mut bytes, HEAD_BYTES).is_ok();
+        if !whole {
+            bytes.fill(if paired { 0xff } else { 0 });
+            file.write_all_at(&bytes, HEAD_BYTES)?;
+            file.write_all_at(MAGIC, 0)?;
+            file.sync_data()?;
+        }
+        let words = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
+            .collect();
+        Ok(Self {
+            file,
+            state: Mutex::new(State {
+                words,
+                tracking: paired,
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on writes are noted.
+    pub fn track(&self) {
+        self.lock().tracking = true;
+    }
+
+    /// M1: before a write of `range`.
+    pub fn ensure(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut state = self.lock();
+        if !state.tracking {
+            return Ok(());
+        }
+        let missing: Vec<_> = extents_of(range)
+            .filter(|extent| state.words[*extent as usize / 64] & bit(*extent) == 0)
+            .collect();
+        let (Some(first), Some(last)) = (missing.first(), missing.last()) else {
+            return Ok(());
+        };
+        let (first, last) = (*first as usize / 64, *last as usize / 64);
+        let mut words = state.words[first..=last].to_vec();
+        for extent in &missing {
+            words[*extent as usize / 64 - first] |= bit(*extent);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.file.write_all_at(&bytes, HEAD_BYTES + first as u64 * 8)?;
+        self.file.sync_data()?;
+        // Only now: another writer to the same extent must not go ahead on a bit that is not durable.
+        state.words[first..=last].copy_from_slice(&words);
+        Ok(())
+    }
+
+    /// M1 for many extents at once.
+    pub fn add(&self, more: &ExtentSet) -> io::Result<()> {
+        let mut all = self.all();
+        all.union(more);
+        self.retain(&all)?;
+        self.file.sync_data()
+    }
+
+    /// Every extent in the map.
+    pub fn all(&self) -> ExtentSet {
+        let state = self.lock();
+        (0..state.words.len() as u64 * 64)
+            .filter(|extent| state.words[*extent as usize / 64] & bit(*extent) != 0)
+            .collect()
+    }
+
+    /// M2: keeps only `needed`. The caller makes sure that `needed` cannot miss a write that is under way.
+    pub fn retain(&self, needed: &ExtentSet) -> io::Result<()> {
+        let mut state = self.lock();
+        let mut words = vec![0; state.words.len()];
+        for extent in needed.iter() {
+            words[extent as usize / 64] |= bit(extent);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.file.write_all_at(&bytes, HEAD_BYTES)?;
+        state.words = words;
+        Ok(())
+    }
+}
+
+fn bit(extent: u64) -> u64 {
+    1 << (extent % 64)
+}

@@ -1,0 +1,215 @@
+//! Bad disks, slow peers and full buffers: the VM goes on, the events say what happened, nothing acknowledged is lost.
+
+use super::tests::{Dir, Host, MIB, join, pair, sync};
+use super::*;
+use std::{fs, thread, time::Instant};
+
+const WAIT: Duration = Duration::from_secs(10);
+
+#[test]
+fn an_io_error_on_the_backups_disk_costs_the_backup_and_not_the_vm() {
+    for full in [false, true] {
+        let (_dir, primary, backup) = pair(
+            &format!("backup-error-{full}"),
+            Storage::Gannet,
+            Limits::default(),
+        );
+        sync(&primary, &backup, 1);
+        assert!(backup.disk.wait_settled(WAIT).unwrap());
+        primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+        primary.write(0, 1, 4096);
+        if full {
+            backup.disk.faults().full(true);
+        } else {
+            backup.disk.faults().write_error(true);
+        }
+        sync(&primary, &backup, 2);
+        let DiskEvent::BackupFailed { reason } =
+            backup.wait(|event| matches!(event, DiskEvent::BackupFailed { .. }))
+        else {
+            unreachable!()
+        };
+        assert!(reason.contains("cannot be written"), "{reason}");
+        let DiskEvent::BackupLost { reason } =
+            primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }))
+        else {
+            unreachable!()
+        };
+        assert!(reason.contains("the backup's disk cannot be written"), "{reason}");
+        primary.write(MIB, 2, 512);
+        assert_eq!((primary.byte(MIB), primary.disk.status().role), (2, "alone"));
+        assert_eq!(
+            primary.disk.status().dirty_bytes,
+            2 * MIB,
+            "what the backup lacks is remembered"
+        );
+    }
+}
+
+#[test]
+fn an_io_error_on_the_primarys_disk_is_told_to_the_guest_and_to_the_node() {
+    let (_dir, primary, backup) = pair("primary-error", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    backup.write(0, 8, 512);
+    primary.disk.faults().write_error(true);
+    assert!(nbd::Export::write(&*primary.disk, 0, Bytes::from_static(&[1; 512]), false).is_err());
+    primary.wait(|event| matches!(event, DiskEvent::ImageFailed { full: false, .. }));
+    primary.disk.faults().write_error(false);
+    primary.disk.faults().full(true);
+    let error = nbd::Export::write(&*primary.disk, 0, Bytes::from_static(&[1; 512]), false).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    primary.wait(|event| matches!(event, DiskEvent::ImageFailed { full: true, .. }));
+    primary.disk.faults().flush_error(true);
+    assert!(nbd::Export::flush(&*primary.disk).is_err());
+    // The node's way out: the backup takes over with its own disk.
+    drop(primary);
+    backup.disk.take_over(Term(2)).unwrap();
+    assert_eq!(backup.image_byte(0), 8);
+}
+
+#[test]
+fn a_backup_ten_times_slower_slows_nothing_until_its_buffers_fill() {
+    let limits = Limits {
+        sync_at_bytes: 2 * MIB,
+        throttle_at_bytes: 16 * MIB,
+        most_bytes: 64 * MIB,
+    };
+    let (_dir, primary, backup) = pair("slow", Storage::Gannet, limits);
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    primary.disk.faults().bytes_per_s(100 * MIB);
+    backup.disk.faults().bytes_per_s(10 * MIB);
+    let started = Instant::now();
+    for round in 0..4u64 {
+        for at in 0..16 {
+            primary.write((at * 256) << 10, (round + 1) as u8, 256 << 10);
+        }
+        sync(&primary, &backup, round + 2);
+    }
+    assert!(
+        started.elapsed() < Duration::from_millis(1500),
+        "16 MiB at 100 MiB/s took {:?}",
+        started.elapsed()
+    );
+    primary.wait(|event| *event == DiskEvent::NeedSync);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(primary.disk.status().role, "primary");
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}
+
+#[test]
+fn buffers_that_no_sync_frees_cost_the_backup_and_not_the_hosts_memory() {
+    let limits = Limits {
+        sync_at_bytes: MIB,
+        throttle_at_bytes: 2 * MIB,
+        most_bytes: 4 * MIB,
+    };
+    let (_dir, primary, backup) = pair("full", Storage::Gannet, limits);
+    sync(&primary, &backup, 1);
+    let mut at = 0;
+    while primary.disk.status().role == "primary" {
+        primary.write(at % (8 * MIB), 1, 128 << 10);
+        at += 128 << 10;
+        assert!(at < 64 * MIB, "the backup never gave up");
+    }
+    primary.wait(|event| *event == DiskEvent::NeedSync);
+    let DiskEvent::BackupLost { reason } =
+        primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }))
+    else {
+        unreachable!()
+    };
+    assert!(reason.contains("its limit"), "{reason}");
+    assert!(backup.disk.status().backup.counters.peak_bytes < 5 * MIB);
+}
+
+#[test]
+fn a_peer_that_hangs_delays_a_write_by_the_stall_time_and_no_more() {
+    let (_dir, primary, backup) = pair("hang", Storage::Gannet, Limits::default());
+    drop(backup);
+    primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }));
+    // A peer that greets, takes the copy, and then takes nothing more.
+    let (left, mut right) = UnixStream::pair().unwrap();
+    let tuning = Tuning {
+        queue_bytes: MIB,
+        stall: Duration::from_millis(300),
+        ..Tuning::default()
+    };
+    let options = AttachOptions {
+        tuning,
+        ..AttachOptions::default()
+    };
+    let hang = thread::spawn(move || {
+        let (_, hello) = link::receive(&mut right).unwrap();
+        link::send_now(&mut right, dunlin_core::disk::mirror::Frame::Welcome, &hello).unwrap();
+        loop {
+            if link::receive(&mut right).unwrap().0 == dunlin_core::disk::mirror::Frame::CopyEnd {
+                return right;
+            }
+        }
+    });
+    primary
+        .disk
+        .attach_backup(MirrorStream::from_unix(left).unwrap(), options)
+        .unwrap();
+    let _kept_open = hang.join().unwrap();
+    let mut worst = Duration::ZERO;
+    for at in 0..64 {
+        let started = Instant::now();
+        primary.write((at * 64) << 10, 1, 64 << 10);
+        worst = worst.max(started.elapsed());
+    }
+    assert!(worst < Duration::from_millis(1500), "a write took {worst:?}");
+    let DiskEvent::BackupLost { reason } =
+        primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }))
+    else {
+        unreachable!()
+    };
+    assert!(reason.contains("took nothing for 300 ms"), "{reason}");
+}
+
+#[test]
+fn a_copy_while_the_guest_writes_ends_and_is_right() {
+    for storage in [Storage::Gannet, Storage::Colo] {
+        let dir = Dir::new(&format!("busy-{storage:?}"));
+        let primary = Host::open(&dir.0, "a", 32, storage, Limits::default());
+        let backup = Host::open(&dir.0, "b", 32, storage, Limits::default());
+        primary.disk.start_alone(Term(1)).unwrap();
+        for at in 0..32 {
+            primary.write(at * MIB, at as u8 + 1, MIB as usize);
+        }
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            for seed in 1..3u64 {
+                let (primary, stop) = (&primary, &stop);
+                scope.spawn(move || {
+                    let mut word = seed;
+                    while !stop.load(Ordering::Acquire) {
+                        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let len = (word >> 20) % 9000 + 1;
+                        primary.write((word >> 33) % (32 * MIB - len), word as u8, len as usize);
+                    }
+                });
+            }
+            let tuning = Tuning {
+                queue_bytes: 2 * MIB,
+                ..Tuning::default()
+            };
+            join(
+                &primary,
+                &backup,
+                AttachOptions {
+                    tuning,
+                    copy_bytes_per_s: 200 * MIB,
+                    whole: false,
+                },
+            );
+            stop.store(true, Ordering::Release);
+        });
+        sync(&primary, &backup, 1);
+        assert!(backup.disk.wait_settled(WAIT).unwrap());
+        assert!(
+            fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap(),
+            "{storage:?}"
+        );
+    }
+}

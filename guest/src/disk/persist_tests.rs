@@ -1,0 +1,286 @@
+//! Power losses, returns and comparisons. A power loss is a copy of a host's files, where some of them may be older than the
+//! others: what was never made durable may be missing, what was may not.
+
+use super::tests::{Dir, Host, MIB, join, pair, sync};
+use super::*;
+use std::{fs, path::Path};
+
+const WAIT: Duration = Duration::from_secs(10);
+
+fn copy_state(dir: &Path, from: &str, to: &str) {
+    fs::create_dir_all(dir.join(to)).unwrap();
+    for entry in fs::read_dir(dir.join(from)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.join(to).join(entry.file_name())).unwrap();
+    }
+}
+
+/// The host `from` as it would come up after a power loss, under the name `to`; `image`: what its image holds.
+fn power_loss(dir: &Path, from: &str, to: &str, image: &[u8]) -> Host {
+    copy_state(dir, from, to);
+    fs::write(dir.join(format!("{to}.img")), image).unwrap();
+    Host::open(dir, to, 8, Storage::Gannet, Limits::default())
+}
+
+#[test]
+fn a_half_applied_sync_is_completed_after_a_power_loss() {
+    let (dir, primary, backup) = pair("complete", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let before = fs::read(&backup.image).unwrap();
+    primary.write(0, 1, 4096);
+    primary.write(2 * MIB, 2, 4096);
+    nbd::Export::zero(&*primary.disk, 5 * MIB, 4096, true, false).unwrap();
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let after = fs::read(&backup.image).unwrap();
+    assert_ne!(before, after);
+    let mut half = before.clone();
+    half[..4096].copy_from_slice(&after[..4096]);
+    for (name, image) in [("old", &before), ("half", &half), ("new", &after)] {
+        let host = power_loss(&dir.0, "b", name, image);
+        assert!(fs::read(&host.image).unwrap() == after, "{name}: sync 2 is whole");
+        let status = host.disk.status();
+        assert_eq!(
+            (
+                status.generation.epoch,
+                status.generation.primary,
+                status.consistent
+            ),
+            (Epoch(2), false, true)
+        );
+    }
+}
+
+#[test]
+fn a_torn_journal_record_is_no_record_and_the_image_stays_at_the_sync_before() {
+    let (dir, primary, backup) = pair("torn", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let before = fs::read(&backup.image).unwrap();
+    primary.write(0, 1, 65536);
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    copy_state(&dir.0, "b", "cut");
+    let journal = dir.0.join("cut").join("disk0.journal");
+    let bytes = fs::read(&journal).unwrap();
+    for cut in [0, 40, 4096, bytes.len() - 1] {
+        fs::write(&journal, &bytes[..cut]).unwrap();
+        fs::write(dir.0.join("cut.img"), &before).unwrap();
+        let host = Host::open(&dir.0, "cut", 8, Storage::Gannet, Limits::default());
+        assert!(fs::read(&host.image).unwrap() == before, "cut at {cut}");
+        assert_eq!(host.disk.status().generation.epoch, Epoch(1));
+    }
+}
+
+#[test]
+fn the_lightweight_checkpoint_is_rolled_back_to_the_last_sync_after_a_power_loss() {
+    let (dir, primary, backup) = pair("light", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let before = fs::read(&backup.image).unwrap();
+    primary.write(0, 1, 64 << 10);
+    backup.write(0, 1, 64 << 10);
+    primary.write(MIB, 3, 8192);
+    backup.write(MIB, 4, 4096);
+    backup.write(MIB + 4096, 3, 4096);
+    while backup.disk.status().backup.counters.mirrored_bytes < (64 << 10) + 8192 {
+        std::thread::yield_now();
+    }
+    backup.disk.idle();
+    while backup.disk.status().backup.counters.settled_bytes < (64 << 10) + 4096 {
+        std::thread::yield_now();
+    }
+    let figures = backup.disk.status().backup;
+    assert_eq!(
+        figures.counters.settled_bytes,
+        (64 << 10) + 4096,
+        "only what is equal"
+    );
+    assert!(
+        figures.svm_bytes < 8192 && figures.pvm_bytes < 8192,
+        "equal sectors left memory"
+    );
+    assert_eq!(
+        (backup.byte(0), backup.byte(MIB), backup.byte(MIB + 4096)),
+        (1, 4, 3)
+    );
+    let now = fs::read(&backup.image).unwrap();
+    assert_eq!(
+        (now[0], now[MIB as usize]),
+        (1, 0),
+        "equal sectors are on the image"
+    );
+    let host = power_loss(&dir.0, "b", "lost", &now);
+    assert!(fs::read(&host.image).unwrap() == before, "back to sync 1");
+    // A sync makes them stay.
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let host = power_loss(&dir.0, "b", "kept", &before);
+    assert!(
+        fs::read(&host.image).unwrap() == fs::read(&primary.image).unwrap(),
+        "sync 2 after a power loss"
+    );
+    // Without one, a backup that is stopped puts its image back, too.
+    primary.write(3 * MIB, 5, 4096);
+    backup.write(3 * MIB, 5, 4096);
+    while backup.disk.status().backup.counters.mirrored_bytes < (76 << 10) {
+        std::thread::yield_now();
+    }
+    backup.disk.idle();
+    while backup.disk.status().backup.counters.settled_bytes < (72 << 10) {
+        std::thread::yield_now();
+    }
+    backup.disk.reset();
+    assert_eq!(backup.image_byte(3 * MIB), 0);
+}
+
+#[test]
+fn an_empty_sync_makes_what_was_settled_before_it_stay() {
+    let (dir, primary, backup) = pair("light-empty", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    primary.write(0, 1, 4096);
+    backup.write(0, 1, 4096);
+    while backup.disk.status().backup.counters.mirrored_bytes < 4096 {
+        std::thread::yield_now();
+    }
+    backup.disk.idle();
+    while backup.disk.status().backup.counters.settled_bytes < 4096 {
+        std::thread::yield_now();
+    }
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let host = power_loss(&dir.0, "b", "lost", &fs::read(&backup.image).unwrap());
+    assert_eq!(host.image_byte(0), 1);
+}
+
+#[test]
+fn a_take_over_is_never_undone_or_repeated_over_later_writes() {
+    let (dir, primary, backup) = pair("taken", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    backup.write(0, 2, 4096);
+    drop(primary);
+    backup.disk.take_over(Term(2)).unwrap();
+    backup.write(0, 3, 512);
+    let image = fs::read(&backup.image).unwrap();
+    let host = power_loss(&dir.0, "b", "lost", &image);
+    assert!(fs::read(&host.image).unwrap() == image);
+    let ours = host.disk.status().generation;
+    assert_eq!((ours.term, ours.primary), (Term(2), true));
+    let old = power_loss(&dir.0, "a", "a2", &fs::read(dir.0.join("a.img")).unwrap());
+    assert!(
+        ours > old.disk.status().generation,
+        "the newer image is told from the older"
+    );
+    host.disk.start_alone(Term(3)).unwrap();
+}
+
+#[test]
+fn a_returned_peer_gets_only_what_either_side_wrote() {
+    let (dir, primary, backup) = pair("return", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+    // The old primary writes what the backup never commits; the backup writes what the old primary never sees.
+    primary.write(0, 1, 4096);
+    backup.write(2 * MIB, 2, 4096);
+    drop(primary);
+    backup.disk.take_over(Term(2)).unwrap();
+    backup.write(4 * MIB, 3, 4096);
+    let returned = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());
+    join(&backup, &returned, AttachOptions::default());
+    let status = backup.disk.status();
+    assert_eq!(status.dirty_bytes, 3 * MIB, "extents 0, 2 and 4 only");
+    backup.write(6 * MIB, 4, 4096);
+    sync(&backup, &returned, 2);
+    assert!(returned.disk.wait_settled(WAIT).unwrap());
+    assert!(
+        fs::read(&backup.image).unwrap() == fs::read(&returned.image).unwrap(),
+        "equal after the resync"
+    );
+    assert_eq!(returned.image_byte(0), 0, "what was never committed is gone");
+}
+
+#[test]
+fn a_copy_that_was_interrupted_is_not_booted_from() {
+    let dir = Dir::new("unfinished");
+    let primary = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());
+    let backup = Host::open(&dir.0, "b", 8, Storage::Gannet, Limits::default());
+    primary.disk.start_alone(Term(1)).unwrap();
+    primary.write(0, 1, 4096);
+    join(&primary, &backup, AttachOptions::default());
+    assert!(matches!(
+        backup.disk.take_over(Term(2)),
+        Err(DiskError::StillCopying)
+    ));
+    drop(backup);
+    let backup = Host::open(&dir.0, "b", 8, Storage::Gannet, Limits::default());
+    assert!(!backup.disk.status().consistent);
+    let error = backup.disk.start_alone(Term(2)).unwrap_err().to_string();
+    assert!(error.contains("unfinished copy"), "{error}");
+    primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }));
+    join(&primary, &backup, AttachOptions::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(backup.disk.status().consistent);
+}
+
+#[test]
+fn an_older_primary_does_not_overwrite_a_newer_disk() {
+    let (dir, primary, backup) = pair("older", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    drop(primary);
+    backup.disk.take_over(Term(5)).unwrap();
+    backup.disk.reset();
+    let old = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());
+    old.disk.start_alone(Term(2)).unwrap();
+    let (left, right) = UnixStream::pair().unwrap();
+    backup
+        .disk
+        .start_backup(MirrorStream::from_unix(right).unwrap())
+        .unwrap();
+    old.disk
+        .attach_backup(MirrorStream::from_unix(left).unwrap(), AttachOptions::default())
+        .unwrap();
+    let DiskEvent::AttachFailed { reason } =
+        old.wait(|event| matches!(event, DiskEvent::AttachFailed { .. }))
+    else {
+        unreachable!()
+    };
+    assert!(reason.contains("later than"), "{reason}");
+}
+
+#[test]
+fn verification_finds_a_flipped_byte_while_the_guest_writes_and_mends_it() {
+    let (_dir, primary, backup) = pair("verify", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(primary.disk.verify(false, |_, _| {}).unwrap().different, []);
+    let file = fs::OpenOptions::new().write(true).open(&backup.image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xee], 3 * MIB + 77).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut at = 0;
+            while !stop.load(Ordering::Acquire) {
+                at = (at + 12345) % (2 * MIB);
+                primary.write(at, (at % 251) as u8, 700);
+            }
+        });
+        let report = primary.disk.verify(true, |_, _| {});
+        stop.store(true, Ordering::Release);
+        report.unwrap()
+    });
+    assert_eq!(
+        report
+            .different
+            .iter()
+            .map(|range| range.start)
+            .collect::<Vec<_>>(),
+        [3 * MIB]
+    );
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(primary.disk.verify(false, |_, _| {}).unwrap().different, []);
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}

@@ -1,0 +1,342 @@
+//! Decides: in which order image, journal, superblock and dirty map are written, so that a power loss at any moment leaves
+//! an image that is one sync whole, and knows it.
+//!
+//! Flow: what both roles ([`super::primary`], [`super::backup`]) have in common below them.
+//! Invariants: S1 to S3, J1 to J3, M1, M2. Not here: roles.
+
+use super::{
+    DiskConfig, DiskError, DiskEvent, EventSink, Limits,
+    dirty_map::DirtyMap,
+    faults::Faults,
+    image::Image,
+    journal::{self, Journal, Kind},
+    ranges::RangeLocks,
+    superblock::{Identity, Superblock},
+};
+use dunlin_core::{
+    disk::{Buffer, Content, ExtentSet, Generation, Storage, buffer::Shared as Piece, mirror::Hello},
+    units::{Epoch, Term},
+};
+use std::{
+    io::{self, Read},
+    ops::Range,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// A journal that is longer is turned into history after the next commit.
+const JOURNAL_MOST_BYTES: u64 = 32 << 20;
+
+/// (offset, length, hash)
+pub(super) type HashedRange = (u64, u64, [u8; 16]);
+
+struct Ledger {
+    /// Light records were written since the last redo: without a redo after them they would be rolled back.
+    lights: bool,
+    identity: Identity,
+    superblock: Superblock,
+    journal: Journal,
+}
+
+/// What all roles of one disk share.
+pub(super) struct Shared {
+    pub name: String,
+    pub image: Image,
+    pub ranges: RangeLocks,
+    pub limits: Limits,
+    pub storage: Storage,
+    pub dirty: DirtyMap,
+    events: EventSink,
+    ledger: Mutex<Ledger>,
+    /// Answers to a verification that runs.
+    pub hashes: Mutex<Option<Sender<HashedRange>>>,
+}
+
+impl Shared {
+    pub fn open(config: DiskConfig, faults: Arc<Faults>, events: EventSink) -> Result<Arc<Self>, DiskError> {
+        let image = Image::open(&config.image, config.read_only, faults)?;
+        let state = |error| DiskError::State(config.state_dir.clone(), error);
+        std::fs::create_dir_all(&config.state_dir).map_err(state)?;
+        let path = |what: &str| config.state_dir.join(format!("{}.{what}", config.name));
+        let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
+        let (journal, records) = Journal::open(&path("journal"), identity.journal_from).map_err(state)?;
+        let dirty =
+            DirtyMap::open(&path("dirty"), image.size_bytes(), identity.pair != [0; 16]).map_err(state)?;
+        sync_dir(&config.state_dir).map_err(state)?;
+        let mut ledger = Ledger {
+            lights: false,
+            identity,
+            superblock,
+            journal,
+        };
+        if !records.is_empty() {
+            recover(&image, &mut ledger, records)?;
+        }
+        Ok(Arc::new(Self {
+            name: config.name,
+            image,
+            ranges: RangeLocks::default(),
+            limits: config.limits,
+            storage: config.storage,
+            dirty,
+            events,
+            ledger: Mutex::new(ledger),
+            hashes: Mutex::new(None),
+        }))
+    }
+
+    pub fn event(&self, event: DiskEvent) {
+        (self.events)(event);
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn identity(&self) -> Identity {
+        self.ledger().identity
+    }
+
+    pub fn image_failed(&self, what: &str, error: &io::Error) {
+        let full = error.kind() == io::ErrorKind::StorageFull;
+        self.event(DiskEvent::ImageFailed {
+            reason: format!("disk {}: {what} failed: {error}", self.name),
+            full,
+        });
+    }
+
+    pub fn written(&self, result: io::Result<()>, range: &Range<u64>) -> io::Result<()> {
+        result.inspect_err(|error| {
+            self.image_failed(
+                &format!("write of {} bytes at {}", range.end - range.start, range.start),
+                error,
+            );
+        })
+    }
+
+    pub fn put(&self, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {
+        put(&self.image, offset, content, unmap)
+    }
+
+    /// How this disk introduces itself. A primary names the pair to be.
+    pub fn hello(&self, names_pair: bool) -> io::Result<Hello> {
+        let identity = self.identity();
+        let mut next_pair = [0; 16];
+        if names_pair {
+            std::fs::File::open("/dev/urandom")?.read_exact(&mut next_pair)?;
+        }
+        let storage = match self.storage {
+            Storage::Gannet => 0,
+            Storage::Colo => 1,
+            Storage::Sync => 2,
+        };
+        Ok(Hello {
+            size_bytes: self.image.size_bytes(),
+            generation: identity.generation,
+            consistent: identity.consistent,
+            pair: identity.pair,
+            next_pair,
+            storage,
+        })
+    }
+
+    // ---- primary ----
+
+    /// This host's VM speaks in `term`, from the image as it is.
+    pub fn become_primary(&self, term: Term) -> Result<(), DiskError> {
+        let mut ledger = self.ledger();
+        if !ledger.identity.consistent {
+            return Err(DiskError::Incomplete(self.name.clone()));
+        }
+        ledger.identity.generation = Generation {
+            term,
+            primary: true,
+            epoch: ledger.identity.generation.epoch,
+        };
+        ledger.retire(&self.image)?;
+        Ok(())
+    }
+
+    /// The peer's image is whole: from here on the two dirty maps tell all that differs.
+    pub fn paired(&self, pair: [u8; 16]) -> io::Result<()> {
+        let mut ledger = self.ledger();
+        ledger.identity.pair = pair;
+        let identity = ledger.identity;
+        ledger.superblock.save(&identity)
+    }
+
+    // ---- backup ----
+
+    /// S2: before the image becomes a mixture.
+    pub fn begin_mixing(&self) -> io::Result<()> {
+        let mut ledger = self.ledger();
+        if !ledger.identity.consistent {
+            return Ok(());
+        }
+        ledger.identity.consistent = false;
+        ledger.retire(&self.image)
+    }
+
+    /// A committed sync reaches the image. `pair`: the first one after a join, which makes the image whole.
+    pub fn settle(
+        &self,
+        term: Term,
+        epoch: Epoch,
+        buffer: &Buffer,
+        pair: Option<[u8; 16]>,
+    ) -> io::Result<()> {
+        let mut ledger = self.ledger();
+        ledger.identity.generation = Generation {
+            term,
+            primary: false,
+            epoch,
+        };
+        if let Some(pair) = pair {
+            // The image was a mixture until now: no journal is needed to go from that to whole.
+            put_all(&self.image, buffer)?;
+            ledger.identity.pair = pair;
+            ledger.identity.consistent = self.storage == Storage::Gannet;
+            ledger.retire(&self.image)?;
+            drop(ledger);
+            self.dirty.track();
+            return self.dirty.retain(&ExtentSet::default());
+        }
+        if self.storage != Storage::Gannet {
+            return self.image.flush();
+        }
+        if buffer.is_empty() && !ledger.lights {
+            return Ok(());
+        }
+        let runs: Vec<_> = buffer
+            .runs()
+            .map(|(offset, content)| (offset, content.clone()))
+            .collect();
+        ledger.journal.append(Kind::Commit, term, epoch, &runs, &[])?;
+        ledger.lights = false;
+        put_all(&self.image, buffer)?;
+        if ledger.journal.bytes() > JOURNAL_MOST_BYTES {
+            ledger.retire(&self.image)?;
+        }
+        Ok(())
+    }
+
+    /// Sectors that both VMs wrote alike reach the image between two syncs; the record can take them back (J3).
+    pub fn settle_equal(&self, term: Term, pieces: &[Piece]) -> io::Result<()> {
+        let mut ledger = self.ledger();
+        let mut runs: Vec<(u64, Content)> = Vec::with_capacity(pieces.len());
+        let mut old = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let mut before = vec![0; piece.ours.len() as usize];
+            self.image.read(piece.offset, &mut before)?;
+            old.push((piece.offset, Content::Data(before.into())));
+            runs.push((piece.offset, piece.ours.clone()));
+        }
+        let epoch = ledger.identity.generation.epoch;
+        ledger.lights = true;
+        ledger.journal.append(Kind::Light, term, epoch, &runs, &old)?;
+        for (offset, content) in &runs {
+            self.put(*offset, content, true)?;
+        }
+        Ok(())
+    }
+
+    /// Fail-over: everything that the VM here wrote is on the image and on stable storage on return.
+    pub fn settle_take_over(&self, term: Term, buffer: &Buffer) -> io::Result<()> {
+        self.dirty.add(&super::backup::extents(buffer))?;
+        let mut ledger = self.ledger();
+        let epoch = ledger.identity.generation.epoch;
+        if ledger.identity.consistent {
+            let runs: Vec<_> = buffer
+                .runs()
+                .map(|(offset, content)| (offset, content.clone()))
+                .collect();
+            ledger.journal.append(Kind::TakeOver, term, epoch, &runs, &[])?;
+        }
+        put_all(&self.image, buffer)?;
+        ledger.identity.generation = Generation {
+            term,
+            primary: true,
+            epoch,
+        };
+        ledger.identity.consistent = true;
+        ledger.retire(&self.image)
+    }
+
+    /// A backup ends without taking over: the image is put back to its last committed sync.
+    pub fn roll_back(&self, state_dir: &Path) -> Result<(), DiskError> {
+        let mut ledger = self.ledger();
+        let path = state_dir.join(format!("{}.journal", self.name));
+        let (journal, records) = Journal::open(&path, ledger.identity.journal_from)?;
+        ledger.journal = journal;
+        recover(&self.image, &mut ledger, records)
+    }
+
+    // ---- verification ----
+
+    pub fn hash_arrived(&self, offset: u64, len: u64, hash: &[u8]) {
+        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(hashes), Ok(hash)) = (&*hashes, hash.try_into()) {
+            let _nobody_waits_any_more = hashes.send((offset, len, hash));
+        }
+    }
+}
+
+impl Ledger {
+    /// What the image holds is durable, the superblock says so, and the journal is history (S3).
+    fn retire(&mut self, image: &Image) -> io::Result<()> {
+        image.flush()?;
+        self.identity.journal_from = self.journal.next();
+        self.superblock.save(&self.identity)?;
+        self.lights = false;
+        self.journal.restart()
+    }
+}
+
+fn recover(image: &Image, ledger: &mut Ledger, records: Vec<journal::Record>) -> Result<(), DiskError> {
+    let beyond = records
+        .iter()
+        .flat_map(|record| record.runs.iter().chain(&record.old))
+        .any(|(offset, content)| {
+            offset
+                .checked_add(content.len())
+                .is_none_or(|end| end > image.size_bytes())
+        });
+    if beyond {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal is of another disk").into());
+    }
+    if let Some((kind, term, epoch)) =
+        journal::replay(records, |offset, content| put(image, offset, content, true))?
+    {
+        ledger.identity.generation = Generation {
+            term,
+            primary: kind == Kind::TakeOver,
+            epoch,
+        };
+    }
+    ledger.retire(image)?;
+    Ok(())
+}
+
+fn put(image: &Image, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {
+    match content {
+        Content::Data(data) => image.write(offset, data),
+        Content::Zero(len) => image.zero(offset, *len, unmap),
+    }
+}
+
+fn put_all(image: &Image, buffer: &Buffer) -> io::Result<()> {
+    for (offset, content) in buffer.runs() {
+        put(image, offset, content, true)?;
+    }
+    Ok(())
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    std::fs::File::open(dir)?.sync_all()
+}
+
+/// The hash that a verification compares.
+pub(super) fn hash(data: &[u8]) -> [u8; 16] {
+    xxh3_128(data).to_le_bytes()
+}

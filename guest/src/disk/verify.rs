@@ -1,0 +1,99 @@
+//! Decides: where two images of one disk differ (`dunlin verify-disk`).
+//!
+//! Flow: the primary holds a megabyte's range, hashes its image, and puts the question into the mirror stream before it lets
+//! go; so the backup answers for exactly the same moment, though the VM runs on.
+//! Invariant: a difference that is told was one, whatever the guest wrote meanwhile.
+//! Not here: which bytes the backup looks at (`Switch::read_mirrored`).
+
+use super::{DiskError, link::Closed, primary::Primary, shared};
+use bytes::Bytes;
+use dunlin_core::disk::mirror::Frame;
+use std::{
+    collections::VecDeque, ops::Range, sync::PoisonError, sync::mpsc::RecvTimeoutError, time::Duration,
+};
+
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Questions under way.
+const WINDOW: usize = 8;
+
+/// What a comparison found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct VerifyReport {
+    /// Compared.
+    pub bytes: u64,
+    /// Megabytes that differ.
+    pub different: Vec<Range<u64>>,
+    /// What differs was sent again.
+    pub repaired: bool,
+}
+
+impl Primary {
+    pub(super) fn verify(
+        &self,
+        repair: bool,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<VerifyReport, DiskError> {
+        let (answer, answers) = std::sync::mpsc::channel();
+        *self.shared.hashes.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        let size = self.shared.image.size_bytes();
+        let mut report = VerifyReport {
+            repaired: repair,
+            ..VerifyReport::default()
+        };
+        let mut asked = VecDeque::new();
+        let mut at = 0;
+        while at < size || !asked.is_empty() {
+            if at < size && asked.len() < WINDOW {
+                let end = (at + CHUNK_BYTES).min(size);
+                asked.push_back((at, end - at, self.ask(at..end)?));
+                at = end;
+                continue;
+            }
+            let (offset, len, ours) = asked.pop_front().expect("the window is not empty");
+            let theirs = loop {
+                match answers.recv_timeout(Duration::from_millis(200)) {
+                    Ok((o, l, hash)) if (o, l) == (offset, len) => break hash,
+                    Ok(_of_an_earlier_run) => {}
+                    Err(RecvTimeoutError::Timeout) if self.peer().0 => {}
+                    Err(_) => return Err(DiskError::NoBackup),
+                }
+            };
+            if ours != theirs {
+                report.different.push(offset..offset + len);
+                if repair {
+                    self.send_again(offset..offset + len)?;
+                }
+            }
+            report.bytes += len;
+            progress(report.bytes, size);
+        }
+        Ok(report)
+    }
+
+    fn ask(&self, range: Range<u64>) -> Result<[u8; 16], DiskError> {
+        let link = self.whole_peer()?;
+        let _held = self.shared.ranges.lock(range.clone());
+        let len = range.end - range.start;
+        let mut data = vec![0; len as usize];
+        self.shared.image.read(range.start, &mut data)?;
+        link.push(
+            Frame::AskHash {
+                offset: range.start,
+                len,
+            },
+            Bytes::new(),
+        );
+        Ok(shared::hash(&data))
+    }
+
+    fn send_again(&self, range: Range<u64>) -> Result<(), DiskError> {
+        let link = self.whole_peer()?;
+        link.wait_room(CHUNK_BYTES)
+            .map_err(|Closed(_)| DiskError::NoBackup)?;
+        let _held = self.shared.ranges.lock(range.clone());
+        let mut data = vec![0; (range.end - range.start) as usize];
+        self.shared.image.read(range.start, &mut data)?;
+        self.mirror_again(&range, data.into());
+        Ok(())
+    }
+}
