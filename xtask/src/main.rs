@@ -3,13 +3,14 @@
 mod bench;
 mod cargo;
 mod demo;
+mod licences;
 mod scenarios;
 mod setup;
 mod verify;
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -48,8 +49,18 @@ enum Task {
     Bench(bench::Bench),
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
         Task::Setup => setup::run(),
         Task::Verify => verify::run(),
         Task::Fix => verify::fix(),

@@ -6,15 +6,33 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use dunlin_vmtest::paths;
 
-use crate::cargo;
+use crate::{cargo, licences};
 
-/// Format, lints, links, licences, tests: in the order in which they are quick.
+/// A check by its name.
+type Check = (&'static str, fn() -> Result<()>);
+
+/// Links, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails.
 pub fn run() -> Result<()> {
-    links()?;
-    cargo::run(&["fmt", "--all", "--", "--check"])?;
-    licences()?;
-    cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-    cargo::run(&["test", "--workspace", "--no-fail-fast"])
+    let checks: [Check; 5] = [
+        ("links", links),
+        ("format", || cargo::run(&["fmt", "--all", "--", "--check"])),
+        ("licences", licences),
+        ("lints", || {
+            cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        }),
+        ("tests", || cargo::run(&["test", "--workspace", "--no-fail-fast"])),
+    ];
+    let mut failed = Vec::new();
+    for (name, check) in checks {
+        if let Err(error) = check() {
+            println!("verify: {name}: {error:#}");
+            failed.push(name);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("not in order: {}", failed.join(", "));
+    }
+    Ok(())
 }
 
 /// Rewrites what can be mended by a machine.
@@ -33,9 +51,10 @@ pub fn fix() -> Result<()> {
 /// The advisory database is a download from a host that not every machine reaches; the rest is in the lock file and
 /// the registry's copies. So advisories are checked where the database is already here, and that is said.
 fn licences() -> Result<()> {
+    licences::check()?;
     if !cargo::has("deny") {
         println!(
-            "verify: cargo-deny is not here: licences not checked ('cargo install cargo-deny' mends that)"
+            "verify: cargo-deny is not here: advisories not checked ('cargo install cargo-deny' mends that)"
         );
         return Ok(());
     }
