@@ -1,1 +1,23 @@
-//! To come.
+//! What it decides: whether the production consensus core keeps its promises in worlds that lie.
+//!
+//! Flow: `run(seeds, start, bug)` plays one world per seed on all cores: first faults and load (safety), then calm
+//! (liveness), then the clients' histories. The first breach, or panic, is the seed's verdict.
+//!
+//! Invariants: a seed's verdict depends on nothing but the seed and the code.
+//!
+//! Source: issue 3, item 4; house rule 13.
+//!
+//! Not here: the exhaustive model (`tests/model.rs`).
+#![forbid(unsafe_code)]
+
+pub mod chaos;
+pub mod check;
+pub mod client;
+pub mod disk;
+pub mod linear;
+pub mod random;
+mod run;
+pub mod world;
+
+pub use dunlin_core::consensus::Bug;
+pub use run::{Failure, Options, Report, run, run_with, trace};

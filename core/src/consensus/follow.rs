@@ -14,7 +14,7 @@
 //!
 //! Not here: how entries get here (the fabric's ring per peer and term), the rest of a recovery (`recover`).
 
-use super::{Action, Bug, Consensus, Durability, Entry, Message, Promise, Role, Snapshot};
+use super::{Action, Bug, Consensus, Durability, Entry, EntryKind, Message, Promise, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 
 /// What a follower knows of the leader of its term.
@@ -185,7 +185,7 @@ impl Consensus {
                     }
                     self.cut_suffix(index, out);
                 }
-                if !self.has_room(entry.payload.len()) {
+                if entry.kind == EntryKind::Data && !self.has_room(entry.payload.len()) {
                     return Ok(last.index);
                 }
                 if self.log.push(entry).is_err() {

@@ -75,6 +75,8 @@ pub struct Consensus {
     next_ticket: u64,
     /// An installed snapshot that is not on disk yet: nothing is acknowledged meanwhile.
     saving: Option<Viewstamp>,
+    /// The disk held entries that do not belong to the log: they are cut with the first step.
+    refused: bool,
     following: Following,
     votes: Votes,
     leading: Leading,
@@ -96,17 +98,19 @@ impl Consensus {
         } = restored;
         let base = snapshot.last;
         let mut log = Log::new(snapshot);
+        let mut refused = false;
         for entry in entries.into_iter().filter(|entry| entry.stamp.index > base.index) {
             // A snapshot was saved, then the machine died before the log that it replaced was cut: that log is older
             // than the snapshot's term (or does not reach it) and must not be attached to it.
-            if entry.stamp.index != log.last().index.next() || entry.stamp.term < log.last_term() {
-                break;
-            }
-            if log.push(entry).is_err() {
+            let follows = entry.stamp.index == log.last().index.next() && entry.stamp.term >= log.last_term();
+            if !follows || log.push(entry).is_err() {
+                refused = true;
                 break;
             }
         }
-        // An entry's term is a promise, too: it may have reached the disk before the promise did.
+        // An entry's term is a promise, too: it may have reached the disk before the promise did. It is written down
+        // with the first step (C5).
+        let kept = promise;
         if log.last_term() > promise.term {
             promise = Promise {
                 term: log.last_term(),
@@ -128,8 +132,8 @@ impl Consensus {
             deadline_us: 0,
             may_lead: true,
             promise,
-            promise_asked: promise,
-            promise_kept: promise,
+            promise_asked: kept,
+            promise_kept: kept,
             owed_vote: None,
             owed_ack: false,
             order: Order::at(base.index),
@@ -138,6 +142,7 @@ impl Consensus {
             tickets: VecDeque::new(),
             next_ticket: 1,
             saving: None,
+            refused,
             following: Following::new(base.index),
             votes: Votes::default(),
             leading: Leading::default(),
@@ -236,6 +241,11 @@ impl Consensus {
         if self.promise != self.promise_asked {
             self.promise_asked = self.promise;
             out.push(Action::PersistPromise(self.promise));
+        }
+        if std::mem::take(&mut self.refused) && self.cfg.durability == Durability::Disk {
+            out.push(Action::TruncateSuffix {
+                from: self.handed.next(),
+            });
         }
         let last = self.log.last().index;
         if last > self.handed {

@@ -127,9 +127,21 @@ impl Consensus {
         {
             return Err(Refusal::WouldRemoveLeader);
         }
+        // A new member cannot be known to be well yet; of the others enough must be.
+        let ill = members
+            .iter()
+            .filter(|member| self.leading.peer(member.id).is_some_and(|p| !self.is_well(p)));
+        if members.len() - ill.count() < majority(members.len()) {
+            return Err(Refusal::WouldLoseMajority);
+        }
         let index = self.append_own(EntryKind::Members, encode_members(&members));
         self.meet_peers();
         Ok(index)
+    }
+
+    /// It answered within an election time-out and has its memory.
+    fn is_well(&self, peer: &Peer) -> bool {
+        !peer.recovering && peer.heard_us.saturating_add(self.cfg.election_max_us) >= self.now_us
     }
 
     fn ready_to_propose(&self) -> Result<(), Refusal> {
@@ -291,6 +303,7 @@ impl Consensus {
             });
             return;
         }
+        let base = self.log.base().index;
         let peer = &mut self.leading.peers[at];
         peer.recovering = false;
         if beat > peer.beat {
@@ -306,7 +319,8 @@ impl Consensus {
             peer.moved_us = self.now_us;
             peer.next = peer.next.max(durable.next());
             peer.probing = false;
-        } else if durable.next() == peer.next {
+        } else if durable.next() == peer.next && durable >= base {
+            // The logs meet here. (Not so after a snapshot: it is sent once, and again only when nothing moves.)
             peer.probing = false;
         }
         self.send_entries(at, out);

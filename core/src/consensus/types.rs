@@ -202,6 +202,7 @@ pub enum Action {
     /// Make this durable, then report `PromisePersisted`.
     PersistPromise(Promise),
     /// Make this durable, then report `SnapshotPersisted`; after that (not before) log entries up to `last` may go.
+    /// If the log on disk ends before `last`, it goes on at the index after `last`.
     SaveSnapshot(Snapshot),
     /// For the state above: replace what you have with this; then report `Applied`.
     InstallSnapshot(Snapshot),
@@ -290,6 +291,11 @@ pub enum Refusal {
     /// More than one member differs, the list is empty, too long, or names one twice.
     #[error("not a change of one member within 1 to 7; change them one at a time")]
     BadChange,
+    /// Too many of the members that would remain do not answer.
+    #[error(
+        "a majority of the members after this change does not answer; remove a dead one, or bring one back first"
+    )]
+    WouldLoseMajority,
     /// It would remove the leader or its right to lead.
     #[error("a leader cannot remove itself; hand over first")]
     WouldRemoveLeader,

@@ -1,0 +1,161 @@
+//! What it decides: nothing. The command line of the simulator.
+//!
+//! Flow: arguments -> `dunlin_sim::run_with` -> a verdict and, for a failing seed, the command that repeats it.
+//!
+//! Invariants: exit code 0 only if every seed passed (with `--bug`: only if the bug was found).
+//!
+//! Source: house rule 13.
+//!
+//! Not here: the worlds.
+#![forbid(unsafe_code)]
+
+use dunlin_sim::{Bug, Options, run_with, trace};
+use std::process::ExitCode;
+
+const USAGE: &str = "dunlin-sim [--seeds N] [--seed S] [--bug NAME|all] [--strict] [--threads N] [--trace]
+  --seeds N    how many worlds (default 1000; 1 when --seed is given alone)
+  --seed S     the first seed (default 1)
+  --bug NAME   put this fault back on purpose; `all` tries each and prints the seed that finds it
+  --strict     check every word against the disk even with a bug (on without one)
+  --trace      print everything that happens in the world of --seed";
+
+struct Arguments {
+    options: Options,
+    all_bugs: bool,
+    trace: bool,
+}
+
+fn parse() -> Result<Arguments, String> {
+    let (mut seeds, mut start, mut bug, mut strict, mut threads) = (None, None, None, false, 0);
+    let (mut all_bugs, mut trace) = (false, false);
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
+        let number = |text: String| {
+            text.parse::<u64>()
+                .map_err(|_| format!("{text} is not a number\n{USAGE}"))
+        };
+        match word.as_str() {
+            "--seeds" => seeds = Some(number(value()?)?),
+            "--seed" => start = Some(number(value()?)?),
+            "--threads" => threads = number(value()?)? as usize,
+            "--strict" => strict = true,
+            "--trace" => trace = true,
+            "--bug" => match value()?.as_str() {
+                "all" => all_bugs = true,
+                name => bug = Some(find_bug(name)?),
+            },
+            _ => return Err(format!("unknown argument {word}\n{USAGE}")),
+        }
+    }
+    let seeds = seeds.unwrap_or(if start.is_some() { 1 } else { 1000 });
+    let start = start.unwrap_or(1);
+    let strict = strict || (bug.is_none() && !all_bugs);
+    Ok(Arguments {
+        options: Options {
+            seeds,
+            start,
+            bug,
+            strict,
+            threads,
+        },
+        all_bugs,
+        trace,
+    })
+}
+
+fn find_bug(name: &str) -> Result<Bug, String> {
+    let known = Bug::ALL
+        .iter()
+        .find(|bug| format!("{bug:?}").eq_ignore_ascii_case(name));
+    known
+        .copied()
+        .ok_or_else(|| format!("no bug {name}; there are {:?} and all", Bug::ALL))
+}
+
+fn main() -> ExitCode {
+    let arguments = match parse() {
+        Ok(arguments) => arguments,
+        Err(usage) => {
+            eprintln!("{usage}");
+            return ExitCode::from(2);
+        }
+    };
+    let options = arguments.options;
+    if arguments.trace {
+        let verdict = trace(options.start, options.bug, options.strict);
+        println!("seed {}: {verdict:?}", options.start);
+        return if verdict.is_ok() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
+    if arguments.all_bugs {
+        let found = Bug::ALL
+            .iter()
+            .filter(|bug| {
+                play(Options {
+                    bug: Some(**bug),
+                    ..options
+                })
+            })
+            .count();
+        println!(
+            "{found} of {} bugs found within {} seeds",
+            Bug::ALL.len(),
+            options.seeds
+        );
+        return if found == Bug::ALL.len() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
+    let failed = play(options);
+    if failed == options.bug.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Plays and prints; true if a seed failed.
+fn play(options: Options) -> bool {
+    let began = std::time::Instant::now();
+    let report = run_with(options);
+    let bug = options
+        .bug
+        .map(|bug| format!(" --bug {bug:?}"))
+        .unwrap_or_default();
+    match &report.failure {
+        None => println!(
+            "{} seeds from {} passed{}: {} steps, {} entries agreed, {} elections, {} client operations answered, {:.1} s",
+            report.seeds,
+            options.start,
+            if bug.is_empty() {
+                String::new()
+            } else {
+                format!(" in spite of{bug}")
+            },
+            report.steps,
+            report.agreed,
+            report.elections,
+            report.answered,
+            began.elapsed().as_secs_f64()
+        ),
+        Some(failure) => {
+            let strict = if options.strict && options.bug.is_some() {
+                " --strict"
+            } else {
+                ""
+            };
+            println!("seed {} FAILED{bug}: {}", failure.seed, failure.what);
+            println!(
+                "  repeat: cargo run -p dunlin-sim -- --seed {}{bug}{strict} [--trace]",
+                failure.seed
+            );
+        }
+    }
+    report.failure.is_some()
+}

@@ -1,0 +1,600 @@
+//! What it decides: what happens when, in one seeded world of replicas, links, disks and clocks.
+//!
+//! Flow: a queue of things to come in virtual time; each makes a replica step; its actions become things to come; the
+//! checkers look at each. `chaos` adds the faults, `client` the load.
+//!
+//! Invariants: single-threaded, no real time, no hash order: a seed repeats exactly.
+//!
+//! Source: tigerbeetle's and FoundationDB's simulators: the production code under a world that lies.
+//!
+//! Not here: what is right (`check`, `linear`), which faults (`chaos`).
+
+use crate::chaos::Weather;
+use crate::check::{Checker, fold};
+use crate::client::Clients;
+use crate::disk::{Disk, Write};
+use crate::random::Random;
+use bytes::Bytes;
+use dunlin_core::consensus::{
+    Action, Bug, Config, Consensus, Durability, Entry, Event, Member, Message, Role, Snapshot,
+};
+use dunlin_core::units::{Index, ReplicaId};
+use dunlin_core::wire::consensus as wire;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// Registers that the clients write.
+pub const REGISTERS: usize = 2;
+
+/// What is to come.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Next {
+    /// A message arrives: sender, receiver, its place in `World::mail`.
+    Mail(u8, u8, u64),
+    /// A deadline of this incarnation.
+    Tick(u8, u32),
+    /// A promise reached the disk.
+    Promised(u8, u32),
+    /// Writes reached the disk.
+    Written(u8, u32),
+    /// A link's end is noticed.
+    LinkLost(u8, u8),
+    /// The next fault.
+    Chaos,
+    /// The next client operation.
+    Client,
+}
+
+/// The replicated state machine of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Applied up to here.
+    pub through: Index,
+    /// Depends on every entry.
+    pub chain: u64,
+    /// Last written values.
+    pub registers: [u64; REGISTERS],
+}
+
+impl Machine {
+    fn apply(&mut self, entry: &Entry) {
+        self.through = entry.stamp.index;
+        self.chain = fold(self.chain, entry);
+        if let Some((register, value)) = crate::client::decode(entry) {
+            self.registers[register] = value;
+        }
+    }
+    /// For `Truncate`.
+    #[must_use]
+    pub fn snapshot(&self) -> Bytes {
+        let words = [self.through.0, self.chain, self.registers[0], self.registers[1]];
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect::<Vec<_>>()
+            .into()
+    }
+    fn decode(state: &[u8]) -> Self {
+        let word = |at: usize| {
+            state
+                .get(at * 8..at * 8 + 8)
+                .map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
+        };
+        Self {
+            through: Index(word(0)),
+            chain: word(1),
+            registers: [word(2), word(3)],
+        }
+    }
+}
+
+/// One host.
+#[derive(Debug)]
+pub struct Host {
+    /// `None`: it is down.
+    pub node: Option<Consensus>,
+    /// What survives it.
+    pub disk: Disk,
+    /// Its state above the log.
+    pub machine: Machine,
+    /// Counts its starts.
+    pub incarnation: u32,
+    /// Its VM is whole.
+    pub willing: bool,
+    /// Asleep until then; its mail waits.
+    pub asleep_until_us: u64,
+    /// Its disk takes this much longer until it is healed.
+    pub slow_us: u64,
+    tick_us: u64,
+    clock_offset_us: u64,
+    clock_ppm: i64,
+    first: Snapshot,
+}
+
+/// The world.
+pub struct World {
+    /// The only source of chance.
+    pub random: Random,
+    /// Virtual time.
+    pub now_us: u64,
+    /// All hosts, members or not.
+    pub hosts: Vec<Host>,
+    /// For all.
+    pub durability: Durability,
+    /// How bad it is.
+    pub weather: Weather,
+    /// Directed links that deliver nothing.
+    pub cut: Vec<(u8, u8)>,
+    /// Outside view.
+    pub checker: Checker,
+    /// The load.
+    pub clients: Clients,
+    /// Also check single words against the disk (C5); off when hunting bugs, so that they are found by their damage.
+    pub strict: bool,
+    /// Members of the newest `Members` entry appended anywhere.
+    pub members: Vec<Member>,
+    /// Things that happened.
+    pub steps: u64,
+    /// Print everything.
+    pub trace: bool,
+    bug: Option<Bug>,
+    queue: BinaryHeap<Reverse<(u64, u64, Next)>>,
+    mail: BTreeMap<u64, Message>,
+    serial: u64,
+}
+
+impl World {
+    /// A world from a seed.
+    #[must_use]
+    pub fn new(seed: u64, bug: Option<Bug>, strict: bool, trace: bool) -> Self {
+        let mut random = Random::new(seed);
+        let durability = if random.chance(500_000) {
+            Durability::Memory
+        } else {
+            Durability::Disk
+        };
+        let size = [3, 3, 3, 3, 3, 5, 5, 4, 2, 7, 6, 1][random.below(12) as usize];
+        let witnesses = if size >= 3 { random.below(size / 2 + 1) } else { 0 };
+        let full = size - witnesses;
+        let members: Vec<_> = (0..size)
+            .map(|at| {
+                if at < full {
+                    Member::full(at as u8)
+                } else {
+                    Member::witness(at as u8)
+                }
+            })
+            .collect();
+        let mut world = Self {
+            weather: Weather::draw(&mut random),
+            random,
+            now_us: 1,
+            hosts: Vec::new(),
+            durability,
+            cut: Vec::new(),
+            checker: Checker::default(),
+            clients: Clients::default(),
+            strict,
+            members: members.clone(),
+            steps: 0,
+            trace,
+            bug,
+            queue: BinaryHeap::new(),
+            mail: BTreeMap::new(),
+            serial: 0,
+        };
+        let spares = if size < 6 { 2 } else { 0 };
+        for id in 0..size + spares {
+            let members = if id < size { members.clone() } else { Vec::new() };
+            world.add_host(members);
+        }
+        world
+    }
+
+    fn add_host(&mut self, members: Vec<Member>) {
+        let first = Snapshot {
+            members,
+            ..Snapshot::default()
+        };
+        let random = &mut self.random;
+        self.hosts.push(Host {
+            node: None,
+            disk: Disk::new(first.clone()),
+            machine: Machine::default(),
+            incarnation: 0,
+            willing: true,
+            asleep_until_us: 0,
+            slow_us: 0,
+            tick_us: u64::MAX,
+            clock_offset_us: random.below(1_000_000_000),
+            clock_ppm: random.between(0, 100_000) as i64 - 50_000,
+            first,
+        });
+        let id = (self.hosts.len() - 1) as u8;
+        self.start(id);
+    }
+
+    fn config(&self, id: u8) -> Config {
+        Config {
+            ring_entries: 64,
+            batch_entries: 8,
+            window_entries: 16,
+            ..Config::new(ReplicaId(id), self.durability)
+        }
+    }
+
+    /// Something will happen in `after_us`.
+    pub fn plan(&mut self, after_us: u64, next: Next) {
+        self.serial += 1;
+        self.queue
+            .push(Reverse((self.now_us + after_us, self.serial, next)));
+    }
+
+    /// The next thing to come, not after `until_us`.
+    pub fn take_next(&mut self, until_us: u64) -> Option<Next> {
+        if self.queue.peek().is_none_or(|Reverse((at, ..))| *at > until_us) {
+            return None;
+        }
+        let Reverse((at, _, next)) = self.queue.pop()?;
+        self.now_us = at;
+        self.steps += 1;
+        Some(next)
+    }
+
+    /// Prints when asked to.
+    pub fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            println!("{:>9} us  {}", self.now_us, what());
+        }
+    }
+
+    /// A host starts with what its disk holds.
+    pub fn start(&mut self, id: u8) {
+        let cfg = self.config(id);
+        let memory = self.durability == Durability::Memory;
+        let seed = self.random.draw();
+        let host = &mut self.hosts[usize::from(id)];
+        let restored = host.disk.restore(memory, &host.first);
+        host.machine = Machine::decode(&restored.snapshot.state);
+        let mut node = Consensus::new(cfg, restored, seed);
+        node.put_back(self.bug);
+        host.incarnation += 1;
+        host.node = Some(node);
+        host.asleep_until_us = 0;
+        host.willing = true;
+        host.tick_us = self.now_us;
+        let incarnation = host.incarnation;
+        self.say(|| format!("{id} starts"));
+        self.plan(0, Next::Tick(id, incarnation));
+    }
+
+    /// Its last actions may be half done; what was on its way to the disk may be there or not.
+    pub fn crash(&mut self, id: u8) {
+        self.say(|| format!("{id} crashes"));
+        let host = &mut self.hosts[usize::from(id)];
+        host.node = None;
+        host.disk.crash(&mut self.random);
+        self.clients.forget(id);
+        for peer in 0..self.hosts.len() as u8 {
+            if peer != id && self.random.chance(500_000) {
+                let after_us = self.random.between(50, 20_000);
+                self.plan(after_us, Next::LinkLost(peer, id));
+            }
+        }
+    }
+
+    /// A host's own clock.
+    fn clock_us(&self, id: u8) -> u64 {
+        let host = &self.hosts[usize::from(id)];
+        let rate = (1_000_000 + host.clock_ppm) as u64;
+        host.clock_offset_us + self.now_us * rate / 1_000_000
+    }
+
+    /// Makes a host step and does what it asks. An error is a breach.
+    pub fn step(&mut self, id: u8, event: Event) -> Result<(), String> {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let clock_us = self.clock_us(id);
+            let Some(node) = self.hosts[usize::from(id)].node.as_mut() else {
+                return Ok(());
+            };
+            if self.trace {
+                println!("{:>9} us  {id} <- {event:?}", self.now_us);
+            }
+            let mut out = Vec::new();
+            node.step(clock_us, event, &mut out);
+            let crash = self.weather.crash_in_step(&mut self.random) && crate::chaos::may_crash(self, id);
+            let keep = if crash {
+                self.random.below(out.len() as u64 + 1) as usize
+            } else {
+                out.len()
+            };
+            for action in out.into_iter().take(keep) {
+                self.obey(id, action, &mut events)?;
+            }
+            if crash {
+                self.crash(id);
+                return Ok(());
+            }
+            self.plan_tick(id);
+        }
+        Ok(())
+    }
+
+    fn plan_tick(&mut self, id: u8) {
+        let clock_us = self.clock_us(id);
+        let host = &mut self.hosts[usize::from(id)];
+        let Some(deadline) = host.node.as_ref().and_then(Consensus::next_deadline_us) else {
+            return;
+        };
+        let rate = (1_000_000 + host.clock_ppm) as u64;
+        let after_us = deadline.saturating_sub(clock_us) * 1_000_000 / rate + 1;
+        if host.tick_us < self.now_us || host.tick_us > self.now_us + after_us {
+            host.tick_us = self.now_us + after_us;
+            let incarnation = host.incarnation;
+            self.plan(after_us, Next::Tick(id, incarnation));
+        }
+    }
+
+    fn obey(&mut self, id: u8, action: Action, events: &mut Vec<Event>) -> Result<(), String> {
+        if self.trace {
+            println!("{:>9} us    {id} -> {action:?}", self.now_us);
+        }
+        let at = usize::from(id);
+        let incarnation = self.hosts[at].incarnation;
+        match action {
+            Action::Send { to, message } => return self.send(id, to.0, message),
+            Action::SendEntries {
+                to,
+                term,
+                prev,
+                through,
+            } => {
+                let message = self.hosts[at]
+                    .node
+                    .as_ref()
+                    .map(|node| node.append_message(term, prev, through));
+                return message.map_or(Ok(()), |message| self.send(id, to.0, message));
+            }
+            Action::Persist {
+                from,
+                through,
+                ticket,
+            } => {
+                let node = self.hosts[at].node.as_ref();
+                let entries = (from.0..=through.0)
+                    .filter_map(|i| node?.entry(Index(i)).cloned())
+                    .collect();
+                self.write(id, Write::Append(entries, ticket));
+            }
+            Action::TruncateSuffix { from } => self.write(id, Write::Truncate(from)),
+            Action::SaveSnapshot(snapshot) => self.write(id, Write::Snapshot(snapshot)),
+            Action::PersistPromise(promise) => {
+                if self.hosts[at].disk.promise(promise) {
+                    let after_us = self.disk_us(id);
+                    self.plan(after_us, Next::Promised(id, incarnation));
+                }
+            }
+            Action::InstallSnapshot(snapshot) => {
+                let machine = Machine::decode(&snapshot.state);
+                if machine.through != snapshot.last.index {
+                    return Err(format!(
+                        "C2: a snapshot of {:?} holds {:?}",
+                        snapshot.last, machine.through
+                    ));
+                }
+                self.checker
+                    .on_state(ReplicaId(id), machine.through, machine.chain)?;
+                self.hosts[at].machine = machine;
+                events.push(Event::Applied {
+                    through: snapshot.last.index,
+                });
+            }
+            Action::Committed { through } => {
+                self.apply(id, through)?;
+                events.push(Event::Applied { through });
+            }
+            Action::BecameLeader { .. } => {
+                let host = &self.hosts[at];
+                if let Some(node) = &host.node {
+                    self.checker.on_leader(node, host.willing)?;
+                }
+            }
+            Action::ReadReady { id: read, index } => self.clients.on_ready(id, read, index),
+            Action::ReadRefused { id: read } => self.clients.on_refused(id, read),
+            Action::Breach { from, what } => {
+                return Err(format!("replica {id} saw a breach by replica {}: {what}", from.0));
+            }
+            Action::BecameFollower { .. } | Action::TransferFailed { .. } => {}
+        }
+        let (now_us, host) = (self.now_us, &self.hosts[at]);
+        self.clients.answer_reads(id, now_us, &host.machine);
+        Ok(())
+    }
+
+    fn apply(&mut self, id: u8, through: Index) -> Result<(), String> {
+        let host = &mut self.hosts[usize::from(id)];
+        let Some(node) = &host.node else { return Ok(()) };
+        while host.machine.through < through {
+            let Some(entry) = node.entry(host.machine.through.next()) else {
+                return Err(format!(
+                    "C3: replica {id} cannot apply {:?}",
+                    host.machine.through.next()
+                ));
+            };
+            self.checker.on_committed(ReplicaId(id), entry)?;
+            host.machine.apply(entry);
+            self.clients.on_applied(id, entry, self.now_us);
+        }
+        self.checker
+            .on_state(ReplicaId(id), host.machine.through, host.machine.chain)
+    }
+
+    fn disk_us(&mut self, id: u8) -> u64 {
+        let slow_us = self.hosts[usize::from(id)].slow_us;
+        self.random.between(20, self.weather.disk_us) + self.random.below(slow_us + 1)
+    }
+
+    fn write(&mut self, id: u8, write: Write) {
+        let host = &mut self.hosts[usize::from(id)];
+        let incarnation = host.incarnation;
+        if host.disk.write(write) {
+            let after_us = self.disk_us(id);
+            self.plan(after_us, Next::Written(id, incarnation));
+        }
+    }
+
+    /// C5, then the network: lost, late, twice.
+    fn send(&mut self, from: u8, to: u8, message: Message) -> Result<(), String> {
+        if self.strict {
+            self.check_word(from, to, &message)?;
+        }
+        if usize::from(to) >= self.hosts.len() {
+            return Ok(());
+        }
+        if self.random.chance(20_000) {
+            let mut bytes = Vec::new();
+            wire::encode(&message, &mut bytes);
+            if wire::decode(&bytes).as_ref() != Ok(&message) {
+                return Err(format!("W1: {message:?} does not survive the wire"));
+            }
+        }
+        let copies = self.weather.copies(&mut self.random);
+        for _ in 0..copies {
+            let after_us = self.weather.delay_us(&mut self.random);
+            let serial = self.serial;
+            self.mail.insert(serial, message.clone());
+            self.plan(after_us, Next::Mail(from, to, serial));
+        }
+        Ok(())
+    }
+
+    fn check_word(&self, from: u8, to: u8, message: &Message) -> Result<(), String> {
+        let host = &self.hosts[usize::from(from)];
+        let promise = host.disk.promise;
+        match message {
+            Message::Vote {
+                term,
+                granted: true,
+                pre: false,
+                ..
+            } if promise.term != *term || promise.voted_for != Some(ReplicaId(to)) => Err(format!(
+                "C5: replica {from} gave {to} its vote of term {} with {promise:?}",
+                term.0
+            )),
+            Message::Ack { term, .. } if promise.term != *term => Err(format!(
+                "C5: replica {from} acknowledged in term {} with {promise:?} on disk",
+                term.0
+            )),
+            Message::Ack { durable, .. } if self.durability == Durability::Disk && durable.0 > 0 => {
+                let entry = host.node.as_ref().and_then(|node| node.entry(*durable));
+                if host.disk.holds(*durable, entry.map(|entry| entry.stamp)) {
+                    return Ok(());
+                }
+                Err(format!(
+                    "C5: replica {from} acknowledged {} which is not on its disk",
+                    durable.0
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Something happens.
+    pub fn happen(&mut self, next: Next) -> Result<(), String> {
+        match next {
+            Next::Mail(from, to, serial) => {
+                let wakes_us = self.hosts[usize::from(to)].asleep_until_us;
+                if wakes_us > self.now_us {
+                    // The order of what waited is not kept either.
+                    let after_us = wakes_us - self.now_us + self.random.below(300);
+                    self.plan(after_us, Next::Mail(from, to, serial));
+                    return Ok(());
+                }
+                let Some(message) = self.mail.remove(&serial) else {
+                    return Ok(());
+                };
+                if self.cut.contains(&(from, to)) {
+                    return Ok(());
+                }
+                self.step(
+                    to,
+                    Event::Received {
+                        from: ReplicaId(from),
+                        message,
+                    },
+                )
+            }
+            Next::Tick(id, incarnation) => {
+                let host = &mut self.hosts[usize::from(id)];
+                if host.incarnation != incarnation || host.node.is_none() {
+                    return Ok(());
+                }
+                if host.tick_us != self.now_us {
+                    return Ok(()); // An earlier one took its place.
+                }
+                host.tick_us = u64::MAX;
+                let wakes_us = host.asleep_until_us;
+                if wakes_us > self.now_us {
+                    let after_us = wakes_us - self.now_us + self.random.below(300);
+                    self.hosts[usize::from(id)].tick_us = self.now_us + after_us;
+                    self.plan(after_us, Next::Tick(id, incarnation));
+                    return Ok(());
+                }
+                self.step(id, Event::Tick)
+            }
+            Next::Promised(id, incarnation) => {
+                let host = &mut self.hosts[usize::from(id)];
+                if host.incarnation != incarnation || host.node.is_none() {
+                    return Ok(());
+                }
+                let Some((report, more)) = host.disk.finish_promise() else {
+                    return Ok(());
+                };
+                if more {
+                    let after_us = self.disk_us(id);
+                    self.plan(after_us, Next::Promised(id, incarnation));
+                }
+                self.step(id, report)
+            }
+            Next::Written(id, incarnation) => self.finish_writes(id, incarnation),
+            Next::LinkLost(id, peer) => self.step(
+                id,
+                Event::LinkLost {
+                    peer: ReplicaId(peer),
+                },
+            ),
+            Next::Chaos => crate::chaos::strike(self),
+            Next::Client => crate::client::operate(self),
+        }
+    }
+
+    fn finish_writes(&mut self, id: u8, incarnation: u32) -> Result<(), String> {
+        let (most, drop_old) = (self.random.between(1, 4) as usize, self.random.chance(500_000));
+        let host = &mut self.hosts[usize::from(id)];
+        if host.incarnation != incarnation || host.node.is_none() {
+            return Ok(());
+        }
+        let (reports, more) = host.disk.finish_writes(most, drop_old);
+        if more {
+            let after_us = self.disk_us(id);
+            self.plan(after_us, Next::Written(id, incarnation));
+        }
+        for report in reports {
+            self.step(id, report)?;
+        }
+        Ok(())
+    }
+
+    /// Hosts that believe that they lead.
+    #[must_use]
+    pub fn leaders(&self) -> Vec<u8> {
+        self.ids(|node| node.role() == Role::Leader)
+    }
+    /// Hosts that are up and of which this holds.
+    #[must_use]
+    pub fn ids(&self, holds: impl Fn(&Consensus) -> bool) -> Vec<u8> {
+        let up = |id: &u8| self.hosts[usize::from(*id)].node.as_ref().is_some_and(&holds);
+        (0..self.hosts.len() as u8).filter(up).collect()
+    }
+}
