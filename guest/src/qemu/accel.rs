@@ -7,6 +7,8 @@
 //! Not here:   the CPU model.
 
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::spec::Accel;
 
@@ -59,9 +61,29 @@ pub fn hardware() -> Result<(), String> {
     }
 }
 
+/// Frequency of this host's time stamp counter in kHz, measured once; under TCG it is the guest's too.
+pub fn tsc_khz() -> u64 {
+    static MEASURED: OnceLock<u64> = OnceLock::new();
+    *MEASURED.get_or_init(|| {
+        // SAFETY: every x86-64 processor has the instruction.
+        let read = || (Instant::now(), unsafe { std::arch::x86_64::_rdtsc() });
+        let (began, first) = read();
+        // The passing of time is what is measured.
+        std::thread::sleep(Duration::from_millis(20));
+        let (ended, last) = read();
+        let micros = ended.duration_since(began).as_nanos() as u64 / 1000;
+        last.wrapping_sub(first) * 1000 / micros
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_counter_has_a_credible_frequency() {
+        assert!((500_000..8_000_000).contains(&tsc_khz()), "{} kHz", tsc_khz());
+    }
 
     #[test]
     fn auto_always_finds_one_and_says_why_it_is_tcg() {

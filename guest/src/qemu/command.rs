@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 
 use serde_json::json;
 
+use super::accel::tsc_khz;
 use crate::spec::{Accel, Machine, VmSpec};
 
 /// Numbers of the descriptors that QEMU inherits.
@@ -140,8 +141,9 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         if let Some(initrd) = fds.initrd {
             add("-initrd", format!("/proc/self/fd/{initrd}"));
         }
-        if let Some(append) = &spec.append {
-            add("-append", append.clone());
+        let append = kernel_command_line(spec, accel);
+        if !append.is_empty() {
+            add("-append", append);
         }
     }
     if incoming {
@@ -152,6 +154,17 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
     }
     args.extend(flag_only.map(str::to_owned));
     args
+}
+
+/// The spec's, and for a translated microvm the TSC's frequency: that machine has no HPET and no PM timer, so Linux can
+/// only calibrate the TSC against the PIT; where that fails (a busy host) it hangs before its first line of output.
+fn kernel_command_line(spec: &VmSpec, accel: Accel) -> String {
+    const KEY: &str = "tsc_early_khz=";
+    let given = spec.append.clone().unwrap_or_default();
+    match spec.machine == Machine::Microvm && accel != Accel::Kvm && !given.contains(KEY) {
+        true => format!("{given} {KEY}{}", tsc_khz()).trim_start().to_owned(),
+        false => given,
+    }
 }
 
 #[cfg(test)]
