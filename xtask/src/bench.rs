@@ -5,13 +5,20 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchSpec};
-use dunlin_vmtest::{image, paths};
+use dunlin_vmtest::{bench_consensus, image, paths};
 
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
     /// What protecting a VM costs: throughput, latency, pauses; policies alternate in one run.
     Vm(Vm),
+    /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
+    /// For figures: `cargo run --release -p xtask -- bench consensus`.
+    Consensus {
+        /// See `docs/fabric.md`; an unknown one prints the list.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 /// The options of `bench vm`.
@@ -56,6 +63,7 @@ pub struct Vm {
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Vm(options) => vm(options),
+        Bench::Consensus { args } => bench_consensus::run(args),
     }
 }
 
