@@ -19,6 +19,7 @@ use std::{
 
 const DISK: u64 = 96 << 10;
 
+#[derive(Default)]
 struct Rng(u64);
 
 impl Rng {
@@ -402,12 +403,6 @@ struct Pair {
     svm: BTreeMap<u64, u64>,
     /// The newest commit that the primary was not told of.
     untold: Option<Epoch>,
-}
-
-impl Default for Rng {
-    fn default() -> Self {
-        Self(0)
-    }
 }
 
 impl Pair {

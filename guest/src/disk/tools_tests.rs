@@ -209,3 +209,39 @@ fn a_backup_serves_its_vm_as_a_disk_of_its_own() {
         "on the image after the take-over"
     );
 }
+
+/// As QEMU gets its disk: one end of a socketpair, inherited.
+#[test]
+fn qemu_talks_over_an_inherited_socketpair() {
+    use std::os::fd::{AsRawFd, OwnedFd};
+    let dir = Dir::new("inherited");
+    let host = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());
+    host.disk.start_alone(Term(1)).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    host.disk.serve(ours).unwrap();
+    let theirs: OwnedFd = theirs.into();
+    nix::fcntl::fcntl(
+        &theirs,
+        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
+    )
+    .unwrap();
+    let disk = format!(
+        "driver=nbd,export=disk0,server.type=fd,server.str={}",
+        theirs.as_raw_fd()
+    );
+    let image = [
+        "--image-opts",
+        disk.as_str(),
+        "-c",
+        "write -P 9 1M 64k",
+        "-c",
+        "flush",
+        "-c",
+        "read -P 9 1M 64k",
+    ];
+    let Some(text) = run("qemu-io", &image) else {
+        return;
+    };
+    assert!(!text.contains("failed"), "{text}");
+    assert_eq!(host.image_byte(MIB), 9);
+}

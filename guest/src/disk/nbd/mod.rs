@@ -9,6 +9,8 @@
 pub mod handshake;
 pub mod proto;
 pub mod server;
+#[cfg(test)]
+mod tests;
 
 pub use handshake::ExportInfo;
 pub use server::{Connection, serve_path};
