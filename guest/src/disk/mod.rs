@@ -27,6 +27,8 @@ mod persist_tests;
 mod primary;
 mod ranges;
 mod shared;
+#[cfg(test)]
+mod storm_tests;
 mod superblock;
 #[cfg(test)]
 mod tests;
