@@ -515,6 +515,10 @@ impl Backup {
         if !state.complete {
             return Err(DiskError::StillCopying);
         }
+        if let Some(reason) = &state.failed {
+            // Its VM was refused a write, or its image a sync: it is not what the clients were told.
+            return Err(DiskError::Failed(reason.clone()));
+        }
         Ok((state.switch.take_over(), state.term))
     }
 
@@ -611,7 +615,7 @@ impl Backup {
 }
 
 /// Bytes that one step of the lightweight checkpoint compares: a commit waits for no more than this.
-const LIGHT_BYTES: u64 = 4 << 20;
+const LIGHT_BYTES: u64 = 1 << 20;
 
 fn failed(what: &str, error: &io::Error) -> String {
     format!("the backup's disk cannot be {what}: {error}")

@@ -298,10 +298,15 @@ impl Disk {
         self.expedite(false);
     }
 
-    /// Requests of the VM that are taken from the socket and not answered.
+    /// Requests of the VM that are not answered; bytes that still wait in a socket count as one.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Acquire)
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = connections
+            .iter()
+            .filter(|connection| connection.has_unread())
+            .count() as u64;
+        waiting + self.in_flight.load(Ordering::Acquire)
     }
 
     fn role(&self) -> std::sync::RwLockReadGuard<'_, Role> {

@@ -55,6 +55,7 @@ struct Peer {
     copying: Option<Copying>,
     /// The mark that closes the join; its commit makes the peer's image a whole one.
     joined_at: Option<Epoch>,
+    joined: bool,
     next_pair: [u8; 16],
 }
 
@@ -196,31 +197,46 @@ impl Primary {
     pub(super) fn write(&self, offset: u64, data: Bytes) -> io::Result<()> {
         let range = offset..offset + data.len() as u64;
         self.before(&range);
-        self.note(&range);
+        self.change(&range, Frame::Write { offset }, data)
+    }
+
+    pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.before(&(offset..offset + 1));
+        self.change(
+            &(offset..offset + len),
+            Frame::Zero { offset, len, unmap },
+            Bytes::new(),
+        )
+    }
+
+    /// Note, image, mirror, in this order, with the range held (P1, M1).
+    fn change(&self, range: &Range<u64>, frame: Frame, payload: Bytes) -> io::Result<()> {
+        self.note(range);
         let pushed = {
             let _held = self.shared.ranges.lock(range.clone());
-            self.shared.dirty.ensure(&range)?;
-            self.shared
-                .written(self.shared.image.write(offset, &data), &range)?;
-            self.after(&range, Frame::Write { offset }, data)
+            let done = self.shared.dirty.ensure(range).and_then(|()| match frame {
+                Frame::Zero { offset, len, unmap } => self.shared.image.zero(offset, len, unmap),
+                _ => self.shared.image.write(range.start, &payload),
+            });
+            if done.is_err() {
+                self.distrust(range);
+            }
+            self.shared.written(done, range)?;
+            self.after(range, frame, payload)
         };
         self.wait_for_peer(pushed);
         Ok(())
     }
 
-    pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        let range = offset..offset + len;
-        self.before(&(offset..offset + 1));
-        self.note(&range);
-        let pushed = {
-            let _held = self.shared.ranges.lock(range.clone());
-            self.shared.dirty.ensure(&range)?;
-            self.shared
-                .written(self.shared.image.zero(offset, len, unmap), &range)?;
-            self.after(&range, Frame::Zero { offset, len, unmap }, Bytes::new())
-        };
-        self.wait_for_peer(pushed);
-        Ok(())
+    /// A write failed, and nobody knows how much of it is on the image: the peer's is different until the next copy.
+    fn distrust(&self, range: &Range<u64>) {
+        let mut suspect = ExtentSet::default();
+        suspect.add(range);
+        let mut state = self.lock();
+        state.extents.widen_base(&suspect);
+        if let Some(copying) = state.peer.as_mut().and_then(|peer| peer.copying.as_mut()) {
+            copying.left.union(&suspect);
+        }
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {
@@ -307,9 +323,12 @@ impl Primary {
             let Some(peer) = state.peer.as_mut().filter(|peer| Arc::ptr_eq(&peer.link, link)) else {
                 return;
             };
-            let base_done = peer.joined_at.is_some_and(|joined_at| joined_at <= epoch);
-            state.extents.committed(epoch, base_done);
-            (peer.joined_at == Some(epoch)).then_some(peer.next_pair)
+            // The first commit from the join's mark on: what was copied is on the peer's image for good.
+            let joined = !peer.joined && peer.joined_at.is_some_and(|joined_at| joined_at <= epoch);
+            peer.joined |= joined;
+            let pair = peer.next_pair;
+            state.extents.committed(epoch, joined);
+            joined.then_some(pair)
         };
         let kept = joined.map_or(Ok(()), |pair| {
             self.clear_map().and_then(|()| self.shared.paired(pair))
@@ -409,6 +428,7 @@ impl Primary {
                     strict: false,
                 }),
                 joined_at: None,
+                joined: false,
                 next_pair: hello.next_pair,
             });
             total

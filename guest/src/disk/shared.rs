@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub dirty: DirtyMap,
     events: EventSink,
     ledger: Mutex<Ledger>,
+    /// A copy of the ledger's identity: to ask for it must not wait for a slow disk.
+    told: Mutex<Identity>,
     /// Answers to a verification that runs.
     pub hashes: Mutex<Option<Sender<HashedRange>>>,
 }
@@ -81,6 +83,7 @@ impl Shared {
             storage: config.storage,
             dirty,
             events,
+            told: Mutex::new(ledger.identity),
             ledger: Mutex::new(ledger),
             hashes: Mutex::new(None),
         }))
@@ -90,12 +93,15 @@ impl Shared {
         (self.events)(event);
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ledger(&self) -> LedgerGuard<'_> {
+        LedgerGuard {
+            ledger: self.ledger.lock().unwrap_or_else(PoisonError::into_inner),
+            told: &self.told,
+        }
     }
 
     pub fn identity(&self) -> Identity {
-        self.ledger().identity
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn image_failed(&self, what: &str, error: &io::Error) {
@@ -279,6 +285,32 @@ impl Shared {
         if let (Some(hashes), Ok(hash)) = (&*hashes, hash.try_into()) {
             let _nobody_waits_any_more = hashes.send((offset, len, hash));
         }
+    }
+}
+
+/// The ledger, locked; tells the identity when it is let go.
+struct LedgerGuard<'a> {
+    ledger: MutexGuard<'a, Ledger>,
+    told: &'a Mutex<Identity>,
+}
+
+impl std::ops::Deref for LedgerGuard<'_> {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
+impl std::ops::DerefMut for LedgerGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+}
+
+impl Drop for LedgerGuard<'_> {
+    fn drop(&mut self) {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = self.ledger.identity;
     }
 }
 

@@ -80,12 +80,10 @@ impl Connection {
         })
     }
 
-    /// A second handle on the socket, to see whether bytes wait in it.
-    ///
-    /// # Errors
-    /// No descriptor could be had.
-    pub fn socket(&self) -> io::Result<UnixStream> {
-        self.control.try_clone()
+    /// The client has sent what nobody has read yet.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.control).is_ok_and(|bytes| bytes > 0)
     }
 
     /// The client has left and every request is answered.
