@@ -3,10 +3,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
-use dunlin_guest::{Accel, Machine, VmSpec, qemu::accel};
+use dunlin_guest::{Accel, Machine, Qemu, VmSpec, qemu::accel};
 
 const FIRST_PAGE: u64 = 0x400;
 const PAGES: u64 = 17;
@@ -53,6 +53,22 @@ fn program() -> Vec<u8> {
     image
 }
 
+/// A guest that never waits is never idle; a stopped one is, as soon as its threads have gone to sleep.
+fn busy_and_idle(qemu: &Qemu) {
+    assert!((0..200).all(|_| !qemu.threads().idle()));
+    qemu.stop().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !qemu.threads().idle() {
+        assert!(
+            Instant::now() < deadline,
+            "a stopped VM is idle: {:?}",
+            qemu.threads().letters().collect::<Vec<_>>()
+        );
+        std::thread::yield_now();
+    }
+    qemu.cont().unwrap();
+}
+
 fn tracked_synced_and_failed_over(accel: Accel) {
     let _alone = one_at_a_time();
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bare-metal-{accel:?}.bin"));
@@ -66,8 +82,9 @@ fn tracked_synced_and_failed_over(accel: Accel) {
     spec.cpu = Some("qemu64".into());
     let mut pair = Pair::new(&spec, "kkkkkkkk");
     assert_eq!(pair.primary.qemu.accel().0, accel);
+    busy_and_idle(&pair.primary.qemu);
     let pages: Vec<u64> = (FIRST_PAGE..FIRST_PAGE + PAGES).collect();
-    for _ in 0..syncs_wanted() {
+    for _ in 0..syncs_or(8) {
         for vm in [&pair.primary, &pair.backup] {
             let seen = vm.qemu.console().total_bytes();
             assert!(

@@ -16,8 +16,8 @@ use crate::sys::socket_queue_bytes;
 /// The longest frame QEMU sends: its NET_BUFSIZE, 64 KiB and the headers.
 pub const FRAME_BYTES_MAX: usize = 4096 + 65536;
 const PREFIX_BYTES: usize = 4;
-/// One read takes many small frames.
-const READ_BYTES: usize = 256 * 1024;
+/// One read takes many small frames, and the longest one fits whatever lies before it.
+const INBOX_BYTES: usize = 256 * 1024;
 
 /// Why the port broke. It is not usable afterwards.
 #[derive(Debug, thiserror::Error)]
@@ -36,9 +36,10 @@ pub enum FrameError {
 /// Our end of one NIC's socket. Readiness comes from the node's epoll.
 pub struct FramePort {
     socket: UnixStream,
-    /// Read and not yet given out: `inbox[start..]`.
-    inbox: Vec<u8>,
-    /// To be written: `outbox[start..]`, prefixes included.
+    /// Read and not yet given out: `inbox[..held]`, less than one frame between two calls.
+    inbox: Box<[u8]>,
+    held: usize,
+    /// To be written: `outbox[written..]`, prefixes included.
     outbox: Vec<u8>,
     written: usize,
 }
@@ -52,34 +53,32 @@ impl FramePort {
         for end in [&ours, &theirs] {
             rustix::net::sockopt::set_socket_send_buffer_size(end, 1 << 20)?;
         }
-        Ok((
-            FramePort {
-                socket: ours,
-                inbox: vec![],
-                outbox: vec![],
-                written: 0,
-            },
-            theirs.into(),
-        ))
+        let inbox = vec![0; INBOX_BYTES].into_boxed_slice();
+        let port = FramePort {
+            socket: ours,
+            inbox,
+            held: 0,
+            outbox: vec![],
+            written: 0,
+        };
+        Ok((port, theirs.into()))
     }
 
     /// Gives every frame that has come to `frame`, without waiting. Call when readable.
     pub fn read(&mut self, mut frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
         let mut count = 0;
         loop {
-            let held = self.inbox.len();
-            self.inbox.resize(held + READ_BYTES, 0);
-            let read = self.socket.read(&mut self.inbox[held..]);
-            self.inbox.truncate(held + *read.as_ref().unwrap_or(&0));
-            match read {
+            let room = INBOX_BYTES - self.held;
+            let read = match self.socket.read(&mut self.inbox[self.held..]) {
                 Ok(0) => return Err(FrameError::Closed),
-                Ok(_) => {}
+                Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(count),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Err(FrameError::Closed),
                 Err(e) => return Err(e.into()),
-            }
-            let mut rest = &self.inbox[..];
+            };
+            self.held += read;
+            let mut rest = &self.inbox[..self.held];
             while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX_BYTES>() {
                 let length = u32::from_be_bytes(*prefix) as usize;
                 if length > FRAME_BYTES_MAX {
@@ -92,10 +91,11 @@ impl FramePort {
                 count += 1;
                 rest = after;
             }
-            let taken = self.inbox.len() - rest.len();
-            self.inbox.drain(..taken);
-            // A short read emptied the socket: another read would only answer WouldBlock.
-            if held + READ_BYTES > self.inbox.len() + taken {
+            let taken = self.held - rest.len();
+            self.inbox.copy_within(taken..self.held, 0);
+            self.held -= taken;
+            // A short read emptied the socket: another would only answer WouldBlock.
+            if read < room {
                 return Ok(count);
             }
         }
@@ -142,7 +142,7 @@ impl FramePort {
 
     /// Bytes on their way from the guest: written by QEMU and not yet given out by [`FramePort::read`].
     pub fn outbound_in_flight(&self) -> io::Result<usize> {
-        Ok(self.inbox.len() + socket_queue_bytes(self.socket.as_fd(), libc::FIONREAD)? as usize)
+        Ok(self.held + socket_queue_bytes(self.socket.as_fd(), libc::FIONREAD)? as usize)
     }
 }
 

@@ -19,9 +19,14 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
 
 /// Syncs per machine type: 20, or $DUNLIN_SYNCS.
 pub fn syncs_wanted() -> usize {
+    syncs_or(20)
+}
+
+/// $DUNLIN_SYNCS, or so many.
+pub fn syncs_or(usual: usize) -> usize {
     std::env::var("DUNLIN_SYNCS")
         .ok()
-        .map_or(20, |n| n.parse().expect("DUNLIN_SYNCS is a number"))
+        .map_or(usual, |n| n.parse().expect("DUNLIN_SYNCS is a number"))
 }
 
 /// The Linux guest; $DUNLIN_TEST_QEMU names another executable.

@@ -1,0 +1,100 @@
+//! Frames on real QEMU: the guest answers, its address is learnt, both VMs get the same, nothing stays in flight unseen.
+
+mod common;
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::*;
+use dunlin_guest::Machine;
+use dunlin_guest::frames::{Announcer, FramePort};
+use etherparse::PacketBuilder;
+
+const OURS: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 1];
+const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 2];
+
+fn who_has_the_guest() -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &OURS, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
+    frame.extend([&OURS[..], &[10, 77, 0, 1], &[0; 6], &[10, 77, 0, 2]].concat());
+    frame
+}
+
+fn ping(number: u16, bytes: usize) -> Vec<u8> {
+    let builder = PacketBuilder::ethernet2(OURS, GUEST)
+        .ipv4([10, 77, 0, 1], [10, 77, 0, 2], 64)
+        .icmpv4_echo_request(7, number);
+    let mut frame = vec![];
+    builder.write(&mut frame, &vec![number as u8; bytes]).unwrap();
+    frame
+}
+
+/// Waits for a frame from the guest that `wanted` accepts.
+fn receive(port: &mut FramePort, mut wanted: impl FnMut(&[u8]) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut found = false;
+    while !found {
+        let mut waited = [rustix::event::PollFd::from_borrowed_fd(
+            port.as_fd(),
+            rustix::event::PollFlags::IN,
+        )];
+        let second = rustix::event::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        rustix::event::poll(&mut waited, Some(&second)).unwrap();
+        port.read(|frame| found |= wanted(frame)).unwrap();
+        assert!(found || Instant::now() < deadline, "the guest does not answer");
+    }
+}
+
+fn both_answer(machine: Machine) {
+    let _alone = one_at_a_time();
+    let spec = linux(machine, 1);
+    let mut pair = Pair::new(&spec, "tick 2");
+    let mut announcer = Announcer::new(GUEST);
+    for vm in [&mut pair.primary, &mut pair.backup] {
+        let port = &mut vm.frames[0];
+        port.queue(&who_has_the_guest());
+        assert!(port.flush().unwrap());
+        receive(port, |frame| {
+            announcer.learn(frame);
+            frame.starts_with(&OURS) && frame[12..14] == [8, 6]
+        });
+        // A burst, longer than one read of QEMU's.
+        let pings: Vec<Vec<u8>> = (0..100).map(|n| ping(n, 1400)).collect();
+        pings.iter().for_each(|frame| port.queue(frame));
+        while !port.flush().unwrap() {
+            std::thread::yield_now();
+        }
+        let mut answered = 0;
+        receive(port, |frame| {
+            answered +=
+                usize::from(frame.starts_with(&OURS) && frame.len() == pings[0].len() && frame[34] == 0);
+            answered >= 50 // the ring may be full: a NIC may drop
+        });
+        assert_eq!(port.inbound_in_flight().unwrap(), 0);
+    }
+    assert_eq!(
+        announcer.addresses().collect::<Vec<_>>(),
+        ["10.77.0.2".parse::<IpAddr>().unwrap()]
+    );
+    pair.sync();
+    pair.assert_healthy();
+    // After a stop QEMU sends nothing more: what is in flight is all there is.
+    pair.primary.qemu.stop().unwrap();
+    pair.primary.frames[0].read(|_| ()).unwrap();
+    pair.primary.frames[0].queue(&who_has_the_guest());
+    pair.primary.frames[0].flush().unwrap();
+    assert_eq!(pair.primary.frames[0].outbound_in_flight().unwrap(), 0);
+}
+
+#[test]
+fn pc() {
+    both_answer(Machine::Pc);
+}
+
+#[test]
+fn microvm() {
+    both_answer(Machine::Microvm);
+}
