@@ -13,7 +13,7 @@
 use crate::random::Random;
 use crate::world::{Next, World};
 use dunlin_core::consensus::{Durability, Event, Member, Role};
-use dunlin_core::units::ReplicaId;
+use dunlin_core::units::{Index, ReplicaId};
 
 /// How bad a world is; drawn once, then calm at the end.
 #[derive(Clone, Debug)]
@@ -234,6 +234,9 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
             let node = world.hosts[usize::from(member.id.0)].node.as_ref();
             node.is_some_and(|node| node.role() != Role::Recovering)
         });
+    // A VM is complete only where the log was followed.
+    let agreed = Index(world.checker.agreed());
+    let caught_up = world.ids(|node| node.role() != Role::Recovering && node.appended().index >= agreed);
     let node = world.hosts[usize::from(leader)].node.as_mut();
     let Some(node) = node.filter(|_| well) else {
         return Ok(());
@@ -250,7 +253,7 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
                 return Ok(());
             };
             members.push(if world.random.chance(500_000) {
-                Member::full(id)
+                Member::joining(id)
             } else {
                 Member::witness(id)
             });
@@ -258,13 +261,12 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
         1 => {
             members.remove(at);
         }
-        2 if world.durability == Durability::Disk => {
-            members[at].complete = !members[at].complete && !members[at].witness;
+        2 if world.durability == Durability::Disk => members[at].complete = false,
+        _ => {
+            for member in members.iter_mut().filter(|member| !member.witness) {
+                member.complete |= caught_up.contains(&member.id.0);
+            }
         }
-        _ => members
-            .iter_mut()
-            .filter(|member| !member.witness)
-            .for_each(|member| member.complete = true),
     }
     let heirs = members.iter().filter(|member| member.electable()).count();
     if members.len() < 2 || (world.durability == Durability::Memory && heirs < 2) {

@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 pub struct Checker {
     agreed: Vec<(Viewstamp, u64)>,
     chain: Vec<u64>,
+    /// The term in which somebody first said so.
+    agreed_in: Vec<Term>,
     leaders: BTreeMap<Term, ReplicaId>,
     /// Elections won.
     pub elections: u64,
@@ -58,8 +60,8 @@ impl Checker {
         self.agreed.len() as u64
     }
 
-    /// C2: a replica says that this entry is agreed.
-    pub fn on_committed(&mut self, who: ReplicaId, entry: &Entry) -> Result<(), String> {
+    /// C2: a replica in `term` says that this entry is agreed.
+    pub fn on_committed(&mut self, who: ReplicaId, term: Term, entry: &Entry) -> Result<(), String> {
         let at = entry.stamp.index.0 as usize;
         let saw = (entry.stamp, digest(entry));
         match self.agreed.get(at - 1) {
@@ -71,6 +73,7 @@ impl Checker {
             None if at == self.agreed.len() + 1 => {
                 let chain = self.chain.last().copied().unwrap_or(0);
                 self.agreed.push(saw);
+                self.agreed_in.push(term);
                 self.chain.push(fold(chain, entry));
                 Ok(())
             }
@@ -109,7 +112,13 @@ impl Checker {
                 other.0, me.0, term.0
             ));
         }
-        for (stamp, _) in &self.agreed {
+        // A candidate may win its old term late, when a newer leader has agreed on more: that is no breach.
+        let before = self
+            .agreed
+            .iter()
+            .zip(&self.agreed_in)
+            .filter(|(_, agreed_in)| **agreed_in < term);
+        for ((stamp, _), _) in before {
             if stamp.index >= node.first() && node.entry(stamp.index).map(|entry| entry.stamp) != Some(*stamp)
             {
                 return Err(format!(

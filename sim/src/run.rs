@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const CHAOS_US: u64 = 1_500_000;
+const CHAOS_US: u64 = 2_500_000;
 const CALM_US: u64 = 3_000_000;
 
 /// What to play.

@@ -422,7 +422,7 @@ impl World {
                     host.machine.through.next()
                 ));
             };
-            self.checker.on_committed(ReplicaId(id), entry)?;
+            self.checker.on_committed(ReplicaId(id), node.term(), entry)?;
             host.machine.apply(entry);
             self.clients.on_applied(id, entry, self.now_us);
         }
