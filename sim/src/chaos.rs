@@ -21,6 +21,7 @@ pub struct Weather {
     loss_ppm: u64,
     twice_ppm: u64,
     late_ppm: u64,
+    late_us: u64,
     delay_us: u64,
     jitter_us: u64,
     crash_ppm: u64,
@@ -29,6 +30,10 @@ pub struct Weather {
     pub disk_us: u64,
     /// The longest pause between client operations.
     pub client_us: u64,
+    /// Entries in one message.
+    pub batch: usize,
+    /// Entries under way to a peer.
+    pub window: usize,
 }
 
 impl Weather {
@@ -38,28 +43,31 @@ impl Weather {
         Self {
             loss_ppm: of(&[0, 1_000, 20_000, 100_000]),
             twice_ppm: of(&[0, 5_000, 50_000]),
-            late_ppm: of(&[0, 1_000, 20_000]),
+            late_ppm: of(&[0, 1_000, 20_000, 150_000]),
+            late_us: of(&[20_000, 50_000, 300_000]),
             delay_us: of(&[5, 50, 300, 2_000]),
             jitter_us: of(&[0, 50, 1_000, 6_000]),
             crash_ppm: of(&[0, 100, 500, 2_000]),
             strike_us: of(&[2_000, 8_000, 30_000]),
             disk_us: of(&[100, 500, 5_000]),
             client_us: of(&[3_000, 10_000, 30_000]),
+            batch: of(&[1, 2, 8]) as usize,
+            window: of(&[2, 16]) as usize,
         }
     }
     /// No more faults.
     pub fn calm(&mut self) {
-        let (strike_us, client_us) = (u64::MAX, self.client_us);
         *self = Self {
             loss_ppm: 0,
             twice_ppm: 0,
             late_ppm: 0,
+            late_us: 0,
             delay_us: 50,
             jitter_us: 100,
             crash_ppm: 0,
-            strike_us,
+            strike_us: u64::MAX,
             disk_us: 300,
-            client_us,
+            ..*self
         };
     }
     /// Does the host crash in the middle of this step's actions?
@@ -77,7 +85,7 @@ impl Weather {
     /// Mostly short; now and then very long.
     pub fn delay_us(&self, random: &mut Random) -> u64 {
         let late_us = if random.chance(self.late_ppm) {
-            random.below(300_000)
+            random.below(self.late_us)
         } else {
             0
         };
@@ -136,13 +144,17 @@ pub fn strike(world: &mut World) -> Result<(), String> {
                 return set_willing(world, down, true);
             }
         }
-        9..=10 => {
+        9 => {
             world.say(|| format!("cut {id} -> {other}"));
             world.cut.push((id, other));
         }
-        11 => {
+        10..=11 => {
             let whom = leader.unwrap_or(id);
             world.say(|| format!("cut {whom} off"));
+            if world.random.chance(500_000) {
+                // What it appends meanwhile is still on its way to the disk when a newer leader cuts it.
+                world.hosts[usize::from(whom)].slow_us = 60_000;
+            }
             world
                 .cut
                 .extend((0..hosts as u8).flat_map(|peer| [(whom, peer), (peer, whom)]));
@@ -151,7 +163,7 @@ pub fn strike(world: &mut World) -> Result<(), String> {
             world.say(|| "all links heal".into());
             world.cut.clear();
         }
-        15..=16 => {
+        15 => {
             let whom = if world.random.chance(500_000) {
                 leader.unwrap_or(id)
             } else {
@@ -161,7 +173,9 @@ pub fn strike(world: &mut World) -> Result<(), String> {
             world.say(|| format!("{whom} sleeps for {for_us} us"));
             world.hosts[usize::from(whom)].asleep_until_us = world.now_us + for_us;
         }
-        17 => world.hosts[at].slow_us = [0, 0, 2_000, 20_000, 100_000][world.random.below(5) as usize],
+        16..=17 => {
+            world.hosts[at].slow_us = [0, 2_000, 20_000, 100_000, 400_000][world.random.below(5) as usize]
+        }
         18..=19 => {
             if let Some(leader) = leader {
                 return change_members(world, leader);
@@ -267,6 +281,11 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
                 member.complete |= caught_up.contains(&member.id.0);
             }
         }
+    }
+    // Now and then two at once, which must be refused.
+    if world.random.chance(300_000) && members.len() > 2 {
+        let second = world.random.below(members.len() as u64) as usize;
+        members.remove(second);
     }
     let heirs = members.iter().filter(|member| member.electable()).count();
     if members.len() < 2 || (world.durability == Durability::Memory && heirs < 2) {

@@ -217,8 +217,8 @@ impl World {
     fn config(&self, id: u8) -> Config {
         Config {
             ring_entries: 64,
-            batch_entries: 8,
-            window_entries: 16,
+            batch_entries: self.weather.batch,
+            window_entries: self.weather.window,
             ..Config::new(ReplicaId(id), self.durability)
         }
     }
