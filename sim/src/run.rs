@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const CHAOS_US: u64 = 2_500_000;
 const CALM_US: u64 = 3_000_000;
+/// An ordinary world takes ten thousand steps.
+const STORM_STEPS: u64 = 100_000;
 
 /// What to play.
 #[derive(Clone, Copy, Debug)]
@@ -184,6 +186,12 @@ fn advance(world: &mut World, until_us: u64) -> Result<(), String> {
             continue;
         }
         world.happen(next)?;
+        if world.steps > STORM_STEPS {
+            return Err(format!(
+                "storm: {} steps in {} us; replicas answer each other without end",
+                world.steps, world.now_us
+            ));
+        }
     }
     world.now_us = world.now_us.max(until_us);
     Ok(())

@@ -42,6 +42,8 @@ pub(super) struct Peer {
     /// When `matched` rose last, or something was sent again.
     moved_us: u64,
     pub(super) recovering: bool,
+    /// Of its last recovery.
+    nonce: u64,
 }
 
 /// A hand-over under way.
@@ -203,6 +205,7 @@ impl Consensus {
                     heard_us: self.now_us,
                     moved_us: self.now_us,
                     recovering: false,
+                    nonce: 0,
                 },
             };
             self.leading.peers.push(peer);
@@ -361,9 +364,17 @@ impl Consensus {
         let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
             return;
         };
-        let last = self.log.last().index;
+        let (last, resend_us) = (self.log.last().index, self.resend_us());
         let peer = &mut self.leading.peers[at];
+        if nonce == peer.nonce && !peer.recovering {
+            return; // It has acknowledged since: an old word.
+        }
+        // One word, one answer, and entries only if the last ones have arrived or seem lost: duplicates must not breed.
+        let new = nonce != peer.nonce;
+        let again = new || held >= peer.next || peer.moved_us.saturating_add(resend_us) <= self.now_us;
+        let arrived = held.next() == peer.next;
         peer.recovering = true;
+        peer.nonce = nonce;
         peer.matched = Index(0);
         out.push(Action::Send {
             to: from,
@@ -373,9 +384,16 @@ impl Consensus {
                 last,
             },
         });
-        // A promise older than this term cannot have been made to this leader: what it holds is not known to match.
-        let known = if term == self.promise.term { held } else { Index(0) };
-        self.send_again(at, known.min(last).next(), out);
+        if again || arrived {
+            // A promise of an older term was not made to this leader: what it holds is not known to match.
+            let known = if term == self.promise.term { held } else { Index(0) };
+            self.send_again(at, known.min(last).next(), out);
+        }
+    }
+
+    /// Nothing moved for this long: send again.
+    fn resend_us(&self) -> u64 {
+        4 * self.cfg.heartbeat_us
     }
 
     pub(super) fn on_link_up(&mut self, peer: ReplicaId, out: &mut Vec<Action>) {
@@ -412,7 +430,7 @@ impl Consensus {
             return;
         }
         self.beat(out);
-        let (last, resend_us) = (self.log.last().index, 4 * self.cfg.heartbeat_us);
+        let (last, resend_us) = (self.log.last().index, self.resend_us());
         for at in 0..self.leading.peers.len() {
             let peer = &self.leading.peers[at];
             if peer.matched < last && peer.moved_us.saturating_add(resend_us) <= self.now_us {
