@@ -72,9 +72,20 @@ struct Engine {
     full: bool,
     failed: bool,
     tried: Instant,
+    /// Appended, not synced yet.
+    ticket: Option<u64>,
 }
 
 impl Engine {
+    /// Whether there is something to do, and it is time.
+    fn is_due(&self) -> bool {
+        if self.full {
+            self.tried.elapsed() > RETRY
+        } else {
+            !self.queue.is_empty()
+        }
+    }
+
     /// Does everything that can be done now.
     fn run(&mut self, done: &mut Vec<Done>) {
         if self.failed {
@@ -85,26 +96,18 @@ impl Engine {
         if self.full {
             self.overtake(done);
         }
-        let mut ticket = None;
-        let outcome = self.work_off(&mut ticket, done);
+        let worked = self.work_off(done);
         // What was taken before the disk filled up may still be synced.
-        let outcome = outcome.and_then(|()| self.disk.sync());
-        match outcome {
-            Ok(()) => {
-                if let Some(ticket) = ticket {
-                    done.push(Done::Persisted(ticket));
-                }
-                if std::mem::take(&mut self.full) {
-                    done.push(Done::Room);
-                }
-            }
-            Err(DiskError::Full { .. }) if self.disk.sync().is_err() => {
-                self.fail("syncing after the disk filled up".into(), done)
-            }
+        let synced = self.disk.sync();
+        if synced.is_ok()
+            && let Some(ticket) = self.ticket.take()
+        {
+            done.push(Done::Persisted(ticket));
+        }
+        match worked.and(synced) {
+            Ok(()) if std::mem::take(&mut self.full) => done.push(Done::Room),
+            Ok(()) => {}
             Err(e @ DiskError::Full { .. }) => {
-                if let Some(ticket) = ticket {
-                    done.push(Done::Persisted(ticket));
-                }
                 if !std::mem::replace(&mut self.full, true) {
                     done.push(Done::Full(e.to_string()));
                 }
@@ -113,7 +116,7 @@ impl Engine {
         }
     }
 
-    fn work_off(&mut self, ticket: &mut Option<u64>, done: &mut Vec<Done>) -> Result<(), DiskError> {
+    fn work_off(&mut self, done: &mut Vec<Done>) -> Result<(), DiskError> {
         while let Some(command) = self.queue.front_mut() {
             match command {
                 Command::Persist { entries, ticket: its } => {
@@ -128,7 +131,7 @@ impl Engine {
                         entries.drain(..taken);
                     }
                     outcome?;
-                    *ticket = Some(*its);
+                    self.ticket = Some(*its);
                 }
                 Command::Cut(from) => self.disk.cut(*from)?,
                 Command::Promise(promise) => {
@@ -200,6 +203,7 @@ impl Writer {
             full: false,
             failed: false,
             tried: Instant::now(),
+            ticket: None,
         };
         if mode == Mode::Inline {
             return Ok(Self {
@@ -254,7 +258,7 @@ impl Writer {
     pub fn done(&mut self) -> std::vec::Drain<'_, Done> {
         match &mut self.how {
             How::Inline(engine) => {
-                if !engine.queue.is_empty() {
+                if engine.is_due() {
                     engine.run(&mut self.ready);
                 }
             }
@@ -298,7 +302,7 @@ impl Shared {
             {
                 let mut queue = self.queue.lock().expect("no panic under this lock");
                 while queue.0.is_empty() && !queue.1 {
-                    if engine.full && !engine.queue.is_empty() {
+                    if engine.full {
                         let (again, timeout) = self
                             .wake
                             .wait_timeout(queue, RETRY)

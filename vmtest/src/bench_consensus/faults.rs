@@ -119,7 +119,8 @@ impl Trio {
         self.running[id as usize] = None; // SIGKILL, and reaped
         self.follows[id as usize] = false;
         if self.leader == Some(id) {
-            self.leader = None;
+            // Whoever follows the next one will say so.
+            (self.leader, self.follows) = (None, [false; 3]);
         }
         at
     }
@@ -137,7 +138,7 @@ impl Trio {
             let pid = nix::unistd::Pid::from_raw(running.0.id() as i32);
             nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP)?;
         }
-        self.leader = None;
+        (self.leader, self.follows) = (None, [false; 3]);
         Ok(Instant::now())
     }
 
@@ -155,7 +156,7 @@ impl Trio {
                 Line::Wrong(what) => bail!("replica {id}: {what}"),
                 Line::Decides { .. } if current => {
                     self.leader = Some(id);
-                    self.follows = [false; 3];
+                    self.follows[id as usize] = false;
                 }
                 Line::Follows if current => self.follows[id as usize] = true,
                 // An acknowledgement of a replica that was killed since still counts.

@@ -6,8 +6,8 @@
 
 use super::child::{Config, Links, Part, Scratch, figure, say, spawn, write_keys};
 use super::{Durability, Fabric, Figure, Series, Wait};
-use anyhow::{Context, Result};
-use dunlin_fabric::transport::{self, RegionId, Transport};
+use anyhow::{Context, Result, bail};
+use dunlin_fabric::transport::{self, RegionId, Transport, TransportError};
 use dunlin_fabric::wait::Idle;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -30,10 +30,16 @@ fn config(dir: &std::path::Path, me: u8, fabric: Fabric, wait: Wait, part: Part)
 }
 
 /// Reads the figures that a child prints, until it ends.
-pub(super) fn figures(running: &mut super::child::Running) -> Result<Vec<Figure>> {
+pub(super) fn figures(running: &mut super::child::Running, expected: usize) -> Result<Vec<Figure>> {
     let out = running.0.stdout.take().context("the child's output")?;
     let lines = BufReader::new(out).lines();
-    lines.map(|line| Ok(serde_json::from_str(&line?)?)).collect()
+    let figures: Vec<Figure> = lines
+        .map(|line| Ok(serde_json::from_str(&line?)?))
+        .collect::<Result<_>>()?;
+    if figures.len() != expected {
+        bail!("{} of {expected} figures, then it ended", figures.len());
+    }
+    Ok(figures)
 }
 
 pub(super) fn ping_pong(scratch: &Scratch, fabric: Fabric, wait: Wait, seconds: f64) -> Result<Series> {
@@ -41,7 +47,7 @@ pub(super) fn ping_pong(scratch: &Scratch, fabric: Fabric, wait: Wait, seconds: 
     write_keys(&dir)?;
     let start = |me| spawn(&config(&dir, me, fabric, wait, Part::PingPong { seconds }));
     let _followers = [start(1)?, start(2)?];
-    let figures = figures(&mut start(0)?)?;
+    let figures = figures(&mut start(0)?, PAYLOADS.len())?;
     let name = serde_json::to_value(fabric)?;
     let what = format!("raw ping-pong {}", name.as_str().unwrap_or("?"));
     Ok(Series {
@@ -93,6 +99,19 @@ fn sleep_on(links: &[Box<dyn Transport>]) -> Result<()> {
     Ok(())
 }
 
+/// Writes; waits while the slower follower has too much under way already.
+fn write(link: &mut dyn Transport, at: usize, bytes: &[u8]) -> Result<()> {
+    loop {
+        match link.write_notify(R, 1, at, bytes) {
+            Err(TransportError::Full) => {
+                link.progress(1 << 20)?;
+                std::thread::yield_now();
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
 pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
     let arrivals = Links::new(config)?;
     let peers = if config.me == 0 { 2 } else { 1 };
@@ -117,7 +136,7 @@ pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
         loop {
             wait_until(&mut links, config.wait, |links| word(&*links[0], last) > seen)?;
             seen = word(&*links[0], last);
-            links[0].write_notify(R, 1, 0, &seen.to_le_bytes())?;
+            write(&mut *links[0], 0, &seen.to_le_bytes())?;
         }
     }
     let mut n = 0u64;
@@ -222,7 +241,7 @@ pub(super) fn fdatasync(scratch: &Scratch, seconds: f64, processes: u8) -> Resul
         ))
     };
     let mut all: Vec<_> = (0..processes).map(start).collect::<Result<_>>()?;
-    let figures = figures(&mut all[0])?;
+    let figures = figures(&mut all[0], PAYLOADS.len())?;
     let what = if processes == 1 {
         "fdatasync alone".into()
     } else {

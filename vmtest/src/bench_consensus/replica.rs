@@ -97,7 +97,7 @@ pub(super) fn measure(
         })
     };
     let _followers = [start(1)?, start(2)?];
-    let figures = figures(&mut start(0)?)?;
+    let figures = figures(&mut start(0)?, 3 * PAYLOADS.len())?;
     let name = |v: serde_json::Value| v.as_str().unwrap_or("?").to_owned();
     let (fabric, durability) = (
         name(serde_json::to_value(fabric)?),
