@@ -360,11 +360,11 @@ mod tests {
     #[test]
     fn a_piece_that_was_rewritten_is_told_from_an_old_one() {
         let mut buffer = Buffer::default();
-        buffer.put(0, data(8192, 1));
+        buffer.put(0, data(12288, 1));
         let pieces = buffer.intersection(&buffer.clone(), 0, 4096, u64::MAX);
-        assert_eq!(pieces.len(), 2);
-        buffer.put(4096, data(4096, 1));
+        assert_eq!(pieces.len(), 3);
+        buffer.put(8192, data(4096, 1));
         assert!(buffer.holds_unchanged(0, &pieces[0].ours));
-        assert!(!buffer.holds_unchanged(4096, &pieces[1].ours));
+        assert!(!buffer.holds_unchanged(8192, &pieces[2].ours));
     }
 }

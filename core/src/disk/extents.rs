@@ -104,6 +104,8 @@ pub struct EpochExtents {
     base: ExtentSet,
     closed: VecDeque<(Epoch, ExtentSet)>,
     open: ExtentSet,
+    /// A write failed there: no commit, only another copy, makes it equal.
+    distrusted: ExtentSet,
 }
 
 impl EpochExtents {
@@ -119,6 +121,11 @@ impl EpochExtents {
     /// A write of `range` bytes happened.
     pub fn note(&mut self, range: &Range<u64>) {
         self.open.add(range);
+    }
+
+    /// A write of `range` failed, and nobody knows how much of it is on the image.
+    pub fn distrust(&mut self, range: &Range<u64>) {
+        self.distrusted.add(range);
     }
 
     /// Adds to what the peer lacks from before (its own map, or the whole disk).
@@ -142,8 +149,8 @@ impl EpochExtents {
         }
     }
 
-    /// The peer is gone: what it may lack is from now on one set.
-    pub fn peer_lost(&mut self) {
+    /// The peer is gone, or a new copy begins: what it may lack is from now on one set.
+    pub fn gather(&mut self) {
         let all = self.needed();
         *self = Self::with_base(all);
     }
@@ -156,6 +163,7 @@ impl EpochExtents {
             all.union(closed);
         }
         all.union(&self.open);
+        all.union(&self.distrusted);
         all
     }
 }
@@ -176,7 +184,7 @@ mod tests {
         assert_eq!(extents.needed().iter().collect::<Vec<_>>(), [0, 1]);
         extents.committed(Epoch(2), true);
         assert_eq!(extents.needed().iter().collect::<Vec<_>>(), [0]);
-        extents.peer_lost();
+        extents.gather();
         extents.committed(Epoch(9), false);
         assert_eq!(extents.needed().len(), 1);
     }

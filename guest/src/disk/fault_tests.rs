@@ -57,7 +57,11 @@ fn an_io_error_on_the_primarys_disk_is_told_to_the_guest_and_to_the_node() {
     primary.disk.faults().write_error(false);
     sync(&primary, &backup, 2);
     primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(2) });
-    assert_eq!(primary.disk.status().dirty_bytes, MIB, "how much of the failed write is on the image, nobody knows");
+    assert_eq!(
+        primary.disk.status().dirty_bytes,
+        MIB,
+        "how much of the failed write is on the image, nobody knows"
+    );
     backup.write(0, 8, 512);
     primary.disk.faults().full(true);
     let error = nbd::Export::write(&*primary.disk, 0, Bytes::from_static(&[1; 512]), false).unwrap_err();

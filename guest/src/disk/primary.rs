@@ -233,7 +233,7 @@ impl Primary {
         let mut suspect = ExtentSet::default();
         suspect.add(range);
         let mut state = self.lock();
-        state.extents.widen_base(&suspect);
+        state.extents.distrust(range);
         if let Some(copying) = state.peer.as_mut().and_then(|peer| peer.copying.as_mut()) {
             copying.left.union(&suspect);
         }
@@ -306,7 +306,7 @@ impl Primary {
                 .is_some_and(|peer| Arc::ptr_eq(&peer.link, link));
             if current {
                 state.peer = None;
-                state.extents.peer_lost();
+                state.extents.gather();
             }
             current
         };
@@ -416,6 +416,7 @@ impl Primary {
             if state.peer.is_some() {
                 return Err("another backup was faster".into());
             }
+            state.extents.gather();
             state.extents.widen_base(&lacks);
             // The peer's notes are kept on disk here too: should this host restart in the middle, they are not lost.
             let left = state.extents.needed();
