@@ -167,7 +167,7 @@ fn fio_verifies_random_writes_over_several_requests_in_flight() {
     let job = served.dir.0.join("job.fio");
     let text = format!(
         "[global]\nioengine=nbd\nuri={}\nrw=randwrite\nbsrange=512-64k\nbs_unaligned=0\niodepth=16\nsize=16m\n\
-         verify=crc32c\nverify_fatal=1\ndo_verify=1\n[job]\n",
+         verify=crc32c\nverify_fatal=1\nverify_state_save=0\ndo_verify=1\n[job]\n",
         served.uri
     );
     fs::write(&job, text).unwrap();
