@@ -1,0 +1,106 @@
+//! host.toml: what one host needs to know of itself.
+
+use super::{Cluster, ConfigError, beside, parse, read};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// One host's configuration, with its cluster's.
+#[derive(Debug, Clone)]
+pub struct HostConfig {
+    /// Its name in the cluster.
+    pub name: String,
+    /// The cluster.
+    pub cluster: Cluster,
+    /// Where promises, logs and VM configurations are kept.
+    pub state: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// How peers are believed.
+    pub trust: Trust,
+}
+
+/// How peers are believed.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// Mutually authenticated TLS.
+    Tls {
+        /// This host's private key.
+        key: PathBuf,
+        /// This host's certificate.
+        cert: PathBuf,
+        /// The cluster's authority.
+        ca: PathBuf,
+    },
+    /// A shared secret; the traffic itself is in the clear.
+    Secret(PathBuf),
+    /// Nothing: for tests on one machine.
+    Insecure,
+}
+
+/// The file's shape.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFile {
+    /// The host's name in the cluster.
+    pub host: String,
+    /// The cluster's file.
+    pub cluster: PathBuf,
+    /// The state folder.
+    pub state: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// The metrics address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
+    /// TLS key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// TLS certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// TLS authority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// A file with the shared secret, instead of TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<PathBuf>,
+    /// Neither TLS nor a secret.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+}
+
+impl HostConfig {
+    /// Reads and checks the file and the cluster's.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let origin = path.display().to_string();
+        let file: HostFile = parse(&read(path)?, &origin)?;
+        let cluster = Cluster::load(&beside(path, &file.cluster))?;
+        if cluster.host(&file.host).is_none() {
+            let why = format!("host '{}' is not in {}", file.host, file.cluster.display());
+            return Err(ConfigError::senseless(&origin, why));
+        }
+        let trust = match (&file.key, &file.cert, &file.ca, &file.secret, file.insecure) {
+            (Some(key), Some(cert), Some(ca), None, false) => {
+                Trust::Tls { key: beside(path, key), cert: beside(path, cert), ca: beside(path, ca) }
+            }
+            (None, None, None, Some(secret), false) => Trust::Secret(beside(path, secret)),
+            (None, None, None, None, true) => Trust::Insecure,
+            _ => {
+                let why = "hosts have to know each other: give key, cert and ca (from 'dunlin init'), or secret, \
+                           or insecure = true, and only one of these";
+                return Err(ConfigError::senseless(&origin, why));
+            }
+        };
+        Ok(Self {
+            state: beside(path, &file.state),
+            control: beside(path, &file.control),
+            name: file.host,
+            metrics: file.metrics,
+            cluster,
+            trust,
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! vm.toml: one VM, and how it is replicated.
+
+use super::{Cluster, ConfigError, parse, read};
+use dunlin_core::consensus::Member;
+use dunlin_core::policy::Policy;
+use dunlin_core::sync::trigger::Limits;
+use dunlin_core::units::ReplicaId;
+use dunlin_guest::VmSpec;
+use serde::Deserialize;
+use std::path::Path;
+
+/// One VM's configuration.
+#[derive(Debug, Clone)]
+pub struct VmConfig {
+    /// The name that people use.
+    pub name: String,
+    /// The group: hosts that can run the VM, in order of preference, then the witnesses.
+    pub group: Vec<GroupHost>,
+    /// How it is replicated.
+    pub policy: Policy,
+    /// When to sync.
+    pub sync: SyncConfig,
+    /// The VM itself.
+    pub spec: VmSpec,
+    /// The file's text: what is sent to the other hosts, and kept.
+    pub text: String,
+}
+
+/// A host's part in a VM's group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupHost {
+    /// The host's name in the cluster.
+    pub name: String,
+    /// Its part.
+    pub member: Member,
+}
+
+/// When to sync, and how much may pile up.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SyncConfig {
+    /// No sync sooner than this after the last.
+    pub shortest_ms: f64,
+    /// A sync at the latest this long after the last while output waits.
+    pub longest_ms: f64,
+    /// A sync even of a silent VM.
+    pub quiet_ms: f64,
+    /// Fixed period instead of idle moments (Remus).
+    pub period_ms: Option<f64>,
+    /// Memory for a sync on its way into the backup.
+    pub staging_mib: usize,
+    /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
+    pub audit: bool,
+}
+
+impl Default for SyncConfig {
+    fn default() -> Self {
+        Self {
+            shortest_ms: 1.0,
+            longest_ms: 100.0,
+            quiet_ms: 1000.0,
+            period_ms: None,
+            staging_mib: 256,
+            audit: false,
+        }
+    }
+}
+
+impl SyncConfig {
+    /// The trigger's limits. A fixed period is a shortest interval that is also the longest.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let us = |ms: f64| (ms * 1000.0) as u64;
+        match self.period_ms {
+            Some(period) => Limits { shortest_us: us(period), longest_us: us(period), quiet_us: us(self.quiet_ms) },
+            None => Limits {
+                shortest_us: us(self.shortest_ms),
+                longest_us: us(self.longest_ms),
+                quiet_us: us(self.quiet_ms),
+            },
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VmFile {
+    name: String,
+    members: Vec<String>,
+    #[serde(default)]
+    witness: Option<String>,
+    policy: String,
+    #[serde(default)]
+    sync: SyncConfig,
+    vm: VmSpec,
+}
+
+impl VmConfig {
+    /// Reads and checks the file.
+    pub fn load(path: &Path, cluster: &Cluster) -> Result<Self, ConfigError> {
+        Self::parse(&read(path)?, &path.display().to_string(), cluster)
+    }
+
+    /// Checks a file's text; `origin` stands in messages.
+    pub fn parse(text: &str, origin: &str, cluster: &Cluster) -> Result<Self, ConfigError> {
+        let file: VmFile = parse(text, origin)?;
+        let senseless = |why: String| Err(ConfigError::senseless(origin, why));
+        let name_is_plain =
+            |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
+        if file.name.is_empty() || file.name.len() > 64 || !name_is_plain(&file.name) || file.name.starts_with('.') {
+            return senseless("name has to be 1 to 64 letters, digits, '-', '_' or '.'".into());
+        }
+        let policy: Policy =
+            file.policy.parse().map_err(|error| ConfigError::senseless(origin, format!("policy: {error}")))?;
+        let named = file.members.iter().map(|name| (name, false)).chain(file.witness.iter().map(|name| (name, true)));
+        let mut group: Vec<GroupHost> = Vec::new();
+        for (name, witness) in named {
+            if cluster.host(name).is_none() {
+                return senseless(format!("host '{name}' is not in the cluster"));
+            }
+            if group.iter().any(|host| host.name == *name) {
+                return senseless(format!("host '{name}' is named twice"));
+            }
+            let member = Member { id: ReplicaId(group.len() as u8), witness };
+            group.push(GroupHost { name: name.clone(), member });
+        }
+        match (policy.is_replicated(), file.members.len(), group.len()) {
+            (false, 1.., _) => {}
+            (true, 2, 3) => {}
+            _ => {
+                return senseless(format!(
+                    "policy '{}' needs {}",
+                    policy.name(),
+                    if policy.is_replicated() { "two hosts in members, and a witness" } else { "a host in members" }
+                ));
+            }
+        }
+        let sync = &file.sync;
+        let times = [sync.shortest_ms, sync.longest_ms, sync.quiet_ms, sync.period_ms.unwrap_or(1.0)];
+        if times.iter().any(|ms| !(0.1..=60_000.0).contains(ms)) || sync.shortest_ms > sync.longest_ms {
+            return senseless("sync: times are from 0.1 to 60000 ms, and shortest_ms at most longest_ms".into());
+        }
+        if sync.staging_mib == 0 {
+            return senseless("sync.staging_mib has to be at least 1".into());
+        }
+        Ok(Self { name: file.name, group, policy, sync: file.sync, spec: file.vm, text: text.to_owned() })
+    }
+
+    /// This host's part in the group, if it has one.
+    #[must_use]
+    pub fn member(&self, host: &str) -> Option<Member> {
+        self.group.iter().find(|member| member.name == host).map(|host| host.member)
+    }
+
+    /// The name of a member's host.
+    #[must_use]
+    pub fn host_name(&self, id: ReplicaId) -> &str {
+        self.group.get(usize::from(id.0)).map_or("?", |host| &host.name)
+    }
+}
