@@ -1,0 +1,53 @@
+use super::*;
+
+const ID: &str = "00112233445566778899aabbccddeeff";
+
+fn cluster() -> Cluster {
+    let text = format!(
+        "name = 't'\nid = '{ID}'\n[[hosts]]\nname = 'a'\naddress = '10.0.0.1:7400'\n\
+         [[hosts]]\nname = 'b'\naddress = '10.0.0.2:7400'\n[[hosts]]\nname = 'c'\naddress = '10.0.0.3:7400'\n"
+    );
+    parse(&text, "cluster.toml").expect("a good cluster file")
+}
+
+fn vm(top: &str) -> Result<VmConfig, ConfigError> {
+    VmConfig::parse(&format!("{top}\n[vm]\nmemory_mib = 64\n"), "vm.toml", &cluster())
+}
+
+const GOOD: &str = "name = 'v'\nmembers = ['a', 'b']\nwitness = 'c'\npolicy = 'plover'";
+
+#[test]
+fn a_good_vm_file_gives_a_group_of_three() {
+    let vm = vm(GOOD).expect("a good file");
+    let names: Vec<_> = vm.group.iter().map(|host| (host.name.as_str(), host.member.witness)).collect();
+    assert_eq!(names, [("a", false), ("b", false), ("c", true)]);
+}
+
+#[test]
+fn every_mistake_is_one_line_that_names_the_file() {
+    let mistakes = [
+        (GOOD.replace("policy", "polisy"), "polisy"),
+        (GOOD.replace("'plover'", "'plovr'"), "unknown policy 'plovr'"),
+        (GOOD.replace("['a', 'b']", "['a', 'a']"), "host 'a' is named twice"),
+        (GOOD.replace("['a', 'b']", "['a', 'x']"), "host 'x' is not in the cluster"),
+        (GOOD.replace("witness = 'c'", ""), "needs two hosts in members, and a witness"),
+        (GOOD.replace("'v'", "'../v'"), "name has to be"),
+        (format!("{GOOD}\nsync.shortest_ms = 500.0"), "shortest_ms"),
+    ];
+    for (text, expected) in mistakes {
+        let message = vm(&text).expect_err(&text).to_string();
+        assert!(message.contains(expected), "{message:?} does not say {expected:?}");
+        assert!(message.starts_with("vm.toml: "), "{message:?} does not name the file");
+        assert_eq!(message.lines().count(), 1, "{message:?}");
+    }
+}
+
+#[test]
+fn an_id_has_32_digits_and_hosts_differ() {
+    let mut wrong = cluster();
+    wrong.id = "12".into();
+    assert!(wrong.id_bytes().is_none());
+    wrong.id = "é".repeat(16);
+    assert!(wrong.id_bytes().is_none());
+    assert_eq!(cluster().id_bytes().map(|id| id[15]), Some(0xff));
+}

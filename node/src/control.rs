@@ -1,0 +1,288 @@
+//! What is said on the control socket, and between daemons about VMs that do not run yet: one JSON object a line.
+
+pub mod client;
+pub mod server;
+
+use serde::{Deserialize, Serialize};
+
+/// What is asked of a daemon.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Start a VM on its group.
+    Up {
+        /// The text of its vm.toml.
+        text: String,
+        /// The file's name, for messages.
+        origin: String,
+    },
+    /// Shut a VM down everywhere.
+    Down {
+        /// Which.
+        vm: String,
+        /// Do not wait for the guest.
+        now: bool,
+    },
+    /// How everything is.
+    Status,
+    /// What happened.
+    Events {
+        /// Go on with what will happen.
+        follow: bool,
+    },
+    /// Hand a VM over to its backup.
+    Failover {
+        /// Which.
+        vm: String,
+    },
+    /// Bring a backup in, or serve without any.
+    Protect {
+        /// Which.
+        vm: String,
+        /// "I know that the others are dead."
+        alone: bool,
+    },
+    /// Daemon to daemon: could you take part in this VM's group?
+    Prepare {
+        /// The text of its vm.toml.
+        text: String,
+        /// The file's name, for messages.
+        origin: String,
+        /// The asker's QEMU.
+        qemu_version: String,
+    },
+    /// Daemon to daemon: take part.
+    Install {
+        /// The text of its vm.toml.
+        text: String,
+    },
+    /// Daemon to daemon: forget this VM.
+    Remove {
+        /// Which.
+        vm: String,
+    },
+}
+
+impl Request {
+    /// Whether a daemon takes this from another daemon.
+    #[must_use]
+    pub fn is_for_peers(&self) -> bool {
+        !matches!(self, Self::Up { .. } | Self::Events { .. } | Self::Status)
+    }
+}
+
+/// One line of an answer; the last one is `Done` or `Failed`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// How everything is.
+    Status(HostStatus),
+    /// Something happened.
+    Event(Event),
+    /// It is done.
+    Done {
+        /// For a person.
+        text: String,
+    },
+    /// It was not done.
+    Failed {
+        /// One line that says what to do.
+        why: String,
+        /// The exit code: 2 for bad input, 1 for the rest.
+        code: i32,
+    },
+}
+
+impl Answer {
+    /// Done.
+    pub fn done(text: impl Into<String>) -> Self {
+        Self::Done { text: text.into() }
+    }
+
+    /// Bad input.
+    pub fn refused(why: impl Into<String>) -> Self {
+        Self::Failed { why: why.into(), code: 2 }
+    }
+
+    /// Anything else that went wrong.
+    pub fn failed(why: impl Into<String>) -> Self {
+        Self::Failed { why: why.into(), code: 1 }
+    }
+
+    /// Whether nothing follows.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Done { .. } | Self::Failed { .. })
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts up on each host.
+    pub seq: u64,
+    /// Milliseconds since 1970.
+    pub time_ms: u64,
+    /// On which host.
+    pub host: String,
+    /// About which VM.
+    pub vm: String,
+    /// What, in one word: `protected`, `unprotected`, `took-over`, ...
+    pub kind: String,
+    /// The same for a person.
+    pub text: String,
+}
+
+/// A host and its VMs.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// The host.
+    pub host: String,
+    /// How its links to others are protected.
+    pub links: String,
+    /// The VMs in whose groups it is.
+    pub vms: Vec<VmStatus>,
+}
+
+/// One VM, as this host sees it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct VmStatus {
+    /// Its name.
+    pub name: String,
+    /// `primary`, `backup`, `witness`, or `none` while this host has no part in running it.
+    pub role: String,
+    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `failed: ...`.
+    pub state: String,
+    /// Whether a second complete copy exists, as agreed by the group.
+    pub protected: bool,
+    /// Whether protection is asked for at all.
+    pub wants_protection: bool,
+    /// The policy.
+    pub policy: String,
+    /// The leader's host, if known.
+    pub leader: Option<String>,
+    /// The consensus term.
+    pub term: u64,
+    /// The running epoch.
+    pub epoch: u64,
+    /// Entries: committed, applied.
+    pub committed: u64,
+    /// See `committed`.
+    pub applied: u64,
+    /// Frames that wait for a sync.
+    pub held_frames: usize,
+    /// Inbound frames taken and outbound frames released.
+    pub frames_in: u64,
+    /// See `frames_in`.
+    pub frames_out: u64,
+    /// The peers of the group: name, and whether its log link stands.
+    pub peers: Vec<PeerStatus>,
+    /// The last sync, and totals.
+    pub sync: SyncStatus,
+    /// What the last take-over on this host was made of.
+    pub failover: Option<FailoverStatus>,
+    /// Long work under way.
+    pub progress: Option<Progress>,
+    /// QEMU's process on this host.
+    pub qemu_pid: Option<u32>,
+}
+
+/// A peer of a group.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its host.
+    pub host: String,
+    /// Whether the log link stands.
+    pub connected: bool,
+}
+
+/// Syncs on this host.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncStatus {
+    /// How many were acknowledged since this host became primary.
+    pub count: u64,
+    /// Of these, by reason: both idle, limit, quiet, disk.
+    pub reasons: Reasons,
+    /// How many were given up.
+    pub aborted: u64,
+    /// The last one.
+    pub last: SyncFigures,
+    /// Medians over the last 1,000.
+    pub median: SyncFigures,
+}
+
+/// Why syncs were started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reasons {
+    /// Both VMs were idle.
+    pub idle: u64,
+    /// Output had waited for the longest interval.
+    pub limit: u64,
+    /// The epoch had grown old.
+    pub quiet: u64,
+    /// The disk's buffers asked.
+    pub disk: u64,
+}
+
+/// What one sync took. Times in microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncFigures {
+    /// The primary's VM stood still.
+    pub pause_us: u64,
+    /// Of it: QMP stop.
+    pub stop_us: u64,
+    /// Saving the device state.
+    pub save_us: u64,
+    /// Reading the dirty bits.
+    pub scan_us: u64,
+    /// Waiting for the backup's bitmap.
+    pub wait_us: u64,
+    /// Copying the united pages aside.
+    pub copy_us: u64,
+    /// QMP cont.
+    pub cont_us: u64,
+    /// After the pause: hashing and comparing.
+    pub hash_us: u64,
+    /// From the stop to the backup's acknowledgement.
+    pub total_us: u64,
+    /// From the last sync's stop to this one's.
+    pub interval_us: u64,
+    /// The backup's load, as it reports it.
+    pub load_us: u64,
+    /// Dirty pages of the primary.
+    pub dirty_primary: u64,
+    /// Dirty pages of the backup.
+    pub dirty_backup: u64,
+    /// Both together.
+    pub united: u64,
+    /// Pages that differed.
+    pub divergent: u64,
+    /// Bytes of memory sent.
+    pub bytes: u64,
+    /// Bytes of device state.
+    pub device_bytes: u64,
+}
+
+/// A take-over, step by step. Microseconds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct FailoverStatus {
+    /// From the last word of the old primary to this host's candidacy.
+    pub detected_us: u64,
+    /// To the won election.
+    pub elected_us: u64,
+    /// Applying the agreed inputs and the complete set's agreement.
+    pub applied_us: u64,
+    /// To the first frame out: disk, QEMU's switch, announcement.
+    pub announced_us: u64,
+}
+
+/// Long work.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// What.
+    pub what: String,
+    /// So far, in bytes.
+    pub done: u64,
+    /// In all, in bytes.
+    pub total: u64,
+}

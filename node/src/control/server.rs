@@ -1,0 +1,81 @@
+//! The daemon's end of the control socket.
+
+use super::{Answer, Request};
+use rustix::fs::{Mode, chmod};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// No request is longer: a vm.toml is a few hundred bytes.
+const MOST_REQUEST_BYTES: u64 = 1 << 20;
+
+/// Why the control socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Another daemon answers there.
+    #[error("{0}: another daemon answers on this control socket; stop it first")]
+    InUse(String),
+    /// The system refuses.
+    #[error("{0}: the control socket cannot be made: {1}")]
+    Io(String, #[source] io::Error),
+}
+
+/// The listening control socket; the file goes when it is dropped.
+pub struct ControlSocket {
+    /// Accept here.
+    pub listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ControlSocket {
+    /// Makes the socket, for this user alone. One that a killed daemon left behind is replaced.
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let name = path.display().to_string();
+        let io = |error| SocketError::Io(name.clone(), error);
+        if UnixStream::connect(path).is_ok() {
+            return Err(SocketError::InUse(name));
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path).map_err(io)?;
+        let this = Self { listener, path: path.to_owned() };
+        chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| io(error.into()))?;
+        Ok(this)
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        // Already gone is as good.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Where answers go.
+pub trait AnswerTo {
+    /// Sends one line; an error means that nobody listens any more.
+    fn answer(&mut self, answer: &Answer) -> io::Result<()>;
+}
+
+impl<W: Write> AnswerTo for W {
+    fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+        let mut line = serde_json::to_vec(answer)?;
+        line.push(b'\n');
+        self.write_all(&line)?;
+        self.flush()
+    }
+}
+
+/// Reads one request; what cannot be understood is refused with its reason.
+pub fn read_request(stream: impl Read) -> Result<Option<Request>, Answer> {
+    let mut line = String::new();
+    match BufReader::new(stream.take(MOST_REQUEST_BYTES)).read_line(&mut line) {
+        Ok(0) | Err(_) => return Ok(None),
+        Ok(_) => {}
+    }
+    serde_json::from_str(&line)
+        .map(Some)
+        .map_err(|error| Answer::refused(format!("the request cannot be understood (another version?): {error}")))
+}
