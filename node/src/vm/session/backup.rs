@@ -1,0 +1,284 @@
+//! The backup's side of a session: receives the join, then stages and applies one sync after the other.
+//!
+//! Invariants:
+//! 1. The VM is untouched until a sync is staged whole; a sync that breaks before that is dropped whole.
+//! 2. A sync that was acknowledged is applied, whatever happens to the primary afterwards.
+//! 3. The dirty bits are cleared before the VM runs on: what it writes from then on is the next sync's.
+//!
+//! Source: stock-QEMU COLO secondary, driven as in docs/guest.md. Not here: elections, frames (the loop).
+
+use super::link::SyncLink;
+use super::primary::unexpected;
+use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
+use crate::vm::machine::Machine;
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, select};
+use dunlin_core::sync::dirty::PageSet;
+use dunlin_core::sync::staging::{PageDelta, Staged, Staging};
+use dunlin_core::units::Epoch;
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_guest::colo::{Colo, ColoPhase};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the loop asks of the session.
+#[derive(Debug)]
+pub enum BackupJob {
+    /// The log says that `epoch` ends, and all inputs before that are with the VM.
+    Stop {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// The loop has taken the VM's last frames of the epoch: it may run on.
+    LineDrawn,
+    /// This host is the leader now: make the VM a primary's.
+    TakeOver,
+}
+
+/// What a session needs.
+pub struct Backup {
+    /// The loop's name for this session.
+    pub session: u64,
+    /// The VM, waiting for its state.
+    pub machine: Arc<Machine>,
+    /// Its port for states.
+    pub colo: Colo,
+    /// The stream to the primary.
+    pub link: SyncLink,
+    /// Jobs.
+    pub jobs: Receiver<BackupJob>,
+    /// Reports.
+    pub to_loop: LoopSender,
+    /// Whether the VM runs between syncs.
+    pub active: bool,
+    /// Memory for staging.
+    pub staging_bytes: usize,
+    /// Whether the primary sends audits.
+    pub audit: bool,
+    /// For a passive backup: the newest state, not loaded yet.
+    pub unloaded: Option<Bytes>,
+}
+
+/// Why the wait for messages ended.
+enum Wake {
+    Message(SyncMessage),
+    Job(BackupJob),
+}
+
+impl Backup {
+    /// Runs until the session breaks, the VM is taken over, or the loop drops its jobs.
+    pub fn run(mut self) {
+        let outcome = self.join_and_sync();
+        let (session, to_loop) = (self.session, self.to_loop.clone());
+        match outcome {
+            Ok(()) => {}
+            Err(Broken(why)) => {
+                to_loop.send(LoopEvent::SessionEnded { session, why });
+                // The VM is whole, as of the last sync: the loop may still take it over.
+                if let Ok(BackupJob::TakeOver) = self.wait_for_take_over() {
+                    self.take_over();
+                }
+            }
+        }
+    }
+
+    fn wait_for_take_over(&self) -> Result<BackupJob, Broken> {
+        loop {
+            match self.jobs.recv() {
+                Ok(BackupJob::TakeOver) => return Ok(BackupJob::TakeOver),
+                Ok(_) => {}
+                Err(_) => return Err(Broken("the VM loop has gone".into())),
+            }
+        }
+    }
+
+    fn wake(&self) -> Result<Wake, Broken> {
+        select! {
+            recv(self.link.incoming()) -> message => match message {
+                Ok(Ok(message)) => Ok(Wake::Message(message)),
+                Ok(Err(broken)) => Err(broken),
+                Err(_) => Err(Broken("the sync's stream ended".into())),
+            },
+            recv(self.jobs) -> job => match job {
+                Ok(job) => Ok(Wake::Job(job)),
+                Err(_) => Err(Broken("the VM loop has gone".into())),
+            },
+        }
+    }
+
+    fn join_and_sync(&mut self) -> Result<(), Broken> {
+        self.link.send(&SyncMessage::JoinReady)?;
+        let epoch = self.receive_join()?;
+        let staged = self.receive_staged(epoch)?;
+        self.acknowledge_and_apply(staged, true)?;
+        loop {
+            match self.wake()? {
+                Wake::Job(BackupJob::Stop { epoch }) => self.sync_active(epoch)?,
+                Wake::Job(BackupJob::TakeOver) => {
+                    self.take_over();
+                    return Ok(());
+                }
+                Wake::Job(BackupJob::LineDrawn) => {}
+                Wake::Message(SyncMessage::Union { epoch, .. }) if !self.active => {
+                    let staged = self.receive_staged(epoch)?;
+                    self.acknowledge_and_apply(staged, false)?;
+                }
+                Wake::Message(SyncMessage::Audit { .. }) if !self.audit => {}
+                Wake::Message(other) => return Err(unexpected("the next sync", &other)),
+            }
+        }
+    }
+
+    /// Pages straight into the memory of a VM that does not run yet, until the last sync of the join.
+    fn receive_join(&self) -> Result<Epoch, Broken> {
+        loop {
+            match self.link.receive()? {
+                SyncMessage::Pages(deltas) => self.write(&deltas)?,
+                SyncMessage::JoinLast { epoch } => return Ok(epoch),
+                other => return Err(unexpected("Pages", &other)),
+            }
+        }
+    }
+
+    fn sync_active(&mut self, epoch: Epoch) -> Result<(), Broken> {
+        self.colo.request().map_err(|error| Broken::new("stopping the backup's VM", error))?;
+        let dirty = self.machine.qemu.memory().scan_dirty();
+        let dirty = page_set(&dirty.map_err(|error| Broken::new("reading the dirty pages", error))?);
+        self.link.send(&SyncMessage::Dirty { epoch, pages: dirty })?;
+        let union = match self.link.receive()? {
+            SyncMessage::Union { epoch: got, pages } if got == epoch => pages,
+            other => return Err(unexpected("Union", &other)),
+        };
+        if union.end() > self.machine.qemu.memory().pages() as u32 {
+            return Err(Broken("the primary names pages outside the guest's memory".into()));
+        }
+        self.send_hashes(epoch, &union)?;
+        let staged = self.receive_staged(epoch)?;
+        self.acknowledge_and_apply(staged, false)
+    }
+
+    fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
+        let hashes = hash_copy(&copy_out(self.machine.qemu.memory(), union));
+        for part in hashes.chunks(1 << 16) {
+            self.link.send(&SyncMessage::Hashes { epoch, hashes: part.to_vec() })?;
+        }
+        Ok(())
+    }
+
+    fn receive_staged(&self, epoch: Epoch) -> Result<Staged, Broken> {
+        let pages = self.machine.qemu.memory().pages() as u32;
+        let mut staging = Staging::new(epoch, pages, self.staging_bytes);
+        let refused = |error: dunlin_core::sync::staging::StagingError| {
+            // Best effort: the primary hears why, or sees the stream end.
+            let _ = self.link.send(&SyncMessage::Refused { why: error.to_string() });
+            Broken(error.to_string())
+        };
+        loop {
+            match self.link.receive()? {
+                SyncMessage::Delta { epoch, deltas } => staging.add(epoch, deltas).map_err(refused)?,
+                SyncMessage::State { epoch, device_state } => {
+                    self.machine.disks_reached(epoch)?;
+                    return staging.complete(epoch, device_state).map_err(refused);
+                }
+                other => return Err(unexpected("Delta or State", &other)),
+            }
+        }
+    }
+
+    fn acknowledge_and_apply(&mut self, staged: Staged, joining: bool) -> Result<(), Broken> {
+        let epoch = staged.epoch;
+        // The loop refuses if it has promised a later term meanwhile: then somebody else leads, and the old primary
+        // must not hear an acknowledgement.
+        self.report(BackupStep::Staged { epoch });
+        match self.jobs.recv() {
+            Ok(BackupJob::LineDrawn) => {}
+            Ok(BackupJob::TakeOver) => {
+                // Elected before the acknowledgement left: this sync is dropped whole (invariant 1).
+                self.take_over();
+                return Err(Broken("taken over in the middle of a sync".into()));
+            }
+            Ok(BackupJob::Stop { .. }) => return Err(Broken("two syncs at once".into())),
+            Err(_) => return Err(Broken("the VM loop has gone".into())),
+        }
+        // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
+        let _ = self.link.send(&SyncMessage::Staged { epoch });
+        let started = Instant::now();
+        let audit = if self.audit { Some(self.receive_audit(epoch)?) } else { None };
+        self.apply(staged, joining, audit)?;
+        let took_us = started.elapsed().as_micros() as u64;
+        self.report(BackupStep::Loaded { epoch, joining });
+        let _ = self.link.send(&SyncMessage::Loaded { epoch, took_us });
+        Ok(())
+    }
+
+    fn receive_audit(&self, epoch: Epoch) -> Result<u128, Broken> {
+        match self.link.receive()? {
+            SyncMessage::Audit { epoch: got, hash } if got == epoch => Ok(hash),
+            other => Err(unexpected("Audit", &other)),
+        }
+    }
+
+    fn apply(&mut self, staged: Staged, joining: bool, audit: Option<u128>) -> Result<(), Broken> {
+        let machine = Arc::clone(&self.machine);
+        machine.commit_disks(staged.epoch, joining)?;
+        let memory = machine.qemu.memory();
+        let write = || -> std::io::Result<()> {
+            for delta in &staged.deltas {
+                memory.write_blocks(u64::from(delta.at.page), delta.at.blocks, &delta.bytes);
+            }
+            // Invariant 3: also what a reset on the way to the load has written is the same on both sides now.
+            memory.scan_dirty().map(drop)?;
+            match audit {
+                Some(expected) if hash_all(memory) != expected => {
+                    Err(std::io::Error::other("audit: the two memories differ after the sync"))
+                }
+                _ => Ok(()),
+            }
+        };
+        let broken = |error| Broken::new("loading the state into the backup's VM", error);
+        if !self.active {
+            write().map_err(|error| Broken::new("writing the backup's memory", error))?;
+            self.unloaded = Some(staged.device_state);
+        } else if joining {
+            write().map_err(|error| Broken::new("writing the backup's memory", error))?;
+            self.colo.enable(&staged.device_state).map_err(broken)?;
+        } else {
+            self.colo.load(&staged.device_state, write).map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, deltas: &[PageDelta]) -> Result<(), Broken> {
+        let memory = self.machine.qemu.memory();
+        for delta in deltas {
+            if u64::from(delta.at.page) >= memory.pages() {
+                return Err(Broken("the primary names pages outside the guest's memory".into()));
+            }
+            memory.write_blocks(u64::from(delta.at.page), delta.at.blocks, &delta.bytes);
+        }
+        Ok(())
+    }
+
+    fn report(&self, step: BackupStep) {
+        self.to_loop.send(LoopEvent::BackupSync { session: self.session, step });
+    }
+
+    /// Makes the VM an ordinary, running one.
+    fn take_over(&mut self) {
+        let outcome = self.machine.take_over_disks().and_then(|()| self.free_vm());
+        let result = outcome.map_err(|Broken(why)| why);
+        self.to_loop.send(LoopEvent::TookOver { session: self.session, result });
+    }
+
+    fn free_vm(&mut self) -> Result<(), Broken> {
+        let broken = |error| Broken::new("taking the VM over", error);
+        if let Some(state) = self.unloaded.take() {
+            self.colo.enable(&state).map_err(broken)?;
+        }
+        if matches!(self.colo.phase(), ColoPhase::Empty | ColoPhase::Broken) {
+            return Err(Broken("the backup's VM is not whole".into()));
+        }
+        self.colo.failover().map_err(broken)
+    }
+}

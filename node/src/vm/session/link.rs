@@ -1,0 +1,137 @@
+//! The stream between a primary and its backup, as messages.
+
+use super::Broken;
+use crate::vm::event::{LoopEvent, LoopSender};
+use bytes::{Bytes, BytesMut};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
+use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// A peer that says nothing for this long in the middle of a sync is given up. Its death is noticed much sooner, by
+/// the consensus heartbeats; this is for one that lives but is stuck.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The sending end; cheap to clone.
+#[derive(Clone)]
+pub struct SyncWriter {
+    half: Arc<Mutex<Outgoing>>,
+}
+
+struct Outgoing {
+    half: WriteHalf,
+    buffer: BytesMut,
+}
+
+impl SyncWriter {
+    fn lock(&self) -> MutexGuard<'_, Outgoing> {
+        self.half.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message; blocks while the peer does not read.
+    pub fn send(&self, message: &SyncMessage) -> Result<(), Broken> {
+        self.lock().send(message).map_err(|error| Broken::new("the other host does not take the sync", error))
+    }
+
+    /// Sends a message if nothing else is being sent: for hints that may be lost. Says whether it was sent.
+    pub fn hint(&self, message: &SyncMessage) -> bool {
+        match self.half.try_lock() {
+            Ok(mut outgoing) => outgoing.send(message).is_ok(),
+            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => false,
+        }
+    }
+}
+
+impl Outgoing {
+    fn send(&mut self, message: &SyncMessage) -> io::Result<()> {
+        self.buffer.clear();
+        encode(message, &mut self.buffer);
+        self.half.write_all(&self.buffer)?;
+        self.half.flush()
+    }
+}
+
+/// Closes the stream from anywhere: both sides' threads wake with an end.
+#[derive(Clone)]
+pub struct Closer(SyncWriter);
+
+impl Closer {
+    /// Closes.
+    pub fn close(&self) {
+        // A writer that is blocked holds the lock; its peer's heartbeats are gone then and the socket's own
+        // time-out ends it.
+        if let Ok(outgoing) = self.0.half.try_lock() {
+            outgoing.half.shutdown();
+        }
+    }
+}
+
+/// A session's stream.
+pub struct SyncLink {
+    /// The sending end.
+    pub writer: SyncWriter,
+    incoming: Receiver<Result<SyncMessage, Broken>>,
+}
+
+impl SyncLink {
+    /// Takes a stream over. Messages that are for the VM loop (`Idle`) go there, stamped with `session`.
+    pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let (mut read, half) = stream.split();
+        let (sender, incoming) = bounded(64);
+        std::thread::Builder::new().name("sync-read".into()).spawn(move || {
+            loop {
+                match read_message(&mut read) {
+                    Ok(SyncMessage::Idle { applied }) => to_loop.send(LoopEvent::BackupIdle { session, applied }),
+                    other => {
+                        let ended = other.is_err();
+                        if sender.send(other).is_err() || ended {
+                            break;
+                        }
+                    }
+                }
+            }
+            // The thread at the other end of the channel may be waiting for the loop, not for us.
+            to_loop.send(LoopEvent::SessionStreamEnded { session });
+        })?;
+        let outgoing = Outgoing { half, buffer: BytesMut::new() };
+        let writer = SyncWriter { half: Arc::new(Mutex::new(outgoing)) };
+        Ok((Self { writer: writer.clone(), incoming }, Closer(writer)))
+    }
+
+    /// Sends a message.
+    pub fn send(&self, message: &SyncMessage) -> Result<(), Broken> {
+        self.writer.send(message)
+    }
+
+    /// The next message.
+    pub fn receive(&self) -> Result<SyncMessage, Broken> {
+        match self.incoming.recv_timeout(PATIENCE) {
+            Ok(Ok(SyncMessage::Refused { why })) => Err(Broken(why)),
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => Err(Broken("the other host is silent in the middle of a sync".into())),
+            Err(RecvTimeoutError::Disconnected) => Err(Broken("the other host closed the sync's stream".into())),
+        }
+    }
+
+    /// Where messages arrive, to wait for them and for the loop's commands at once.
+    #[must_use]
+    pub fn incoming(&self) -> &Receiver<Result<SyncMessage, Broken>> {
+        &self.incoming
+    }
+}
+
+fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
+    let broken = |error: io::Error| Broken::new("the sync's stream broke", error);
+    let mut len = [0; 4];
+    read.read_exact(&mut len).map_err(broken)?;
+    let len = u32::from_be_bytes(len) as usize;
+    if len > MOST_BYTES {
+        return Err(Broken(format!("the other host announces a message of {len} bytes, more than {MOST_BYTES}")));
+    }
+    let mut bytes = vec![0; len];
+    read.read_exact(&mut bytes).map_err(broken)?;
+    decode(Bytes::from(bytes)).map_err(|error| Broken::new("the other host's sync message", error))
+}

@@ -1,0 +1,324 @@
+//! The primary's side of a session: the join in rounds, then one sync after the other.
+//!
+//! The order of a sync is the one of ARCHITECTURE.md, "A sync"; each step's time is measured here. The VM stands
+//! still from `stop` to `cont`: everything that can be done on a copy is done after `cont`.
+//!
+//! Invariants:
+//! 1. What a scan cleared stays in the carried set until the sync is acknowledged.
+//! 2. `cont` comes only after the loop has drawn the line between the epochs' frames.
+//!
+//! Not here: when to sync, what leaves when (the loop, with core's `trigger` and `gate`).
+
+use super::link::SyncLink;
+use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use crate::control::SyncFigures;
+use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
+use crate::vm::machine::Machine;
+use bytes::Bytes;
+use crossbeam_channel::Receiver;
+use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
+use dunlin_core::sync::dirty::{CarriedDirty, PageSet};
+use dunlin_core::sync::staging::PageDelta;
+use dunlin_core::units::{Epoch, Term};
+use dunlin_core::wire::sync::SyncMessage;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the loop asks of the session.
+pub enum PrimaryJob {
+    /// Sync, ending `epoch`. Inputs are drained.
+    Sync {
+        /// The epoch that ends.
+        epoch: Epoch,
+        /// Stay stopped afterwards: the backup takes over.
+        hand_over: bool,
+    },
+    /// The loop has drawn the line between this epoch's frames and the next one's.
+    LineDrawn,
+}
+
+/// What a session needs.
+pub struct Primary {
+    /// The loop's name for this session.
+    pub session: u64,
+    /// The VM.
+    pub machine: Arc<Machine>,
+    /// The stream to the backup.
+    pub link: SyncLink,
+    /// Jobs.
+    pub jobs: Receiver<PrimaryJob>,
+    /// Reports.
+    pub to_loop: LoopSender,
+    /// Whether the backup's VM runs.
+    pub active: bool,
+    /// Whether every sync is followed by a hash of all memory on both sides.
+    pub audit: bool,
+}
+
+/// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
+const JOIN_REST_PAGES: usize = 2048;
+const JOIN_ROUNDS: usize = 12;
+/// Pages in one message: 1 MiB.
+const PAGES_PER_MESSAGE: usize = 256;
+
+impl Primary {
+    /// Runs until the session breaks or the loop drops its jobs.
+    pub fn run(self, term: Term) {
+        let session = self.session;
+        let to_loop = self.to_loop.clone();
+        let why = match self.join_and_sync(term) {
+            Ok(()) => "the session was ended here".to_owned(),
+            Err(Broken(why)) => why,
+        };
+        to_loop.send(LoopEvent::SessionEnded { session, why });
+    }
+
+    fn join_and_sync(&self, term: Term) -> Result<(), Broken> {
+        self.join(term)?;
+        let mut carried = CarriedDirty::default();
+        let mut last_stop = Instant::now();
+        let mut joining = true;
+        while let Ok(job) = self.jobs.recv() {
+            let PrimaryJob::Sync { epoch, hand_over } = job else {
+                return Err(Broken("a line between epochs was drawn outside a sync".into()));
+            };
+            self.sync(epoch, joining, hand_over, &mut carried, &mut last_stop)?;
+            joining = false;
+        }
+        Ok(())
+    }
+
+    /// Copies memory while the VM runs, until the rest is small.
+    fn join(&self, term: Term) -> Result<(), Broken> {
+        let memory = self.machine.qemu.memory();
+        self.link.send(&SyncMessage::Join { term, pages: memory.pages() as u32, active: self.active })?;
+        match self.link.receive()? {
+            SyncMessage::JoinReady => {}
+            other => return Err(unexpected("JoinReady", &other)),
+        }
+        self.machine.join_disks()?;
+        // Cleared before the copy begins: what is written from now on is in a later round.
+        self.scan()?;
+        let populated = memory.populated().map_err(|error| Broken::new("reading the guest's memory map", error))?;
+        let mut round = page_set(&populated);
+        let total = round.len();
+        let mut sent = 0;
+        for _ in 0..JOIN_ROUNDS {
+            for chunk in chunks(&round) {
+                self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
+                sent += chunk.len();
+                self.report_progress(sent, total.max(sent));
+            }
+            let before = round.len();
+            round = self.scan()?;
+            if round.len() <= JOIN_REST_PAGES || round.len() > before * 9 / 10 {
+                break;
+            }
+        }
+        // What is left is sent in the last, stopped round, which starts with what this scan took.
+        for chunk in chunks(&round) {
+            self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
+        }
+        self.to_loop.send(LoopEvent::JoinNearlyDone { session: self.session });
+        Ok(())
+    }
+
+    fn report_progress(&self, sent_pages: usize, total_pages: usize) {
+        self.to_loop.send(LoopEvent::JoinProgress {
+            session: self.session,
+            done: (sent_pages * PAGE_BYTES) as u64,
+            total: (total_pages * PAGE_BYTES) as u64,
+        });
+    }
+
+    fn scan(&self) -> Result<PageSet, Broken> {
+        let dirty = self.machine.qemu.memory().scan_dirty();
+        dirty.map(|dirty| page_set(&dirty)).map_err(|error| Broken::new("reading the dirty pages", error))
+    }
+
+    fn whole_pages(&self, pages: &PageSet) -> Vec<PageDelta> {
+        let copy = Bytes::from(copy_out(self.machine.qemu.memory(), pages));
+        pages
+            .pages()
+            .enumerate()
+            .map(|(i, page)| PageDelta {
+                at: DivergentPage { page, blocks: u16::MAX },
+                bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
+            })
+            .collect()
+    }
+
+    fn sync(
+        &self,
+        epoch: Epoch,
+        joining: bool,
+        hand_over: bool,
+        carried: &mut CarriedDirty,
+        last_stop: &mut Instant,
+    ) -> Result<(), Broken> {
+        let qemu = &self.machine.qemu;
+        let compared = self.active && !joining;
+        let mut figures = SyncFigures::default();
+        if joining {
+            self.link.send(&SyncMessage::JoinLast { epoch })?;
+        } else if !self.active {
+            self.link.send(&SyncMessage::Union { epoch, pages: PageSet::default() })?;
+        }
+        let started = Instant::now();
+        figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
+        *last_stop = started;
+        let mut lap = Lap::start();
+        qemu.stop().map_err(|error| Broken::new("stopping the VM", error))?;
+        figures.stop_us = lap.us();
+        self.report(SyncStep::Stopped);
+        let device_state =
+            Bytes::from(qemu.save_devices().map_err(|error| Broken::new("saving the devices' state", error))?);
+        figures.save_us = lap.us();
+        let ours = carried.scanned(&self.scan()?);
+        self.machine.mark_disks(epoch)?;
+        figures.scan_us = lap.us();
+        let union = if compared {
+            let theirs = self.receive_dirty(epoch)?;
+            figures.dirty_backup = theirs.len() as u64;
+            if theirs.end() > qemu.memory().pages() as u32 {
+                return Err(Broken("the backup names pages outside the guest's memory".into()));
+            }
+            ours.union(&theirs)
+        } else {
+            ours.clone()
+        };
+        figures.wait_us = lap.us();
+        let copy = Bytes::from(copy_out(qemu.memory(), &union));
+        let audit = self.audit.then(|| hash_all(qemu.memory()));
+        figures.copy_us = lap.us();
+        // Invariant 2.
+        match self.jobs.recv() {
+            Ok(PrimaryJob::LineDrawn) => {}
+            Ok(PrimaryJob::Sync { .. }) => return Err(Broken("two syncs at once".into())),
+            Err(_) => return Err(Broken("the VM loop has gone".into())),
+        }
+        if !hand_over {
+            qemu.cont().map_err(|error| Broken::new("resuming the VM", error))?;
+        }
+        figures.cont_us = lap.us();
+        figures.pause_us = started.elapsed().as_micros() as u64;
+        self.report(SyncStep::Resumed);
+        figures.dirty_primary = ours.len() as u64;
+        figures.united = union.len() as u64;
+        figures.device_bytes = device_state.len() as u64;
+        let differing = if compared {
+            self.link.send(&SyncMessage::Union { epoch, pages: union.clone() })?;
+            let our_hashes = hash_copy(&copy);
+            figures.hash_us = lap.us();
+            let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
+            divergent(&union, &our_hashes, &their_hashes)
+                .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?
+        } else {
+            union.pages().map(|page| DivergentPage { page, blocks: u16::MAX }).collect()
+        };
+        figures.divergent = differing.len() as u64;
+        figures.bytes = self.send_deltas(epoch, &union, &copy, &differing)?;
+        self.link.send(&SyncMessage::State { epoch, device_state })?;
+        match self.link.receive()? {
+            SyncMessage::Staged { epoch: staged } if staged == epoch => {}
+            other => return Err(unexpected("Staged", &other)),
+        }
+        figures.total_us = started.elapsed().as_micros() as u64;
+        // Invariant 1.
+        carried.acknowledged();
+        self.report(SyncStep::Acknowledged { epoch, joining, hand_over, figures: figures.clone() });
+        if let Some(hash) = audit {
+            self.link.send(&SyncMessage::Audit { epoch, hash })?;
+        }
+        match self.link.receive()? {
+            SyncMessage::Loaded { epoch: loaded, took_us } if loaded == epoch => figures.load_us = took_us,
+            other => return Err(unexpected("Loaded", &other)),
+        }
+        self.report(SyncStep::Loaded { load_us: figures.load_us });
+        Ok(())
+    }
+
+    fn report(&self, step: SyncStep) {
+        self.to_loop.send(LoopEvent::PrimarySync { session: self.session, step });
+    }
+
+    fn receive_dirty(&self, epoch: Epoch) -> Result<PageSet, Broken> {
+        match self.link.receive()? {
+            SyncMessage::Dirty { epoch: got, pages } if got == epoch => Ok(pages),
+            other => Err(unexpected("Dirty", &other)),
+        }
+    }
+
+    fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
+        let mut all = Vec::with_capacity(count);
+        while all.len() < count {
+            match self.link.receive()? {
+                SyncMessage::Hashes { epoch: got, hashes } if got == epoch && !hashes.is_empty() => all.extend(hashes),
+                other => return Err(unexpected("Hashes", &other)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Sends the differing blocks out of the copy; returns their bytes.
+    fn send_deltas(
+        &self,
+        epoch: Epoch,
+        union: &PageSet,
+        copy: &Bytes,
+        differing: &[DivergentPage],
+    ) -> Result<u64, Broken> {
+        let mut positions = union.pages().enumerate();
+        let mut bytes = 0;
+        for chunk in differing.chunks(PAGES_PER_MESSAGE) {
+            let mut deltas = Vec::with_capacity(chunk.len());
+            for &at in chunk {
+                let (position, _) = positions
+                    .find(|(_, page)| *page == at.page)
+                    .expect("divergent pages are pages of the union, in its order");
+                let page = copy.slice(position * PAGE_BYTES..(position + 1) * PAGE_BYTES);
+                deltas.push(PageDelta { at, bytes: blocks_of(&page, at.blocks) });
+            }
+            bytes += deltas.iter().map(|delta| delta.bytes.len() as u64).sum::<u64>();
+            self.link.send(&SyncMessage::Delta { epoch, deltas })?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// The blocks of `page` in the mask, one after the other.
+fn blocks_of(page: &Bytes, mask: u16) -> Bytes {
+    if mask == u16::MAX {
+        return page.clone();
+    }
+    let mut out = Vec::with_capacity(mask.count_ones() as usize * BLOCK_BYTES);
+    for block in (0..BLOCKS_PER_PAGE).filter(|block| mask & (1 << block) != 0) {
+        out.extend_from_slice(&page[block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES]);
+    }
+    out.into()
+}
+
+/// A set cut into pieces that fit a message.
+fn chunks(pages: &PageSet) -> Vec<PageSet> {
+    let all: Vec<u32> = pages.pages().collect();
+    all.chunks(PAGES_PER_MESSAGE).map(|part| PageSet::from_runs(part.iter().map(|&page| (page, 1)))).collect()
+}
+
+pub(super) fn unexpected(expected: &str, got: &SyncMessage) -> Broken {
+    Broken(format!("the other host said {} where {expected} was due", got.name()))
+}
+
+/// Times consecutive steps.
+struct Lap(Instant);
+
+impl Lap {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    fn us(&mut self) -> u64 {
+        let now = Instant::now();
+        let took = now.duration_since(std::mem::replace(&mut self.0, now));
+        took.as_micros() as u64
+    }
+}
