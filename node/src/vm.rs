@@ -1,0 +1,116 @@
+//! One VM on one host: its loop, and what the rest of the daemon sees of it.
+//!
+//! `run` waits and dispatches; `agreement` applies the log; `primary` and `backup` are the two roles; `nics` is the
+//! network; `session` are the threads between a primary and its backup; `connect` keeps the links.
+
+mod agreement;
+mod backup;
+mod connect;
+pub mod event;
+mod machine;
+mod nics;
+mod primary;
+mod run;
+mod session;
+mod status;
+
+use crate::config::{Cluster, VmConfig};
+use crate::control::{Answer, SyncFigures, VmStatus};
+use crate::events::Events;
+use crossbeam_channel::{Sender, bounded};
+use dunlin_fabric::link::Identity;
+use event::{Command, LoopEvent, LoopSender};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// What all VMs of a host share.
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// The cluster.
+    pub cluster: Cluster,
+    /// How it shows itself to others.
+    pub identity: Identity,
+    /// What happened here.
+    pub events: Events,
+    /// Where VMs are kept.
+    pub state: PathBuf,
+    /// Told when a VM's loop has ended for good, with whether the VM is to be forgotten.
+    pub ended: Sender<Ended>,
+}
+
+/// A loop has ended.
+pub struct Ended {
+    /// Which VM.
+    pub vm: String,
+    /// The VM was shut down: forget it.
+    pub forget: bool,
+}
+
+/// What the daemon holds of a VM.
+pub struct VmHandle {
+    /// Its configuration.
+    pub config: Arc<VmConfig>,
+    to_loop: LoopSender,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a loop shows to others.
+#[derive(Default)]
+pub(crate) struct Shared {
+    status: Mutex<VmStatus>,
+    recent_syncs: Mutex<VecDeque<SyncFigures>>,
+}
+
+impl VmHandle {
+    /// Takes part in the VM's group from now on.
+    pub fn start(host: &Arc<Host>, config: VmConfig) -> Result<Self, String> {
+        let config = Arc::new(config);
+        let shared = Arc::new(Shared::default());
+        let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
+        let vm_loop = run::VmLoop::new(host.clone(), config.clone(), shared.clone(), to_loop.clone(), events)?;
+        let thread = std::thread::Builder::new()
+            .name(format!("vm-{}", config.name))
+            .spawn(move || vm_loop.run())
+            .map_err(|error| format!("a thread for the VM: {error}"))?;
+        Ok(Self { config, to_loop, shared, thread: Some(thread) })
+    }
+
+    /// Sends something to the loop.
+    pub fn send(&self, event: LoopEvent) {
+        self.to_loop.send(event);
+    }
+
+    /// Where to send things to the loop without holding the handle.
+    #[must_use]
+    pub fn sender(&self) -> LoopSender {
+        self.to_loop.clone()
+    }
+
+    /// How the VM is, with medians.
+    #[must_use]
+    pub fn status(&self) -> VmStatus {
+        let mut status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recent = self.shared.recent_syncs.lock().unwrap_or_else(PoisonError::into_inner);
+        status.sync.median = status::median(&recent);
+        status
+    }
+
+    /// Waits until the loop has ended.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic in the loop has been printed by its thread already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Asks the loop for something and waits for its answer.
+pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
+    let (reply, answer) = bounded(1);
+    to_loop.send(LoopEvent::Command(command, reply));
+    answer.recv().unwrap_or_else(|_| Answer::failed("the VM's loop has ended; see 'dunlin events'"))
+}

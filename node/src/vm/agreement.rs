@@ -1,0 +1,256 @@
+//! What the group agrees on, applied: the same entries in the same order on every member.
+//!
+//! Invariants:
+//! 1. A frame reaches the VM only from a committed entry (where the policy agrees on inputs), and in log order.
+//! 2. An entry is applied once.
+//! 3. A host that an applied entry drops from the complete set ends its copy of the VM.
+//!
+//! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
+
+use super::Ended;
+use super::primary::PrimaryRole;
+use super::run::{Role, VmLoop};
+use bytes::Bytes;
+use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
+use dunlin_core::consensus::EntryKind;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::{Epoch, Index, Term};
+use dunlin_core::wire::agreed;
+use dunlin_fabric::group::GroupEvent;
+
+/// Where this host is in the log.
+#[derive(Default)]
+pub struct Agreement {
+    /// The log's entries so far, folded.
+    pub state: AgreedState,
+    /// The newest applied entry.
+    pub applied: Index,
+    /// A sync holds back the entries after it.
+    pub held: bool,
+    /// This host leads, and has applied everything of earlier terms: what it knows is up to date.
+    pub leads: bool,
+    /// Where to cut the log when the sync that was agreed there is done, and the state there.
+    cut: Option<(Index, Bytes)>,
+    /// Up to where it was cut.
+    cut_at: Index,
+    /// Entries appended so far were looked at for one that drops this host.
+    looked_at: Index,
+    /// An entry that is appended here, agreed or not, drops this host.
+    may_be_dropped: bool,
+}
+
+/// Entries that may pile up where there is no sync to cut them.
+const UNCUT: u64 = 4096;
+
+impl VmLoop {
+    /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads.
+    pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
+        match self.group.propose(EntryKind::Data, agreed::encode(entry)) {
+            Ok(_) => true,
+            Err(refusal) => {
+                tracing::debug!(vm = self.config.name, "not proposed: {refusal}");
+                false
+            }
+        }
+    }
+
+    /// Lets the consensus work, and follows what it says.
+    pub(super) fn follow_group(&mut self) {
+        let now_us = self.now_us();
+        let may_lead = self.may_lead();
+        self.group.may_lead(may_lead);
+        while let Some(event) = self.group.poll(now_us) {
+            match event {
+                GroupEvent::BecameLeader { term } => self.became_leader(term),
+                GroupEvent::Follows { term, leader } => {
+                    self.agreement.leads = false;
+                    self.follows(term, leader);
+                }
+                GroupEvent::LinkUp { peer } => {
+                    self.event("link-up", format!("the log's link to host '{}' stands", self.config.host_name(peer)));
+                }
+                GroupEvent::LinkLost { peer, why } => {
+                    let host = self.config.host_name(peer).to_owned();
+                    self.event("link-lost", format!("the log's link to host '{host}' is lost: {why}"));
+                    self.log_link_lost(peer);
+                    self.peer_link_lost(peer);
+                }
+                GroupEvent::SnapshotInstalled { index, state } => self.install_snapshot(index, state),
+                GroupEvent::TransferFailed => self.transfer_failed(),
+                GroupEvent::Trouble(text) => self.event("log-trouble", text),
+            }
+            let may_lead = self.may_lead();
+            self.group.may_lead(may_lead);
+        }
+    }
+
+    /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
+    /// here, since it may be agreed without this host knowing.
+    fn may_lead(&mut self) -> bool {
+        let agreement = &mut self.agreement;
+        agreement.looked_at = agreement.looked_at.max(agreement.applied);
+        while agreement.looked_at < self.group.appended() {
+            agreement.looked_at = agreement.looked_at.next();
+            let Some(entry) = self.group.entry(agreement.looked_at) else { continue };
+            // The tag alone tells frames, by far the most, from the rest.
+            if let Ok(Agreed::Complete { set, .. }) = agreed::decode(entry.payload.clone()) {
+                agreement.may_be_dropped = !set.contains(self.me);
+            }
+        }
+        let alive = match &self.role {
+            Role::Primary(primary) => primary.is_whole(),
+            Role::Backup(backup) => backup.is_whole(),
+            Role::None => false,
+        };
+        !self.witness
+            && self.failure.is_none()
+            && self.agreement.state.may_lead(self.me, alive, self.config.group[0].member.id)
+            && (!self.agreement.may_be_dropped || self.agreement.leads)
+    }
+
+    fn became_leader(&mut self, term: Term) {
+        self.agreement.leads = false;
+        self.event("elected", format!("this host leads the group in term {}", term.0));
+        self.elected();
+    }
+
+    /// Applies what is agreed, as far as no sync holds it back.
+    pub(super) fn apply_agreed_entries(&mut self) {
+        while !self.agreement.held && self.agreement.applied < self.group.committed() {
+            let index = self.agreement.applied.next();
+            let Some(entry) = self.group.entry(index).cloned() else {
+                // Below a snapshot that is about to be installed.
+                return;
+            };
+            self.agreement.applied = index;
+            match entry.kind {
+                EntryKind::Members => {}
+                EntryKind::Barrier => {
+                    if entry.stamp.term == self.group.term() && self.group.leads() {
+                        self.agreement.leads = true;
+                        self.leads();
+                    }
+                }
+                EntryKind::Data => match agreed::decode(entry.payload) {
+                    Ok(entry) => self.apply(index, entry),
+                    Err(error) => {
+                        self.failure = Some(format!("entry {} of the log: {error}", index.0));
+                        self.event("failed", format!("entry {} of the log cannot be understood: {error}", index.0));
+                        self.drop_machine();
+                    }
+                },
+            }
+            self.group.applied(self.agreement.applied);
+            self.cut_log_where_nothing_syncs();
+        }
+    }
+
+    fn apply(&mut self, index: Index, entry: Agreed) {
+        self.agreement.state.apply(&entry);
+        match entry {
+            Agreed::Frames(frames) => {
+                if self.executes_inputs() {
+                    for frame in &frames {
+                        self.queue_input(frame);
+                    }
+                }
+            }
+            Agreed::Sync { epoch } => {
+                self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
+                self.agreement.held = self.sync_agreed(epoch);
+            }
+            Agreed::SyncDone { .. } => {
+                if let Some((index, state)) = self.agreement.cut.take() {
+                    self.cut_log(index, state);
+                }
+            }
+            Agreed::Complete { set, epoch } => self.complete_set_agreed(set, epoch),
+            Agreed::Down => {
+                self.event("down", "the VM is shut down");
+                self.drop_machine();
+                self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+            }
+        }
+    }
+
+    fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
+        self.agreement.may_be_dropped = !set.contains(self.me);
+        if self.agreement.leads {
+            self.primary_set_agreed(set, epoch);
+        } else if matches!(self.role, Role::Backup(_)) {
+            self.backup_set_agreed(set);
+        } else if matches!(self.role, Role::Primary(_)) && !set.contains(self.me) {
+            self.event("deposed", "another host serves the VM now; the copy here is ended");
+            self.drop_machine();
+        }
+    }
+
+    fn install_snapshot(&mut self, index: Index, state: Bytes) {
+        match agreed::decode_state(state) {
+            Ok(state) => {
+                self.agreement.state = state;
+                self.agreement.applied = self.agreement.applied.max(index);
+                self.agreement.held = false;
+                // Inputs below the snapshot never reached the copy here.
+                if matches!(self.role, Role::Backup(_)) {
+                    self.event("backup-lost", "this host missed inputs; its copy of the VM is ended");
+                    self.drop_machine();
+                }
+                self.group.applied(self.agreement.applied);
+                if self.agreement.state.life == Life::Down {
+                    self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+                }
+            }
+            Err(error) => {
+                self.failure = Some(format!("the group's snapshot: {error}"));
+                self.event("failed", format!("the group's snapshot cannot be understood: {error}"));
+            }
+        }
+    }
+
+    fn cut_log(&mut self, index: Index, state: Bytes) {
+        if index > self.agreement.cut_at {
+            self.agreement.cut_at = index;
+            self.group.truncate(index, state);
+        }
+    }
+
+    /// Where no backup executes the inputs, applied entries are not needed again.
+    fn cut_log_where_nothing_syncs(&mut self) {
+        let applied = self.agreement.applied;
+        let nobody_else_needs_it = self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
+        if nobody_else_needs_it && applied.0 - self.agreement.cut_at.0 > UNCUT {
+            let state = agreed::encode_state(&self.agreement.state);
+            self.cut_log(applied, state);
+        }
+    }
+
+    /// A broken sync will never be done: the log is cut at the next one.
+    pub(super) fn forget_cut(&mut self) {
+        self.agreement.cut = None;
+        self.agreement.held = false;
+    }
+
+    /// Another host leads, or nobody.
+    fn follows(&mut self, term: Term, leader: Option<dunlin_core::units::ReplicaId>) {
+        if !matches!(self.role, Role::Primary(_)) {
+            return;
+        }
+        // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
+        self.gate.set_voice(Voice::Shut);
+        match leader {
+            Some(leader) if leader != self.me => {
+                let host = self.config.host_name(leader).to_owned();
+                self.event("deposed", format!("host '{host}' leads in term {}: this one no longer speaks", term.0));
+            }
+            _ => self.event("no-majority", "no majority of the group answers: nothing is served until one does"),
+        }
+    }
+
+    pub(super) fn primary(&mut self) -> Option<&mut PrimaryRole> {
+        match &mut self.role {
+            Role::Primary(primary) => Some(primary),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The backup's part of the loop: feeds its VM the agreed inputs, keeps its outputs, and takes over when elected.
+//!
+//! Invariants:
+//! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied.
+//! 2. A sync is acknowledged only to the leader of the term that this host has promised.
+//! 3. A new primary speaks after the group has agreed that it alone is complete, and has applied every agreed input.
+//!
+//! Not here: the work of a sync (`session::backup`).
+
+use super::event::{BackupStep, Started};
+use super::machine::Machine;
+use super::nics::Nics;
+use super::run::{Role, VmLoop};
+use super::session::backup::{Backup, BackupJob};
+use super::session::link::{Closer, SyncLink, SyncWriter};
+use crate::control::FailoverStatus;
+use crossbeam_channel::{Sender, unbounded};
+use dunlin_core::agreed::{Agreed, ReplicaSet};
+use dunlin_core::output::gate::{Gate, Voice};
+use dunlin_core::sync::trigger::LOOK_US;
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_fabric::link::Stream;
+use dunlin_guest::Start;
+use std::sync::Arc;
+
+/// A backup.
+pub struct BackupRole {
+    session: u64,
+    term: Term,
+    primary: ReplicaId,
+    machine: Option<Arc<Machine>>,
+    stream: Option<Stream>,
+    jobs: Option<Sender<BackupJob>>,
+    closer: Option<Closer>,
+    writer: Option<SyncWriter>,
+    phase: Phase,
+    idle_told: Index,
+    take_over: Option<TakeOver>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// QEMU starts, memory arrives.
+    Joining,
+    /// As `Joining`, and the log has passed the join's last sync: inputs wait for its end.
+    LastSync,
+    /// It follows.
+    Synced,
+    /// `Sync(epoch)` is agreed; the VM has to get what was agreed before it.
+    Draining(Epoch),
+    /// The session works on a sync.
+    Syncing,
+    /// The session has ended; the copy is as it was.
+    Orphaned,
+}
+
+/// A take-over, with the times of its steps.
+struct TakeOver {
+    elected_us: u64,
+    begun: bool,
+    status: FailoverStatus,
+    speaks_at_us: u64,
+}
+
+impl BackupRole {
+    pub fn machine(&self) -> Option<&Arc<Machine>> {
+        self.machine.as_ref()
+    }
+
+    /// Whether there is a VM that could be taken over.
+    pub fn is_whole(&self) -> bool {
+        self.machine.is_some() && !matches!(self.phase, Phase::Joining | Phase::LastSync)
+    }
+
+    /// Whether agreed inputs go to the VM.
+    pub fn executes_inputs(&self) -> bool {
+        self.is_whole()
+    }
+
+    pub fn state(&self) -> &'static str {
+        match self.phase {
+            Phase::Joining | Phase::LastSync => "joining",
+            Phase::Orphaned => "waiting",
+            _ => "running",
+        }
+    }
+}
+
+impl VmLoop {
+    /// The leader wants this host as its backup.
+    pub(super) fn accept_join(&mut self, primary: ReplicaId, term: u64, stream: Stream) {
+        let free = matches!(self.role, Role::None) && !self.witness && self.failure.is_none();
+        let follows = term == self.group.term().0 && self.group.leader() == Some(primary);
+        if !free || !follows || self.agreement.state.complete.contains(self.me) {
+            // The primary sees the stream end and tries again.
+            tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
+            return;
+        }
+        let session = self.new_session();
+        self.role = Role::Backup(BackupRole {
+            session,
+            term: Term(term),
+            primary,
+            machine: None,
+            stream: Some(stream),
+            jobs: None,
+            closer: None,
+            writer: None,
+            phase: Phase::Joining,
+            idle_told: Index(0),
+            take_over: None,
+        });
+        self.start_machine(session, Start::Incoming);
+    }
+
+    fn backup(&mut self) -> Option<&mut BackupRole> {
+        match &mut self.role {
+            Role::Backup(backup) => Some(backup),
+            _ => None,
+        }
+    }
+
+    pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, String>) {
+        let config = self.config.clone();
+        let to_loop = self.to_loop.clone();
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
+        let Some(stream) = backup.stream.take() else { return };
+        let (jobs, receiver) = unbounded();
+        let outcome = result.and_then(|started| {
+            let colo = started.colo.ok_or("QEMU was not started as a backup")?;
+            let nics = Nics::open(&config, started.ports)?;
+            let (link, closer) = SyncLink::open(stream, session, to_loop.clone()).map_err(|error| error.to_string())?;
+            let writer = link.writer.clone();
+            let machine = started.machine;
+            let worker = Backup {
+                session,
+                machine: machine.clone(),
+                colo: Some(colo),
+                link,
+                jobs: receiver,
+                to_loop,
+                active: config.policy.backup_is_active(),
+                staging_bytes: config.sync.staging_mib << 20,
+                audit: config.sync.audit,
+                unloaded: None,
+            };
+            std::thread::Builder::new()
+                .name("sync-backup".into())
+                .spawn(move || worker.run())
+                .map_err(|error| error.to_string())?;
+            Ok((machine, nics, closer, writer))
+        });
+        match outcome {
+            Ok((machine, nics, closer, writer)) => {
+                backup.machine = Some(machine);
+                backup.jobs = Some(jobs);
+                backup.closer = Some(closer);
+                backup.writer = Some(writer);
+                self.nics = Some(nics);
+                self.gate = Gate::new(Voice::Kept, self.agreement.state.epoch.next());
+                self.event("joining", "this host is being brought in as backup");
+            }
+            Err(why) => {
+                self.event("join-failed", format!("this host cannot be the backup: {why}"));
+                self.drop_machine();
+            }
+        }
+    }
+
+    pub(super) fn close_backup_session(&mut self) {
+        if let Some(backup) = self.backup()
+            && let Some(closer) = &backup.closer
+        {
+            closer.close();
+        }
+    }
+
+    /// `Sync(epoch)` is agreed. Whether it holds back what comes after it (invariant 1).
+    pub(super) fn backup_sync_agreed(&mut self, epoch: Epoch) -> bool {
+        let leads = self.group.leads();
+        let Some(backup) = self.backup() else { return false };
+        if leads || backup.take_over.is_some() {
+            // Its sync will never be: the inputs after it are agreed all the same.
+            return false;
+        }
+        match backup.phase {
+            Phase::Joining => {
+                backup.phase = Phase::LastSync;
+                true
+            }
+            Phase::Synced => {
+                backup.phase = Phase::Draining(epoch);
+                true
+            }
+            // Agreed, but its primary is gone: whoever leads next says what holds.
+            Phase::LastSync | Phase::Draining(_) | Phase::Syncing | Phase::Orphaned => false,
+        }
+    }
+
+    /// The backup's turn.
+    pub(super) fn run_backup(&mut self) {
+        let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
+        let applied = self.agreement.applied;
+        let active = self.config.policy.backup_is_active();
+        let leads = self.agreement.leads;
+        let Some(backup) = self.backup() else { return };
+        match backup.phase {
+            Phase::Draining(epoch) if drained => {
+                backup.phase = Phase::Syncing;
+                if let Some(jobs) = &backup.jobs {
+                    // A session that has ended reports that itself.
+                    let _ = jobs.send(BackupJob::Stop { epoch });
+                }
+            }
+            Phase::Synced if active && drained && backup.idle_told < applied => {
+                let idle = backup.machine.as_ref().is_some_and(|machine| machine.qemu.threads().idle());
+                let told = idle
+                    && backup.writer.as_ref().is_some_and(|writer| writer.hint(&SyncMessage::Idle { applied }));
+                if told {
+                    backup.idle_told = applied;
+                }
+            }
+            _ => {}
+        }
+        if leads {
+            self.begin_take_over();
+        }
+    }
+
+    /// When the backup wants to be woken.
+    pub(super) fn backup_deadline_us(&self) -> Option<u64> {
+        let Role::Backup(backup) = &self.role else { return None };
+        let news = match backup.phase {
+            Phase::Draining(_) => true,
+            Phase::Synced => {
+                self.config.policy.backup_is_active() && backup.idle_told < self.agreement.applied
+            }
+            _ => false,
+        };
+        news.then(|| self.now_us() + LOOK_US)
+    }
+
+    pub(super) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {
+        let promised = self.group.term();
+        if !self.backup().is_some_and(|backup| backup.session == session) {
+            return;
+        }
+        match step {
+            BackupStep::Staged { epoch } => {
+                // What the VM sent up to its stop belongs to the epoch that ends.
+                self.read_ports();
+                let Some(backup) = self.backup() else { return };
+                // Invariant 2.
+                if backup.take_over.is_some() || backup.term != promised {
+                    if let Some(closer) = &backup.closer {
+                        closer.close();
+                    }
+                    return;
+                }
+                backup.phase = if matches!(backup.phase, Phase::Joining | Phase::LastSync) {
+                    backup.phase
+                } else {
+                    Phase::Syncing
+                };
+                if let Some(jobs) = &backup.jobs {
+                    // A session that has ended reports that itself.
+                    let _ = jobs.send(BackupJob::LineDrawn);
+                }
+                self.gate.applied(epoch);
+            }
+            BackupStep::Loaded { epoch, joining } => {
+                let Some(backup) = self.backup() else { return };
+                backup.phase = Phase::Synced;
+                self.agreement.held = false;
+                if joining {
+                    self.event("joined", format!("this host follows the VM from epoch {}", epoch.0 + 1));
+                }
+            }
+        }
+    }
+
+    pub(super) fn backup_stream_ended(&mut self, session: u64) {
+        if let Some(backup) = self.backup()
+            && backup.session == session
+        {
+            tracing::debug!("the primary's stream has ended");
+        }
+    }
+
+    pub(super) fn backup_session_ended(&mut self, session: u64, why: &str) {
+        let leads = self.group.leads();
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
+        let whole = backup.is_whole();
+        backup.phase = Phase::Orphaned;
+        backup.writer = None;
+        self.event("primary-lost", format!("the sync with the primary ended: {why}"));
+        if !whole {
+            self.drop_machine();
+            return;
+        }
+        // Its last sync is dropped whole; what was agreed since the one before goes on.
+        self.forget_cut();
+        if leads && self.agreement.leads {
+            self.begin_take_over();
+        }
+    }
+
+    /// The group has agreed on who holds a complete copy, and another host leads.
+    pub(super) fn backup_set_agreed(&mut self, set: ReplicaSet) {
+        let dropped = !set.contains(self.me) && self.backup().is_some_and(|backup| backup.is_whole());
+        if dropped {
+            self.event("dropped", "the primary goes on without this host; its copy of the VM is ended");
+            self.drop_machine();
+        } else if set.contains(self.me) {
+            self.event("protected", "this host holds a complete second copy of the VM");
+        }
+    }
+
+    /// Elected: from here on no word of the old primary counts.
+    pub(super) fn prepare_take_over(&mut self) {
+        let now_us = self.now_us();
+        let detection = self.group.last_election();
+        let Some(backup) = self.backup() else { return };
+        if let Some(closer) = &backup.closer {
+            closer.close();
+        }
+        if backup.take_over.is_none() {
+            let status = FailoverStatus {
+                detected_us: detection.silence_us,
+                elected_us: detection.campaign_us,
+                ..FailoverStatus::default()
+            };
+            backup.take_over = Some(TakeOver { elected_us: now_us, begun: false, status, speaks_at_us: 0 });
+        }
+        match backup.phase {
+            // Not handed to the session yet: it will never be.
+            Phase::Draining(_) => {
+                backup.phase = Phase::Synced;
+                self.forget_cut();
+            }
+            Phase::Orphaned => self.forget_cut(),
+            _ => {}
+        }
+    }
+
+    /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it.
+    pub(super) fn begin_take_over(&mut self) {
+        let all_applied = !self.agreement.held && self.agreement.applied >= self.group.committed();
+        let Some(backup) = self.backup() else { return };
+        let settled = matches!(backup.phase, Phase::Synced | Phase::Orphaned);
+        let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else { return };
+        if take_over.begun {
+            return;
+        }
+        take_over.begun = true;
+        if backup.jobs.as_ref().is_none_or(|jobs| jobs.send(BackupJob::TakeOver).is_err()) {
+            self.take_over_failed("the session's thread has gone");
+        }
+    }
+
+    pub(super) fn took_over(&mut self, session: u64, result: Result<(), String>) {
+        let now_us = self.now_us();
+        let me = self.me;
+        let epoch = self.agreement.state.epoch;
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
+        let Some(take_over) = &mut backup.take_over else { return };
+        match result {
+            Ok(()) => {
+                take_over.status.applied_us = now_us - take_over.elected_us;
+                take_over.speaks_at_us = now_us;
+                self.propose(&Agreed::Complete { set: ReplicaSet::one(me), epoch });
+            }
+            Err(why) => self.take_over_failed(&why),
+        }
+    }
+
+    fn take_over_failed(&mut self, why: &str) {
+        self.event("take-over-failed", format!("the copy here cannot be taken over: {why}"));
+        self.drop_machine();
+        self.group.may_lead(false);
+        self.group.step_down();
+    }
+
+    /// The group has agreed that this host alone is complete: it speaks (invariant 3).
+    pub(super) fn speak_after_take_over(&mut self) {
+        let now_us = self.now_us();
+        let Some(backup) = self.backup() else { return };
+        let (Some(machine), Some(mut take_over)) = (backup.machine.clone(), backup.take_over.take()) else { return };
+        take_over.status.announced_us = now_us - take_over.speaks_at_us;
+        let status = take_over.status;
+        if let Some(nics) = &mut self.nics {
+            nics.discard_taps();
+            nics.announce();
+        }
+        let text = format!(
+            "this host serves the VM now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms",
+            status.detected_us as f64 / 1000.0,
+            status.elected_us as f64 / 1000.0,
+            status.applied_us as f64 / 1000.0,
+            status.announced_us as f64 / 1000.0,
+        );
+        self.become_primary(machine, status);
+        self.gate.set_voice(Voice::Alone);
+        self.release();
+        self.event("took-over", text);
+    }
+}

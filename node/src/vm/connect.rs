@@ -1,0 +1,80 @@
+//! Keeps a log link to a peer: connects, hands the stream to the loop, and connects again when the loop says that it
+//! is lost. Of two hosts the one earlier in the group connects.
+
+use super::Host;
+use super::event::{LoopEvent, LoopSender};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use dunlin_core::units::{ReplicaId, Term};
+use dunlin_fabric::link::{Hello, Purpose, Stream, connect};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a connection may take, and how long to wait before the next try.
+const TRY: Duration = Duration::from_millis(500);
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// Says that the link is lost; dropping it ends the connector.
+pub struct Connector {
+    lost: Sender<()>,
+}
+
+impl Connector {
+    /// Starts connecting.
+    pub fn start(host: Arc<Host>, vm: String, peer: ReplicaId, peer_name: String, to_loop: LoopSender) -> Self {
+        let (lost, lost_receiver) = bounded(1);
+        let work = move || keep_connected(&host, &vm, peer, &peer_name, &to_loop, &lost_receiver);
+        // Without the thread there is no link, which every part of the group survives and shows.
+        if let Err(error) = std::thread::Builder::new().name("log-connect".into()).spawn(work) {
+            tracing::error!("a thread to connect to another host: {error}");
+        }
+        Self { lost }
+    }
+
+    /// The link is lost: connect again.
+    pub fn link_lost(&self) {
+        // Full: it is connecting already.
+        let _ = self.lost.try_send(());
+    }
+}
+
+fn keep_connected(
+    host: &Host,
+    vm: &str,
+    peer: ReplicaId,
+    peer_name: &str,
+    to_loop: &LoopSender,
+    lost: &Receiver<()>,
+) {
+    let mut complaint = String::new();
+    loop {
+        match open(host, vm, peer_name, Purpose::Log, Term(0)) {
+            Ok(stream) => {
+                complaint.clear();
+                to_loop.send(LoopEvent::LogLink(peer, stream));
+                if lost.recv().is_err() {
+                    return;
+                }
+            }
+            Err(why) => {
+                if why != complaint {
+                    host.events.push(vm, "link-refused", format!("host '{peer_name}': {why}"));
+                    complaint = why;
+                }
+                // A pause between tries, which the end of the loop cuts short.
+                match lost.recv_timeout(BETWEEN_TRIES) {
+                    Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return,
+                    Ok(()) | Err(crossbeam_channel::RecvTimeoutError::Timeout) => {}
+                }
+            }
+        }
+    }
+}
+
+/// Connects to a host for some purpose.
+pub fn open(host: &Host, vm: &str, peer_name: &str, purpose: Purpose, term: Term) -> Result<Stream, String> {
+    let address = host.cluster.host(peer_name).ok_or_else(|| format!("host '{peer_name}' is not in the cluster"))?;
+    let mut hello = Hello::new(vm, peer_name, purpose);
+    hello.term = term.0;
+    let (_, stream) = connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
+    Ok(stream)
+}

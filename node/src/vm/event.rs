@@ -1,0 +1,195 @@
+//! Everything that can happen to a VM loop besides readable descriptors: one closed list.
+
+use crate::control::{Answer, SyncFigures};
+use crate::vm::machine::{FramePorts, Machine};
+use crossbeam_channel::{Sender, unbounded};
+use dunlin_core::units::{Epoch, Index, ReplicaId};
+use dunlin_fabric::link::{Hello, Stream};
+use dunlin_guest::colo::Colo;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// What happened.
+pub enum LoopEvent {
+    /// Another host connected.
+    Accepted(Hello, Stream),
+    /// We connected to a peer's log.
+    LogLink(ReplicaId, Stream),
+    /// A person wants something.
+    Command(Command, Sender<Answer>),
+    /// The daemon ends.
+    Shutdown,
+    /// QEMU was started, or not.
+    MachineStarted {
+        /// Which start.
+        session: u64,
+        /// The machine, and for a backup its port for states.
+        result: Result<Started, String>,
+    },
+    /// The primary connected a stream for syncs, or could not.
+    SessionConnected {
+        /// Which session.
+        session: u64,
+        /// The stream.
+        result: Result<Stream, String>,
+    },
+    /// Progress of a join.
+    JoinProgress {
+        /// Which session.
+        session: u64,
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// The rounds of a join are over: the last sync may come.
+    JoinNearlyDone {
+        /// Which session.
+        session: u64,
+    },
+    /// The primary's session got on with a sync.
+    PrimarySync {
+        /// Which session.
+        session: u64,
+        /// How far.
+        step: SyncStep,
+    },
+    /// The backup's session got on with a sync.
+    BackupSync {
+        /// Which session.
+        session: u64,
+        /// How far.
+        step: BackupStep,
+    },
+    /// The backup says that it has nothing to do.
+    BackupIdle {
+        /// Which session.
+        session: u64,
+        /// The newest entry that its VM got.
+        applied: Index,
+    },
+    /// A session's thread has ended.
+    SessionEnded {
+        /// Which session.
+        session: u64,
+        /// Why.
+        why: String,
+    },
+    /// A session's stream has ended; its thread may be busy still.
+    SessionStreamEnded {
+        /// Which session.
+        session: u64,
+    },
+    /// The backup's VM is an ordinary VM now, or is lost.
+    TookOver {
+        /// Which session.
+        session: u64,
+        /// Why not.
+        result: Result<(), String>,
+    },
+}
+
+/// A QEMU that was just started.
+pub struct Started {
+    /// The machine.
+    pub machine: Arc<Machine>,
+    /// The NICs' ports.
+    pub ports: FramePorts,
+    /// A backup's port for states.
+    pub colo: Option<Colo>,
+}
+
+/// How far the primary's sync is.
+pub enum SyncStep {
+    /// The VM stands: draw the line between the epochs' frames, and say so.
+    Stopped,
+    /// The VM runs on.
+    Resumed,
+    /// The backup holds all of it.
+    Acknowledged {
+        /// The epoch that ended.
+        epoch: Epoch,
+        /// It was the last sync of a join.
+        joining: bool,
+        /// The VM stays stopped, the backup takes over.
+        hand_over: bool,
+        /// What it took.
+        figures: SyncFigures,
+    },
+    /// The backup has applied it.
+    Loaded {
+        /// How long that took.
+        load_us: u64,
+    },
+}
+
+/// How far the backup's sync is.
+pub enum BackupStep {
+    /// It is here, whole: may it be acknowledged? Draw the line, and say so.
+    Staged {
+        /// The epoch that ended.
+        epoch: Epoch,
+    },
+    /// It is applied; the VM runs on.
+    Loaded {
+        /// The epoch that ended.
+        epoch: Epoch,
+        /// It was the last sync of a join.
+        joining: bool,
+    },
+}
+
+/// What a person wants of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Hand over to the backup.
+    Failover,
+    /// Look for a backup now.
+    Protect,
+    /// Serve without the others, who are dead.
+    ProtectAlone,
+    /// Shut down everywhere.
+    Down {
+        /// Do not wait for the guest.
+        now: bool,
+    },
+    /// The group has forgotten this VM.
+    Remove,
+}
+
+/// Where to send a loop's events. Cheap to clone.
+#[derive(Clone)]
+pub struct LoopSender {
+    sender: Sender<LoopEvent>,
+    bell: Arc<OwnedFd>,
+}
+
+impl LoopSender {
+    /// A channel whose receiver can be polled: by the bell.
+    pub fn channel() -> std::io::Result<(Self, crossbeam_channel::Receiver<LoopEvent>)> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (sender, receiver) = unbounded();
+        Ok((Self { sender, bell }, receiver))
+    }
+
+    /// Sends; a loop that has ended no longer cares.
+    pub fn send(&self, event: LoopEvent) {
+        if self.sender.send(event).is_ok() {
+            // A full counter means that the bell rings already.
+            let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The bell, for poll.
+    #[must_use]
+    pub fn bell(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    /// Stops the ringing; look at the channel afterwards.
+    pub fn hush(&self) {
+        // Not ringing is as good.
+        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+    }
+}

@@ -1,0 +1,313 @@
+//! The VM loop: waits for one closed set of things, then applies what happened, synchronously, on one thread.
+//!
+//! Not here: what an agreed entry means (`agreement`), what a primary or a backup does (`primary`, `backup`).
+
+use super::agreement::Agreement;
+use super::backup::BackupRole;
+use super::connect::Connector;
+use super::event::{Command, LoopEvent, LoopSender};
+use super::nics::Nics;
+use super::primary::PrimaryRole;
+use super::{Ended, Host, Shared};
+use crate::config::{Durability, VmConfig};
+use crate::control::{Answer, FailoverStatus, PeerStatus, VmStatus};
+use crossbeam_channel::{Receiver, Sender};
+use dunlin_core::agreed::Life;
+use dunlin_core::output::gate::{Gate, Voice};
+use dunlin_core::units::{Epoch, ReplicaId};
+use dunlin_fabric::group::{Group, GroupConfig};
+use dunlin_fabric::link::{Hello, Purpose, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+/// This host's part in running the VM.
+pub enum Role {
+    /// None: a witness, or a host that waits to be brought in.
+    None,
+    /// It runs the VM and speaks for it.
+    Primary(PrimaryRole),
+    /// It holds, or is getting, the second copy.
+    Backup(BackupRole),
+}
+
+/// One VM's loop.
+pub struct VmLoop {
+    pub(super) host: Arc<Host>,
+    pub(super) config: Arc<VmConfig>,
+    pub(super) me: ReplicaId,
+    pub(super) witness: bool,
+    pub(super) group: Group,
+    pub(super) agreement: Agreement,
+    pub(super) role: Role,
+    pub(super) nics: Option<Nics>,
+    pub(super) gate: Gate,
+    pub(super) to_loop: LoopSender,
+    pub(super) next_session: u64,
+    pub(super) failure: Option<String>,
+    pub(super) failover: Option<FailoverStatus>,
+    pub(super) frames_in: u64,
+    pub(super) frames_out: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ending: Option<Ended>,
+    events: Receiver<LoopEvent>,
+    connectors: Vec<(ReplicaId, Connector)>,
+    born: Instant,
+    shown_us: u64,
+}
+
+/// The status is brought up to date at least this often while something happens.
+const SHOW_US: u64 = 20_000;
+/// The longest sleep: a bound on what a forgotten deadline could cost.
+const LONGEST_SLEEP_US: u64 = 100_000;
+
+impl VmLoop {
+    /// A loop that is ready to run.
+    pub fn new(
+        host: Arc<Host>,
+        config: Arc<VmConfig>,
+        shared: Arc<Shared>,
+        to_loop: LoopSender,
+        events: Receiver<LoopEvent>,
+    ) -> Result<Self, String> {
+        let member = config.member(&host.name).ok_or("this host is not in the VM's group")?;
+        let members = config.group.iter().map(|host| host.member).collect();
+        let durability = match host.cluster.durability {
+            Durability::Memory => dunlin_core::consensus::Durability::Memory,
+            Durability::Disk => dunlin_core::consensus::Durability::Disk,
+        };
+        let folder = host.state.join("vms").join(&config.name).join("log");
+        let mut group_config = GroupConfig::new(folder, member.id, members, durability);
+        group_config.set_election_us(u64::from(host.cluster.election_ms) * 1000);
+        let group = Group::open(group_config).map_err(|error| error.to_string())?;
+        let connectors = config
+            .group
+            .iter()
+            .filter(|peer| peer.member.id > member.id)
+            .map(|peer| {
+                let id = peer.member.id;
+                let start = Connector::start;
+                (id, start(host.clone(), config.name.clone(), id, peer.name.clone(), to_loop.clone()))
+            })
+            .collect();
+        Ok(Self {
+            me: member.id,
+            witness: member.witness,
+            group,
+            agreement: Agreement::default(),
+            role: Role::None,
+            nics: None,
+            gate: Gate::new(Voice::Shut, Epoch(1)),
+            to_loop,
+            next_session: 1,
+            failure: None,
+            failover: None,
+            frames_in: 0,
+            frames_out: 0,
+            shared,
+            ending: None,
+            events,
+            connectors,
+            born: Instant::now(),
+            shown_us: 0,
+            host,
+            config,
+        })
+    }
+
+    /// Runs until the VM is shut down or the daemon ends.
+    pub fn run(mut self) {
+        while self.ending.is_none() {
+            self.wait();
+            while let Ok(event) = self.events.try_recv() {
+                self.handle(event);
+            }
+            self.step();
+        }
+        self.show(u64::MAX);
+        let ended = self.ending.take();
+        self.role = Role::None;
+        if let Some(ended) = ended {
+            // The daemon may be ending as well.
+            let _ = self.host.ended.send(ended);
+        }
+    }
+
+    /// Everything that is not an event: descriptors and deadlines.
+    fn step(&mut self) {
+        self.read_ports();
+        self.read_taps();
+        self.follow_group();
+        self.apply_agreed_entries();
+        self.run_primary();
+        self.run_backup();
+        // What the last steps proposed leaves now, not a wake-up later.
+        self.follow_group();
+        self.apply_agreed_entries();
+        self.release();
+        self.flush_ports();
+        let now_us = self.now_us();
+        self.show(now_us);
+    }
+
+    /// Microseconds since the loop began.
+    pub(super) fn now_us(&self) -> u64 {
+        self.born.elapsed().as_micros() as u64
+    }
+
+    pub(super) fn event(&self, kind: &str, text: impl Into<String>) {
+        self.host.events.push(&self.config.name, kind, text);
+    }
+
+    pub(super) fn new_session(&mut self) -> u64 {
+        self.next_session += 1;
+        self.next_session
+    }
+
+    fn wait(&mut self) {
+        // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
+        if !self.group.arm() || !self.events.is_empty() {
+            self.to_loop.hush();
+            return;
+        }
+        let now_us = self.now_us();
+        let deadline_us = [self.group.next_deadline_us(now_us), self.primary_deadline_us(), self.backup_deadline_us()]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(u64::MAX);
+        let sleep_us = deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: (sleep_us * 1000) as i64 };
+        let group_fds = self.group.fds();
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8 + group_fds.len());
+        let mut watch = |fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let bell = self.to_loop.bell();
+        fds.push(PollFd::new(bell, PollFlags::IN));
+        fds.extend(group_fds.into_iter().map(|(fd, wants_write)| {
+            PollFd::from_borrowed_fd(fd, if wants_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
+        }));
+        if let Some(nics) = &self.nics {
+            fds.extend(nics.port_fds().map(&mut watch));
+            if self.takes_inputs() {
+                fds.extend(nics.tap_fds().map(&mut watch));
+            }
+        }
+        if let Some(machine) = self.machine() {
+            fds.push(watch(machine.qemu.pidfd()));
+        }
+        // Interrupted or not: everything is looked at after the wait.
+        let _ = poll(&mut fds, Some(&timeout));
+        self.to_loop.hush();
+    }
+
+    fn handle(&mut self, event: LoopEvent) {
+        match event {
+            LoopEvent::Accepted(hello, stream) => self.accept(&hello, stream),
+            LoopEvent::LogLink(peer, stream) => self.add_log_link(peer, stream),
+            LoopEvent::Command(command, reply) => self.command(command, reply),
+            LoopEvent::Shutdown => self.shut_down_host(),
+            LoopEvent::MachineStarted { session, result } => self.machine_started(session, result),
+            LoopEvent::SessionConnected { session, result } => self.session_connected(session, result),
+            LoopEvent::JoinProgress { session, done, total } => self.join_progress(session, done, total),
+            LoopEvent::JoinNearlyDone { session } => self.join_nearly_done(session),
+            LoopEvent::PrimarySync { session, step } => self.primary_sync_step(session, step),
+            LoopEvent::BackupSync { session, step } => self.backup_sync_step(session, step),
+            LoopEvent::BackupIdle { session, applied } => self.backup_is_idle(session, applied),
+            LoopEvent::SessionEnded { session, why } => self.session_ended(session, &why),
+            LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
+            LoopEvent::TookOver { session, result } => self.took_over(session, result),
+        }
+    }
+
+    fn accept(&mut self, hello: &Hello, stream: Stream) {
+        let Some(peer) = self.config.member(&hello.from) else {
+            self.event("link-refused", format!("host '{}' is not in this VM's group", hello.from));
+            return;
+        };
+        match hello.purpose {
+            Purpose::Log => self.add_log_link(peer.id, stream),
+            Purpose::Sync => self.accept_join(peer.id, hello.term, stream),
+            Purpose::Mirror | Purpose::Control => {}
+        }
+    }
+
+    fn add_log_link(&mut self, peer: ReplicaId, stream: Stream) {
+        if let Err(error) = self.group.add_link(peer, stream) {
+            self.event("link-refused", format!("host '{}': {error}", self.config.host_name(peer)));
+            self.log_link_lost(peer);
+        }
+    }
+
+    pub(super) fn log_link_lost(&mut self, peer: ReplicaId) {
+        if let Some((_, connector)) = self.connectors.iter().find(|(id, _)| *id == peer) {
+            connector.link_lost();
+        }
+    }
+
+    fn command(&mut self, command: Command, reply: Sender<Answer>) {
+        let answer = match command {
+            Command::Remove => {
+                self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+                Some(Answer::done("removed"))
+            }
+            Command::ProtectAlone => Some(self.protect_alone()),
+            Command::Failover | Command::Protect | Command::Down { .. } => self.primary_command(command, &reply),
+        };
+        if let Some(answer) = answer {
+            // Whoever asked may have gone.
+            let _ = reply.send(answer);
+        }
+    }
+
+    /// Brings what others see up to date, not too often.
+    fn show(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.shown_us) < SHOW_US {
+            return;
+        }
+        self.shown_us = now_us;
+        let (role, state, wants_primary) = self.describe();
+        let state = match &self.failure {
+            Some(why) => format!("failed: {why}"),
+            None => state.to_owned(),
+        };
+        let peers = self.config.group.iter().filter(|peer| peer.member.id != self.me);
+        let status = VmStatus {
+            name: self.config.name.clone(),
+            role: role.to_owned(),
+            state,
+            protected: self.agreement.state.complete.0.count_ones() > 1,
+            wants_protection: self.config.policy.is_replicated(),
+            policy: self.config.policy.name().to_owned(),
+            leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
+            term: self.group.term().0,
+            epoch: self.gate.epoch().0,
+            committed: self.group.committed().0,
+            applied: self.agreement.applied.0,
+            held_frames: self.gate.held_frames(),
+            frames_in: self.frames_in,
+            frames_out: self.frames_out,
+            peers: peers
+                .map(|peer| PeerStatus {
+                    host: peer.name.clone(),
+                    connected: self.group.is_connected(peer.member.id),
+                })
+                .collect(),
+            sync: wants_primary.map(|primary| primary.sync_status.clone()).unwrap_or_default(),
+            failover: self.failover.clone(),
+            progress: wants_primary.and_then(|primary| primary.progress.clone()),
+            qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
+        };
+        *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    fn describe(&self) -> (&'static str, &'static str, Option<&PrimaryRole>) {
+        match &self.role {
+            Role::Primary(primary) => ("primary", self.primary_state(primary), Some(primary)),
+            Role::Backup(backup) => ("backup", backup.state(), None),
+            Role::None if self.agreement.state.life == Life::Down => ("none", "stopped", None),
+            Role::None if self.witness => ("witness", "waiting", None),
+            Role::None => ("none", "waiting", None),
+        }
+    }
+}

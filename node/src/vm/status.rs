@@ -1,0 +1,39 @@
+//! What a loop shows of itself.
+
+use crate::control::SyncFigures;
+use std::collections::VecDeque;
+
+/// How many syncs the medians are over.
+pub const RECENT: usize = 1000;
+
+/// The median of each figure by itself.
+#[must_use]
+pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
+    let of = |figure: fn(&SyncFigures) -> u64| {
+        let mut all: Vec<u64> = recent.iter().map(figure).collect();
+        if all.is_empty() {
+            return 0;
+        }
+        let middle = all.len() / 2;
+        *all.select_nth_unstable(middle).1
+    };
+    SyncFigures {
+        pause_us: of(|f| f.pause_us),
+        stop_us: of(|f| f.stop_us),
+        save_us: of(|f| f.save_us),
+        scan_us: of(|f| f.scan_us),
+        wait_us: of(|f| f.wait_us),
+        copy_us: of(|f| f.copy_us),
+        cont_us: of(|f| f.cont_us),
+        hash_us: of(|f| f.hash_us),
+        total_us: of(|f| f.total_us),
+        interval_us: of(|f| f.interval_us),
+        load_us: of(|f| f.load_us),
+        dirty_primary: of(|f| f.dirty_primary),
+        dirty_backup: of(|f| f.dirty_backup),
+        united: of(|f| f.united),
+        divergent: of(|f| f.divergent),
+        bytes: of(|f| f.bytes),
+        device_bytes: of(|f| f.device_bytes),
+    }
+}
