@@ -8,7 +8,8 @@ mod host;
 mod vm;
 
 pub use cluster::{Cluster, ClusterHost};
-pub use host::HostConfig;
+pub use cluster::Durability;
+pub use host::{HostConfig, HostFile, Trust};
 pub use vm::{SyncConfig, VmConfig};
 
 use serde::de::DeserializeOwned;

@@ -79,6 +79,8 @@ pub enum Answer {
     Status(HostStatus),
     /// Something happened.
     Event(Event),
+    /// Nothing happened: whoever follows is still listened to.
+    Alive,
     /// It is done.
     Done {
         /// For a person.

@@ -10,6 +10,7 @@ pub mod event;
 mod machine;
 mod nics;
 mod primary;
+pub use primary::AGAIN;
 mod run;
 mod session;
 mod status;

@@ -58,7 +58,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn check(&self, origin: &str) -> Result<(), ConfigError> {
+    pub fn check(&self, origin: &str) -> Result<(), ConfigError> {
         if self.id_bytes().is_none() {
             return Err(ConfigError::senseless(origin, "id has to be 32 hexadecimal digits; 'dunlin init' makes one"));
         }

@@ -180,7 +180,8 @@ impl VmLoop {
         } else if matches!(self.role, Role::Backup(_)) {
             self.backup_set_agreed(set);
         } else if matches!(self.role, Role::Primary(_)) && !set.contains(self.me) {
-            self.event("deposed", "another host serves the VM now; the copy here is ended");
+            self.hand_over_done();
+            self.event("ended-here", "another host serves the VM now; the copy here is ended");
             self.drop_machine();
         }
     }
@@ -238,6 +239,7 @@ impl VmLoop {
         }
         // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
         self.gate.set_voice(Voice::Shut);
+        self.forget_cut();
         match leader {
             Some(leader) if leader != self.me => {
                 let host = self.config.host_name(leader).to_owned();

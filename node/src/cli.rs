@@ -1,0 +1,161 @@
+//! The command line: what each command takes, prints and answers with.
+
+mod check;
+mod init;
+mod show;
+mod talk;
+
+use crate::control::Request;
+use crate::daemon;
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps virtual machines alive when their host dies.
+#[derive(Parser)]
+#[command(name = "dunlin", version, max_term_width = 100, after_help = EXAMPLES)]
+struct Arguments {
+    /// The daemon's control socket
+    #[arg(long, global = true, env = "DUNLIN_SOCKET", default_value = "/run/dunlin.sock", value_name = "PATH")]
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dunlin check                       is this host able to run protected VMs?
+  dunlin init /etc/dunlin --cluster home --host a=10.0.0.1:7400 --host b=10.0.0.2:7400 --host c=10.0.0.3:7400
+  dunlin host /etc/dunlin/a/host.toml     run the daemon of host a (copy the folders to their hosts first)
+  dunlin up redis.toml               start a VM, and protect it
+  dunlin status --watch              see it run
+  dunlin failover redis              move it to its backup without losing anything
+
+Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status) a VM that asks for protection has none.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Says whether this host can run protected VMs, and how to mend what is missing
+    Check {
+        /// Check for this VM's configuration as well
+        #[arg(long, value_name = "VM.TOML")]
+        vm: Option<PathBuf>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Writes the configuration and the keys of a new cluster
+    Init {
+        /// The folder to make
+        dir: PathBuf,
+        /// The cluster's name
+        #[arg(long)]
+        cluster: String,
+        /// A host and where its daemon listens; once for each host
+        #[arg(long = "host", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = init::host)]
+        hosts: Vec<(String, SocketAddr)>,
+    },
+    /// Runs this host's daemon until it is told to end
+    Host {
+        /// The host's configuration
+        #[arg(value_name = "HOST.TOML")]
+        file: PathBuf,
+    },
+    /// Starts a VM on its hosts, and waits until it is protected
+    Up {
+        /// The VM's configuration
+        #[arg(value_name = "VM.TOML")]
+        file: PathBuf,
+        /// Do not wait until it is protected
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Shows how this host's VMs are
+    Status {
+        /// Go on showing
+        #[arg(long)]
+        watch: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows what happened on this host
+    Events {
+        /// Go on with what happens
+        #[arg(long, short)]
+        follow: bool,
+        /// As JSON, one object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Moves a VM to its backup; nothing is lost
+    Failover {
+        /// The VM
+        vm: String,
+    },
+    /// Brings a backup in at once; or, with --alone, serves without any
+    Protect {
+        /// The VM
+        vm: String,
+        /// "I know that the other hosts are dead": serve from this host, without a majority. If they are not dead,
+        /// two hosts may speak for the VM
+        #[arg(long)]
+        alone: bool,
+    },
+    /// Shuts a VM down on all its hosts; its disks stay
+    Down {
+        /// The VM
+        vm: String,
+        /// End it at once, without asking the guest to switch itself off
+        #[arg(long)]
+        now: bool,
+    },
+}
+
+/// Parses, runs, and says what went wrong in one line.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("dunlin: {}", one_line(&error));
+            if error.downcast_ref::<daemon::BadInput>().is_some() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn one_line(error: &anyhow::Error) -> String {
+    format!("{error:#}").lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode> {
+    let socket = &arguments.socket;
+    match arguments.command {
+        Command::Check { vm, json } => check::run(vm.as_deref(), json),
+        Command::Init { dir, cluster, hosts } => init::run(&dir, &cluster, &hosts),
+        Command::Host { file } => {
+            let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+            daemon::run(&file).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Up { file, no_wait } => {
+            let text = std::fs::read_to_string(&file)
+                .map_err(|error| daemon::BadInput(format!("{}: {error}", file.display())))?;
+            let request = Request::Up { text: text.clone(), origin: file.display().to_string() };
+            let code = talk::simple(socket, &request)?;
+            if no_wait || code != ExitCode::SUCCESS {
+                return Ok(code);
+            }
+            let name = talk::vm_name(&text).context("the daemon took a file without a name")?;
+            talk::wait_until_up(socket, &name)
+        }
+        Command::Status { watch, json } => show::status(socket, watch, json),
+        Command::Events { follow, json } => show::events(socket, follow, json),
+        Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
+        Command::Protect { vm, alone } => talk::simple(socket, &Request::Protect { vm, alone }),
+        Command::Down { vm, now } => talk::down(socket, &vm, now),
+    }
+}

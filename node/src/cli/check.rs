@@ -1,0 +1,48 @@
+//! `check`: what this host lacks, before anything is started.
+
+use crate::daemon::BadInput;
+use anyhow::Result;
+use dunlin_guest::VmSpec;
+use dunlin_guest::probe::{self, Finding};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Prints every finding; fails if something is missing.
+pub fn run(vm: Option<&Path>, json: bool) -> Result<ExitCode> {
+    let findings = probe::host(&spec(vm)?);
+    if json {
+        let list: Vec<_> = findings
+            .iter()
+            .map(|finding| serde_json::json!({"what": finding.what, "ok": finding.ok, "mend": finding.mend}))
+            .collect();
+        println!("{}", serde_json::to_string(&list)?);
+    } else {
+        findings.iter().for_each(print);
+    }
+    let missing = findings.iter().filter(|finding| !finding.ok).count();
+    if missing == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("dunlin: {missing} things are missing on this host");
+    Ok(ExitCode::FAILURE)
+}
+
+fn print(finding: &Finding) {
+    let mark = if finding.ok { "ok     " } else { "MISSING" };
+    let mend = if finding.ok || finding.mend.is_empty() { String::new() } else { format!(": {}", finding.mend) };
+    println!("{mark} {}{mend}", finding.what);
+}
+
+/// The VM's own table, or a small VM.
+fn spec(vm: Option<&Path>) -> Result<VmSpec> {
+    let text = match vm {
+        Some(path) => {
+            std::fs::read_to_string(path).map_err(|error| BadInput(format!("{}: {error}", path.display())))?
+        }
+        None => "vm = { memory_mib = 512 }".to_owned(),
+    };
+    let bad = |error: toml::de::Error| BadInput(error.message().to_owned());
+    let mut table: toml::Table = toml::from_str(&text).map_err(bad)?;
+    let vm = table.remove("vm").ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
+    Ok(vm.try_into().map_err(bad)?)
+}

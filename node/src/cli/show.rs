@@ -1,0 +1,121 @@
+//! `status` and `events`: for people and for programs.
+
+use super::talk;
+use crate::control::{HostStatus, VmStatus};
+use anyhow::Result;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A VM asks for protection and has none.
+const UNPROTECTED: u8 = 3;
+
+/// Shows how this host's VMs are; the exit code says whether all are protected that ask for it.
+pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {
+    let mut last = talk::status(socket)?;
+    show(&last, json, false)?;
+    if watch {
+        talk::follow(socket, |_| {
+            last = talk::status(socket)?;
+            show(&last, json, true)?;
+            Ok(false)
+        })?;
+    }
+    let unprotected = last.vms.iter().any(|vm| vm.wants_protection && !vm.protected);
+    Ok(if unprotected { ExitCode::from(UNPROTECTED) } else { ExitCode::SUCCESS })
+}
+
+fn show(status: &HostStatus, json: bool, again: bool) -> Result<()> {
+    let text = if json { serde_json::to_string(status)? + "\n" } else { table(status) };
+    let mut out = std::io::stdout().lock();
+    if again && !json && out.is_terminal() {
+        // From the top of an empty screen.
+        write!(out, "\x1b[H\x1b[2J")?;
+    }
+    write!(out, "{text}")?;
+    Ok(out.flush()?)
+}
+
+fn table(status: &HostStatus) -> String {
+    let mut text = format!("host {}, links protected by {}\n", status.host, status.links);
+    if status.vms.is_empty() {
+        text.push_str("no VMs; start one with 'dunlin up VM.TOML'\n");
+    }
+    for vm in &status.vms {
+        describe(&mut text, vm);
+    }
+    text
+}
+
+fn describe(text: &mut String, vm: &VmStatus) {
+    let protection = match (vm.wants_protection, vm.protected) {
+        (true, true) => "PROTECTED",
+        (true, false) => "NOT PROTECTED",
+        (false, _) => "no protection asked for",
+    };
+    let leader = vm.leader.as_deref().unwrap_or("nobody");
+    // Writing to a String does not fail: here and below.
+    let _ = writeln!(text, "\n{}: {} ({}), {protection}", vm.name, vm.role, vm.state);
+    let _ = writeln!(text, "  policy {}, served by {leader}, term {}, epoch {}", vm.policy, vm.term, vm.epoch);
+    let lag = vm.committed.saturating_sub(vm.applied);
+    let _ = writeln!(
+        text,
+        "  frames: {} in, {} out, {} held; log: {} agreed, {lag} to apply",
+        vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
+    );
+    for peer in &vm.peers {
+        let _ = writeln!(text, "  host {}: {}", peer.host, if peer.connected { "connected" } else { "NOT CONNECTED" });
+    }
+    if let Some(progress) = &vm.progress {
+        let percent = 100 * progress.done / progress.total.max(1);
+        let _ = writeln!(text, "  {}: {percent} %", progress.what);
+    }
+    let sync = &vm.sync;
+    if sync.count > 0 {
+        let median = &sync.median;
+        let _ = writeln!(
+            text,
+            "  syncs: {} ({} when idle, {} at the limit), {} given up; medians: pause {:.1} ms, whole {:.1} ms, \
+             dirty {} + {} pages, divergent {}, {} KiB sent",
+            sync.count,
+            sync.reasons.idle,
+            sync.reasons.limit,
+            sync.aborted,
+            median.pause_us as f64 / 1e3,
+            median.total_us as f64 / 1e3,
+            median.dirty_primary,
+            median.dirty_backup,
+            median.divergent,
+            (median.bytes + median.device_bytes) / 1024,
+        );
+    }
+    if let Some(failover) = &vm.failover {
+        let _ = writeln!(
+            text,
+            "  last take-over here: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms",
+            failover.detected_us as f64 / 1e3,
+            failover.elected_us as f64 / 1e3,
+            failover.applied_us as f64 / 1e3,
+            failover.announced_us as f64 / 1e3,
+        );
+    }
+}
+
+/// Shows what happened on this host.
+pub fn events(socket: &Path, follow: bool, json: bool) -> Result<ExitCode> {
+    let mut out = std::io::stdout();
+    talk::follow(socket, |event| {
+        let Some(event) = event else { return Ok(!follow) };
+        if json {
+            writeln!(out, "{}", serde_json::to_string(event)?)?;
+        } else {
+            let (seconds, ms) = (event.time_ms / 1000 % 86_400, event.time_ms % 1000);
+            let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+            writeln!(out, "{hour:02}:{minute:02}:{second:02}.{ms:03} {} {}: {}", event.vm, event.kind, event.text)?;
+        }
+        out.flush()?;
+        Ok(false)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

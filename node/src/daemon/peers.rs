@@ -1,0 +1,91 @@
+//! The other hosts' connections: each is handed to its VM's loop, or answered here if it is a request.
+
+use super::{Daemon, requests};
+use crate::control::server::{AnswerTo, read_request};
+use crate::control::{Answer, Request};
+use crate::vm::event::LoopEvent;
+use anyhow::Result;
+use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome, connect};
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A peer that says nothing on a control link for this long is hung up on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Who may connect for what.
+pub fn policy(daemon: &Arc<Daemon>) -> Policy {
+    let daemon = daemon.clone();
+    Arc::new(move |hello: &Hello| {
+        if hello.purpose != Purpose::Control && !daemon.vms().contains_key(&hello.vm) {
+            return Err(format!("VM '{}' is not known here", hello.vm));
+        }
+        Ok(Welcome::default())
+    })
+}
+
+/// Accepts peers on a thread of its own.
+pub fn accept(daemon: &Arc<Daemon>, listener: Listener) -> Result<()> {
+    let daemon = daemon.clone();
+    std::thread::Builder::new().name("peers".into()).spawn(move || {
+        loop {
+            match listener.accept() {
+                Ok((hello, stream)) => route(&daemon, hello, stream),
+                Err(refusal) => tracing::warn!("{refusal}"),
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
+    if hello.purpose != Purpose::Control {
+        if let Some(vm) = daemon.vms().get(&hello.vm) {
+            vm.send(LoopEvent::Accepted(hello, stream));
+        }
+        return;
+    }
+    let daemon = daemon.clone();
+    let work = move || serve(&daemon, &hello, stream);
+    if let Err(error) = std::thread::Builder::new().name("peer-request".into()).spawn(work) {
+        tracing::error!("a thread for another host's request: {error}");
+    }
+}
+
+fn serve(daemon: &Arc<Daemon>, hello: &Hello, stream: Stream) {
+    let timeouts = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+    if timeouts.is_err() {
+        return;
+    }
+    let (read, mut write) = stream.split();
+    let answer = match read_request(read.take(u64::MAX)) {
+        Ok(Some(request)) if request.is_for_peers() => {
+            tracing::debug!("host '{}' asks: {request:?}", hello.from);
+            requests::from_peer(daemon, request)
+        }
+        Ok(Some(_)) => Answer::refused("this is not for other hosts to ask"),
+        Ok(None) => return,
+        Err(refusal) => refusal,
+    };
+    // Whoever asked may have gone.
+    let _ = write.answer(&answer);
+}
+
+/// Asks another host's daemon.
+pub fn ask(daemon: &Daemon, peer: &str, request: &Request) -> Answer {
+    let Some(host) = daemon.host.cluster.host(peer) else {
+        return Answer::refused(format!("host '{peer}' is not in the cluster"));
+    };
+    let hello = Hello::new("", peer, Purpose::Control);
+    let stream = match connect(host.address, &daemon.host.identity, &hello, Duration::from_secs(5)) {
+        Ok((_, stream)) => stream,
+        Err(error) => return Answer::failed(format!("host '{peer}' at {}: {error}", host.address)),
+    };
+    if let Err(error) = stream.set_read_timeout(Some(PATIENCE)) {
+        return Answer::failed(format!("host '{peer}': {error}"));
+    }
+    match crate::control::client::Client::over(stream).talk(request, |_| {}) {
+        Ok(answer) => answer,
+        Err(error) => Answer::failed(format!("host '{peer}': {error}")),
+    }
+}

@@ -1,0 +1,213 @@
+//! What people ask of a daemon, and other daemons in their name.
+
+use super::{Daemon, peers, store};
+use crate::config::VmConfig;
+use crate::control::server::{AnswerTo, read_request};
+use crate::control::{Answer, HostStatus, Request};
+use crate::vm;
+use crate::vm::event::{Command, LoopSender};
+use anyhow::Result;
+use dunlin_guest::disk::image;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Accepts people on a thread of its own.
+pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> Result<()> {
+    let daemon = daemon.clone();
+    std::thread::Builder::new().name("control".into()).spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let daemon = daemon.clone();
+            let work = move || serve(&daemon, &stream);
+            if let Err(error) = std::thread::Builder::new().name("request".into()).spawn(work) {
+                tracing::error!("a thread for a request: {error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
+    let answer = match read_request(stream) {
+        Ok(Some(Request::Status)) => {
+            // Whoever asked may have gone: here and below.
+            let _ = stream.answer(&Answer::Status(status(daemon)));
+            Answer::done("")
+        }
+        Ok(Some(Request::Events { follow })) => return events(daemon, follow, stream),
+        Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
+        Ok(Some(request)) => from_person(daemon, request),
+        Ok(None) => return,
+        Err(refusal) => refusal,
+    };
+    let _ = stream.answer(&answer);
+}
+
+fn events(daemon: &Daemon, follow: bool, mut stream: &UnixStream) {
+    let mut next = 0;
+    loop {
+        let wait = (follow && next > 0).then_some(Duration::from_secs(5));
+        for event in daemon.host.events.since(next, wait) {
+            next = event.seq + 1;
+            if stream.answer(&Answer::Event(event)).is_err() {
+                return;
+            }
+        }
+        if !follow {
+            let _ = stream.answer(&Answer::done(""));
+            return;
+        }
+        // A reader who has gone is noticed although nothing happens.
+        next = next.max(1);
+        if stream.answer(&Answer::Alive).is_err() {
+            return;
+        }
+    }
+}
+
+/// This host, and its VMs.
+pub fn status(daemon: &Daemon) -> HostStatus {
+    HostStatus {
+        host: daemon.host.name.clone(),
+        links: daemon.host.identity.protection().to_owned(),
+        vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
+    }
+}
+
+/// What another daemon asks. It is never passed on: the asker knows whom to ask.
+pub fn from_peer(daemon: &Daemon, request: Request) -> Answer {
+    match request {
+        Request::Prepare { text, origin, qemu_version } => prepare(daemon, &text, &origin, &qemu_version),
+        Request::Install { text } => install(daemon, &text),
+        Request::Remove { vm } => match sender(daemon, &vm) {
+            Some(to_loop) => vm::command(&to_loop, Command::Remove),
+            None => Answer::done("not here"),
+        },
+        other => here(daemon, &other),
+    }
+}
+
+/// What a person asks about one VM: done here if this host serves it, else by the host that does.
+fn from_person(daemon: &Daemon, request: Request) -> Answer {
+    let vm = match &request {
+        Request::Down { vm, .. } | Request::Failover { vm } | Request::Protect { vm, .. } => vm.clone(),
+        _ => return Answer::refused("this is for other hosts to ask"),
+    };
+    let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
+        return Answer::refused(format!("there is no VM '{vm}' on this host; 'dunlin status' lists them"));
+    };
+    let is_about_this_host = matches!(request, Request::Protect { alone: true, .. });
+    match status.leader {
+        Some(leader) if leader != daemon.host.name && !is_about_this_host => peers::ask(daemon, &leader, &request),
+        _ => here(daemon, &request),
+    }
+}
+
+fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
+    daemon.vms().get(vm).map(vm::VmHandle::sender)
+}
+
+fn here(daemon: &Daemon, request: &Request) -> Answer {
+    let (vm, command) = match request {
+        Request::Down { vm, now } => (vm, Command::Down { now: *now }),
+        Request::Failover { vm } => (vm, Command::Failover),
+        Request::Protect { vm, alone: true } => (vm, Command::ProtectAlone),
+        Request::Protect { vm, alone: false } => (vm, Command::Protect),
+        _ => return Answer::refused("this host does not know that request"),
+    };
+    match sender(daemon, vm) {
+        Some(to_loop) => vm::command(&to_loop, command),
+        None => Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)),
+    }
+}
+
+/// Starts a VM on its group: all hosts are asked first, and nothing is started if one refuses.
+fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
+    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
+        Ok(config) => config,
+        Err(error) => return Answer::refused(error.to_string()),
+    };
+    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
+        Ok(version) => version,
+        Err(why) => return Answer::refused(format!("{origin}: {why}")),
+    };
+    let hosts: Vec<String> = config.group.iter().map(|host| host.name.clone()).collect();
+    let on = |host: &str, request: Request| {
+        if host == daemon.host.name { from_peer(daemon, request) } else { peers::ask(daemon, host, &request) }
+    };
+    for host in &hosts {
+        let request =
+            Request::Prepare { text: text.into(), origin: origin.into(), qemu_version: qemu_version.clone() };
+        if let Answer::Failed { why, .. } = on(host, request) {
+            return Answer::refused(why);
+        }
+    }
+    for (n, host) in hosts.iter().enumerate() {
+        if let Answer::Failed { why, code } = on(host, Request::Install { text: text.into() }) {
+            for host in &hosts[..n] {
+                // What cannot be reached now has nothing to run either: it needs a majority.
+                let _ = on(host, Request::Remove { vm: config.name.clone() });
+            }
+            return Answer::Failed { why: format!("nothing was started: {why}"), code };
+        }
+    }
+    Answer::done(format!("VM '{}' is being started on host '{}'", config.name, hosts[0]))
+}
+
+/// Whether this host could take part.
+fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Answer {
+    let name = &daemon.host.name;
+    let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
+        Ok(config) => config,
+        Err(error) => return Answer::refused(error.to_string()),
+    };
+    let Some(member) = config.member(name) else {
+        return Answer::refused(format!("host '{name}' has no part in VM '{}'", config.name));
+    };
+    if daemon.vms().contains_key(&config.name) {
+        return Answer::refused(format!("VM '{}' is on host '{name}' already; 'dunlin down' ends it", config.name));
+    }
+    if member.witness {
+        return Answer::done("ready");
+    }
+    match dunlin_guest::probe::qemu_version(&config.spec) {
+        Ok(version) if version == qemu_version => {}
+        Ok(version) => {
+            return Answer::refused(format!(
+                "host '{name}' has QEMU {version}, another one has {qemu_version}: install the same on all hosts"
+            ));
+        }
+        Err(why) => return Answer::refused(format!("host '{name}': {why}")),
+    }
+    for disk in &config.spec.disks {
+        if let Err(why) = image::check(&disk.path) {
+            return Answer::refused(format!("host '{name}': {why}"));
+        }
+    }
+    for finding in dunlin_guest::probe::host(&config.spec) {
+        if !finding.ok {
+            return Answer::refused(format!("host '{name}': {}: {}", finding.what, finding.mend));
+        }
+    }
+    Answer::done("ready")
+}
+
+fn install(daemon: &Daemon, text: &str) -> Answer {
+    let config = match VmConfig::parse(text, "the VM's file", &daemon.host.cluster) {
+        Ok(config) => config,
+        Err(error) => return Answer::refused(error.to_string()),
+    };
+    let name = config.name.clone();
+    if let Err(error) = store::keep(&daemon.host.state, &name, text) {
+        return Answer::failed(format!("host '{}': its state folder: {error}", daemon.host.name));
+    }
+    match daemon.start_vm(config) {
+        Ok(()) => Answer::done("started"),
+        Err(why) => {
+            // Not kept either, as far as the disk lets us.
+            let _ = store::forget(&daemon.host.state, &name);
+            Answer::failed(format!("host '{}': {why}", daemon.host.name))
+        }
+    }
+}

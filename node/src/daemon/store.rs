@@ -1,0 +1,88 @@
+//! What a daemon keeps over restarts: the configurations of the VMs in whose groups it is.
+
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Keeps a second daemon out of the state folder, for as long as the file is open.
+pub fn lock(state: &Path) -> Result<File, String> {
+    let path = state.join("lock");
+    let file = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(_) => Err(format!("{}: another daemon uses this state folder; stop it first", state.display())),
+    }
+}
+
+fn folder(state: &Path, vm: &str) -> PathBuf {
+    state.join("vms").join(vm)
+}
+
+/// Keeps a VM's configuration, durably.
+pub fn keep(state: &Path, vm: &str, text: &str) -> io::Result<()> {
+    let folder = folder(state, vm);
+    std::fs::create_dir_all(&folder)?;
+    let (new, path) = (folder.join("vm.toml.new"), folder.join("vm.toml"));
+    let mut file = File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, &path)?;
+    File::open(&folder)?.sync_all()
+}
+
+/// Forgets a VM: its configuration first, so that a half-removed one is not started again.
+pub fn forget(state: &Path, vm: &str) -> io::Result<()> {
+    let folder = folder(state, vm);
+    match std::fs::remove_file(folder.join("vm.toml")) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The kept configurations: name and text.
+pub fn all(state: &Path) -> io::Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    let entries = match std::fs::read_dir(state.join("vms")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        match std::fs::read_to_string(entry.path().join("vm.toml")) {
+            Ok(text) => found.push((entry.file_name().to_string_lossy().into_owned(), text)),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_vm_is_found_until_it_is_forgotten() {
+        let state = tempfile::tempdir().expect("a folder");
+        assert_eq!(all(state.path()).expect("nothing yet"), []);
+        keep(state.path(), "v", "text").expect("kept");
+        assert_eq!(all(state.path()).expect("one"), [("v".to_owned(), "text".to_owned())]);
+        forget(state.path(), "v").expect("forgotten");
+        forget(state.path(), "v").expect("twice is the same");
+        assert_eq!(all(state.path()).expect("nothing again"), []);
+    }
+
+    #[test]
+    fn a_second_daemon_is_kept_out() {
+        let state = tempfile::tempdir().expect("a folder");
+        let first = lock(state.path()).expect("the first");
+        assert!(lock(state.path()).is_err());
+        drop(first);
+        lock(state.path()).expect("after the first has ended");
+    }
+}
