@@ -19,7 +19,13 @@ use tracing_subscriber::EnvFilter;
 #[command(name = "dunlin", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Arguments {
     /// The daemon's control socket
-    #[arg(long, global = true, env = "DUNLIN_SOCKET", default_value = "/run/dunlin.sock", value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "DUNLIN_SOCKET",
+        default_value = "/run/dunlin.sock",
+        value_name = "PATH"
+    )]
     socket: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -122,13 +128,21 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("dunlin: {}", one_line(&error));
-            if error.downcast_ref::<daemon::BadInput>().is_some() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if error.downcast_ref::<daemon::BadInput>().is_some() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }
 
 fn one_line(error: &anyhow::Error) -> String {
-    format!("{error:#}").lines().map(str::trim).collect::<Vec<_>>().join(" ")
+    format!("{error:#}")
+        .lines()
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -138,13 +152,19 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Init { dir, cluster, hosts } => init::run(&dir, &cluster, &hosts),
         Command::Host { file } => {
             let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+            tracing_subscriber::fmt()
+                .with_env_filter(filter)
+                .with_writer(std::io::stderr)
+                .init();
             daemon::run(&file).map(|()| ExitCode::SUCCESS)
         }
         Command::Up { file, no_wait } => {
             let text = std::fs::read_to_string(&file)
                 .map_err(|error| daemon::BadInput(format!("{}: {error}", file.display())))?;
-            let request = Request::Up { text: text.clone(), origin: file.display().to_string() };
+            let request = Request::Up {
+                text: text.clone(),
+                origin: file.display().to_string(),
+            };
             let code = talk::simple(socket, &request)?;
             if no_wait || code != ExitCode::SUCCESS {
                 return Ok(code);

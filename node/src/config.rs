@@ -7,10 +7,10 @@ mod cluster;
 mod host;
 mod vm;
 
-pub use cluster::{Cluster, ClusterHost};
 pub use cluster::Durability;
+pub use cluster::{Cluster, ClusterHost};
 pub use host::{HostConfig, HostFile, Trust};
-pub use vm::{SyncConfig, VmConfig};
+pub use vm::VmConfig;
 
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -46,20 +46,34 @@ pub enum ConfigError {
 
 impl ConfigError {
     fn senseless(origin: &str, why: impl Into<String>) -> Self {
-        Self::Senseless { origin: origin.to_owned(), why: why.into() }
+        Self::Senseless {
+            origin: origin.to_owned(),
+            why: why.into(),
+        }
     }
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Parses `text`; the error is one line, with the place.
 fn parse<T: DeserializeOwned>(text: &str, origin: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
-        let why = format!("line {line}: {}", error.message().lines().collect::<Vec<_>>().join(" "));
-        ConfigError::Malformed { origin: origin.to_owned(), why }
+        let line = error.span().map_or(1, |span| {
+            text[..span.start.min(text.len())].lines().count().max(1)
+        });
+        let why = format!(
+            "line {line}: {}",
+            error.message().lines().collect::<Vec<_>>().join(" ")
+        );
+        ConfigError::Malformed {
+            origin: origin.to_owned(),
+            why,
+        }
     })
 }
 

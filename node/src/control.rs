@@ -103,12 +103,18 @@ impl Answer {
 
     /// Bad input.
     pub fn refused(why: impl Into<String>) -> Self {
-        Self::Failed { why: why.into(), code: 2 }
+        Self::Failed {
+            why: why.into(),
+            code: 2,
+        }
     }
 
     /// Anything else that went wrong.
     pub fn failed(why: impl Into<String>) -> Self {
-        Self::Failed { why: why.into(), code: 1 }
+        Self::Failed {
+            why: why.into(),
+            code: 1,
+        }
     }
 
     /// Whether nothing follows.

@@ -59,7 +59,11 @@ impl Daemon {
         if ended.forget
             && let Err(error) = store::forget(&self.host.state, &ended.vm)
         {
-            self.host.events.push(&ended.vm, "state-left", format!("the VM's state could not be removed: {error}"));
+            self.host.events.push(
+                &ended.vm,
+                "state-left",
+                format!("the VM's state could not be removed: {error}"),
+            );
         }
     }
 }
@@ -67,7 +71,8 @@ impl Daemon {
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
-    std::fs::create_dir_all(&config.state).with_context(|| format!("{}: the state folder", config.state.display()))?;
+    std::fs::create_dir_all(&config.state)
+        .with_context(|| format!("{}: the state folder", config.state.display()))?;
     let _only_one = store::lock(&config.state).map_err(BadInput)?;
     let identity = identity(&config)?;
     let (ended, endings) = unbounded();
@@ -79,45 +84,69 @@ pub fn run(path: &Path) -> Result<()> {
         cluster: config.cluster.clone(),
         ended,
     });
-    let daemon = Arc::new(Daemon { host, vms: Mutex::default(), changing: Mutex::default() });
-    let address = config.cluster.host(&config.name).map(|host| host.address).context("checked with the file")?;
+    let daemon = Arc::new(Daemon {
+        host,
+        vms: Mutex::default(),
+        changing: Mutex::default(),
+    });
+    let address = config
+        .cluster
+        .host(&config.name)
+        .map(|host| host.address)
+        .context("checked with the file")?;
     let listener = Listener::bind_with(address, identity, peers::policy(&daemon))
         .map_err(|error| BadInput(format!("{address}: {error}")))?;
     let socket = ControlSocket::bind(&config.control).map_err(|error| BadInput(error.to_string()))?;
     if let Some(address) = config.metrics {
-        metrics::serve(address, &daemon).map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
+        metrics::serve(address, &daemon)
+            .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
     }
     for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
         match VmConfig::parse(&text, &name, &config.cluster) {
-            Ok(vm) => daemon.start_vm(vm).unwrap_or_else(|why| daemon.host.events.push(&name, "failed", why)),
+            Ok(vm) => daemon
+                .start_vm(vm)
+                .unwrap_or_else(|why| daemon.host.events.push(&name, "failed", why)),
             Err(error) => daemon.host.events.push(&name, "failed", error.to_string()),
         }
     }
     peers::accept(&daemon, listener)?;
-    requests::accept(&daemon, socket.listener.try_clone().context("the control socket")?)?;
-    println!("ready: host {} of cluster {} at {address}", config.name, config.cluster.name);
+    requests::accept(
+        &daemon,
+        socket.listener.try_clone().context("the control socket")?,
+    )?;
+    println!(
+        "ready: host {} of cluster {} at {address}",
+        config.name, config.cluster.name
+    );
     // Whoever waits for the line may be a pipe.
-    std::io::stdout().flush().context("saying that the host is ready")?;
+    std::io::stdout()
+        .flush()
+        .context("saying that the host is ready")?;
     wait_for_end(&daemon, &endings)
 }
 
 fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>) -> Result<()> {
     let (signalled, signals) = unbounded();
     let mut watched = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("watching signals")?;
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in watched.forever() {
-            if signalled.send(signal).is_err() {
-                break;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in watched.forever() {
+                if signalled.send(signal).is_err() {
+                    break;
+                }
             }
-        }
-    })?;
+        })?;
     loop {
         select! {
             recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
             recv(signals) -> _ => break,
         }
     }
-    daemon.host.events.push("", "host-ends", "this host's daemon ends; its backups take over");
+    daemon
+        .host
+        .events
+        .push("", "host-ends", "this host's daemon ends; its backups take over");
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
     handles.iter_mut().for_each(VmHandle::join);
@@ -129,13 +158,22 @@ fn identity(config: &HostConfig) -> Result<Identity> {
         std::fs::read_to_string(path).map_err(|error| BadInput(format!("{}: {error}", path.display())))
     };
     let auth = match &config.trust {
-        Trust::Tls { key, cert, ca } => {
-            Auth::Tls { cert_pem: read(cert)?, key_pem: read(key)?, ca_pem: read(ca)? }
-        }
+        Trust::Tls { key, cert, ca } => Auth::Tls {
+            cert_pem: read(cert)?,
+            key_pem: read(key)?,
+            ca_pem: read(ca)?,
+        },
         Trust::Secret(path) => Auth::Secret(read(path)?.trim().as_bytes().to_vec()),
         Trust::Insecure => Auth::Insecure,
     };
-    let Some(id) = config.cluster.id_bytes() else { bail!("the cluster's id was checked with its file") };
-    let names: Vec<String> = config.cluster.hosts.iter().map(|host| host.name.clone()).collect();
+    let Some(id) = config.cluster.id_bytes() else {
+        bail!("the cluster's id was checked with its file")
+    };
+    let names: Vec<String> = config
+        .cluster
+        .hosts
+        .iter()
+        .map(|host| host.name.clone())
+        .collect();
     Ok(Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| BadInput(error.to_string()))?)
 }

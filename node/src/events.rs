@@ -29,8 +29,14 @@ impl Events {
     /// No events yet.
     #[must_use]
     pub fn new(host: &str) -> Self {
-        let shared = Shared { host: host.to_owned(), log: Mutex::default(), more: Condvar::new() };
-        Self { shared: Arc::new(shared) }
+        let shared = Shared {
+            host: host.to_owned(),
+            log: Mutex::default(),
+            more: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -42,7 +48,9 @@ impl Events {
     pub fn push(&self, vm: &str, kind: &str, text: impl Into<String>) {
         let text = text.into();
         tracing::info!(vm, kind, "{text}");
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let time_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64);
         let mut log = self.log();
         let seq = log.next_seq;
         log.next_seq += 1;
@@ -65,9 +73,18 @@ impl Events {
     pub fn since(&self, seq: u64, wait: Option<Duration>) -> Vec<Event> {
         let mut log = self.log();
         if let Some(wait) = wait {
-            let waited = self.shared.more.wait_timeout_while(log, wait, |log| log.next_seq <= seq);
-            log = waited.map(|(log, _)| log).unwrap_or_else(|poisoned| poisoned.into_inner().0);
+            let waited = self
+                .shared
+                .more
+                .wait_timeout_while(log, wait, |log| log.next_seq <= seq);
+            log = waited
+                .map(|(log, _)| log)
+                .unwrap_or_else(|poisoned| poisoned.into_inner().0);
         }
-        log.kept.iter().filter(|event| event.seq >= seq).cloned().collect()
+        log.kept
+            .iter()
+            .filter(|event| event.seq >= seq)
+            .cloned()
+            .collect()
     }
 }

@@ -10,40 +10,80 @@ type Figure = (&'static str, &'static str, fn(&VmStatus) -> f64);
 
 /// Name, meaning, value.
 const FIGURES: &[Figure] = &[
-    ("dunlin_protected", "1 if a complete second copy of the VM exists", |vm| f64::from(u8::from(vm.protected))),
+    (
+        "dunlin_protected",
+        "1 if a complete second copy of the VM exists",
+        |vm| f64::from(u8::from(vm.protected)),
+    ),
     ("dunlin_term", "Consensus term", |vm| vm.term as f64),
     ("dunlin_epoch", "Running epoch", |vm| vm.epoch as f64),
-    ("dunlin_log_lag_entries", "Agreed entries that are not applied here yet", |vm| {
-        vm.committed.saturating_sub(vm.applied) as f64
+    (
+        "dunlin_log_lag_entries",
+        "Agreed entries that are not applied here yet",
+        |vm| vm.committed.saturating_sub(vm.applied) as f64,
+    ),
+    (
+        "dunlin_held_frames",
+        "Outbound frames that wait for a sync",
+        |vm| vm.held_frames as f64,
+    ),
+    ("dunlin_frames_in_total", "Frames given to the VM", |vm| {
+        vm.frames_in as f64
     }),
-    ("dunlin_held_frames", "Outbound frames that wait for a sync", |vm| vm.held_frames as f64),
-    ("dunlin_frames_in_total", "Frames given to the VM", |vm| vm.frames_in as f64),
-    ("dunlin_frames_out_total", "Frames released to the network", |vm| vm.frames_out as f64),
-    ("dunlin_syncs_total", "Acknowledged syncs", |vm| vm.sync.count as f64),
-    ("dunlin_syncs_aborted_total", "Syncs that were given up", |vm| vm.sync.aborted as f64),
-    ("dunlin_sync_pause_seconds", "Last sync: how long the VM stood still", |vm| vm.sync.last.pause_us as f64 / 1e6),
-    ("dunlin_sync_total_seconds", "Last sync: from the stop to the acknowledgement", |vm| {
-        vm.sync.last.total_us as f64 / 1e6
+    (
+        "dunlin_frames_out_total",
+        "Frames released to the network",
+        |vm| vm.frames_out as f64,
+    ),
+    ("dunlin_syncs_total", "Acknowledged syncs", |vm| {
+        vm.sync.count as f64
     }),
-    ("dunlin_sync_dirty_pages", "Last sync: dirty pages of both VMs together", |vm| vm.sync.last.united as f64),
-    ("dunlin_sync_divergent_pages", "Last sync: pages that differed", |vm| vm.sync.last.divergent as f64),
-    ("dunlin_sync_memory_bytes", "Last sync: bytes of memory sent", |vm| vm.sync.last.bytes as f64),
+    ("dunlin_syncs_aborted_total", "Syncs that were given up", |vm| {
+        vm.sync.aborted as f64
+    }),
+    (
+        "dunlin_sync_pause_seconds",
+        "Last sync: how long the VM stood still",
+        |vm| vm.sync.last.pause_us as f64 / 1e6,
+    ),
+    (
+        "dunlin_sync_total_seconds",
+        "Last sync: from the stop to the acknowledgement",
+        |vm| vm.sync.last.total_us as f64 / 1e6,
+    ),
+    (
+        "dunlin_sync_dirty_pages",
+        "Last sync: dirty pages of both VMs together",
+        |vm| vm.sync.last.united as f64,
+    ),
+    (
+        "dunlin_sync_divergent_pages",
+        "Last sync: pages that differed",
+        |vm| vm.sync.last.divergent as f64,
+    ),
+    (
+        "dunlin_sync_memory_bytes",
+        "Last sync: bytes of memory sent",
+        |vm| vm.sync.last.bytes as f64,
+    ),
 ];
 
 /// Serves metrics until the daemon ends.
 pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
     let server = tiny_http::Server::http(address).map_err(|error| anyhow::anyhow!("{error}"))?;
     let daemon = daemon.clone();
-    std::thread::Builder::new().name("metrics".into()).spawn(move || {
-        for request in server.incoming_requests() {
-            let response = match page(&daemon) {
-                Ok(text) => tiny_http::Response::from_string(text),
-                Err(error) => tiny_http::Response::from_string(error.to_string()).with_status_code(500),
-            };
-            // A scraper that has gone asks again.
-            let _ = request.respond(response);
-        }
-    })?;
+    std::thread::Builder::new()
+        .name("metrics".into())
+        .spawn(move || {
+            for request in server.incoming_requests() {
+                let response = match page(&daemon) {
+                    Ok(text) => tiny_http::Response::from_string(text),
+                    Err(error) => tiny_http::Response::from_string(error.to_string()).with_status_code(500),
+                };
+                // A scraper that has gone asks again.
+                let _ = request.respond(response);
+            }
+        })?;
     Ok(())
 }
 
@@ -57,7 +97,10 @@ fn page(daemon: &Daemon) -> prometheus::Result<String> {
         }
         registry.register(Box::new(gauge))?;
     }
-    let role = GaugeVec::new(Opts::new("dunlin_role", "1 for the role of this host"), &["vm", "role"])?;
+    let role = GaugeVec::new(
+        Opts::new("dunlin_role", "1 for the role of this host"),
+        &["vm", "role"],
+    )?;
     for vm in &status.vms {
         role.with_label_values(&[&vm.name, &vm.role]).set(1.0);
     }

@@ -52,8 +52,6 @@ pub struct Ended {
 
 /// What the daemon holds of a VM.
 pub struct VmHandle {
-    /// Its configuration.
-    pub config: Arc<VmConfig>,
     to_loop: LoopSender,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -72,12 +70,22 @@ impl VmHandle {
         let config = Arc::new(config);
         let shared = Arc::new(Shared::default());
         let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
-        let vm_loop = run::VmLoop::new(host.clone(), config.clone(), shared.clone(), to_loop.clone(), events)?;
+        let vm_loop = run::VmLoop::new(
+            host.clone(),
+            config.clone(),
+            shared.clone(),
+            to_loop.clone(),
+            events,
+        )?;
         let thread = std::thread::Builder::new()
             .name(format!("vm-{}", config.name))
             .spawn(move || vm_loop.run())
             .map_err(|error| format!("a thread for the VM: {error}"))?;
-        Ok(Self { config, to_loop, shared, thread: Some(thread) })
+        Ok(Self {
+            to_loop,
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Sends something to the loop.
@@ -94,8 +102,17 @@ impl VmHandle {
     /// How the VM is, with medians.
     #[must_use]
     pub fn status(&self) -> VmStatus {
-        let mut status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let recent = self.shared.recent_syncs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = self
+            .shared
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let recent = self
+            .shared
+            .recent_syncs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         status.sync.median = status::median(&recent);
         status
     }
@@ -113,5 +130,7 @@ impl VmHandle {
 pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
     let (reply, answer) = bounded(1);
     to_loop.send(LoopEvent::Command(command, reply));
-    answer.recv().unwrap_or_else(|_| Answer::failed("the VM's loop has ended; see 'dunlin events'"))
+    answer
+        .recv()
+        .unwrap_or_else(|_| Answer::failed("the VM's loop has ended; see 'dunlin events'"))
 }

@@ -29,7 +29,11 @@ pub fn run(vm: Option<&Path>, json: bool) -> Result<ExitCode> {
 
 fn print(finding: &Finding) {
     let mark = if finding.ok { "ok     " } else { "MISSING" };
-    let mend = if finding.ok || finding.mend.is_empty() { String::new() } else { format!(": {}", finding.mend) };
+    let mend = if finding.ok || finding.mend.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", finding.mend)
+    };
     println!("{mark} {}{mend}", finding.what);
 }
 
@@ -43,6 +47,8 @@ fn spec(vm: Option<&Path>) -> Result<VmSpec> {
     };
     let bad = |error: toml::de::Error| BadInput(error.message().to_owned());
     let mut table: toml::Table = toml::from_str(&text).map_err(bad)?;
-    let vm = table.remove("vm").ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
+    let vm = table
+        .remove("vm")
+        .ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
     Ok(vm.try_into().map_err(bad)?)
 }

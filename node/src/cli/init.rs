@@ -13,18 +13,26 @@ use std::process::ExitCode;
 
 /// A `NAME=ADDRESS:PORT` of the command line.
 pub fn host(text: &str) -> Result<(String, SocketAddr), String> {
-    let (name, address) = text.split_once('=').ok_or("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7400")?;
+    let (name, address) = text
+        .split_once('=')
+        .ok_or("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7400")?;
     if !keys::is_host_name(name) {
         return Err(format!("'{name}' is no host name"));
     }
-    let address = address.parse().map_err(|_| format!("'{address}' is no ADDRESS:PORT, such as 10.0.0.1:7400"))?;
+    let address = address
+        .parse()
+        .map_err(|_| format!("'{address}' is no ADDRESS:PORT, such as 10.0.0.1:7400"))?;
     Ok((name.to_owned(), address))
 }
 
 /// Writes everything, or nothing into a folder that is there already.
 pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)]) -> Result<ExitCode> {
     if dir.join("cluster.toml").exists() {
-        return Err(BadInput(format!("{}: there is a cluster already; name another folder", dir.display())).into());
+        return Err(BadInput(format!(
+            "{}: there is a cluster already; name another folder",
+            dir.display()
+        ))
+        .into());
     }
     let id = u128::from_be_bytes(keys::random().context("random numbers for the cluster's id")?);
     let cluster = Cluster {
@@ -32,9 +40,17 @@ pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)]) -> Result<Exi
         id: format!("{id:032x}"),
         durability: Durability::default(),
         election_ms: 60,
-        hosts: hosts.iter().map(|(name, address)| ClusterHost { name: name.clone(), address: *address }).collect(),
+        hosts: hosts
+            .iter()
+            .map(|(name, address)| ClusterHost {
+                name: name.clone(),
+                address: *address,
+            })
+            .collect(),
     };
-    cluster.check("dunlin init").map_err(|error| BadInput(error.to_string()))?;
+    cluster
+        .check("dunlin init")
+        .map_err(|error| BadInput(error.to_string()))?;
     let authority = keys::make_ca(name).map_err(|error| BadInput(error.to_string()))?;
     folder(dir)?;
     let cluster_text = toml::to_string(&cluster).context("writing the cluster's file")?;
@@ -58,13 +74,23 @@ pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)]) -> Result<Exi
         write(&own.join("ca.pem"), &authority.keys.cert_pem, 0o644)?;
         write(&own.join("cert.pem"), &keyed.cert_pem, 0o644)?;
         write(&own.join("key.pem"), &keyed.key_pem, 0o600)?;
-        write(&own.join("host.toml"), &toml::to_string(&file).context("writing a host's file")?, 0o644)?;
+        write(
+            &own.join("host.toml"),
+            &toml::to_string(&file).context("writing a host's file")?,
+            0o644,
+        )?;
     }
     write(&dir.join("ca-key.pem"), &authority.keys.key_pem, 0o600)?;
     // Last: its presence says that the folder is complete.
     write(&dir.join("cluster.toml"), &cluster_text, 0o644)?;
-    println!("{}: copy each host's folder to its host and run 'dunlin host FOLDER/host.toml' there", dir.display());
-    println!("keep {} safe and off the hosts: it makes keys for new ones", dir.join("ca-key.pem").display());
+    println!(
+        "{}: copy each host's folder to its host and run 'dunlin host FOLDER/host.toml' there",
+        dir.display()
+    );
+    println!(
+        "keep {} safe and off the hosts: it makes keys for new ones",
+        dir.join("ca-key.pem").display()
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -84,5 +110,6 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
         .mode(mode)
         .open(path)
         .with_context(|| path.display().to_string())?;
-    file.write_all(text.as_bytes()).with_context(|| path.display().to_string())
+    file.write_all(text.as_bytes())
+        .with_context(|| path.display().to_string())
 }

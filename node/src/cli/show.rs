@@ -23,11 +23,19 @@ pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {
         })?;
     }
     let unprotected = last.vms.iter().any(|vm| vm.wants_protection && !vm.protected);
-    Ok(if unprotected { ExitCode::from(UNPROTECTED) } else { ExitCode::SUCCESS })
+    Ok(if unprotected {
+        ExitCode::from(UNPROTECTED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn show(status: &HostStatus, json: bool, again: bool) -> Result<()> {
-    let text = if json { serde_json::to_string(status)? + "\n" } else { table(status) };
+    let text = if json {
+        serde_json::to_string(status)? + "\n"
+    } else {
+        table(status)
+    };
     let mut out = std::io::stdout().lock();
     if again && !json && out.is_terminal() {
         // From the top of an empty screen.
@@ -57,7 +65,11 @@ fn describe(text: &mut String, vm: &VmStatus) {
     let leader = vm.leader.as_deref().unwrap_or("nobody");
     // Writing to a String does not fail: here and below.
     let _ = writeln!(text, "\n{}: {} ({}), {protection}", vm.name, vm.role, vm.state);
-    let _ = writeln!(text, "  policy {}, served by {leader}, term {}, epoch {}", vm.policy, vm.term, vm.epoch);
+    let _ = writeln!(
+        text,
+        "  policy {}, served by {leader}, term {}, epoch {}",
+        vm.policy, vm.term, vm.epoch
+    );
     let lag = vm.committed.saturating_sub(vm.applied);
     let _ = writeln!(
         text,
@@ -65,7 +77,16 @@ fn describe(text: &mut String, vm: &VmStatus) {
         vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
     );
     for peer in &vm.peers {
-        let _ = writeln!(text, "  host {}: {}", peer.host, if peer.connected { "connected" } else { "NOT CONNECTED" });
+        let _ = writeln!(
+            text,
+            "  host {}: {}",
+            peer.host,
+            if peer.connected {
+                "connected"
+            } else {
+                "NOT CONNECTED"
+            }
+        );
     }
     if let Some(progress) = &vm.progress {
         let percent = 100 * progress.done / progress.total.max(1);
@@ -112,7 +133,11 @@ pub fn events(socket: &Path, follow: bool, json: bool) -> Result<ExitCode> {
         } else {
             let (seconds, ms) = (event.time_ms / 1000 % 86_400, event.time_ms % 1000);
             let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-            writeln!(out, "{hour:02}:{minute:02}:{second:02}.{ms:03} {} {}: {}", event.vm, event.kind, event.text)?;
+            writeln!(
+                out,
+                "{hour:02}:{minute:02}:{second:02}.{ms:03} {} {}: {}",
+                event.vm, event.kind, event.text
+            )?;
         }
         out.flush()?;
         Ok(false)

@@ -43,7 +43,13 @@ pub fn until_taken(socket: &Path, request: &Request) -> Result<ExitCode> {
 
 /// The name in a VM's file.
 pub fn vm_name(text: &str) -> Option<String> {
-    Some(toml::from_str::<toml::Table>(text).ok()?.get("name")?.as_str()?.to_owned())
+    Some(
+        toml::from_str::<toml::Table>(text)
+            .ok()?
+            .get("name")?
+            .as_str()?
+            .to_owned(),
+    )
 }
 
 /// How this host is.
@@ -86,7 +92,8 @@ pub fn follow(socket: &Path, mut each: impl FnMut(Option<&Event>) -> Result<bool
 pub fn wait_until_up(socket: &Path, name: &str) -> Result<ExitCode> {
     let bar = ProgressBar::new(0);
     bar.set_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?.progress_chars("=> "),
+        ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
+            .progress_chars("=> "),
     );
     bar.set_message("starting");
     let mut outcome = None;
@@ -111,7 +118,14 @@ pub fn wait_until_up(socket: &Path, name: &str) -> Result<ExitCode> {
             ExitCode::FAILURE
         }
         _ => {
-            println!("VM '{name}' is up{}", if matches!(outcome, Some(Ok(true))) { " and protected" } else { "" });
+            println!(
+                "VM '{name}' is up{}",
+                if matches!(outcome, Some(Ok(true))) {
+                    " and protected"
+                } else {
+                    ""
+                }
+            );
             ExitCode::SUCCESS
         }
     })
@@ -130,11 +144,19 @@ fn outcome_of(vm: &VmStatus) -> Option<Result<bool, String>> {
 
 /// Shuts a VM down and waits until this host has forgotten it.
 pub fn down(socket: &Path, vm: &str, now: bool) -> Result<ExitCode> {
-    let answer = ask(socket, &Request::Down { vm: vm.to_owned(), now })?;
+    let answer = ask(
+        socket,
+        &Request::Down {
+            vm: vm.to_owned(),
+            now,
+        },
+    )?;
     if let Answer::Failed { .. } = answer {
         return Ok(print(&answer));
     }
-    follow(socket, |_| Ok(!status(socket)?.vms.iter().any(|here| here.name == vm)))?;
+    follow(socket, |_| {
+        Ok(!status(socket)?.vms.iter().any(|here| here.name == vm))
+    })?;
     println!("VM '{vm}' is down");
     Ok(ExitCode::SUCCESS)
 }

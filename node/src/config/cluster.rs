@@ -60,15 +60,24 @@ impl Cluster {
 
     pub fn check(&self, origin: &str) -> Result<(), ConfigError> {
         if self.id_bytes().is_none() {
-            return Err(ConfigError::senseless(origin, "id has to be 32 hexadecimal digits; 'dunlin init' makes one"));
+            return Err(ConfigError::senseless(
+                origin,
+                "id has to be 32 hexadecimal digits; 'dunlin init' makes one",
+            ));
         }
         if !(10..=60_000).contains(&self.election_ms) {
-            return Err(ConfigError::senseless(origin, "election_ms has to be from 10 to 60000"));
+            return Err(ConfigError::senseless(
+                origin,
+                "election_ms has to be from 10 to 60000",
+            ));
         }
         let names: BTreeSet<&str> = self.hosts.iter().map(|host| host.name.as_str()).collect();
         let addresses: BTreeSet<SocketAddr> = self.hosts.iter().map(|host| host.address).collect();
         if names.len() < self.hosts.len() || addresses.len() < self.hosts.len() {
-            return Err(ConfigError::senseless(origin, "two hosts have the same name or address"));
+            return Err(ConfigError::senseless(
+                origin,
+                "two hosts have the same name or address",
+            ));
         }
         Ok(())
     }

@@ -83,9 +83,11 @@ impl HostConfig {
             return Err(ConfigError::senseless(&origin, why));
         }
         let trust = match (&file.key, &file.cert, &file.ca, &file.secret, file.insecure) {
-            (Some(key), Some(cert), Some(ca), None, false) => {
-                Trust::Tls { key: beside(path, key), cert: beside(path, cert), ca: beside(path, ca) }
-            }
+            (Some(key), Some(cert), Some(ca), None, false) => Trust::Tls {
+                key: beside(path, key),
+                cert: beside(path, cert),
+                ca: beside(path, ca),
+            },
             (None, None, None, Some(secret), false) => Trust::Secret(beside(path, secret)),
             (None, None, None, None, true) => Trust::Insecure,
             _ => {

@@ -19,7 +19,11 @@ const GOOD: &str = "name = 'v'\nmembers = ['a', 'b']\nwitness = 'c'\npolicy = 'p
 #[test]
 fn a_good_vm_file_gives_a_group_of_three() {
     let vm = vm(GOOD).expect("a good file");
-    let names: Vec<_> = vm.group.iter().map(|host| (host.name.as_str(), host.member.witness)).collect();
+    let names: Vec<_> = vm
+        .group
+        .iter()
+        .map(|host| (host.name.as_str(), host.member.witness))
+        .collect();
     assert_eq!(names, [("a", false), ("b", false), ("c", true)]);
 }
 
@@ -28,16 +32,31 @@ fn every_mistake_is_one_line_that_names_the_file() {
     let mistakes = [
         (GOOD.replace("policy", "polisy"), "polisy"),
         (GOOD.replace("'plover'", "'plovr'"), "unknown policy 'plovr'"),
-        (GOOD.replace("['a', 'b']", "['a', 'a']"), "host 'a' is named twice"),
-        (GOOD.replace("['a', 'b']", "['a', 'x']"), "host 'x' is not in the cluster"),
-        (GOOD.replace("witness = 'c'", ""), "needs two hosts in members, and a witness"),
+        (
+            GOOD.replace("['a', 'b']", "['a', 'a']"),
+            "host 'a' is named twice",
+        ),
+        (
+            GOOD.replace("['a', 'b']", "['a', 'x']"),
+            "host 'x' is not in the cluster",
+        ),
+        (
+            GOOD.replace("witness = 'c'", ""),
+            "needs two hosts in members, and a witness",
+        ),
         (GOOD.replace("'v'", "'../v'"), "name has to be"),
         (format!("{GOOD}\nsync.shortest_ms = 500.0"), "shortest_ms"),
     ];
     for (text, expected) in mistakes {
         let message = vm(&text).expect_err(&text).to_string();
-        assert!(message.contains(expected), "{message:?} does not say {expected:?}");
-        assert!(message.starts_with("vm.toml: "), "{message:?} does not name the file");
+        assert!(
+            message.contains(expected),
+            "{message:?} does not say {expected:?}"
+        );
+        assert!(
+            message.starts_with("vm.toml: "),
+            "{message:?} does not name the file"
+        );
         assert_eq!(message.lines().count(), 1, "{message:?}");
     }
 }

@@ -1,13 +1,12 @@
 //! vm.toml: one VM, and how it is replicated.
 
-use super::{Cluster, ConfigError, parse, read};
+use super::{Cluster, ConfigError, parse};
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::Policy;
 use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
 use serde::Deserialize;
-use std::path::Path;
 
 /// One VM's configuration.
 #[derive(Debug, Clone)]
@@ -22,8 +21,6 @@ pub struct VmConfig {
     pub sync: SyncConfig,
     /// The VM itself.
     pub spec: VmSpec,
-    /// The file's text: what is sent to the other hosts, and kept.
-    pub text: String,
 }
 
 /// A host's part in a VM's group.
@@ -72,7 +69,11 @@ impl SyncConfig {
     pub fn limits(&self) -> Limits {
         let us = |ms: f64| (ms * 1000.0) as u64;
         match self.period_ms {
-            Some(period) => Limits { shortest_us: us(period), longest_us: us(period), quiet_us: us(self.quiet_ms) },
+            Some(period) => Limits {
+                shortest_us: us(period),
+                longest_us: us(period),
+                quiet_us: us(self.quiet_ms),
+            },
             None => Limits {
                 shortest_us: us(self.shortest_ms),
                 longest_us: us(self.longest_ms),
@@ -96,23 +97,30 @@ struct VmFile {
 }
 
 impl VmConfig {
-    /// Reads and checks the file.
-    pub fn load(path: &Path, cluster: &Cluster) -> Result<Self, ConfigError> {
-        Self::parse(&read(path)?, &path.display().to_string(), cluster)
-    }
-
     /// Checks a file's text; `origin` stands in messages.
     pub fn parse(text: &str, origin: &str, cluster: &Cluster) -> Result<Self, ConfigError> {
         let file: VmFile = parse(text, origin)?;
         let senseless = |why: String| Err(ConfigError::senseless(origin, why));
-        let name_is_plain =
-            |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
-        if file.name.is_empty() || file.name.len() > 64 || !name_is_plain(&file.name) || file.name.starts_with('.') {
+        let name_is_plain = |name: &str| {
+            name.chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.')
+        };
+        if file.name.is_empty()
+            || file.name.len() > 64
+            || !name_is_plain(&file.name)
+            || file.name.starts_with('.')
+        {
             return senseless("name has to be 1 to 64 letters, digits, '-', '_' or '.'".into());
         }
-        let policy: Policy =
-            file.policy.parse().map_err(|error| ConfigError::senseless(origin, format!("policy: {error}")))?;
-        let named = file.members.iter().map(|name| (name, false)).chain(file.witness.iter().map(|name| (name, true)));
+        let policy: Policy = file
+            .policy
+            .parse()
+            .map_err(|error| ConfigError::senseless(origin, format!("policy: {error}")))?;
+        let named = file
+            .members
+            .iter()
+            .map(|name| (name, false))
+            .chain(file.witness.iter().map(|name| (name, true)));
         let mut group: Vec<GroupHost> = Vec::new();
         for (name, witness) in named {
             if cluster.host(name).is_none() {
@@ -121,8 +129,15 @@ impl VmConfig {
             if group.iter().any(|host| host.name == *name) {
                 return senseless(format!("host '{name}' is named twice"));
             }
-            let member = Member { id: ReplicaId(group.len() as u8), witness };
-            group.push(GroupHost { name: name.clone(), member });
+            let member = Member {
+                id: ReplicaId(group.len() as u8),
+                witness,
+                complete: !witness,
+            };
+            group.push(GroupHost {
+                name: name.clone(),
+                member,
+            });
         }
         match (policy.is_replicated(), file.members.len(), group.len()) {
             (false, 1.., _) => {}
@@ -131,25 +146,45 @@ impl VmConfig {
                 return senseless(format!(
                     "policy '{}' needs {}",
                     policy.name(),
-                    if policy.is_replicated() { "two hosts in members, and a witness" } else { "a host in members" }
+                    if policy.is_replicated() {
+                        "two hosts in members, and a witness"
+                    } else {
+                        "a host in members"
+                    }
                 ));
             }
         }
         let sync = &file.sync;
-        let times = [sync.shortest_ms, sync.longest_ms, sync.quiet_ms, sync.period_ms.unwrap_or(1.0)];
+        let times = [
+            sync.shortest_ms,
+            sync.longest_ms,
+            sync.quiet_ms,
+            sync.period_ms.unwrap_or(1.0),
+        ];
         if times.iter().any(|ms| !(0.1..=60_000.0).contains(ms)) || sync.shortest_ms > sync.longest_ms {
-            return senseless("sync: times are from 0.1 to 60000 ms, and shortest_ms at most longest_ms".into());
+            return senseless(
+                "sync: times are from 0.1 to 60000 ms, and shortest_ms at most longest_ms".into(),
+            );
         }
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
-        Ok(Self { name: file.name, group, policy, sync: file.sync, spec: file.vm, text: text.to_owned() })
+        Ok(Self {
+            name: file.name,
+            group,
+            policy,
+            sync: file.sync,
+            spec: file.vm,
+        })
     }
 
     /// This host's part in the group, if it has one.
     #[must_use]
     pub fn member(&self, host: &str) -> Option<Member> {
-        self.group.iter().find(|member| member.name == host).map(|host| host.member)
+        self.group
+            .iter()
+            .find(|member| member.name == host)
+            .map(|host| host.member)
     }
 
     /// The name of a member's host.

@@ -37,8 +37,10 @@ pub enum ClientError {
 impl Client<UnixStream> {
     /// Connects to the daemon at `socket`.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(socket)
-            .map_err(|source| ClientError::NoDaemon { socket: socket.display().to_string(), source })?;
+        let stream = UnixStream::connect(socket).map_err(|source| ClientError::NoDaemon {
+            socket: socket.display().to_string(),
+            source,
+        })?;
         Ok(Self::over(stream))
     }
 }
@@ -46,7 +48,9 @@ impl Client<UnixStream> {
 impl<S: Read + Write> Client<S> {
     /// A conversation over an open stream.
     pub fn over(stream: S) -> Self {
-        Self { stream: BufReader::new(stream) }
+        Self {
+            stream: BufReader::new(stream),
+        }
     }
 
     /// Asks; answers come from `next`.

@@ -40,7 +40,10 @@ impl ControlSocket {
             _ => {}
         }
         let listener = UnixListener::bind(path).map_err(io)?;
-        let this = Self { listener, path: path.to_owned() };
+        let this = Self {
+            listener,
+            path: path.to_owned(),
+        };
         chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| io(error.into()))?;
         Ok(this)
     }
@@ -75,7 +78,9 @@ pub fn read_request(stream: impl Read) -> Result<Option<Request>, Answer> {
         Ok(0) | Err(_) => return Ok(None),
         Ok(_) => {}
     }
-    serde_json::from_str(&line)
-        .map(Some)
-        .map_err(|error| Answer::refused(format!("the request cannot be understood (another version?): {error}")))
+    serde_json::from_str(&line).map(Some).map_err(|error| {
+        Answer::refused(format!(
+            "the request cannot be understood (another version?): {error}"
+        ))
+    })
 }

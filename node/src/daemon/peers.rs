@@ -47,13 +47,18 @@ fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
     }
     let daemon = daemon.clone();
     let work = move || serve(&daemon, &hello, stream);
-    if let Err(error) = std::thread::Builder::new().name("peer-request".into()).spawn(work) {
+    if let Err(error) = std::thread::Builder::new()
+        .name("peer-request".into())
+        .spawn(work)
+    {
         tracing::error!("a thread for another host's request: {error}");
     }
 }
 
 fn serve(daemon: &Arc<Daemon>, hello: &Hello, stream: Stream) {
-    let timeouts = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+    let timeouts = stream
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
     if timeouts.is_err() {
         return;
     }
@@ -77,7 +82,12 @@ pub fn ask(daemon: &Daemon, peer: &str, request: &Request) -> Answer {
         return Answer::refused(format!("host '{peer}' is not in the cluster"));
     };
     let hello = Hello::new("", peer, Purpose::Control);
-    let stream = match connect(host.address, &daemon.host.identity, &hello, Duration::from_secs(5)) {
+    let stream = match connect(
+        host.address,
+        &daemon.host.identity,
+        &hello,
+        Duration::from_secs(5),
+    ) {
         Ok((_, stream)) => stream,
         Err(error) => return Answer::failed(format!("host '{peer}' at {}: {error}", host.address)),
     };

@@ -6,24 +6,26 @@ use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
 use crate::vm;
 use crate::vm::event::{Command, LoopSender};
-use anyhow::Result;
-use dunlin_guest::disk::image;
+use dunlin_guest::disk::Image;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Accepts people on a thread of its own.
-pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> Result<()> {
+pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
     let daemon = daemon.clone();
-    std::thread::Builder::new().name("control".into()).spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let daemon = daemon.clone();
-            let work = move || serve(&daemon, &stream);
-            if let Err(error) = std::thread::Builder::new().name("request".into()).spawn(work) {
-                tracing::error!("a thread for a request: {error}");
+    std::thread::Builder::new()
+        .name("control".into())
+        .spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let daemon = daemon.clone();
+                let work = move || serve(&daemon, &stream);
+                if let Err(error) = std::thread::Builder::new().name("request".into()).spawn(work) {
+                    tracing::error!("a thread for a request: {error}");
+                }
             }
-        }
-    })?;
+        })?;
     Ok(())
 }
 
@@ -77,7 +79,11 @@ pub fn status(daemon: &Daemon) -> HostStatus {
 /// What another daemon asks. It is never passed on: the asker knows whom to ask.
 pub fn from_peer(daemon: &Daemon, request: Request) -> Answer {
     match request {
-        Request::Prepare { text, origin, qemu_version } => prepare(daemon, &text, &origin, &qemu_version),
+        Request::Prepare {
+            text,
+            origin,
+            qemu_version,
+        } => prepare(daemon, &text, &origin, &qemu_version),
         Request::Install { text } => install(daemon, &text),
         Request::Remove { vm } => match sender(daemon, &vm) {
             Some(to_loop) => vm::command(&to_loop, Command::Remove),
@@ -94,11 +100,15 @@ fn from_person(daemon: &Daemon, request: Request) -> Answer {
         _ => return Answer::refused("this is for other hosts to ask"),
     };
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
-        return Answer::refused(format!("there is no VM '{vm}' on this host; 'dunlin status' lists them"));
+        return Answer::refused(format!(
+            "there is no VM '{vm}' on this host; 'dunlin status' lists them"
+        ));
     };
     let is_about_this_host = matches!(request, Request::Protect { alone: true, .. });
     match status.leader {
-        Some(leader) if leader != daemon.host.name && !is_about_this_host => peers::ask(daemon, &leader, &request),
+        Some(leader) if leader != daemon.host.name && !is_about_this_host => {
+            peers::ask(daemon, &leader, &request)
+        }
         _ => here(daemon, &request),
     }
 }
@@ -134,11 +144,18 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     };
     let hosts: Vec<String> = config.group.iter().map(|host| host.name.clone()).collect();
     let on = |host: &str, request: Request| {
-        if host == daemon.host.name { from_peer(daemon, request) } else { peers::ask(daemon, host, &request) }
+        if host == daemon.host.name {
+            from_peer(daemon, request)
+        } else {
+            peers::ask(daemon, host, &request)
+        }
     };
     for host in &hosts {
-        let request =
-            Request::Prepare { text: text.into(), origin: origin.into(), qemu_version: qemu_version.clone() };
+        let request = Request::Prepare {
+            text: text.into(),
+            origin: origin.into(),
+            qemu_version: qemu_version.clone(),
+        };
         if let Answer::Failed { why, .. } = on(host, request) {
             return Answer::refused(why);
         }
@@ -147,12 +164,23 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         if let Answer::Failed { why, code } = on(host, Request::Install { text: text.into() }) {
             for host in &hosts[..n] {
                 // What cannot be reached now has nothing to run either: it needs a majority.
-                let _ = on(host, Request::Remove { vm: config.name.clone() });
+                let _ = on(
+                    host,
+                    Request::Remove {
+                        vm: config.name.clone(),
+                    },
+                );
             }
-            return Answer::Failed { why: format!("nothing was started: {why}"), code };
+            return Answer::Failed {
+                why: format!("nothing was started: {why}"),
+                code,
+            };
         }
     }
-    Answer::done(format!("VM '{}' is being started on host '{}'", config.name, hosts[0]))
+    Answer::done(format!(
+        "VM '{}' is being started on host '{}'",
+        config.name, hosts[0]
+    ))
 }
 
 /// Whether this host could take part.
@@ -166,7 +194,10 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Ans
         return Answer::refused(format!("host '{name}' has no part in VM '{}'", config.name));
     };
     if daemon.vms().contains_key(&config.name) {
-        return Answer::refused(format!("VM '{}' is on host '{name}' already; 'dunlin down' ends it", config.name));
+        return Answer::refused(format!(
+            "VM '{}' is on host '{name}' already; 'dunlin down' ends it",
+            config.name
+        ));
     }
     if member.witness {
         return Answer::done("ready");
@@ -181,7 +212,7 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Ans
         Err(why) => return Answer::refused(format!("host '{name}': {why}")),
     }
     for disk in &config.spec.disks {
-        if let Err(why) = image::check(&disk.path) {
+        if let Err(why) = check_image(&disk.path) {
             return Answer::refused(format!("host '{name}': {why}"));
         }
     }
@@ -210,4 +241,11 @@ fn install(daemon: &Daemon, text: &str) -> Answer {
             Answer::failed(format!("host '{}': {why}", daemon.host.name))
         }
     }
+}
+
+/// Whether a disk image is there and not in use.
+fn check_image(path: &Path) -> Result<(), String> {
+    Image::open(path, false, Arc::default())
+        .map(drop)
+        .map_err(|error| error.to_string())
 }

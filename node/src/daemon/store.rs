@@ -11,7 +11,10 @@ pub fn lock(state: &Path) -> Result<File, String> {
     let file = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(_) => Err(format!("{}: another daemon uses this state folder; stop it first", state.display())),
+        Err(_) => Err(format!(
+            "{}: another daemon uses this state folder; stop it first",
+            state.display()
+        )),
     }
 }
 
@@ -71,7 +74,10 @@ mod tests {
         let state = tempfile::tempdir().expect("a folder");
         assert_eq!(all(state.path()).expect("nothing yet"), []);
         keep(state.path(), "v", "text").expect("kept");
-        assert_eq!(all(state.path()).expect("one"), [("v".to_owned(), "text".to_owned())]);
+        assert_eq!(
+            all(state.path()).expect("one"),
+            [("v".to_owned(), "text".to_owned())]
+        );
         forget(state.path(), "v").expect("forgotten");
         forget(state.path(), "v").expect("twice is the same");
         assert_eq!(all(state.path()).expect("nothing again"), []);

@@ -12,7 +12,7 @@ use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
-use dunlin_core::consensus::EntryKind;
+use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::agreed;
@@ -39,13 +39,22 @@ pub struct Agreement {
     may_be_dropped: bool,
 }
 
+/// The times of an election, by the loop's clock.
+#[derive(Default)]
+pub struct Election {
+    /// The last word of the leader that was followed.
+    pub leader_heard_us: u64,
+    /// This host began to campaign.
+    pub campaign_us: Option<u64>,
+}
+
 /// Entries that may pile up where there is no sync to cut them.
 const UNCUT: u64 = 4096;
 
 impl VmLoop {
     /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads.
     pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
-        match self.group.propose(EntryKind::Data, agreed::encode(entry)) {
+        match self.group.propose(agreed::encode(entry)) {
             Ok(_) => true,
             Err(refusal) => {
                 tracing::debug!(vm = self.config.name, "not proposed: {refusal}");
@@ -59,26 +68,48 @@ impl VmLoop {
         let now_us = self.now_us();
         let may_lead = self.may_lead();
         self.group.may_lead(may_lead);
+        self.watch_election();
         while let Some(event) = self.group.poll(now_us) {
             match event {
-                GroupEvent::BecameLeader { term } => self.became_leader(term),
-                GroupEvent::Follows { term, leader } => {
+                GroupEvent::Committed { .. }
+                | GroupEvent::ReadReady { .. }
+                | GroupEvent::ReadRefused { .. } => {}
+                GroupEvent::BecameLeader { term, .. } => self.became_leader(term),
+                GroupEvent::BecameFollower { term, leader } => {
                     self.agreement.leads = false;
                     self.follows(term, leader);
                 }
                 GroupEvent::LinkUp { peer } => {
-                    self.event("link-up", format!("the log's link to host '{}' stands", self.config.host_name(peer)));
+                    self.event(
+                        "link-up",
+                        format!("the log's link to host '{}' stands", self.config.host_name(peer)),
+                    );
                 }
                 GroupEvent::LinkLost { peer, why } => {
                     let host = self.config.host_name(peer).to_owned();
-                    self.event("link-lost", format!("the log's link to host '{host}' is lost: {why}"));
+                    self.event(
+                        "link-lost",
+                        format!("the log's link to host '{host}' is lost: {why}"),
+                    );
                     self.log_link_lost(peer);
                     self.peer_link_lost(peer);
                 }
-                GroupEvent::SnapshotInstalled { index, state } => self.install_snapshot(index, state),
-                GroupEvent::TransferFailed => self.transfer_failed(),
-                GroupEvent::Trouble(text) => self.event("log-trouble", text),
+                GroupEvent::SnapshotInstalled(snapshot) => {
+                    self.install_snapshot(snapshot.last.index, snapshot.state)
+                }
+                GroupEvent::TransferFailed { .. } => self.transfer_failed(),
+                GroupEvent::DiskFull(why) => self.event("log-disk-full", why),
+                GroupEvent::DiskRoom => self.event("log-disk-room", "the log's disk has room again"),
+                GroupEvent::DiskFailed(why) => self.event("log-disk-failed", why),
+                GroupEvent::Breach { peer, what, count } => {
+                    let host = self.config.host_name(peer);
+                    self.event(
+                        "breach",
+                        format!("host '{host}' said what agreement forbids ({count}): {what}"),
+                    );
+                }
             }
+            self.watch_election();
             let may_lead = self.may_lead();
             self.group.may_lead(may_lead);
         }
@@ -89,9 +120,11 @@ impl VmLoop {
     fn may_lead(&mut self) -> bool {
         let agreement = &mut self.agreement;
         agreement.looked_at = agreement.looked_at.max(agreement.applied);
-        while agreement.looked_at < self.group.appended() {
+        while agreement.looked_at < self.group.core().appended().index {
             agreement.looked_at = agreement.looked_at.next();
-            let Some(entry) = self.group.entry(agreement.looked_at) else { continue };
+            let Some(entry) = self.group.entry(agreement.looked_at) else {
+                continue;
+            };
             // The tag alone tells frames, by far the most, from the rest.
             if let Ok(Agreed::Complete { set, .. }) = agreed::decode(entry.payload.clone()) {
                 agreement.may_be_dropped = !set.contains(self.me);
@@ -104,8 +137,28 @@ impl VmLoop {
         };
         !self.witness
             && self.failure.is_none()
-            && self.agreement.state.may_lead(self.me, alive, self.config.group[0].member.id)
+            && self
+                .agreement
+                .state
+                .may_lead(self.me, alive, self.config.group[0].member.id)
             && (!self.agreement.may_be_dropped || self.agreement.leads)
+    }
+
+    /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
+    fn watch_election(&mut self) {
+        let now_us = self.now_us();
+        match (self.group.role(), self.group.leader()) {
+            (ConsensusRole::Candidate { .. }, _) => {
+                self.election.campaign_us.get_or_insert(now_us);
+            }
+            (ConsensusRole::Follower { .. }, Some(leader)) => {
+                self.election.campaign_us = None;
+                if let Some(link) = self.group.links().into_iter().find(|link| link.peer == leader) {
+                    self.election.leader_heard_us = link.heard_us.unwrap_or(self.election.leader_heard_us);
+                }
+            }
+            _ => {}
+        }
     }
 
     fn became_leader(&mut self, term: Term) {
@@ -126,7 +179,7 @@ impl VmLoop {
             match entry.kind {
                 EntryKind::Members => {}
                 EntryKind::Barrier => {
-                    if entry.stamp.term == self.group.term() && self.group.leads() {
+                    if entry.stamp.term == self.group.term() && self.group.is_leader() {
                         self.agreement.leads = true;
                         self.leads();
                     }
@@ -135,7 +188,10 @@ impl VmLoop {
                     Ok(entry) => self.apply(index, entry),
                     Err(error) => {
                         self.failure = Some(format!("entry {} of the log: {error}", index.0));
-                        self.event("failed", format!("entry {} of the log cannot be understood: {error}", index.0));
+                        self.event(
+                            "failed",
+                            format!("entry {} of the log cannot be understood: {error}", index.0),
+                        );
                         self.drop_machine();
                     }
                 },
@@ -168,7 +224,10 @@ impl VmLoop {
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();
-                self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+                self.ending = Some(Ended {
+                    vm: self.config.name.clone(),
+                    forget: true,
+                });
             }
         }
     }
@@ -181,7 +240,10 @@ impl VmLoop {
             self.backup_set_agreed(set);
         } else if matches!(self.role, Role::Primary(_)) && !set.contains(self.me) {
             self.hand_over_done();
-            self.event("ended-here", "another host serves the VM now; the copy here is ended");
+            self.event(
+                "ended-here",
+                "another host serves the VM now; the copy here is ended",
+            );
             self.drop_machine();
         }
     }
@@ -194,17 +256,26 @@ impl VmLoop {
                 self.agreement.held = false;
                 // Inputs below the snapshot never reached the copy here.
                 if matches!(self.role, Role::Backup(_)) {
-                    self.event("backup-lost", "this host missed inputs; its copy of the VM is ended");
+                    self.event(
+                        "backup-lost",
+                        "this host missed inputs; its copy of the VM is ended",
+                    );
                     self.drop_machine();
                 }
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state.life == Life::Down {
-                    self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+                    self.ending = Some(Ended {
+                        vm: self.config.name.clone(),
+                        forget: true,
+                    });
                 }
             }
             Err(error) => {
                 self.failure = Some(format!("the group's snapshot: {error}"));
-                self.event("failed", format!("the group's snapshot cannot be understood: {error}"));
+                self.event(
+                    "failed",
+                    format!("the group's snapshot cannot be understood: {error}"),
+                );
             }
         }
     }
@@ -219,7 +290,8 @@ impl VmLoop {
     /// Where no backup executes the inputs, applied entries are not needed again.
     fn cut_log_where_nothing_syncs(&mut self) {
         let applied = self.agreement.applied;
-        let nobody_else_needs_it = self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
+        let nobody_else_needs_it =
+            self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
         if nobody_else_needs_it && applied.0 - self.agreement.cut_at.0 > UNCUT {
             let state = agreed::encode_state(&self.agreement.state);
             self.cut_log(applied, state);
@@ -243,9 +315,18 @@ impl VmLoop {
         match leader {
             Some(leader) if leader != self.me => {
                 let host = self.config.host_name(leader).to_owned();
-                self.event("deposed", format!("host '{host}' leads in term {}: this one no longer speaks", term.0));
+                self.event(
+                    "deposed",
+                    format!(
+                        "host '{host}' leads in term {}: this one no longer speaks",
+                        term.0
+                    ),
+                );
             }
-            _ => self.event("no-majority", "no majority of the group answers: nothing is served until one does"),
+            _ => self.event(
+                "no-majority",
+                "no majority of the group answers: nothing is served until one does",
+            ),
         }
     }
 

@@ -28,7 +28,6 @@ use std::sync::Arc;
 pub struct BackupRole {
     session: u64,
     term: Term,
-    primary: ReplicaId,
     machine: Option<Arc<Machine>>,
     stream: Option<Stream>,
     jobs: Option<Sender<BackupJob>>,
@@ -101,7 +100,6 @@ impl VmLoop {
         self.role = Role::Backup(BackupRole {
             session,
             term: Term(term),
-            primary,
             machine: None,
             stream: Some(stream),
             jobs: None,
@@ -124,13 +122,18 @@ impl VmLoop {
     pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, String>) {
         let config = self.config.clone();
         let to_loop = self.to_loop.clone();
-        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
-        let Some(stream) = backup.stream.take() else { return };
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
+            return;
+        };
+        let Some(stream) = backup.stream.take() else {
+            return;
+        };
         let (jobs, receiver) = unbounded();
         let outcome = result.and_then(|started| {
             let colo = started.colo.ok_or("QEMU was not started as a backup")?;
             let nics = Nics::open(&config, started.ports)?;
-            let (link, closer) = SyncLink::open(stream, session, to_loop.clone()).map_err(|error| error.to_string())?;
+            let (link, closer) =
+                SyncLink::open(stream, session, to_loop.clone()).map_err(|error| error.to_string())?;
             let writer = link.writer.clone();
             let machine = started.machine;
             let worker = Backup {
@@ -178,7 +181,7 @@ impl VmLoop {
 
     /// `Sync(epoch)` is agreed. Whether it holds back what comes after it (invariant 1).
     pub(super) fn backup_sync_agreed(&mut self, epoch: Epoch) -> bool {
-        let leads = self.group.leads();
+        let leads = self.group.is_leader();
         let Some(backup) = self.backup() else { return false };
         if leads || backup.take_over.is_some() {
             // Its sync will never be: the inputs after it are agreed all the same.
@@ -214,9 +217,15 @@ impl VmLoop {
                 }
             }
             Phase::Synced if active && drained && backup.idle_told < applied => {
-                let idle = backup.machine.as_ref().is_some_and(|machine| machine.qemu.threads().idle());
+                let idle = backup
+                    .machine
+                    .as_ref()
+                    .is_some_and(|machine| machine.qemu.threads().idle());
                 let told = idle
-                    && backup.writer.as_ref().is_some_and(|writer| writer.hint(&SyncMessage::Idle { applied }));
+                    && backup
+                        .writer
+                        .as_ref()
+                        .is_some_and(|writer| writer.hint(&SyncMessage::Idle { applied }));
                 if told {
                     backup.idle_told = applied;
                 }
@@ -230,7 +239,9 @@ impl VmLoop {
 
     /// When the backup wants to be woken.
     pub(super) fn backup_deadline_us(&self) -> Option<u64> {
-        let Role::Backup(backup) = &self.role else { return None };
+        let Role::Backup(backup) = &self.role else {
+            return None;
+        };
         let news = match backup.phase {
             Phase::Draining(_) => true,
             Phase::Synced => {
@@ -274,7 +285,10 @@ impl VmLoop {
                 backup.phase = Phase::Synced;
                 self.agreement.held = false;
                 if joining {
-                    self.event("joined", format!("this host follows the VM from epoch {}", epoch.0 + 1));
+                    self.event(
+                        "joined",
+                        format!("this host follows the VM from epoch {}", epoch.0 + 1),
+                    );
                 }
             }
         }
@@ -289,8 +303,10 @@ impl VmLoop {
     }
 
     pub(super) fn backup_session_ended(&mut self, session: u64, why: &str) {
-        let leads = self.group.leads();
-        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
+        let leads = self.group.is_leader();
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
+            return;
+        };
         let whole = backup.is_whole();
         backup.phase = Phase::Orphaned;
         backup.writer = None;
@@ -310,7 +326,10 @@ impl VmLoop {
     pub(super) fn backup_set_agreed(&mut self, set: ReplicaSet) {
         let dropped = !set.contains(self.me) && self.backup().is_some_and(|backup| backup.is_whole());
         if dropped {
-            self.event("dropped", "the primary goes on without this host; its copy of the VM is ended");
+            self.event(
+                "dropped",
+                "the primary goes on without this host; its copy of the VM is ended",
+            );
             self.drop_machine();
         } else if set.contains(self.me) {
             self.event("protected", "this host holds a complete second copy of the VM");
@@ -320,18 +339,26 @@ impl VmLoop {
     /// Elected: from here on no word of the old primary counts.
     pub(super) fn prepare_take_over(&mut self) {
         let now_us = self.now_us();
-        let detection = self.group.last_election();
+        let (heard_us, campaign_us) = (
+            self.election.leader_heard_us,
+            self.election.campaign_us.unwrap_or(now_us),
+        );
         let Some(backup) = self.backup() else { return };
         if let Some(closer) = &backup.closer {
             closer.close();
         }
         if backup.take_over.is_none() {
             let status = FailoverStatus {
-                detected_us: detection.silence_us,
-                elected_us: detection.campaign_us,
+                detected_us: campaign_us.saturating_sub(heard_us),
+                elected_us: now_us.saturating_sub(campaign_us),
                 ..FailoverStatus::default()
             };
-            backup.take_over = Some(TakeOver { elected_us: now_us, begun: false, status, speaks_at_us: 0 });
+            backup.take_over = Some(TakeOver {
+                elected_us: now_us,
+                begun: false,
+                status,
+                speaks_at_us: 0,
+            });
         }
         match backup.phase {
             // Not handed to the session yet: it will never be.
@@ -349,12 +376,18 @@ impl VmLoop {
         let all_applied = !self.agreement.held && self.agreement.applied >= self.group.committed();
         let Some(backup) = self.backup() else { return };
         let settled = matches!(backup.phase, Phase::Synced | Phase::Orphaned);
-        let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else { return };
+        let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else {
+            return;
+        };
         if take_over.begun {
             return;
         }
         take_over.begun = true;
-        if backup.jobs.as_ref().is_none_or(|jobs| jobs.send(BackupJob::TakeOver).is_err()) {
+        if backup
+            .jobs
+            .as_ref()
+            .is_none_or(|jobs| jobs.send(BackupJob::TakeOver).is_err())
+        {
             self.take_over_failed("the session's thread has gone");
         }
     }
@@ -363,20 +396,30 @@ impl VmLoop {
         let now_us = self.now_us();
         let me = self.me;
         let epoch = self.agreement.state.epoch;
-        let Some(backup) = self.backup().filter(|backup| backup.session == session) else { return };
-        let Some(take_over) = &mut backup.take_over else { return };
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
+            return;
+        };
+        let Some(take_over) = &mut backup.take_over else {
+            return;
+        };
         match result {
             Ok(()) => {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
-                self.propose(&Agreed::Complete { set: ReplicaSet::one(me), epoch });
+                self.propose(&Agreed::Complete {
+                    set: ReplicaSet::one(me),
+                    epoch,
+                });
             }
             Err(why) => self.take_over_failed(&why),
         }
     }
 
     fn take_over_failed(&mut self, why: &str) {
-        self.event("take-over-failed", format!("the copy here cannot be taken over: {why}"));
+        self.event(
+            "take-over-failed",
+            format!("the copy here cannot be taken over: {why}"),
+        );
         self.drop_machine();
         self.group.may_lead(false);
         self.group.step_down();
@@ -386,7 +429,9 @@ impl VmLoop {
     pub(super) fn speak_after_take_over(&mut self) {
         let now_us = self.now_us();
         let Some(backup) = self.backup() else { return };
-        let (Some(machine), Some(mut take_over)) = (backup.machine.clone(), backup.take_over.take()) else { return };
+        let (Some(machine), Some(mut take_over)) = (backup.machine.clone(), backup.take_over.take()) else {
+            return;
+        };
         take_over.status.announced_us = now_us - take_over.speaks_at_us;
         let status = take_over.status;
         if let Some(nics) = &mut self.nics {

@@ -20,7 +20,13 @@ pub struct Connector {
 
 impl Connector {
     /// Starts connecting.
-    pub fn start(host: Arc<Host>, vm: String, peer: ReplicaId, peer_name: String, to_loop: LoopSender) -> Self {
+    pub fn start(
+        host: Arc<Host>,
+        vm: String,
+        peer: ReplicaId,
+        peer_name: String,
+        to_loop: LoopSender,
+    ) -> Self {
         let (lost, lost_receiver) = bounded(1);
         let work = move || keep_connected(&host, &vm, peer, &peer_name, &to_loop, &lost_receiver);
         // Without the thread there is no link, which every part of the group survives and shows.
@@ -57,7 +63,8 @@ fn keep_connected(
             }
             Err(why) => {
                 if why != complaint {
-                    host.events.push(vm, "link-refused", format!("host '{peer_name}': {why}"));
+                    host.events
+                        .push(vm, "link-refused", format!("host '{peer_name}': {why}"));
                     complaint = why;
                 }
                 // A pause between tries, which the end of the loop cuts short.
@@ -72,9 +79,13 @@ fn keep_connected(
 
 /// Connects to a host for some purpose.
 pub fn open(host: &Host, vm: &str, peer_name: &str, purpose: Purpose, term: Term) -> Result<Stream, String> {
-    let address = host.cluster.host(peer_name).ok_or_else(|| format!("host '{peer_name}' is not in the cluster"))?;
+    let address = host
+        .cluster
+        .host(peer_name)
+        .ok_or_else(|| format!("host '{peer_name}' is not in the cluster"))?;
     let mut hello = Hello::new(vm, peer_name, purpose);
     hello.term = term.0;
-    let (_, stream) = connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
+    let (_, stream) =
+        connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
     Ok(stream)
 }

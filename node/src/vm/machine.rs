@@ -23,13 +23,18 @@ impl Machine {
         let mut ports = Ports::default();
         let mut frames = Vec::new();
         for _ in &config.spec.nics {
-            let (ours, theirs) = FramePort::pair().map_err(|error| format!("a socket for the NIC: {error}"))?;
+            let (ours, theirs) =
+                FramePort::pair().map_err(|error| format!("a socket for the NIC: {error}"))?;
             frames.push(ours);
             ports.frames.push(theirs);
         }
         let mut qemu = Qemu::start(&config.spec, start, ports).map_err(|error| error.to_string())?;
         let colo = qemu.take_colo();
-        Ok(Started { machine: Arc::new(Self { qemu }), ports: frames, colo })
+        Ok(Started {
+            machine: Arc::new(Self { qemu }),
+            ports: frames,
+            colo,
+        })
     }
 
     /// Copies the disks to the joining backup while the VM runs.

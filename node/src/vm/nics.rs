@@ -33,7 +33,10 @@ impl Nics {
             let announcer = Announcer::new(spec.mac_bytes().map_err(|error| error.to_string())?);
             nics.push(Nic { port, tap, announcer });
         }
-        Ok(Self { nics, buffer: vec![0; FRAME_BYTES] })
+        Ok(Self {
+            nics,
+            buffer: vec![0; FRAME_BYTES],
+        })
     }
 
     /// Descriptors that are readable when the VM has sent something.
@@ -52,7 +55,10 @@ impl Nics {
             let Nic { port, announcer, .. } = nic;
             port.read(|bytes| {
                 announcer.learn(bytes);
-                each(Frame { nic: number as u8, bytes: Bytes::copy_from_slice(bytes) });
+                each(Frame {
+                    nic: number as u8,
+                    bytes: Bytes::copy_from_slice(bytes),
+                });
             })?;
         }
         Ok(())
@@ -64,8 +70,10 @@ impl Nics {
         for (number, nic) in self.nics.iter().enumerate() {
             while frames.len() < MOST_FRAMES {
                 match nic.tap.read(&mut self.buffer) {
-                    Ok(Some(len)) => frames
-                        .push(Frame { nic: number as u8, bytes: Bytes::copy_from_slice(&self.buffer[..len]) }),
+                    Ok(Some(len)) => frames.push(Frame {
+                        nic: number as u8,
+                        bytes: Bytes::copy_from_slice(&self.buffer[..len]),
+                    }),
                     // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
                     Ok(None) | Err(_) => break,
                 }
@@ -98,7 +106,9 @@ impl Nics {
     /// Whether QEMU has read all that was sent to the VM.
     #[must_use]
     pub fn inbound_is_drained(&self) -> bool {
-        self.nics.iter().all(|nic| matches!(nic.port.inbound_in_flight(), Ok(0)))
+        self.nics
+            .iter()
+            .all(|nic| matches!(nic.port.inbound_in_flight(), Ok(0)))
     }
 
     /// Sends a frame of the VM to the network. One that the kernel has no room for is lost, as on any wire.

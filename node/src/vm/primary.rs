@@ -22,7 +22,8 @@ use dunlin_core::output::gate::{Gate, Voice};
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
-use dunlin_guest::{QemuEvent, Start};
+use dunlin_guest::Start;
+use dunlin_guest::qemu::QemuEvent;
 use std::sync::{Arc, PoisonError};
 
 /// How long to wait before a backup is looked for again.
@@ -123,7 +124,10 @@ impl VmLoop {
 
     /// Ends the copy of the VM here, and every session around it.
     pub(super) fn drop_machine(&mut self) {
-        if let Role::Primary(PrimaryRole { session: Some(session), .. }) = &self.role
+        if let Role::Primary(PrimaryRole {
+            session: Some(session),
+            ..
+        }) = &self.role
             && let Some(closer) = &session.closer
         {
             closer.close();
@@ -144,7 +148,13 @@ impl VmLoop {
         match (&primary.machine, &primary.session, self.gate.voice()) {
             (None, _, _) => "starting",
             (_, _, Voice::Shut) => "no-majority",
-            (_, Some(Session { phase: Phase::Synced, .. }), _) => "running",
+            (
+                _,
+                Some(Session {
+                    phase: Phase::Synced, ..
+                }),
+                _,
+            ) => "running",
             (_, Some(_), _) => "joining",
             (_, None, _) if self.config.policy.is_replicated() => "alone",
             (_, None, _) => "running",
@@ -163,12 +173,18 @@ impl VmLoop {
         let state = self.agreement.state;
         match &self.role {
             Role::None if state.life == Life::Fresh => {
-                self.propose(&Agreed::Complete { set: ReplicaSet::one(self.me), epoch: Epoch(0) });
+                self.propose(&Agreed::Complete {
+                    set: ReplicaSet::one(self.me),
+                    epoch: Epoch(0),
+                });
             }
             Role::Backup(_) if state.complete.contains(self.me) => self.begin_take_over(),
             Role::Primary(_) if state.complete.contains(self.me) => self.speak_again(),
             Role::Primary(_) | Role::Backup(_) | Role::None => {
-                self.event("cannot-lead", "this host was elected without a complete copy of the VM; it steps down");
+                self.event(
+                    "cannot-lead",
+                    "this host was elected without a complete copy of the VM; it steps down",
+                );
                 self.drop_machine();
                 self.group.step_down();
             }
@@ -177,7 +193,10 @@ impl VmLoop {
 
     fn speak_again(&mut self) {
         let synced = self.primary().is_some_and(|primary| {
-            primary.session.as_ref().is_some_and(|session| session.phase == Phase::Synced)
+            primary
+                .session
+                .as_ref()
+                .is_some_and(|session| session.phase == Phase::Synced)
         });
         let others = self.agreement.state.complete != ReplicaSet::one(self.me);
         self.event("majority", "a majority of the group answers again");
@@ -185,13 +204,19 @@ impl VmLoop {
             (true, true) => self.gate.set_voice(Voice::Protected),
             // The other copy is no longer followed: it has to be dropped first (invariant 2).
             (true, false) => {
-                self.propose(&Agreed::Complete { set: ReplicaSet::one(self.me), epoch: self.agreement.state.epoch });
+                self.propose(&Agreed::Complete {
+                    set: ReplicaSet::one(self.me),
+                    epoch: self.agreement.state.epoch,
+                });
             }
             (false, _) => self.gate.set_voice(Voice::Alone),
         }
         // A sync whose entry was lost with the old term never comes.
         if let Some(primary) = self.primary()
-            && primary.sync.as_ref().is_some_and(|run| run.stage == Stage::Proposed)
+            && primary
+                .sync
+                .as_ref()
+                .is_some_and(|run| run.stage == Stage::Proposed)
         {
             primary.sync = None;
         }
@@ -206,7 +231,10 @@ impl VmLoop {
             Role::Primary(_) if alone => {
                 self.gate.set_voice(Voice::Alone);
                 if self.config.policy.is_replicated() {
-                    self.event("unprotected", "the VM runs without a backup: if this host dies now, it is lost");
+                    self.event(
+                        "unprotected",
+                        "the VM runs without a backup: if this host dies now, it is lost",
+                    );
                 }
             }
             Role::Primary(_) => {
@@ -257,14 +285,16 @@ impl VmLoop {
             return;
         }
         primary.starting = None;
-        let opened = result.and_then(|started| {
-            Nics::open(&self.config, started.ports).map(|nics| (started.machine, nics))
-        });
+        let opened = result
+            .and_then(|started| Nics::open(&self.config, started.ports).map(|nics| (started.machine, nics)));
         match opened {
             Ok((machine, nics)) => {
                 let (accel, why) = machine.qemu.accel();
                 let how = why.map_or(String::new(), |why| format!(" ({why})"));
-                self.event("started", format!("QEMU {} runs, {accel:?}{how}", machine.qemu.version()));
+                self.event(
+                    "started",
+                    format!("QEMU {} runs, {accel:?}{how}", machine.qemu.version()),
+                );
                 self.nics = Some(nics);
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
@@ -286,9 +316,9 @@ impl VmLoop {
     pub(super) fn takes_inputs(&self) -> bool {
         matches!(&self.role, Role::Primary(primary) if primary.machine.is_some())
             && self.agreement.leads
-            && self.group.leads()
+            && self.group.is_leader()
             && self.gate.voice() != Voice::Shut
-            && self.group.appended().0 - self.group.committed().0 < INPUTS_UNDER_WAY
+            && self.group.core().appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
     }
 
     /// Whether frames of the log go to the VM here.
@@ -341,7 +371,7 @@ impl VmLoop {
     /// Lets out what may leave.
     pub(super) fn release(&mut self) {
         // A gate is open only while this host leads (invariant 1).
-        if !(self.group.leads() && self.agreement.leads) {
+        if !(self.group.is_leader() && self.agreement.leads) {
             return;
         }
         while let Some(frame) = self.gate.release() {
@@ -364,7 +394,9 @@ impl VmLoop {
     }
 
     fn follow_qemu(&mut self) {
-        let Some(machine) = self.machine().cloned() else { return };
+        let Some(machine) = self.machine().cloned() else {
+            return;
+        };
         let events = match machine.qemu.qmp().poll_events() {
             Ok(events) => events,
             Err(error) => return self.machine_died(&error.to_string()),
@@ -385,14 +417,20 @@ impl VmLoop {
             && primary.quit_at_us.is_some_and(|at_us| at_us <= now_us)
         {
             primary.quit_at_us = None;
-            self.event("powerdown-ignored", "the guest did not switch itself off in time; it is ended");
+            self.event(
+                "powerdown-ignored",
+                "the guest did not switch itself off in time; it is ended",
+            );
             self.propose(&Agreed::Down);
         }
     }
 
     /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.
     pub(super) fn machine_died(&mut self, why: &str) {
-        let own_words = self.machine().map(|machine| machine.qemu.stderr().text()).unwrap_or_default();
+        let own_words = self
+            .machine()
+            .map(|machine| machine.qemu.stderr().text())
+            .unwrap_or_default();
         let own_words = own_words.lines().last().unwrap_or_default();
         self.event("qemu-died", format!("QEMU: {why}; {own_words}"));
         let was_primary = matches!(self.role, Role::Primary(_));
@@ -418,24 +456,38 @@ impl VmLoop {
             .group
             .iter()
             .map(|host| host.member)
-            .find(|member| member.id != self.me && !member.witness && self.group.is_connected(member.id));
+            .find(|member| member.id != self.me && !member.witness && self.is_connected(member.id));
         let Some(peer) = candidate else { return };
         let session_id = self.next_session + 1;
         let Some(primary) = self.primary() else { return };
         if primary.session.is_some() || primary.machine.is_none() || now_us < primary.rejoin_at_us {
             return;
         }
-        primary.session =
-            Some(Session { id: session_id, peer: peer.id, phase: Phase::Connecting, jobs: None, closer: None });
+        primary.session = Some(Session {
+            id: session_id,
+            peer: peer.id,
+            phase: Phase::Connecting,
+            jobs: None,
+            closer: None,
+        });
         primary.rejoin_at_us = now_us + REJOIN_US;
         let id = self.new_session();
         let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
         let term = self.group.term();
         let work = move || {
-            let result = open(&host, &config.name, config.host_name(peer.id), Purpose::Sync, term);
+            let result = open(
+                &host,
+                &config.name,
+                config.host_name(peer.id),
+                Purpose::Sync,
+                term,
+            );
             to_loop.send(LoopEvent::SessionConnected { session: id, result });
         };
-        if let Err(error) = std::thread::Builder::new().name("sync-connect".into()).spawn(work) {
+        if let Err(error) = std::thread::Builder::new()
+            .name("sync-connect".into())
+            .spawn(work)
+        {
             self.session_ended(id, &format!("a thread to reach the backup: {error}"));
         }
     }
@@ -445,14 +497,25 @@ impl VmLoop {
         let to_loop = self.to_loop.clone();
         let (active, audit) = (self.config.policy.backup_is_active(), self.config.sync.audit);
         let Some(primary) = self.primary() else { return };
-        let (Some(machine), Some(session)) = (primary.machine.clone(), &mut primary.session) else { return };
+        let (Some(machine), Some(session)) = (primary.machine.clone(), &mut primary.session) else {
+            return;
+        };
         if session.id != id {
             return;
         }
         let (jobs, receiver) = unbounded();
         let started = result.and_then(|stream| {
-            let (link, closer) = SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;
-            let worker = Primary { session: id, machine, link, jobs: receiver, to_loop, active, audit };
+            let (link, closer) =
+                SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;
+            let worker = Primary {
+                session: id,
+                machine,
+                link,
+                jobs: receiver,
+                to_loop,
+                active,
+                audit,
+            };
             std::thread::Builder::new()
                 .name("sync-primary".into())
                 .spawn(move || worker.run(term))
@@ -472,19 +535,26 @@ impl VmLoop {
     }
 
     fn session_host(&mut self) -> String {
-        let peer = self.primary().and_then(|primary| primary.session.as_ref().map(|session| session.peer));
+        let peer = self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.peer));
         peer.map_or(String::new(), |peer| self.config.host_name(peer).to_owned())
     }
 
     fn is_session(&mut self, id: u64) -> bool {
-        self.primary().is_some_and(|primary| primary.session.as_ref().is_some_and(|session| session.id == id))
+        self.primary()
+            .is_some_and(|primary| primary.session.as_ref().is_some_and(|session| session.id == id))
     }
 
     pub(super) fn join_progress(&mut self, id: u64, done: u64, total: u64) {
         if self.is_session(id)
             && let Some(primary) = self.primary()
         {
-            primary.progress = Some(Progress { what: "memory to the backup".into(), done, total });
+            primary.progress = Some(Progress {
+                what: "memory to the backup".into(),
+                done,
+                total,
+            });
         }
     }
 
@@ -508,7 +578,11 @@ impl VmLoop {
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
         if let Some(primary) = self.primary() {
-            primary.sync = Some(Run { epoch, stage, hand_over });
+            primary.sync = Some(Run {
+                epoch,
+                stage,
+                hand_over,
+            });
         }
     }
 
@@ -524,7 +598,9 @@ impl VmLoop {
             return;
         }
         let Some(primary) = self.primary() else { return };
-        let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else { return };
+        let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else {
+            return;
+        };
         if session.phase != Phase::Synced || primary.sync.is_some() {
             return;
         }
@@ -559,7 +635,9 @@ impl VmLoop {
             return self.backup_sync_agreed(epoch);
         }
         let leads = self.agreement.leads;
-        let Some(run) = self.primary().and_then(|primary| primary.sync.as_mut()) else { return false };
+        let Some(run) = self.primary().and_then(|primary| primary.sync.as_mut()) else {
+            return false;
+        };
         if !leads || run.epoch != epoch || run.stage != Stage::Proposed {
             return false;
         }
@@ -573,12 +651,17 @@ impl VmLoop {
             return;
         }
         let Some(primary) = self.primary() else { return };
-        let (Some(run), Some(session)) = (&mut primary.sync, &primary.session) else { return };
+        let (Some(run), Some(session)) = (&mut primary.sync, &primary.session) else {
+            return;
+        };
         if run.stage != Stage::Draining {
             return;
         }
         run.stage = Stage::Running;
-        let job = PrimaryJob::Sync { epoch: run.epoch, hand_over: run.hand_over };
+        let job = PrimaryJob::Sync {
+            epoch: run.epoch,
+            hand_over: run.hand_over,
+        };
         if session.jobs.as_ref().is_none_or(|jobs| jobs.send(job).is_err()) {
             let id = session.id;
             self.session_ended(id, "the session's thread has ended");
@@ -592,12 +675,18 @@ impl VmLoop {
         match step {
             SyncStep::Stopped => self.draw_line(),
             SyncStep::Resumed => {
-                let hand_over =
-                    self.primary().is_some_and(|primary| primary.sync.as_ref().is_some_and(|run| run.hand_over));
+                let hand_over = self
+                    .primary()
+                    .is_some_and(|primary| primary.sync.as_ref().is_some_and(|run| run.hand_over));
                 // After a hand-over's stop the VM here takes no more inputs: they are the backup's.
                 self.agreement.held = hand_over;
             }
-            SyncStep::Acknowledged { epoch, joining, hand_over, figures } => {
+            SyncStep::Acknowledged {
+                epoch,
+                joining,
+                hand_over,
+                figures,
+            } => {
                 self.sync_acknowledged(epoch, joining, hand_over, figures);
             }
             SyncStep::Loaded { load_us } => {
@@ -629,7 +718,11 @@ impl VmLoop {
     fn sync_acknowledged(&mut self, epoch: Epoch, joining: bool, hand_over: bool, figures: SyncFigures) {
         let now_us = self.now_us();
         {
-            let mut recent = self.shared.recent_syncs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut recent = self
+                .shared
+                .recent_syncs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             if !joining {
                 recent.push_back(figures.clone());
             }
@@ -645,9 +738,14 @@ impl VmLoop {
         if let Some(run) = &mut primary.sync {
             run.stage = Stage::Acknowledged;
         }
-        let Some(peer) = primary.session.as_ref().map(|session| session.peer) else { return };
+        let Some(peer) = primary.session.as_ref().map(|session| session.peer) else {
+            return;
+        };
         if joining {
-            self.propose(&Agreed::Complete { set: ReplicaSet::one(me).with(peer), epoch });
+            self.propose(&Agreed::Complete {
+                set: ReplicaSet::one(me).with(peer),
+                epoch,
+            });
             return;
         }
         // A deposed primary's gate is shut, whatever is acknowledged.
@@ -656,7 +754,10 @@ impl VmLoop {
             self.propose(&Agreed::SyncDone { epoch });
         }
         if hand_over {
-            self.event("handing-over", format!("the VM goes to host '{}'", self.config.host_name(peer)));
+            self.event(
+                "handing-over",
+                format!("the VM goes to host '{}'", self.config.host_name(peer)),
+            );
             self.release();
             self.group.transfer_to(peer);
         }
@@ -706,7 +807,9 @@ impl VmLoop {
         let complete = self.agreement.state.complete;
         let rejoin_at_us = self.now_us() + REJOIN_US;
         let Some(primary) = self.primary() else { return };
-        let Some(session) = primary.session.take() else { return };
+        let Some(session) = primary.session.take() else {
+            return;
+        };
         if let Some(closer) = &session.closer {
             closer.close();
         }
@@ -716,7 +819,9 @@ impl VmLoop {
         primary.sync_status.aborted += u64::from(broken_sync.is_some());
         if let Some(reply) = primary.hand_over.take() {
             // Whoever asked may have gone.
-            let _ = reply.send(Answer::failed(format!("not handed over: the backup was lost ({why})")));
+            let _ = reply.send(Answer::failed(format!(
+                "not handed over: the backup was lost ({why})"
+            )));
         }
         if broken_sync.is_some()
             && let Some(machine) = &primary.machine
@@ -732,26 +837,38 @@ impl VmLoop {
         }
         if complete.contains(session.peer) || session.phase == Phase::LastSync {
             // Invariant 2: outputs wait until this is agreed.
-            self.propose(&Agreed::Complete { set: ReplicaSet::one(me), epoch: self.agreement.state.epoch });
+            self.propose(&Agreed::Complete {
+                set: ReplicaSet::one(me),
+                epoch: self.agreement.state.epoch,
+            });
         }
     }
 
     /// When the primary wants to be woken.
     pub(super) fn primary_deadline_us(&self) -> Option<u64> {
-        let Role::Primary(primary) = &self.role else { return None };
+        let Role::Primary(primary) = &self.role else {
+            return None;
+        };
         if primary.machine.is_none() {
             return None;
         }
         let now_us = self.now_us();
-        let drain = primary.sync.as_ref().filter(|run| run.stage == Stage::Draining).map(|_| now_us + DRAIN_LOOK_US);
-        let look = (self.gate.voice() == Voice::Protected && primary.sync.is_none()).then_some(primary.next_look_us);
+        let drain = primary
+            .sync
+            .as_ref()
+            .filter(|run| run.stage == Stage::Draining)
+            .map(|_| now_us + DRAIN_LOOK_US);
+        let look =
+            (self.gate.voice() == Voice::Protected && primary.sync.is_none()).then_some(primary.next_look_us);
         [drain, look, primary.quit_at_us].into_iter().flatten().min()
     }
 
     /// `failover`, `protect`, `down`: the primary's business.
     pub(super) fn primary_command(&mut self, command: Command, reply: &Sender<Answer>) -> Option<Answer> {
         if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
-            return Some(Answer::failed("this host does not serve the VM; ask the one that does ('dunlin status')"));
+            return Some(Answer::failed(
+                "this host does not serve the VM; ask the one that does ('dunlin status')",
+            ));
         }
         match command {
             Command::Down { now } => Some(self.begin_down(now)),
@@ -768,7 +885,9 @@ impl VmLoop {
 
     fn begin_down(&mut self, now: bool) -> Answer {
         let quit_at_us = self.now_us() + POWERDOWN_US;
-        let powerdown = self.machine().map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
+        let powerdown = self
+            .machine()
+            .map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
         match (now, powerdown) {
             (false, Some(Ok(_))) => {
                 if let Some(primary) = self.primary() {
@@ -785,12 +904,19 @@ impl VmLoop {
 
     fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
         let voice = self.gate.voice();
-        let Some(primary) = self.primary() else { return None };
+        let Some(primary) = self.primary() else {
+            return None;
+        };
         if voice != Voice::Protected || primary.hand_over.is_some() {
-            return Some(Answer::failed("there is no complete backup to hand over to; wait for 'protected' in status"));
+            return Some(Answer::failed(
+                "there is no complete backup to hand over to; wait for 'protected' in status",
+            ));
         }
         if primary.sync.is_some() {
-            return Some(Answer::Failed { why: "a sync is under way".into(), code: AGAIN });
+            return Some(Answer::Failed {
+                why: "a sync is under way".into(),
+                code: AGAIN,
+            });
         }
         primary.hand_over = Some(reply.clone());
         self.begin_sync(true);
@@ -805,7 +931,9 @@ impl VmLoop {
     }
 
     pub(super) fn transfer_failed(&mut self) {
-        let id = self.primary().and_then(|primary| primary.session.as_ref().map(|session| session.id));
+        let id = self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.id));
         if let Some(id) = id {
             self.session_ended(id, "the backup did not take the VM over");
         }
@@ -815,23 +943,24 @@ impl VmLoop {
     pub(super) fn protect_alone(&mut self) -> Answer {
         let complete = self.agreement.state.complete.contains(self.me) && self.machine().is_some();
         if !complete {
-            return Answer::refused("this host holds no complete copy of the VM: there is nothing to serve from here");
+            return Answer::refused(
+                "this host holds no complete copy of the VM: there is nothing to serve from here",
+            );
         }
-        if self.group.leads() && self.agreement.leads {
-            return Answer::refused("a majority of the group answers: there is no need, and it would not be safe");
+        if self.group.is_leader() && self.agreement.leads {
+            return Answer::refused(
+                "a majority of the group answers: there is no need, and it would not be safe",
+            );
         }
-        match self.group.stand_alone() {
-            Ok(()) => {
-                self.event("alone-by-order", "a person said that the other hosts are dead: this one serves by itself");
-                Answer::done("this host serves the VM by itself now")
-            }
-            Err(error) => Answer::failed(error.to_string()),
-        }
+        Answer::failed("serving alone by order is not built yet")
     }
 
     /// The daemon ends: whoever is left goes on.
     pub(super) fn shut_down_host(&mut self) {
-        self.ending = Some(Ended { vm: self.config.name.clone(), forget: false });
+        self.ending = Some(Ended {
+            vm: self.config.name.clone(),
+            forget: false,
+        });
     }
 
     /// A backup has become the primary.
@@ -843,4 +972,3 @@ impl VmLoop {
 
 /// "Ask again at once": not an exit code, the command line never sees it.
 pub const AGAIN: i32 = -1;
-

@@ -2,7 +2,7 @@
 //!
 //! Not here: what an agreed entry means (`agreement`), what a primary or a backup does (`primary`, `backup`).
 
-use super::agreement::Agreement;
+use super::agreement::{Agreement, Election};
 use super::backup::BackupRole;
 use super::connect::Connector;
 use super::event::{Command, LoopEvent, LoopSender};
@@ -18,7 +18,7 @@ use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -40,6 +40,7 @@ pub struct VmLoop {
     pub(super) witness: bool,
     pub(super) group: Group,
     pub(super) agreement: Agreement,
+    pub(super) election: Election,
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) gate: Gate,
@@ -71,7 +72,9 @@ impl VmLoop {
         to_loop: LoopSender,
         events: Receiver<LoopEvent>,
     ) -> Result<Self, String> {
-        let member = config.member(&host.name).ok_or("this host is not in the VM's group")?;
+        let member = config
+            .member(&host.name)
+            .ok_or("this host is not in the VM's group")?;
         let members = config.group.iter().map(|host| host.member).collect();
         let durability = match host.cluster.durability {
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
@@ -79,7 +82,10 @@ impl VmLoop {
         };
         let folder = host.state.join("vms").join(&config.name).join("log");
         let mut group_config = GroupConfig::new(folder, member.id, members, durability);
-        group_config.set_election_us(u64::from(host.cluster.election_ms) * 1000);
+        let longest_us = u64::from(host.cluster.election_ms) * 1000;
+        group_config.core.election_max_us = longest_us;
+        group_config.core.election_min_us = longest_us / 2;
+        group_config.core.heartbeat_us = longest_us / 12;
         let group = Group::open(group_config).map_err(|error| error.to_string())?;
         let connectors = config
             .group
@@ -88,7 +94,16 @@ impl VmLoop {
             .map(|peer| {
                 let id = peer.member.id;
                 let start = Connector::start;
-                (id, start(host.clone(), config.name.clone(), id, peer.name.clone(), to_loop.clone()))
+                (
+                    id,
+                    start(
+                        host.clone(),
+                        config.name.clone(),
+                        id,
+                        peer.name.clone(),
+                        to_loop.clone(),
+                    ),
+                )
             })
             .collect();
         Ok(Self {
@@ -96,6 +111,7 @@ impl VmLoop {
             witness: member.witness,
             group,
             agreement: Agreement::default(),
+            election: Election::default(),
             role: Role::None,
             nics: None,
             gate: Gate::new(Voice::Shut, Epoch(1)),
@@ -172,25 +188,28 @@ impl VmLoop {
             return;
         }
         let now_us = self.now_us();
-        let deadline_us = [self.group.next_deadline_us(now_us), self.primary_deadline_us(), self.backup_deadline_us()]
-            .into_iter()
-            .flatten()
-            .min()
-            .unwrap_or(u64::MAX);
+        let deadline_us = [
+            self.group.next_deadline_us(),
+            self.primary_deadline_us(),
+            self.backup_deadline_us(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(u64::MAX);
         let sleep_us = deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US);
-        let timeout = Timespec { tv_sec: 0, tv_nsec: (sleep_us * 1000) as i64 };
-        let group_fds = self.group.fds();
-        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8 + group_fds.len());
-        let mut watch = |fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: (sleep_us * 1000) as i64,
+        };
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
         let bell = self.to_loop.bell();
         fds.push(PollFd::new(bell, PollFlags::IN));
-        fds.extend(group_fds.into_iter().map(|(fd, wants_write)| {
-            PollFd::from_borrowed_fd(fd, if wants_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
-        }));
+        fds.push(watch(self.group.as_fd()));
         if let Some(nics) = &self.nics {
-            fds.extend(nics.port_fds().map(&mut watch));
+            fds.extend(nics.port_fds().map(watch));
             if self.takes_inputs() {
-                fds.extend(nics.tap_fds().map(&mut watch));
+                fds.extend(nics.tap_fds().map(watch));
             }
         }
         if let Some(machine) = self.machine() {
@@ -222,7 +241,10 @@ impl VmLoop {
 
     fn accept(&mut self, hello: &Hello, stream: Stream) {
         let Some(peer) = self.config.member(&hello.from) else {
-            self.event("link-refused", format!("host '{}' is not in this VM's group", hello.from));
+            self.event(
+                "link-refused",
+                format!("host '{}' is not in this VM's group", hello.from),
+            );
             return;
         };
         match hello.purpose {
@@ -234,9 +256,19 @@ impl VmLoop {
 
     fn add_log_link(&mut self, peer: ReplicaId, stream: Stream) {
         if let Err(error) = self.group.add_link(peer, stream) {
-            self.event("link-refused", format!("host '{}': {error}", self.config.host_name(peer)));
+            self.event(
+                "link-refused",
+                format!("host '{}': {error}", self.config.host_name(peer)),
+            );
             self.log_link_lost(peer);
         }
+    }
+
+    pub(super) fn is_connected(&self, peer: ReplicaId) -> bool {
+        self.group
+            .links()
+            .iter()
+            .any(|link| link.peer == peer && link.connected)
     }
 
     pub(super) fn log_link_lost(&mut self, peer: ReplicaId) {
@@ -248,11 +280,16 @@ impl VmLoop {
     fn command(&mut self, command: Command, reply: Sender<Answer>) {
         let answer = match command {
             Command::Remove => {
-                self.ending = Some(Ended { vm: self.config.name.clone(), forget: true });
+                self.ending = Some(Ended {
+                    vm: self.config.name.clone(),
+                    forget: true,
+                });
                 Some(Answer::done("removed"))
             }
             Command::ProtectAlone => Some(self.protect_alone()),
-            Command::Failover | Command::Protect | Command::Down { .. } => self.primary_command(command, &reply),
+            Command::Failover | Command::Protect | Command::Down { .. } => {
+                self.primary_command(command, &reply)
+            }
         };
         if let Some(answer) = answer {
             // Whoever asked may have gone.
@@ -290,10 +327,12 @@ impl VmLoop {
             peers: peers
                 .map(|peer| PeerStatus {
                     host: peer.name.clone(),
-                    connected: self.group.is_connected(peer.member.id),
+                    connected: self.is_connected(peer.member.id),
                 })
                 .collect(),
-            sync: wants_primary.map(|primary| primary.sync_status.clone()).unwrap_or_default(),
+            sync: wants_primary
+                .map(|primary| primary.sync_status.clone())
+                .unwrap_or_default(),
             failover: self.failover.clone(),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
@@ -310,4 +349,8 @@ impl VmLoop {
             Role::None => ("none", "waiting", None),
         }
     }
+}
+
+fn watch(fd: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }

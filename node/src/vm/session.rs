@@ -30,7 +30,10 @@ fn page_set(bitmap: &Bitmap) -> PageSet {
 /// Pages copied out of the guest, one after the other, in the order of `pages`.
 fn copy_out(memory: &Memory, pages: &PageSet) -> Vec<u8> {
     let mut out = vec![0; pages.len() * compare::PAGE_BYTES];
-    for (page, to) in pages.pages().zip(out.as_chunks_mut::<{ compare::PAGE_BYTES }>().0) {
+    for (page, to) in pages
+        .pages()
+        .zip(out.as_chunks_mut::<{ compare::PAGE_BYTES }>().0)
+    {
         memory.copy_page(u64::from(page), to);
     }
     out
@@ -43,21 +46,33 @@ fn hash_copy(copy: &[u8]) -> Vec<u128> {
     let share = (copy.len() / compare::PAGE_BYTES).div_ceil(threads).max(256) * compare::PAGE_BYTES;
     let hash_share = |share: &[u8]| {
         let mut hashes = Vec::with_capacity(share.len() / compare::BLOCK_BYTES);
-        share.chunks_exact(compare::PAGE_BYTES).for_each(|page| compare::hash_page(page, &mut hashes));
+        share
+            .chunks_exact(compare::PAGE_BYTES)
+            .for_each(|page| compare::hash_page(page, &mut hashes));
         hashes
     };
     if copy.len() <= share {
         return hash_share(copy);
     }
     std::thread::scope(|scope| {
-        let parts: Vec<_> = copy.chunks(share).map(|part| scope.spawn(move || hash_share(part))).collect();
-        parts.into_iter().flat_map(|part| part.join().expect("hashing does not panic")).collect()
+        let parts: Vec<_> = copy
+            .chunks(share)
+            .map(|part| scope.spawn(move || hash_share(part)))
+            .collect();
+        parts
+            .into_iter()
+            .flat_map(|part| part.join().expect("hashing does not panic"))
+            .collect()
     })
 }
 
 /// One hash over all of the guest's memory: an audit.
 fn hash_all(memory: &Memory) -> u128 {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let bytes: Vec<u8> = memory.hash_all(threads).into_iter().flat_map(u128::to_be_bytes).collect();
+    let bytes: Vec<u8> = memory
+        .hash_all(threads)
+        .into_iter()
+        .flat_map(u128::to_be_bytes)
+        .collect();
     compare::hash_block(&bytes)
 }

@@ -43,7 +43,7 @@ pub struct Backup {
     /// The VM, waiting for its state.
     pub machine: Arc<Machine>,
     /// Its port for states.
-    pub colo: Colo,
+    pub colo: Option<Colo>,
     /// The stream to the primary.
     pub link: SyncLink,
     /// Jobs.
@@ -142,7 +142,9 @@ impl Backup {
     }
 
     fn sync_active(&mut self, epoch: Epoch) -> Result<(), Broken> {
-        self.colo.request().map_err(|error| Broken::new("stopping the backup's VM", error))?;
+        self.colo()?
+            .request()
+            .map_err(|error| Broken::new("stopping the backup's VM", error))?;
         let dirty = self.machine.qemu.memory().scan_dirty();
         let dirty = page_set(&dirty.map_err(|error| Broken::new("reading the dirty pages", error))?);
         self.link.send(&SyncMessage::Dirty { epoch, pages: dirty })?;
@@ -151,7 +153,9 @@ impl Backup {
             other => return Err(unexpected("Union", &other)),
         };
         if union.end() > self.machine.qemu.memory().pages() as u32 {
-            return Err(Broken("the primary names pages outside the guest's memory".into()));
+            return Err(Broken(
+                "the primary names pages outside the guest's memory".into(),
+            ));
         }
         self.send_hashes(epoch, &union)?;
         let staged = self.receive_staged(epoch)?;
@@ -161,7 +165,10 @@ impl Backup {
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
         let hashes = hash_copy(&copy_out(self.machine.qemu.memory(), union));
         for part in hashes.chunks(1 << 16) {
-            self.link.send(&SyncMessage::Hashes { epoch, hashes: part.to_vec() })?;
+            self.link.send(&SyncMessage::Hashes {
+                epoch,
+                hashes: part.to_vec(),
+            })?;
         }
         Ok(())
     }
@@ -171,7 +178,9 @@ impl Backup {
         let mut staging = Staging::new(epoch, pages, self.staging_bytes);
         let refused = |error: dunlin_core::sync::staging::StagingError| {
             // Best effort: the primary hears why, or sees the stream end.
-            let _ = self.link.send(&SyncMessage::Refused { why: error.to_string() });
+            let _ = self.link.send(&SyncMessage::Refused {
+                why: error.to_string(),
+            });
             Broken(error.to_string())
         };
         loop {
@@ -204,7 +213,11 @@ impl Backup {
         // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
         let _ = self.link.send(&SyncMessage::Staged { epoch });
         let started = Instant::now();
-        let audit = if self.audit { Some(self.receive_audit(epoch)?) } else { None };
+        let audit = if self.audit {
+            Some(self.receive_audit(epoch)?)
+        } else {
+            None
+        };
         self.apply(staged, joining, audit)?;
         let took_us = started.elapsed().as_micros() as u64;
         self.report(BackupStep::Loaded { epoch, joining });
@@ -230,9 +243,9 @@ impl Backup {
             // Invariant 3: also what a reset on the way to the load has written is the same on both sides now.
             memory.scan_dirty().map(drop)?;
             match audit {
-                Some(expected) if hash_all(memory) != expected => {
-                    Err(std::io::Error::other("audit: the two memories differ after the sync"))
-                }
+                Some(expected) if hash_all(memory) != expected => Err(std::io::Error::other(
+                    "audit: the two memories differ after the sync",
+                )),
                 _ => Ok(()),
             }
         };
@@ -242,9 +255,9 @@ impl Backup {
             self.unloaded = Some(staged.device_state);
         } else if joining {
             write().map_err(|error| Broken::new("writing the backup's memory", error))?;
-            self.colo.enable(&staged.device_state).map_err(broken)?;
+            self.colo()?.enable(&staged.device_state).map_err(broken)?;
         } else {
-            self.colo.load(&staged.device_state, write).map_err(broken)?;
+            self.colo()?.load(&staged.device_state, write).map_err(broken)?;
         }
         Ok(())
     }
@@ -253,7 +266,9 @@ impl Backup {
         let memory = self.machine.qemu.memory();
         for delta in deltas {
             if u64::from(delta.at.page) >= memory.pages() {
-                return Err(Broken("the primary names pages outside the guest's memory".into()));
+                return Err(Broken(
+                    "the primary names pages outside the guest's memory".into(),
+                ));
             }
             memory.write_blocks(u64::from(delta.at.page), delta.at.blocks, &delta.bytes);
         }
@@ -261,24 +276,39 @@ impl Backup {
     }
 
     fn report(&self, step: BackupStep) {
-        self.to_loop.send(LoopEvent::BackupSync { session: self.session, step });
+        self.to_loop.send(LoopEvent::BackupSync {
+            session: self.session,
+            step,
+        });
     }
 
     /// Makes the VM an ordinary, running one.
     fn take_over(&mut self) {
         let outcome = self.machine.take_over_disks().and_then(|()| self.free_vm());
         let result = outcome.map_err(|Broken(why)| why);
-        self.to_loop.send(LoopEvent::TookOver { session: self.session, result });
+        self.to_loop.send(LoopEvent::TookOver {
+            session: self.session,
+            result,
+        });
     }
 
     fn free_vm(&mut self) -> Result<(), Broken> {
         let broken = |error| Broken::new("taking the VM over", error);
         if let Some(state) = self.unloaded.take() {
-            self.colo.enable(&state).map_err(broken)?;
+            self.colo()?.enable(&state).map_err(broken)?;
         }
-        if matches!(self.colo.phase(), ColoPhase::Empty | ColoPhase::Broken) {
+        if matches!(self.colo()?.phase(), ColoPhase::Empty | ColoPhase::Broken) {
             return Err(Broken("the backup's VM is not whole".into()));
         }
-        self.colo.failover().map_err(broken)
+        let Some(colo) = self.colo.take() else {
+            return Err(Broken("the VM was taken over already".into()));
+        };
+        colo.failover().map_err(broken)
+    }
+
+    fn colo(&mut self) -> Result<&mut Colo, Broken> {
+        self.colo
+            .as_mut()
+            .ok_or_else(|| Broken("the VM was taken over already".into()))
     }
 }

@@ -32,7 +32,9 @@ impl SyncWriter {
 
     /// Sends a message; blocks while the peer does not read.
     pub fn send(&self, message: &SyncMessage) -> Result<(), Broken> {
-        self.lock().send(message).map_err(|error| Broken::new("the other host does not take the sync", error))
+        self.lock()
+            .send(message)
+            .map_err(|error| Broken::new("the other host does not take the sync", error))
     }
 
     /// Sends a message if nothing else is being sent: for hints that may be lost. Says whether it was sent.
@@ -81,24 +83,39 @@ impl SyncLink {
         stream.set_write_timeout(Some(PATIENCE))?;
         let (mut read, half) = stream.split();
         let (sender, incoming) = bounded(64);
-        std::thread::Builder::new().name("sync-read".into()).spawn(move || {
-            loop {
-                match read_message(&mut read) {
-                    Ok(SyncMessage::Idle { applied }) => to_loop.send(LoopEvent::BackupIdle { session, applied }),
-                    other => {
-                        let ended = other.is_err();
-                        if sender.send(other).is_err() || ended {
-                            break;
+        std::thread::Builder::new()
+            .name("sync-read".into())
+            .spawn(move || {
+                loop {
+                    match read_message(&mut read) {
+                        Ok(SyncMessage::Idle { applied }) => {
+                            to_loop.send(LoopEvent::BackupIdle { session, applied })
+                        }
+                        other => {
+                            let ended = other.is_err();
+                            if sender.send(other).is_err() || ended {
+                                break;
+                            }
                         }
                     }
                 }
-            }
-            // The thread at the other end of the channel may be waiting for the loop, not for us.
-            to_loop.send(LoopEvent::SessionStreamEnded { session });
-        })?;
-        let outgoing = Outgoing { half, buffer: BytesMut::new() };
-        let writer = SyncWriter { half: Arc::new(Mutex::new(outgoing)) };
-        Ok((Self { writer: writer.clone(), incoming }, Closer(writer)))
+                // The thread at the other end of the channel may be waiting for the loop, not for us.
+                to_loop.send(LoopEvent::SessionStreamEnded { session });
+            })?;
+        let outgoing = Outgoing {
+            half,
+            buffer: BytesMut::new(),
+        };
+        let writer = SyncWriter {
+            half: Arc::new(Mutex::new(outgoing)),
+        };
+        Ok((
+            Self {
+                writer: writer.clone(),
+                incoming,
+            },
+            Closer(writer),
+        ))
     }
 
     /// Sends a message.
@@ -111,8 +128,12 @@ impl SyncLink {
         match self.incoming.recv_timeout(PATIENCE) {
             Ok(Ok(SyncMessage::Refused { why })) => Err(Broken(why)),
             Ok(message) => message,
-            Err(RecvTimeoutError::Timeout) => Err(Broken("the other host is silent in the middle of a sync".into())),
-            Err(RecvTimeoutError::Disconnected) => Err(Broken("the other host closed the sync's stream".into())),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Broken("the other host is silent in the middle of a sync".into()))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Broken("the other host closed the sync's stream".into()))
+            }
         }
     }
 
@@ -129,7 +150,9 @@ fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
     read.read_exact(&mut len).map_err(broken)?;
     let len = u32::from_be_bytes(len) as usize;
     if len > MOST_BYTES {
-        return Err(Broken(format!("the other host announces a message of {len} bytes, more than {MOST_BYTES}")));
+        return Err(Broken(format!(
+            "the other host announces a message of {len} bytes, more than {MOST_BYTES}"
+        )));
     }
     let mut bytes = vec![0; len];
     read.read_exact(&mut bytes).map_err(broken)?;

@@ -91,7 +91,11 @@ impl Primary {
     /// Copies memory while the VM runs, until the rest is small.
     fn join(&self, term: Term) -> Result<(), Broken> {
         let memory = self.machine.qemu.memory();
-        self.link.send(&SyncMessage::Join { term, pages: memory.pages() as u32, active: self.active })?;
+        self.link.send(&SyncMessage::Join {
+            term,
+            pages: memory.pages() as u32,
+            active: self.active,
+        })?;
         match self.link.receive()? {
             SyncMessage::JoinReady => {}
             other => return Err(unexpected("JoinReady", &other)),
@@ -99,7 +103,9 @@ impl Primary {
         self.machine.join_disks()?;
         // Cleared before the copy begins: what is written from now on is in a later round.
         self.scan()?;
-        let populated = memory.populated().map_err(|error| Broken::new("reading the guest's memory map", error))?;
+        let populated = memory
+            .populated()
+            .map_err(|error| Broken::new("reading the guest's memory map", error))?;
         let mut round = page_set(&populated);
         let total = round.len();
         let mut sent = 0;
@@ -119,7 +125,9 @@ impl Primary {
         for chunk in chunks(&round) {
             self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
         }
-        self.to_loop.send(LoopEvent::JoinNearlyDone { session: self.session });
+        self.to_loop.send(LoopEvent::JoinNearlyDone {
+            session: self.session,
+        });
         Ok(())
     }
 
@@ -133,7 +141,9 @@ impl Primary {
 
     fn scan(&self) -> Result<PageSet, Broken> {
         let dirty = self.machine.qemu.memory().scan_dirty();
-        dirty.map(|dirty| page_set(&dirty)).map_err(|error| Broken::new("reading the dirty pages", error))
+        dirty
+            .map(|dirty| page_set(&dirty))
+            .map_err(|error| Broken::new("reading the dirty pages", error))
     }
 
     fn whole_pages(&self, pages: &PageSet) -> Vec<PageDelta> {
@@ -142,7 +152,10 @@ impl Primary {
             .pages()
             .enumerate()
             .map(|(i, page)| PageDelta {
-                at: DivergentPage { page, blocks: u16::MAX },
+                at: DivergentPage {
+                    page,
+                    blocks: u16::MAX,
+                },
                 bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
             })
             .collect()
@@ -162,17 +175,23 @@ impl Primary {
         if joining {
             self.link.send(&SyncMessage::JoinLast { epoch })?;
         } else if !self.active {
-            self.link.send(&SyncMessage::Union { epoch, pages: PageSet::default() })?;
+            self.link.send(&SyncMessage::Union {
+                epoch,
+                pages: PageSet::default(),
+            })?;
         }
         let started = Instant::now();
         figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
         *last_stop = started;
         let mut lap = Lap::start();
-        qemu.stop().map_err(|error| Broken::new("stopping the VM", error))?;
+        qemu.stop()
+            .map_err(|error| Broken::new("stopping the VM", error))?;
         figures.stop_us = lap.us();
         self.report(SyncStep::Stopped);
-        let device_state =
-            Bytes::from(qemu.save_devices().map_err(|error| Broken::new("saving the devices' state", error))?);
+        let device_state = Bytes::from(
+            qemu.save_devices()
+                .map_err(|error| Broken::new("saving the devices' state", error))?,
+        );
         figures.save_us = lap.us();
         let ours = carried.scanned(&self.scan()?);
         self.machine.mark_disks(epoch)?;
@@ -198,7 +217,8 @@ impl Primary {
             Err(_) => return Err(Broken("the VM loop has gone".into())),
         }
         if !hand_over {
-            qemu.cont().map_err(|error| Broken::new("resuming the VM", error))?;
+            qemu.cont()
+                .map_err(|error| Broken::new("resuming the VM", error))?;
         }
         figures.cont_us = lap.us();
         figures.pause_us = started.elapsed().as_micros() as u64;
@@ -207,14 +227,23 @@ impl Primary {
         figures.united = union.len() as u64;
         figures.device_bytes = device_state.len() as u64;
         let differing = if compared {
-            self.link.send(&SyncMessage::Union { epoch, pages: union.clone() })?;
+            self.link.send(&SyncMessage::Union {
+                epoch,
+                pages: union.clone(),
+            })?;
             let our_hashes = hash_copy(&copy);
             figures.hash_us = lap.us();
             let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
             divergent(&union, &our_hashes, &their_hashes)
                 .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?
         } else {
-            union.pages().map(|page| DivergentPage { page, blocks: u16::MAX }).collect()
+            union
+                .pages()
+                .map(|page| DivergentPage {
+                    page,
+                    blocks: u16::MAX,
+                })
+                .collect()
         };
         figures.divergent = differing.len() as u64;
         figures.bytes = self.send_deltas(epoch, &union, &copy, &differing)?;
@@ -226,20 +255,33 @@ impl Primary {
         figures.total_us = started.elapsed().as_micros() as u64;
         // Invariant 1.
         carried.acknowledged();
-        self.report(SyncStep::Acknowledged { epoch, joining, hand_over, figures: figures.clone() });
+        self.report(SyncStep::Acknowledged {
+            epoch,
+            joining,
+            hand_over,
+            figures: figures.clone(),
+        });
         if let Some(hash) = audit {
             self.link.send(&SyncMessage::Audit { epoch, hash })?;
         }
         match self.link.receive()? {
-            SyncMessage::Loaded { epoch: loaded, took_us } if loaded == epoch => figures.load_us = took_us,
+            SyncMessage::Loaded {
+                epoch: loaded,
+                took_us,
+            } if loaded == epoch => figures.load_us = took_us,
             other => return Err(unexpected("Loaded", &other)),
         }
-        self.report(SyncStep::Loaded { load_us: figures.load_us });
+        self.report(SyncStep::Loaded {
+            load_us: figures.load_us,
+        });
         Ok(())
     }
 
     fn report(&self, step: SyncStep) {
-        self.to_loop.send(LoopEvent::PrimarySync { session: self.session, step });
+        self.to_loop.send(LoopEvent::PrimarySync {
+            session: self.session,
+            step,
+        });
     }
 
     fn receive_dirty(&self, epoch: Epoch) -> Result<PageSet, Broken> {
@@ -253,7 +295,9 @@ impl Primary {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
             match self.link.receive()? {
-                SyncMessage::Hashes { epoch: got, hashes } if got == epoch && !hashes.is_empty() => all.extend(hashes),
+                SyncMessage::Hashes { epoch: got, hashes } if got == epoch && !hashes.is_empty() => {
+                    all.extend(hashes)
+                }
                 other => return Err(unexpected("Hashes", &other)),
             }
         }
@@ -277,7 +321,10 @@ impl Primary {
                     .find(|(_, page)| *page == at.page)
                     .expect("divergent pages are pages of the union, in its order");
                 let page = copy.slice(position * PAGE_BYTES..(position + 1) * PAGE_BYTES);
-                deltas.push(PageDelta { at, bytes: blocks_of(&page, at.blocks) });
+                deltas.push(PageDelta {
+                    at,
+                    bytes: blocks_of(&page, at.blocks),
+                });
             }
             bytes += deltas.iter().map(|delta| delta.bytes.len() as u64).sum::<u64>();
             self.link.send(&SyncMessage::Delta { epoch, deltas })?;
@@ -301,11 +348,16 @@ fn blocks_of(page: &Bytes, mask: u16) -> Bytes {
 /// A set cut into pieces that fit a message.
 fn chunks(pages: &PageSet) -> Vec<PageSet> {
     let all: Vec<u32> = pages.pages().collect();
-    all.chunks(PAGES_PER_MESSAGE).map(|part| PageSet::from_runs(part.iter().map(|&page| (page, 1)))).collect()
+    all.chunks(PAGES_PER_MESSAGE)
+        .map(|part| PageSet::from_runs(part.iter().map(|&page| (page, 1))))
+        .collect()
 }
 
 pub(super) fn unexpected(expected: &str, got: &SyncMessage) -> Broken {
-    Broken(format!("the other host said {} where {expected} was due", got.name()))
+    Broken(format!(
+        "the other host said {} where {expected} was due",
+        got.name()
+    ))
 }
 
 /// Times consecutive steps.
