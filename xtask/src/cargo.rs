@@ -10,7 +10,15 @@ use dunlin_vmtest::paths;
 pub fn run(arguments: &[&str]) -> Result<()> {
     println!("xtask: cargo {}", arguments.join(" "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    // What `cargo xtask` was told about the package xtask: build scripts (ring's) watch these, and would build all anew.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    let status = command
         .args(arguments)
         .current_dir(paths::workspace())
         .status()

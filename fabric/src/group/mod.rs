@@ -726,3 +726,10 @@ impl Group {
 
 #[cfg(test)]
 mod tests;
+
+impl std::os::fd::AsFd for Group {
+    /// Readable means: call `poll`. The same descriptor for the group's life.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

@@ -169,12 +169,14 @@ impl VmConfig {
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
+        let spec = VmSpec { name: file.name.clone(), ..file.vm };
+        spec.validate().map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
         Ok(Self {
             name: file.name,
             group,
             policy,
             sync: file.sync,
-            spec: file.vm,
+            spec,
         })
     }
 

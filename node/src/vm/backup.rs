@@ -125,6 +125,7 @@ impl VmLoop {
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
         };
+        let term = backup.term;
         let Some(stream) = backup.stream.take() else {
             return;
         };
@@ -138,6 +139,7 @@ impl VmLoop {
             let machine = started.machine;
             let worker = Backup {
                 session,
+                term,
                 machine: machine.clone(),
                 colo: Some(colo),
                 link,

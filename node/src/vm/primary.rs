@@ -106,9 +106,9 @@ impl PrimaryRole {
         }
     }
 
-    /// Whether there is a VM to serve.
+    /// Whether there is a VM to serve, or will be.
     pub fn is_whole(&self) -> bool {
-        self.machine.is_some()
+        self.machine.is_some() || self.starting.is_some()
     }
 }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, select};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::{PageDelta, Staged, Staging};
-use dunlin_core::units::Epoch;
+use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::colo::{Colo, ColoPhase};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub enum BackupJob {
 pub struct Backup {
     /// The loop's name for this session.
     pub session: u64,
+    /// The term in which the primary asked.
+    pub term: Term,
     /// The VM, waiting for its state.
     pub machine: Arc<Machine>,
     /// Its port for states.
@@ -108,7 +110,7 @@ impl Backup {
     }
 
     fn join_and_sync(&mut self) -> Result<(), Broken> {
-        self.link.send(&SyncMessage::JoinReady)?;
+        self.agree_on_join()?;
         let epoch = self.receive_join()?;
         let staged = self.receive_staged(epoch)?;
         self.acknowledge_and_apply(staged, true)?;
@@ -128,6 +130,22 @@ impl Backup {
                 Wake::Message(other) => return Err(unexpected("the next sync", &other)),
             }
         }
+    }
+
+    /// Both sides have to speak of the same VM in the same term.
+    fn agree_on_join(&self) -> Result<(), Broken> {
+        let (term, pages, active) = match self.link.receive()? {
+            SyncMessage::Join { term, pages, active } => (term, pages, active),
+            other => return Err(unexpected("Join", &other)),
+        };
+        let ours = self.machine.qemu.memory().pages();
+        if term != self.term || u64::from(pages) != ours || active != self.active {
+            let why = format!("the hosts disagree on the VM: {pages} pages and active {active}, here {ours} and {}", self.active);
+            // Best effort: the primary hears why, or sees the stream end.
+            let _ = self.link.send(&SyncMessage::Refused { why: why.clone() });
+            return Err(Broken(why));
+        }
+        self.link.send(&SyncMessage::JoinReady)
     }
 
     /// Pages straight into the memory of a VM that does not run yet, until the last sync of the join.
