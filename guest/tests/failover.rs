@@ -68,6 +68,24 @@ fn microvm_goes_on_from_its_own_state() {
     dies_mid_sync(Machine::Microvm);
 }
 
+/// A passive backup (`remus`) is loaded for the first time when it has to speak: load, and at once fail over.
+#[test]
+fn a_first_load_may_be_followed_by_the_failover_at_once() {
+    let _alone = one_at_a_time();
+    for machine in [Machine::Pc, Machine::Q35] {
+        let pair = Pair::new(&linux(machine, 1), "GUEST-READY");
+        pair.primary.qemu.kill().unwrap();
+        pair.colo.failover().unwrap();
+        let console = pair.backup.qemu.console();
+        assert!(
+            console.wait_for("tick 10\r", Duration::from_secs(60)),
+            "{machine:?}:\n{}",
+            console.text()
+        );
+        assert_eq!(console.oops(), None);
+    }
+}
+
 /// The reset that q35 needs before a load writes to no page of RAM, so the divergent pages are all that must be written.
 #[test]
 fn the_reset_before_a_load_leaves_ram_alone() {
