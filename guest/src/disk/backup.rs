@@ -358,6 +358,8 @@ impl Backup {
                 .image
                 .read(gap.start, &mut old)
                 .map_err(|error| failed("read", &error))?;
+            self.scratch(gap.start, &old)
+                .map_err(|error| failed("written", &error))?;
             self.lock().switch.save(gap.start, Bytes::from(old));
         }
         self.shared
@@ -403,6 +405,9 @@ impl Backup {
     }
 
     pub(super) fn write(&self, offset: u64, content: Content) -> io::Result<()> {
+        if let Content::Data(data) = &content {
+            self.scratch(offset, data)?;
+        }
         let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut state = self.lock();
         if state.failed.is_some() {
@@ -435,6 +440,13 @@ impl Backup {
                 .0;
         }
         Ok(())
+    }
+
+    fn scratch(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.shared
+            .scratch
+            .as_ref()
+            .map_or(Ok(()), |scratch| scratch.write(offset, data))
     }
 
     /// Consecutive stretches: (length, holds data). A hole of the image that a buffer touches counts as data.

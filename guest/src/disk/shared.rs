@@ -47,6 +47,10 @@ pub(super) struct Shared {
     pub limits: Limits,
     pub storage: Storage,
     pub dirty: DirtyMap,
+    /// Storage `colo` only: COLO's active and hidden disks, as traffic. COLO keeps the backup VM's writes and what mirrored
+    /// writes overwrite in image files on the backup's disk; memory has both here too and is what is read, but the disk
+    /// must carry them, or the comparison would flatter COLO. An unlinked file: nothing is left of it.
+    pub scratch: Option<Image>,
     events: EventSink,
     ledger: Mutex<Ledger>,
     /// A copy of the ledger's identity: to ask for it must not wait for a slow disk.
@@ -57,7 +61,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn open(config: DiskConfig, faults: Arc<Faults>, events: EventSink) -> Result<Arc<Self>, DiskError> {
-        let image = Image::open(&config.image, config.read_only, faults)?;
+        let image = Image::open(&config.image, config.read_only, faults.clone())?;
         let state = |error| DiskError::State(config.state_dir.clone(), error);
         std::fs::create_dir_all(&config.state_dir).map_err(state)?;
         let path = |what: &str| config.state_dir.join(format!("{}.{what}", config.name));
@@ -66,6 +70,10 @@ impl Shared {
         let dirty =
             DirtyMap::open(&path("dirty"), image.size_bytes(), identity.pair != [0; 16]).map_err(state)?;
         sync_dir(&config.state_dir).map_err(state)?;
+        let scratch = match config.storage {
+            Storage::Colo => Some(scratch(&path("scratch"), image.size_bytes(), faults)?),
+            _ => None,
+        };
         let mut ledger = Ledger {
             lights: false,
             identity,
@@ -82,6 +90,7 @@ impl Shared {
             limits: config.limits,
             storage: config.storage,
             dirty,
+            scratch,
             events,
             told: Mutex::new(ledger.identity),
             ledger: Mutex::new(ledger),
@@ -362,6 +371,16 @@ fn put_all(image: &Image, buffer: &Buffer) -> io::Result<()> {
         put(image, offset, content, true)?;
     }
     Ok(())
+}
+
+fn scratch(path: &Path, size_bytes: u64, faults: Arc<Faults>) -> Result<Image, DiskError> {
+    let failed = |error| DiskError::State(path.into(), error);
+    std::fs::File::create(path)
+        .and_then(|file| file.set_len(size_bytes))
+        .map_err(failed)?;
+    let image = Image::open(path, false, faults)?;
+    std::fs::remove_file(path).map_err(failed)?;
+    Ok(image)
 }
 
 fn sync_dir(dir: &Path) -> io::Result<()> {
