@@ -144,15 +144,12 @@ pub fn run(world: &World) -> Result<(usize, Vec<String>)> {
     );
     note(
         "vm-twice",
-        refused(
-            &cluster.command("a", &["up", &good.to_string_lossy()])?.output()?,
-            "redis",
-        ),
+        refused(&cluster.output("a", &["up", &good.to_string_lossy()])?, "redis"),
     );
     cluster.dunlin("a", &["down", "redis"])?;
     note(
         "down-unknown-vm",
-        refused(&cluster.command("a", &["down", "nobody"])?.output()?, "nobody"),
+        refused(&cluster.output("a", &["down", "nobody"])?, "nobody"),
     );
     drop(cluster);
     lab.close()?;
@@ -175,10 +172,7 @@ fn refused(output: &Output, word: &str) -> Result<()> {
 }
 
 fn up_refused(cluster: &Cluster<'_>, file: &Path, word: &str) -> Result<()> {
-    refused(
-        &cluster.command("a", &["up", &file.to_string_lossy()])?.output()?,
-        word,
-    )?;
+    refused(&cluster.output("a", &["up", &file.to_string_lossy()])?, word)?;
     let left = traces::after_down(cluster)?;
     ensure!(left.is_empty(), "refused, but started: {}", left.join(", "));
     for host in cluster.statuses() {
