@@ -232,6 +232,15 @@ mod tests {
         assert_eq!(wrong(|s| s.vcpus = 0), "vcpus");
         assert_eq!(wrong(|s| s.memory_mib = 1), "memory_mib");
         assert_eq!(wrong(|s| s.kernel = None), "kernel");
+        let boots_disk = |s: &mut VmSpec| {
+            s.kernel = None;
+            s.disks = vec![DiskSpec { path: "/d".into() }];
+        };
+        let mut from_disk = good.clone();
+        boots_disk(&mut from_disk);
+        assert_eq!(from_disk.validate(), Ok(()));
+        from_disk.machine = Machine::Microvm;
+        assert_eq!(from_disk.validate().unwrap_err().key, "kernel");
         assert_eq!(wrong(|s| s.nics[0].mac = "53:54:00:12:34:56".into()), "nics.mac");
         assert_eq!(wrong(|s| s.nics.push(s.nics[0].clone())), "nics.mac");
         assert_eq!(
