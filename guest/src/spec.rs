@@ -180,6 +180,12 @@ impl VmSpec {
         if self.kernel.is_none() && self.disks.is_empty() {
             return fail("kernel", "nothing to boot: give a kernel or a disk".into());
         }
+        if self.kernel.is_none() && self.machine == Machine::Microvm {
+            return fail(
+                "kernel",
+                "machine microvm boots a kernel only: its firmware (qboot) reads no disk".into(),
+            );
+        }
         if self
             .cpu
             .as_deref()
