@@ -70,6 +70,7 @@ impl Daemon {
 
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
+    die_whole();
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
     std::fs::create_dir_all(&config.state)
         .with_context(|| format!("{}: the state folder", config.state.display()))?;
@@ -123,6 +124,15 @@ pub fn run(path: &Path) -> Result<()> {
         .flush()
         .context("saying that the host is ready")?;
     wait_for_end(&daemon, &endings)
+}
+
+/// A host whose daemon has lost a thread is half dead: the others must see it dead, and take over.
+fn die_whole() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
 }
 
 fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>) -> Result<()> {

@@ -405,6 +405,8 @@ impl Peer {
                         RingReader::new(log_place(bytes), grant.epoch, grant.key),
                         grant.epoch,
                     ));
+                    // What was told of an older term's ring says nothing of this one.
+                    self.told.1 = 0;
                     self.told.1 = 0;
                     self.urgent = true;
                 }
