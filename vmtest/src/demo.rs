@@ -271,7 +271,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
     if !clients.is_clean() {
         failures.push(format!("clients were let down: {clients:?}"));
     }
-    cluster.dunlin(&primary, &["down", &plan.name])?;
+    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
     failures.extend(traces::after_down(cluster)?);
     say("the VM is down; its processes, TAPs and files are gone");
     Ok(DemoReport {

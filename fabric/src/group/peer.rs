@@ -395,6 +395,8 @@ impl Peer {
         if open.is_some_and(|epoch| epoch < term.0 || !mine) {
             self.transport.revoke(LOG);
             self.log = None;
+            // What was told of an older term's ring says nothing of the next one.
+            self.told.1 = 0;
             self.urgent = true;
         }
         if mine && open != Some(term.0) && term.0 > 0 {
@@ -405,8 +407,6 @@ impl Peer {
                         RingReader::new(log_place(bytes), grant.epoch, grant.key),
                         grant.epoch,
                     ));
-                    // What was told of an older term's ring says nothing of this one.
-                    self.told.1 = 0;
                     self.told.1 = 0;
                     self.urgent = true;
                 }
