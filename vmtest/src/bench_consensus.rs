@@ -195,12 +195,15 @@ pub fn run(args: &[String]) -> Result<()> {
             "WARNING: not a release build: latencies in memory are not comparable (cargo run --release -p xtask -- bench consensus)"
         );
     }
+    let mut failed = None;
     for what in &options.what {
-        match what.as_str() {
-            "latency" => latency(&options, &dir, &mut report)?,
-            "leader-kill" => faults::leader_kill(&dir, options.runs, &mut report)?,
-            _ => faults::crash(&dir, options.entries, &mut report)?,
-        }
+        let done = match what.as_str() {
+            "latency" => latency(&options, &dir, &mut report),
+            "leader-kill" => faults::leader_kill(&dir, options.runs, &mut report),
+            _ => faults::crash(&dir, options.entries, &mut report),
+        };
+        // What was measured so far is still shown and written.
+        failed = failed.or(done.with_context(|| what.clone()).err());
     }
     for target in &report.targets {
         let word = if target.met { "met   " } else { "MISSED" };
@@ -214,7 +217,7 @@ pub fn run(args: &[String]) -> Result<()> {
             .with_context(|| format!("writing {}", file.display()))?;
         println!("bench consensus: wrote {}", file.display());
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 fn machine() -> String {

@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sort"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/lni/dragonboat/v3"
@@ -27,8 +29,8 @@ const cluster = 1
 // counter applies nothing but counts: the cheapest state machine there is.
 type counter struct{ n uint64 }
 
-func (c *counter) Update([]byte) (sm.Result, error)         { c.n++; return sm.Result{Value: c.n}, nil }
-func (c *counter) Lookup(interface{}) (interface{}, error)  { return c.n, nil }
+func (c *counter) Update([]byte) (sm.Result, error)        { c.n++; return sm.Result{Value: c.n}, nil }
+func (c *counter) Lookup(interface{}) (interface{}, error) { return c.n, nil }
 func (c *counter) SaveSnapshot(w io.Writer, _ sm.ISnapshotFileCollection, _ <-chan struct{}) error {
 	_, err := fmt.Fprint(w, c.n)
 	return err
@@ -90,10 +92,12 @@ func main() {
 	seconds := flag.Float64("seconds", 1, "length of one measurement")
 	flag.Parse()
 	if *node == 0 {
+		runtime.LockOSThread() // the children die with the thread that started them
 		var children []*exec.Cmd
 		for i := 1; i <= 3; i++ {
 			c := exec.Command(os.Args[0], append([]string{"-node", fmt.Sprint(i)}, os.Args[1:]...)...)
 			c.Stdout = os.Stdout
+			c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			if err := c.Start(); err != nil {
 				panic(err)
 			}

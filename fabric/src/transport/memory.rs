@@ -99,6 +99,12 @@ impl Memory {
         self.len * 8
     }
 
+    /// Where it is mapped, for a network card.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.words.as_ptr().cast()
+    }
+
     #[inline]
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has `len` words, is aligned to a page, and lives as long as `self`; atomics may be shared

@@ -20,11 +20,15 @@ mod memory;
 pub mod ring;
 mod shm;
 mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
 pub mod word;
 
 pub use memory::Memory;
 pub use shm::Shm;
 pub use tcp::Tcp;
+#[cfg(feature = "verbs")]
+pub use verbs::Verbs;
 
 use crate::link::Stream;
 use std::os::fd::RawFd;

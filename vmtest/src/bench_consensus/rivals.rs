@@ -73,6 +73,7 @@ fn read(name: &str, child: std::process::Child) -> Result<Vec<Figure>> {
     let figures: Vec<Figure> = (BufReader::new(out).lines().map_while(Result::ok))
         .filter_map(|line| serde_json::from_str(&line).ok())
         .take(9)
+        .filter(|f: &Figure| f.per_s > 0.0)
         .collect();
     if figures.is_empty() {
         bail!("{name}: it printed no figures");

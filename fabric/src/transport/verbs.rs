@@ -1,0 +1,636 @@
+//! What it decides: how one-sided writes become RDMA writes of a reliable connection.
+//!
+//! **UNTESTED ON HARDWARE.** There was no RDMA card (nor soft-RoCE) where this was written. It compiles, it runs its set-up as
+//! far as "there is no device", and that error path is tested; the conformance suite runs over it by itself as soon as a
+//! device is there (`cargo test -p dunlin-fabric --features verbs`). Until somebody has done that, do not rely on it.
+//!
+//! **Flow**: a [`Stream`] carries what must be agreed: queue pair numbers first, then grants `{address, key, epoch}`, and the
+//! doorbell of a sleeper. Payloads go by RDMA WRITE from registered staging memory; completions free it in order.
+//! **Invariants**: 1. a completion frees staging memory and nothing else: it is no vote. 2. to revoke is to deregister the
+//! memory, which is synchronous; a late writer's queue pair then breaks, and the owner reconnects. 3. a bell is sent only when
+//! all writes before it are completed, since the stream is not ordered with them.
+//! **Source**: the verbs manual pages; design/fabric.md. **Not here**: safety (terms and checksums, above), multicast, shared
+//! receive queues, write-with-immediate (it would consume posted receives).
+
+use super::{
+    Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
+    check_write, io,
+};
+use crate::keys;
+use crate::link::Stream;
+use rdma_mummy_sys as rdma;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::null_mut;
+
+const MESSAGE: usize = 48;
+const HELLO: u8 = 1;
+const GRANT: u8 = 2;
+const REVOKE: u8 = 3;
+const SLEEPS: u8 = 4;
+const BELL: u8 = 5;
+/// Writes that may be under way.
+const DEPTH: u32 = 512;
+const STAGING_BYTES: usize = 4 << 20;
+/// The port and the entry of its address table that are used.
+const PORT: u8 = 1;
+const GID_INDEX: u8 = 0;
+
+fn unavailable(what: &str) -> TransportError {
+    TransportError::Unavailable(format!("RDMA: {what}: {}", std::io::Error::last_os_error()))
+}
+
+/// An opened device with everything that a link needs. Fields are released in `drop`, in reverse order of creation.
+struct Device {
+    context: *mut rdma::ibv_context,
+    domain: *mut rdma::ibv_pd,
+    completions: *mut rdma::ibv_cq,
+    pair: *mut rdma::ibv_qp,
+}
+
+// SAFETY: verbs objects may be used from any thread; `Verbs` uses them from one at a time (`&mut`).
+unsafe impl Send for Device {}
+
+impl Device {
+    /// The first device of this host.
+    fn open() -> Result<Self, TransportError> {
+        let mut this = Self {
+            context: null_mut(),
+            domain: null_mut(),
+            completions: null_mut(),
+            pair: null_mut(),
+        };
+        // SAFETY: each call gets what the one before it returned, after a check; the list is freed after use.
+        unsafe {
+            let mut count = 0;
+            let list = rdma::ibv_get_device_list(&raw mut count);
+            if list.is_null() || count == 0 {
+                if !list.is_null() {
+                    rdma::ibv_free_device_list(list);
+                }
+                let why = "no RDMA device: is a card in this host, its driver loaded, and rdma-core installed? Use tcp otherwise";
+                return Err(TransportError::Unavailable(why.into()));
+            }
+            this.context = rdma::ibv_open_device(*list);
+            rdma::ibv_free_device_list(list);
+            if this.context.is_null() {
+                return Err(unavailable("opening the device"));
+            }
+            this.domain = rdma::ibv_alloc_pd(this.context);
+            if this.domain.is_null() {
+                return Err(unavailable("a protection domain"));
+            }
+            this.completions = rdma::ibv_create_cq(this.context, DEPTH as i32 + 1, null_mut(), null_mut(), 0);
+            if this.completions.is_null() {
+                return Err(unavailable("a completion queue"));
+            }
+            let mut init: rdma::ibv_qp_init_attr = std::mem::zeroed();
+            init.send_cq = this.completions;
+            init.recv_cq = this.completions;
+            init.qp_type = rdma::ibv_qp_type::IBV_QPT_RC;
+            init.cap.max_send_wr = DEPTH;
+            init.cap.max_recv_wr = 1;
+            init.cap.max_send_sge = 1;
+            init.cap.max_recv_sge = 1;
+            init.sq_sig_all = 1;
+            this.pair = rdma::ibv_create_qp(this.domain, &raw mut init);
+            if this.pair.is_null() {
+                return Err(unavailable("a queue pair"));
+            }
+        }
+        Ok(this)
+    }
+
+    fn modify(
+        &self,
+        attributes: &mut rdma::ibv_qp_attr,
+        mask: rdma::ibv_qp_attr_mask,
+    ) -> Result<(), TransportError> {
+        // SAFETY: the pair is open; the attributes live across the call.
+        match unsafe { rdma::ibv_modify_qp(self.pair, attributes, mask.0 as i32) } {
+            0 => Ok(()),
+            _ => Err(unavailable("changing the queue pair's state")),
+        }
+    }
+
+    /// To `INIT`: the peer may write.
+    fn init(&self) -> Result<(), TransportError> {
+        use rdma::ibv_qp_attr_mask as mask;
+        // SAFETY: plain data, for which zeros are valid.
+        let mut a: rdma::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        a.qp_state = rdma::ibv_qp_state::IBV_QPS_INIT;
+        a.port_num = PORT;
+        a.qp_access_flags = rdma::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        self.modify(
+            &mut a,
+            mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS,
+        )
+    }
+
+    /// To `RTR` and `RTS`: connected to the peer's pair.
+    fn connect(&self, peer: &Address, own_psn: u32) -> Result<(), TransportError> {
+        use rdma::ibv_qp_attr_mask as mask;
+        // SAFETY: plain data, for which zeros are valid.
+        let mut a: rdma::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        a.qp_state = rdma::ibv_qp_state::IBV_QPS_RTR;
+        a.path_mtu = rdma::ibv_mtu::IBV_MTU_1024;
+        a.dest_qp_num = peer.pair;
+        a.rq_psn = peer.psn;
+        a.max_dest_rd_atomic = 1;
+        a.min_rnr_timer = 12;
+        a.ah_attr.dlid = peer.lid;
+        a.ah_attr.port_num = PORT;
+        a.ah_attr.is_global = 1;
+        a.ah_attr.grh.dgid = rdma::ibv_gid { raw: peer.gid };
+        a.ah_attr.grh.sgid_index = GID_INDEX;
+        a.ah_attr.grh.hop_limit = 64;
+        self.modify(
+            &mut a,
+            mask::IBV_QP_STATE
+                | mask::IBV_QP_AV
+                | mask::IBV_QP_PATH_MTU
+                | mask::IBV_QP_DEST_QPN
+                | mask::IBV_QP_RQ_PSN
+                | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+                | mask::IBV_QP_MIN_RNR_TIMER,
+        )?;
+        a.qp_state = rdma::ibv_qp_state::IBV_QPS_RTS;
+        a.timeout = 10; // 4 us << 10 = 4 ms, then again
+        a.retry_cnt = 7;
+        a.rnr_retry = 7;
+        a.sq_psn = own_psn;
+        a.max_rd_atomic = 1;
+        self.modify(
+            &mut a,
+            mask::IBV_QP_STATE
+                | mask::IBV_QP_TIMEOUT
+                | mask::IBV_QP_RETRY_CNT
+                | mask::IBV_QP_RNR_RETRY
+                | mask::IBV_QP_SQ_PSN
+                | mask::IBV_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    fn address(&self, psn: u32) -> Result<Address, TransportError> {
+        // SAFETY: the context is open; both results live across the calls, and zeros are valid for them.
+        unsafe {
+            let mut port: rdma::ibv_port_attr = std::mem::zeroed();
+            let mut gid = rdma::ibv_gid { raw: [0; 16] };
+            if rdma::ibv_query_port(self.context, PORT, &raw mut port) != 0 {
+                return Err(unavailable("asking for the port"));
+            }
+            if rdma::ibv_query_gid(self.context, PORT, i32::from(GID_INDEX), &raw mut gid) != 0 {
+                return Err(unavailable("asking for the port's address"));
+            }
+            Ok(Address {
+                pair: (*self.pair).qp_num,
+                psn,
+                lid: port.lid,
+                gid: gid.raw,
+            })
+        }
+    }
+
+    fn registered(&self, memory: Memory, remote: bool) -> Result<Registered, TransportError> {
+        use rdma::ibv_access_flags as access;
+        let flags = access::IBV_ACCESS_LOCAL_WRITE.0
+            | if remote {
+                access::IBV_ACCESS_REMOTE_WRITE.0
+            } else {
+                0
+            };
+        // SAFETY: the memory is mapped and outlives the registration (see `Registered::drop`).
+        let mr =
+            unsafe { rdma::ibv_reg_mr(self.domain, memory.address().cast(), memory.bytes(), flags as i32) };
+        if mr.is_null() {
+            Err(unavailable("registering memory (ulimit -l?)"))
+        } else {
+            Ok(Registered { mr, memory })
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: each was returned by its creator and is released once, the dependent ones first.
+        unsafe {
+            if !self.pair.is_null() {
+                rdma::ibv_destroy_qp(self.pair);
+            }
+            if !self.completions.is_null() {
+                rdma::ibv_destroy_cq(self.completions);
+            }
+            if !self.domain.is_null() {
+                rdma::ibv_dealloc_pd(self.domain);
+            }
+            if !self.context.is_null() {
+                rdma::ibv_close_device(self.context);
+            }
+        }
+    }
+}
+
+/// Memory that the card knows. Deregistered before it is unmapped.
+struct Registered {
+    mr: *mut rdma::ibv_mr,
+    memory: Memory,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Registered {}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: registered by `Device::registered`, released once. Synchronous: after it the card writes there no more.
+        unsafe { rdma::ibv_dereg_mr(self.mr) };
+    }
+}
+
+/// Where a queue pair is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Address {
+    pair: u32,
+    psn: u32,
+    lid: u16,
+    gid: [u8; 16],
+}
+
+#[derive(Clone, Copy)]
+struct Remote {
+    grant: Grant,
+    address: u64,
+    rkey: u32,
+}
+
+/// RDMA writes of a reliable connection. See the module's first lines: untested on hardware.
+pub struct Verbs {
+    // Before `device`: memory and staging must be deregistered while the domain still exists.
+    local: [Option<(Registered, Grant)>; REGIONS],
+    staging: Registered,
+    device: Device,
+    stream: Stream,
+    remote: [Option<Remote>; REGIONS],
+    own: Address,
+    connected: bool,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    /// Where the next write is staged, and the ends of those under way, oldest first.
+    staged: usize,
+    under_way: VecDeque<usize>,
+    peer_sleeps: bool,
+    /// Something was written since the last bell.
+    bell_due: bool,
+}
+
+impl Verbs {
+    /// Over a connected stream, whose other end does the same, and this host's first RDMA device.
+    pub fn new(stream: Stream) -> Result<Self, TransportError> {
+        let device = Device::open()?;
+        stream
+            .set_nonblocking(true)
+            .map_err(io("making the stream non-blocking"))?;
+        let random: [u8; 4] = keys::random().map_err(|e| TransportError::Unavailable(e.to_string()))?;
+        let own = device.address(u32::from_le_bytes(random) & 0xff_ffff)?;
+        device.init()?;
+        let staging = device.registered(
+            Memory::anonymous(STAGING_BYTES).map_err(io("staging memory"))?,
+            false,
+        )?;
+        let mut this = Self {
+            local: [const { None }; REGIONS],
+            staging,
+            device,
+            stream,
+            remote: [None; REGIONS],
+            own,
+            connected: false,
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            staged: 0,
+            under_way: VecDeque::new(),
+            peer_sleeps: false,
+            bell_due: false,
+        };
+        let mut message = [0; MESSAGE];
+        message[2..4].copy_from_slice(&own.lid.to_le_bytes());
+        message[8..12].copy_from_slice(&own.pair.to_le_bytes());
+        message[12..16].copy_from_slice(&own.psn.to_le_bytes());
+        message[16..32].copy_from_slice(&own.gid);
+        this.say(HELLO, message)?;
+        Ok(this)
+    }
+
+    fn say(&mut self, kind: u8, mut message: [u8; MESSAGE]) -> Result<(), TransportError> {
+        message[0] = kind;
+        self.outbox.extend_from_slice(&message);
+        self.push_out()
+    }
+
+    fn push_out(&mut self) -> Result<(), TransportError> {
+        while !self.outbox.is_empty() {
+            match self.stream.write(&self.outbox) {
+                Ok(n) => drop(self.outbox.drain(..n)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) => return Err(TransportError::Closed(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self, progress: &mut Progress) -> Result<(), TransportError> {
+        let mut buf = [0; MESSAGE * 16];
+        loop {
+            match self.stream.read(&mut buf) {
+                Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
+                Ok(n) => self.inbox.extend_from_slice(&buf[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return Err(TransportError::Closed(e.to_string())),
+            }
+        }
+        while let Some(message) = self.inbox.first_chunk::<MESSAGE>().copied() {
+            self.inbox.drain(..MESSAGE);
+            self.hear(&message, progress)?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, m: &[u8; MESSAGE], progress: &mut Progress) -> Result<(), TransportError> {
+        let long = |at: usize| u64::from_le_bytes(m[at..at + 8].try_into().expect("8 bytes"));
+        let int = |at: usize| u32::from_le_bytes(m[at..at + 4].try_into().expect("4 bytes"));
+        let region = usize::from(m[1]);
+        if region >= REGIONS {
+            return Err(TransportError::Breach("a message about an impossible region"));
+        }
+        match m[0] {
+            HELLO if !self.connected => {
+                let gid = m[16..32].try_into().expect("16 bytes");
+                let peer = Address {
+                    pair: int(8),
+                    psn: int(12),
+                    lid: u16::from_le_bytes([m[2], m[3]]),
+                    gid,
+                };
+                self.device.connect(&peer, self.own.psn)?;
+                self.connected = true;
+            }
+            GRANT => {
+                let grant = Grant {
+                    epoch: long(8),
+                    bytes: long(16) as usize,
+                    key: long(24),
+                };
+                if grant.bytes == 0 || grant.bytes > REGION_MAX_BYTES || grant.bytes % 64 != 0 {
+                    return Err(TransportError::Breach("a grant of impossible size"));
+                }
+                self.remote[region] = Some(Remote {
+                    grant,
+                    address: long(32),
+                    rkey: int(40),
+                });
+                progress.grants = true;
+            }
+            REVOKE => {
+                self.remote[region] = None;
+                progress.grants = true;
+            }
+            SLEEPS => self.peer_sleeps = true,
+            BELL => progress.landed = true,
+            _ => return Err(TransportError::Breach("a message of unknown kind")),
+        }
+        Ok(())
+    }
+
+    /// Takes completions: their staging memory is free again.
+    fn complete(&mut self) -> Result<(), TransportError> {
+        // SAFETY: the queue is open; zeros are valid for the results, of which as many as stated are there.
+        let done = unsafe {
+            let mut done: [rdma::ibv_wc; 16] = std::mem::zeroed();
+            match rdma::ibv_poll_cq(self.device.completions, 16, done.as_mut_ptr()) {
+                n if n < 0 => return Err(TransportError::Closed("the completion queue failed".into())),
+                n => done.into_iter().take(n as usize).collect::<Vec<_>>(),
+            }
+        };
+        for wc in done {
+            if wc.status != rdma::ibv_wc_status::IBV_WC_SUCCESS {
+                return Err(TransportError::Closed(format!(
+                    "a write failed with status {}",
+                    wc.status
+                )));
+            }
+            self.under_way.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Room for `len` bytes of staging, as an offset.
+    fn stage(&mut self, len: usize) -> Option<usize> {
+        if self.under_way.len() >= DEPTH as usize {
+            return None;
+        }
+        let Some(&oldest_end) = self.under_way.front() else {
+            self.staged = len;
+            return Some(0);
+        };
+        // Between the newest end and the end of the buffer, or before the oldest one under way (its start is not known here,
+        // so half of the buffer is kept between).
+        let start = if self.staged + len <= STAGING_BYTES {
+            self.staged
+        } else {
+            0
+        };
+        let clear = if start >= oldest_end {
+            true
+        } else {
+            start + len + STAGING_BYTES / 2 <= oldest_end
+        };
+        if !clear {
+            return None;
+        }
+        self.staged = start + len;
+        Some(start)
+    }
+
+    fn ring(&mut self) -> Result<(), TransportError> {
+        if self.peer_sleeps && self.bell_due && self.under_way.is_empty() {
+            (self.peer_sleeps, self.bell_due) = (false, false);
+            self.say(BELL, [0; MESSAGE])?;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Verbs {
+    fn fabric(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn register(&mut self, region: RegionId, epoch: u64, bytes: usize) -> Result<(), TransportError> {
+        check_region(region, bytes);
+        let key = u64::from_le_bytes(keys::random().map_err(|e| TransportError::Unavailable(e.to_string()))?);
+        self.revoke(region);
+        let memory = Memory::anonymous(bytes).map_err(io("memory for a region"))?;
+        let registered = self.device.registered(memory, true)?;
+        // SAFETY: a live registration.
+        let (rkey, address) = (
+            unsafe { (*registered.mr).rkey },
+            registered.memory.address() as u64,
+        );
+        let grant = Grant { epoch, bytes, key };
+        self.local[usize::from(region.0)] = Some((registered, grant));
+        let mut message = [0; MESSAGE];
+        message[1] = region.0;
+        for (at, word) in [(8, epoch), (16, bytes as u64), (24, key), (32, address)] {
+            message[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        message[40..44].copy_from_slice(&rkey.to_le_bytes());
+        self.say(GRANT, message)
+    }
+
+    fn region(&self, region: RegionId) -> Option<&Memory> {
+        self.local[usize::from(region.0)].as_ref().map(|(r, _)| &r.memory)
+    }
+
+    fn opened(&self, region: RegionId) -> Option<Grant> {
+        self.local[usize::from(region.0)]
+            .as_ref()
+            .map(|(_, grant)| *grant)
+    }
+
+    fn granted(&self, region: RegionId) -> Option<Grant> {
+        self.remote[usize::from(region.0)]
+            .as_ref()
+            .filter(|_| self.connected)
+            .map(|r| r.grant)
+    }
+
+    fn write(
+        &mut self,
+        region: RegionId,
+        epoch: u64,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), TransportError> {
+        check_write(self.granted(region), region, epoch, offset, bytes.len())?;
+        let Some(remote) = self.remote[usize::from(region.0)].filter(|_| bytes.len() <= STAGING_BYTES / 4)
+        else {
+            return Err(TransportError::Full);
+        };
+        let staged = match self.stage(bytes.len()) {
+            Some(at) => at,
+            None => {
+                self.complete()?;
+                self.stage(bytes.len()).ok_or(TransportError::Full)?
+            }
+        };
+        self.staging.memory.copy_in(staged, bytes);
+        // SAFETY: the pair is connected; list, request and staging memory live until the completion (staging) or the return.
+        let rc = unsafe {
+            let mut list = rdma::ibv_sge {
+                addr: self.staging.memory.address() as u64 + staged as u64,
+                length: bytes.len() as u32,
+                lkey: (*self.staging.mr).lkey,
+            };
+            let mut request: rdma::ibv_send_wr = std::mem::zeroed();
+            request.sg_list = &raw mut list;
+            request.num_sge = 1;
+            request.opcode = rdma::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+            request.send_flags = rdma::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            request.wr.rdma = rdma::rdma_t {
+                remote_addr: remote.address + offset as u64,
+                rkey: remote.rkey,
+            };
+            let mut bad = null_mut();
+            rdma::ibv_post_send(self.device.pair, &raw mut request, &raw mut bad)
+        };
+        if rc != 0 {
+            return Err(TransportError::Closed(format!(
+                "posting a write failed with {rc}"
+            )));
+        }
+        self.under_way.push_back(staged + bytes.len());
+        self.bell_due = true;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TransportError> {
+        self.push_out()?;
+        self.ring()
+    }
+
+    fn progress(&mut self, _budget: usize) -> Result<Progress, TransportError> {
+        let mut progress = Progress {
+            landed: true,
+            grants: false,
+        };
+        self.push_out()?;
+        self.listen(&mut progress)?;
+        self.complete()?;
+        self.ring()?;
+        Ok(progress)
+    }
+
+    fn arm(&mut self) -> Result<(), TransportError> {
+        self.complete()?;
+        self.say(SLEEPS, [0; MESSAGE])
+    }
+
+    fn disarm(&mut self) {}
+
+    fn revoke(&mut self, region: RegionId) {
+        if self.local[usize::from(region.0)].take().is_some() {
+            let mut message = [0; MESSAGE];
+            message[1] = region.0;
+            let _ = self.say(REVOKE, message); // a dead peer is told by `progress`
+        }
+    }
+
+    fn reconnect(&mut self, stream: Stream) -> Result<(), TransportError> {
+        *self = Self::new(stream)?;
+        Ok(())
+    }
+
+    fn fds(&self) -> [Option<RawFd>; 2] {
+        [Some(self.stream.as_raw_fd()), None]
+    }
+
+    fn wants_write(&self) -> bool {
+        !self.outbox.is_empty() || self.stream.wants_write()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::conformance::{self, Bed};
+
+    struct Cards;
+
+    impl Bed for Cards {
+        fn name(&self) -> String {
+            "verbs".into()
+        }
+        fn pair(&mut self) -> (Box<dyn Transport>, Box<dyn Transport>) {
+            let (a, b) = Stream::pair().unwrap();
+            (Box::new(Verbs::new(a).unwrap()), Box::new(Verbs::new(b).unwrap()))
+        }
+        fn streams(&mut self) -> Option<(Stream, Stream)> {
+            Some(Stream::pair().unwrap())
+        }
+    }
+
+    /// With a device: the whole suite. Without: the error says what to do, and nothing breaks.
+    #[test]
+    fn keeps_the_invariants_or_says_what_is_missing() {
+        match Verbs::new(Stream::pair().unwrap().0) {
+            Ok(_) => conformance::run(&mut Cards),
+            Err(e) => {
+                println!("not run: {e}");
+                assert!(
+                    matches!(&e, TransportError::Unavailable(why) if why.contains("RDMA")),
+                    "{e}"
+                );
+            }
+        }
+    }
+}
