@@ -89,32 +89,58 @@ const HOST_MISTAKES: [(&str, &str, Damage, &str); 4] = [
 /// Runs the whole table in one lab. Returns how many mistakes were refused, and a line for each that was not.
 pub fn run(world: &World) -> Result<(usize, Vec<String>)> {
     let lab = Lab::new(&LabSpec::three_hosts())?;
-    let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-    let mut failures = Vec::new();
-    let mut passed = 0;
-    let mut note = |name: &str, result: Result<()>| match result {
-        Ok(()) => passed += 1,
-        Err(error) => failures.push(format!("{name}: {error:#}")),
-    };
+    let mut table = Table::default();
+    {
+        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        let played = mistakes(&mut cluster, world, &mut table);
+        table.note("the table itself", played);
+        if !table.failures.is_empty() {
+            let kept = cluster.keep_logs("bad-input");
+            table
+                .failures
+                .extend(kept.map(|dir| format!("logs are in {}", dir.display())));
+        }
+    }
+    lab.close()?;
+    Ok((table.passed, table.failures))
+}
+
+#[derive(Default)]
+struct Table {
+    passed: usize,
+    failures: Vec<String>,
+}
+
+impl Table {
+    fn note(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.passed += 1,
+            Err(error) => self.failures.push(format!("{name}: {error:#}")),
+        }
+    }
+}
+
+fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Result<()> {
+    let lab = cluster.lab();
     for (name, file, damage, word) in HOST_MISTAKES {
-        note(name, host_mistake(&cluster, file, damage, word));
+        table.note(name, host_mistake(cluster, file, damage, word));
     }
     for host in ["a", "c"] {
         cluster.start_host(host)?;
     }
-    note("address-in-use", address_in_use(&cluster));
-    note("missing-host-file", {
+    table.note("address-in-use", address_in_use(cluster));
+    table.note("missing-host-file", {
         let file = cluster.dir().join("no-such-host.toml");
-        refused(&run_host(&cluster, "b", &file)?, "no-such-host")
+        refused(&run_host(cluster, "b", &file)?, "no-such-host")
     });
-    note("wrong-keys", wrong_keys(&cluster, world));
+    table.note("wrong-keys", wrong_keys(cluster, world));
     cluster.start_host("b")?;
 
     let plan = VmPlan {
         disk_mib: Some(16),
         ..VmPlan::redis("plover")
     };
-    let good = plan.write(&lab, &world.image)?;
+    let good = plan.write(lab, &world.image)?;
     let text = fs::read_to_string(&good)?;
     for (name, damage, word) in VM_MISTAKES {
         let file = lab.dir().join(format!("{name}.toml"));
@@ -123,37 +149,30 @@ pub fn run(world: &World) -> Result<(usize, Vec<String>)> {
             damage(&text) != text,
             "the mistake {name} changes nothing: mend the test"
         );
-        note(name, up_refused(&cluster, &file, word));
+        table.note(name, up_refused(cluster, &file, word));
     }
-    note(
+    table.note(
         "missing-vm-file",
-        up_refused(&cluster, &lab.dir().join("no-such-vm.toml"), "no-such-vm"),
+        up_refused(cluster, &lab.dir().join("no-such-vm.toml"), "no-such-vm"),
+    );
+    table.note(
+        "down-unknown-vm",
+        refused(&cluster.output("a", &["down", "nobody"])?, "nobody"),
     );
 
     cluster.dunlin("a", &["up", &good.to_string_lossy()])?;
     let other = lab.dir().join("other.toml");
     fs::write(&other, text.replace("name = \"redis\"", "name = \"other\""))?;
-    note(
+    table.note(
         "disk-in-use",
-        refused(
-            &cluster
-                .command("a", &["up", &other.to_string_lossy()])?
-                .output()?,
-            "redis",
-        ),
+        refused(&cluster.output("a", &["up", &other.to_string_lossy()])?, "redis"),
     );
-    note(
+    table.note(
         "vm-twice",
         refused(&cluster.output("a", &["up", &good.to_string_lossy()])?, "redis"),
     );
     cluster.dunlin("a", &["down", "redis"])?;
-    note(
-        "down-unknown-vm",
-        refused(&cluster.output("a", &["down", "nobody"])?, "nobody"),
-    );
-    drop(cluster);
-    lab.close()?;
-    Ok((passed, failures))
+    Ok(())
 }
 
 fn refused(output: &Output, word: &str) -> Result<()> {
