@@ -514,6 +514,3 @@ impl Consensus {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

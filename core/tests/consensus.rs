@@ -1,203 +1,15 @@
-//! A group in one process with a perfect network and instant disks; faults are the simulator's.
+//! What the consensus core promises, one promise a test; the sentences of the papers are in `paper.rs`, whole stories in
+//! `testdata/consensus`, faults in the simulator.
 
-use super::*;
-use std::collections::BTreeMap;
+mod group;
 
-struct Group {
-    now_us: u64,
-    nodes: BTreeMap<u8, Consensus>,
-    disks: BTreeMap<u8, Disk>,
-    /// Neither hears nor speaks.
-    down: Vec<u8>,
-    events: Vec<(u8, Action)>,
-}
-
-#[derive(Default, Clone)]
-struct Disk {
-    promise: Promise,
-    snapshot: Snapshot,
-    log: Vec<Entry>,
-}
-
-impl Group {
-    fn new(durability: Durability, members: &[Member]) -> Self {
-        let mut group = Self {
-            now_us: 1,
-            nodes: BTreeMap::new(),
-            disks: BTreeMap::new(),
-            down: Vec::new(),
-            events: Vec::new(),
-        };
-        for member in members {
-            group.add(durability, member.id.0, members.to_vec());
-        }
-        group
-    }
-
-    fn add(&mut self, durability: Durability, id: u8, members: Vec<Member>) {
-        let restored = Restored::fresh(members);
-        self.disks.insert(
-            id,
-            Disk {
-                snapshot: restored.snapshot.clone(),
-                ..Disk::default()
-            },
-        );
-        self.nodes.insert(
-            id,
-            Consensus::new(
-                Config::new(ReplicaId(id), durability),
-                restored,
-                u64::from(id) + 1,
-            ),
-        );
-    }
-
-    fn step(&mut self, id: u8, event: Event) {
-        let mut todo = vec![(id, event)];
-        while !todo.is_empty() {
-            let (id, event) = todo.remove(0);
-            if self.down.contains(&id) {
-                continue;
-            }
-            let mut out = Vec::new();
-            let node = self.nodes.get_mut(&id).unwrap();
-            node.step(self.now_us, event, &mut out);
-            let disk = self.disks.get_mut(&id).unwrap();
-            for action in out {
-                self.events.push((id, action.clone()));
-                match action {
-                    Action::Send { to, message } => {
-                        todo.push((
-                            to.0,
-                            Event::Received {
-                                from: ReplicaId(id),
-                                message,
-                            },
-                        ));
-                    }
-                    Action::SendEntries {
-                        to,
-                        term,
-                        prev,
-                        through,
-                    } => {
-                        let message = node.append_message(term, prev, through);
-                        todo.push((
-                            to.0,
-                            Event::Received {
-                                from: ReplicaId(id),
-                                message,
-                            },
-                        ));
-                    }
-                    Action::Persist {
-                        from,
-                        through,
-                        ticket,
-                    } => {
-                        let new = (from.0..=through.0).map(|at| node.entry(Index(at)).unwrap().clone());
-                        disk.log.extend(new);
-                        todo.push((id, Event::Persisted { ticket }));
-                    }
-                    Action::TruncateSuffix { from } => disk.log.retain(|e| e.stamp.index < from),
-                    Action::PersistPromise(promise) => {
-                        disk.promise = promise;
-                        todo.push((id, Event::PromisePersisted(promise)));
-                    }
-                    Action::SaveSnapshot(snapshot) => {
-                        disk.log.retain(|e| e.stamp.index > snapshot.last.index);
-                        todo.push((id, Event::SnapshotPersisted { last: snapshot.last }));
-                        disk.snapshot = snapshot;
-                    }
-                    Action::InstallSnapshot(snapshot) => {
-                        todo.push((
-                            id,
-                            Event::Applied {
-                                through: snapshot.last.index,
-                            },
-                        ));
-                    }
-                    Action::Committed { through } => todo.push((id, Event::Applied { through })),
-                    _ => {}
-                }
-            }
-            todo.retain(|(to, _)| self.nodes.contains_key(to));
-        }
-    }
-
-    fn run(&mut self, for_us: u64) {
-        let until = self.now_us + for_us;
-        loop {
-            let next = self
-                .nodes
-                .iter()
-                .filter(|(id, _)| !self.down.contains(id))
-                .map(|(id, node)| (node.next_deadline_us().unwrap(), *id))
-                .min();
-            let Some((at, id)) = next.filter(|(at, _)| *at <= until) else {
-                break;
-            };
-            self.now_us = self.now_us.max(at);
-            self.step(id, Event::Tick);
-        }
-        self.now_us = until;
-    }
-
-    fn leader(&self) -> Option<u8> {
-        let mut leaders = self
-            .nodes
-            .iter()
-            .filter(|(id, n)| n.role() == Role::Leader && !self.down.contains(id));
-        let first = leaders.next().map(|(id, _)| *id);
-        assert!(leaders.next().is_none(), "two leaders");
-        first
-    }
-
-    fn elect(&mut self) -> u8 {
-        self.run(300_000);
-        self.leader().expect("no leader")
-    }
-
-    fn propose(&mut self, text: &'static str) -> Index {
-        let leader = self.leader().expect("no leader");
-        let index = self
-            .nodes
-            .get_mut(&leader)
-            .unwrap()
-            .propose(Bytes::from_static(text.as_bytes()))
-            .unwrap();
-        self.step(leader, Event::Flush);
-        index
-    }
-
-    fn restart(&mut self, id: u8, durability: Durability) {
-        let disk = self.disks[&id].clone();
-        let memory = durability == Durability::Memory;
-        let restored = Restored {
-            promise: disk.promise,
-            snapshot: disk.snapshot,
-            log: if memory { Vec::new() } else { disk.log },
-            lost_memory: memory,
-        };
-        let node = Consensus::new(Config::new(ReplicaId(id), durability), restored, self.now_us);
-        self.nodes.insert(id, node);
-        self.down.retain(|down| *down != id);
-    }
-
-    fn agreed(&self, id: u8) -> Vec<String> {
-        let node = &self.nodes[&id];
-        (node.first().0..=node.committed().0)
-            .filter_map(|at| node.entry(Index(at)))
-            .filter(|e| e.kind == EntryKind::Data)
-            .map(|e| String::from_utf8(e.payload.to_vec()).unwrap())
-            .collect()
-    }
-}
-
-fn three() -> Vec<Member> {
-    vec![Member::full(0), Member::full(1), Member::witness(2)]
-}
+use bytes::Bytes;
+use dunlin_core::consensus::{
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Message, Promise, Refusal,
+    Restored, Role, Snapshot,
+};
+use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
+use group::{Group, three};
 
 #[test]
 fn a_leader_is_elected_and_agrees_in_groups_of_one_to_seven() {
@@ -624,4 +436,63 @@ fn an_old_log_is_not_attached_to_a_newer_snapshot() {
     let node = Consensus::new(Config::new(ReplicaId(0), Durability::Disk), restored, 1);
     assert_eq!(node.appended(), stamp(3, 2));
     assert_eq!(node.term(), Term(3), "an entry's term is a promise");
+}
+
+/// `testdata/consensus/*.txt`: one word a line, see the files.
+#[test]
+fn scenarios() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/consensus");
+    let mut files: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty());
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for durability in [Durability::Memory, Durability::Disk] {
+            play(&text, durability, &file.display().to_string());
+        }
+    }
+}
+
+fn play(text: &str, durability: Durability, name: &str) {
+    let mut group = Group::new(durability, &three());
+    for (nth, line) in text.lines().enumerate() {
+        let at = format!("{name}:{} ({durability:?})", nth + 1);
+        let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
+        let id = |nth: usize| {
+            words[nth]
+                .parse::<u8>()
+                .unwrap_or_else(|_| panic!("{at}: not a replica"))
+        };
+        match words.first().copied() {
+            None => {}
+            Some("run") => group.run(u64::from(id(1)) * 1000),
+            Some("campaign") => {
+                group.run(100_000);
+                group.step(id(1), Event::Tick);
+                group.step(id(1), Event::MayLead(true));
+                group.run(300_000);
+                assert_eq!(group.leader(), Some(id(1)), "{at}");
+            }
+            Some("unwilling") => group.step(id(1), Event::MayLead(false)),
+            Some("willing") => group.step(id(1), Event::MayLead(true)),
+            Some("propose") => drop(group.propose(words[1])),
+            Some("down") => group.down.push(id(1)),
+            Some("up") => group.down.retain(|down| *down != id(1)),
+            Some("restart") => group.restart(id(1), durability),
+            Some("transfer") => {
+                let leader = group.leader().unwrap_or_else(|| panic!("{at}: nobody leads"));
+                group.step(leader, Event::TransferTo(ReplicaId(id(1))));
+            }
+            Some("leader") => {
+                group.run(500_000);
+                let want = (words[1] != "none").then(|| id(1));
+                assert_eq!(group.leader(), want, "{at}");
+            }
+            Some("agreed") => assert_eq!(group.agreed(id(1)), words[2..], "{at}"),
+            Some(word) => panic!("{at}: unknown word {word}"),
+        }
+    }
 }

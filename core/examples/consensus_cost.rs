@@ -1,0 +1,130 @@
+//! What one agreed 64-byte proposal costs the leader and a follower in CPU time, without any transport.
+//! `cargo run --release -p dunlin-core --example consensus_cost`
+
+use bytes::Bytes;
+use dunlin_core::consensus::{
+    Action, Config, Consensus, Durability, Event, Member, Message, Promise, Restored, Role, Snapshot,
+};
+use dunlin_core::units::{Index, ReplicaId, Term};
+use std::time::Instant;
+
+const ROUNDS: usize = 200;
+const EACH: usize = 2_000;
+
+fn main() {
+    let members = vec![Member::full(0), Member::full(1), Member::witness(2)];
+    let new = |id| {
+        let cfg = Config::new(ReplicaId(id), Durability::Memory);
+        Consensus::new(cfg, Restored::fresh(members.clone()), u64::from(id) + 1)
+    };
+    let (mut leader, mut out) = (new(0), Vec::new());
+    leader.step(1, Event::Tick, &mut out);
+    leader.step(100_000, Event::Tick, &mut out);
+    let vote = |term, pre, last| Event::Received {
+        from: ReplicaId(1),
+        message: Message::Vote {
+            term,
+            granted: true,
+            pre,
+            last,
+        },
+    };
+    let last = Snapshot::default().last;
+    leader.step(100_000, vote(Term(1), true, last), &mut out);
+    let promise = Promise {
+        term: Term(1),
+        voted_for: Some(ReplicaId(0)),
+    };
+    leader.step(100_000, Event::PromisePersisted(promise), &mut out);
+    leader.step(100_000, vote(Term(1), false, last), &mut out);
+    assert_eq!(leader.role(), Role::Leader);
+    let mut follower = new(1);
+    let payload = Bytes::from(vec![7; 64]);
+    let (mut lead_ns, mut follow_ns) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let mut messages = Vec::with_capacity(EACH);
+        let began = Instant::now();
+        for _ in 0..EACH {
+            let index = leader.propose(payload.clone()).expect("ring");
+            out.clear();
+            leader.step(100_000, Event::Flush, &mut out);
+            out.clear();
+            let message = Message::Ack {
+                term: Term(1),
+                durable: index,
+                beat: 1,
+            };
+            leader.step(
+                100_000,
+                Event::Received {
+                    from: ReplicaId(1),
+                    message,
+                },
+                &mut out,
+            );
+        }
+        lead_ns.push(began.elapsed().as_nanos() as u64 / EACH as u64);
+        let through = leader.committed();
+        for at in follower.appended().index.0 + 1..=through.0 {
+            let prev = leader
+                .entry(Index(at - 1))
+                .map_or(leader.snapshot().last, |entry| entry.stamp);
+            messages.push(leader.append_message(Term(1), prev, Index(at)));
+        }
+        let count = messages.len() as u64;
+        let began = Instant::now();
+        for message in messages {
+            out.clear();
+            follower.step(
+                100_000,
+                Event::Received {
+                    from: ReplicaId(0),
+                    message,
+                },
+                &mut out,
+            );
+            for action in &out {
+                if let Action::PersistPromise(promise) = action {
+                    follower.step(100_000, Event::PromisePersisted(*promise), &mut Vec::new());
+                }
+            }
+        }
+        follow_ns.push(began.elapsed().as_nanos() as u64 / count);
+        let message = Message::Lead {
+            term: Term(1),
+            commit: through,
+            beat: 1,
+        };
+        follower.step(
+            100_000,
+            Event::Received {
+                from: ReplicaId(0),
+                message,
+            },
+            &mut out,
+        );
+        for node in [&mut leader, &mut follower] {
+            node.step(100_000, Event::Applied { through }, &mut out);
+            node.step(
+                100_000,
+                Event::Truncate {
+                    through,
+                    state: Bytes::new(),
+                },
+                &mut out,
+            );
+        }
+    }
+    for (what, ns) in [
+        ("leader: propose, flush, one acknowledgement, commit", lead_ns),
+        ("follower: append, acknowledge", follow_ns),
+    ] {
+        let mut ns = ns;
+        ns.sort_unstable();
+        println!(
+            "{what}: {} ns p50, {} ns best of {ROUNDS} rounds of {EACH}",
+            ns[ns.len() / 2],
+            ns[0]
+        );
+    }
+}

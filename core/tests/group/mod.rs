@@ -1,0 +1,205 @@
+//! A group in one process with a perfect network and instant disks; faults are the simulator's.
+#![allow(dead_code)] // Each test program uses a part of it.
+
+use bytes::Bytes;
+use dunlin_core::consensus::{
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Promise, Restored, Role, Snapshot,
+};
+use dunlin_core::units::{Index, ReplicaId};
+use std::collections::BTreeMap;
+
+pub struct Group {
+    pub now_us: u64,
+    pub nodes: BTreeMap<u8, Consensus>,
+    pub disks: BTreeMap<u8, Disk>,
+    /// Neither hears nor speaks.
+    pub down: Vec<u8>,
+    pub events: Vec<(u8, Action)>,
+}
+
+#[derive(Default, Clone)]
+pub struct Disk {
+    pub promise: Promise,
+    pub snapshot: Snapshot,
+    pub log: Vec<Entry>,
+}
+
+impl Group {
+    pub fn new(durability: Durability, members: &[Member]) -> Self {
+        let mut group = Self {
+            now_us: 1,
+            nodes: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            down: Vec::new(),
+            events: Vec::new(),
+        };
+        for member in members {
+            group.add(durability, member.id.0, members.to_vec());
+        }
+        group
+    }
+
+    pub fn add(&mut self, durability: Durability, id: u8, members: Vec<Member>) {
+        let restored = Restored::fresh(members);
+        self.disks.insert(
+            id,
+            Disk {
+                snapshot: restored.snapshot.clone(),
+                ..Disk::default()
+            },
+        );
+        self.nodes.insert(
+            id,
+            Consensus::new(
+                Config::new(ReplicaId(id), durability),
+                restored,
+                u64::from(id) + 1,
+            ),
+        );
+    }
+
+    pub fn step(&mut self, id: u8, event: Event) {
+        let mut todo = vec![(id, event)];
+        while !todo.is_empty() {
+            let (id, event) = todo.remove(0);
+            if self.down.contains(&id) {
+                continue;
+            }
+            let mut out = Vec::new();
+            let node = self.nodes.get_mut(&id).unwrap();
+            node.step(self.now_us, event, &mut out);
+            let disk = self.disks.get_mut(&id).unwrap();
+            for action in out {
+                self.events.push((id, action.clone()));
+                match action {
+                    Action::Send { to, message } => {
+                        todo.push((
+                            to.0,
+                            Event::Received {
+                                from: ReplicaId(id),
+                                message,
+                            },
+                        ));
+                    }
+                    Action::SendEntries {
+                        to,
+                        term,
+                        prev,
+                        through,
+                    } => {
+                        let message = node.append_message(term, prev, through);
+                        todo.push((
+                            to.0,
+                            Event::Received {
+                                from: ReplicaId(id),
+                                message,
+                            },
+                        ));
+                    }
+                    Action::Persist {
+                        from,
+                        through,
+                        ticket,
+                    } => {
+                        let new = (from.0..=through.0).map(|at| node.entry(Index(at)).unwrap().clone());
+                        disk.log.extend(new);
+                        todo.push((id, Event::Persisted { ticket }));
+                    }
+                    Action::TruncateSuffix { from } => disk.log.retain(|e| e.stamp.index < from),
+                    Action::PersistPromise(promise) => {
+                        disk.promise = promise;
+                        todo.push((id, Event::PromisePersisted(promise)));
+                    }
+                    Action::SaveSnapshot(snapshot) => {
+                        disk.log.retain(|e| e.stamp.index > snapshot.last.index);
+                        todo.push((id, Event::SnapshotPersisted { last: snapshot.last }));
+                        disk.snapshot = snapshot;
+                    }
+                    Action::InstallSnapshot(snapshot) => {
+                        todo.push((
+                            id,
+                            Event::Applied {
+                                through: snapshot.last.index,
+                            },
+                        ));
+                    }
+                    Action::Committed { through } => todo.push((id, Event::Applied { through })),
+                    _ => {}
+                }
+            }
+            todo.retain(|(to, _)| self.nodes.contains_key(to));
+        }
+    }
+
+    pub fn run(&mut self, for_us: u64) {
+        let until = self.now_us + for_us;
+        loop {
+            let next = self
+                .nodes
+                .iter()
+                .filter(|(id, _)| !self.down.contains(id))
+                .map(|(id, node)| (node.next_deadline_us().unwrap(), *id))
+                .min();
+            let Some((at, id)) = next.filter(|(at, _)| *at <= until) else {
+                break;
+            };
+            self.now_us = self.now_us.max(at);
+            self.step(id, Event::Tick);
+        }
+        self.now_us = until;
+    }
+
+    pub fn leader(&self) -> Option<u8> {
+        let mut leaders = self
+            .nodes
+            .iter()
+            .filter(|(id, n)| n.role() == Role::Leader && !self.down.contains(id));
+        let first = leaders.next().map(|(id, _)| *id);
+        assert!(leaders.next().is_none(), "two leaders");
+        first
+    }
+
+    pub fn elect(&mut self) -> u8 {
+        self.run(300_000);
+        self.leader().expect("no leader")
+    }
+
+    pub fn propose(&mut self, text: &str) -> Index {
+        let leader = self.leader().expect("no leader");
+        let index = self
+            .nodes
+            .get_mut(&leader)
+            .unwrap()
+            .propose(Bytes::copy_from_slice(text.as_bytes()))
+            .unwrap();
+        self.step(leader, Event::Flush);
+        index
+    }
+
+    pub fn restart(&mut self, id: u8, durability: Durability) {
+        let disk = self.disks[&id].clone();
+        let memory = durability == Durability::Memory;
+        let restored = Restored {
+            promise: disk.promise,
+            snapshot: disk.snapshot,
+            log: if memory { Vec::new() } else { disk.log },
+            lost_memory: memory,
+        };
+        let node = Consensus::new(Config::new(ReplicaId(id), durability), restored, self.now_us);
+        self.nodes.insert(id, node);
+        self.down.retain(|down| *down != id);
+    }
+
+    pub fn agreed(&self, id: u8) -> Vec<String> {
+        let node = &self.nodes[&id];
+        (node.first().0..=node.committed().0)
+            .filter_map(|at| node.entry(Index(at)))
+            .filter(|e| e.kind == EntryKind::Data)
+            .map(|e| String::from_utf8(e.payload.to_vec()).unwrap())
+            .collect()
+    }
+}
+
+pub fn three() -> Vec<Member> {
+    vec![Member::full(0), Member::full(1), Member::witness(2)]
+}
