@@ -14,15 +14,13 @@ use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What the group has agreed on, as the first replica to say so saw it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Checker {
     agreed: Vec<(Viewstamp, u64)>,
     chain: Vec<u64>,
     /// The term in which somebody first said so.
     agreed_in: Vec<Term>,
     leaders: BTreeMap<Term, ReplicaId>,
-    /// Elections won.
-    pub elections: u64,
 }
 
 /// A number for an entry's content.
@@ -103,7 +101,6 @@ impl Checker {
     /// C1, C3, C6: a replica says that it leads.
     pub fn on_leader(&mut self, node: &Consensus, willing: bool) -> Result<(), String> {
         let (me, term) = (node.me(), node.term());
-        self.elections += 1;
         if let Some(other) = self.leaders.insert(term, me)
             && other != me
         {

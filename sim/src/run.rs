@@ -129,7 +129,7 @@ impl Report {
         self.seeds += 1;
         self.steps += world.steps;
         self.agreed += world.checker.agreed();
-        self.elections += world.checker.elections;
+        self.elections += world.elections;
         self.answered += world.clients.answered;
     }
 }

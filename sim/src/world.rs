@@ -133,6 +133,8 @@ pub struct World {
     pub strict: bool,
     /// Members of the newest `Members` entry appended anywhere.
     pub members: Vec<Member>,
+    /// Elections won.
+    pub elections: u64,
     /// Things that happened.
     pub steps: u64,
     /// Print everything.
@@ -176,6 +178,7 @@ impl World {
             clients: Clients::default(),
             strict,
             members: members.clone(),
+            elections: 0,
             steps: 0,
             trace,
             bug,
@@ -395,6 +398,7 @@ impl World {
                 events.push(Event::Applied { through });
             }
             Action::BecameLeader { .. } => {
+                self.elections += 1;
                 let host = &self.hosts[at];
                 if let Some(node) = &host.node {
                     self.checker.on_leader(node, host.willing)?;
