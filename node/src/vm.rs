@@ -6,6 +6,7 @@
 mod agreement;
 mod backup;
 mod connect;
+mod disks;
 pub mod event;
 mod machine;
 mod nics;

@@ -169,8 +169,12 @@ impl VmConfig {
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
-        let spec = VmSpec { name: file.name.clone(), ..file.vm };
-        spec.validate().map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
+        let spec = VmSpec {
+            name: file.name.clone(),
+            ..file.vm
+        };
+        spec.validate()
+            .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
         Ok(Self {
             name: file.name,
             group,

@@ -112,6 +112,22 @@ impl VmLoop {
         self.start_machine(session, Start::Incoming);
     }
 
+    /// The primary mirrors a disk to this host.
+    pub(super) fn accept_mirror(&mut self, primary: ReplicaId, disk: &[u8], stream: Stream) {
+        let number = disk.first().copied().map_or(usize::MAX, usize::from);
+        let follows = self.group.leader() == Some(primary);
+        let Some(machine) = self
+            .backup()
+            .filter(|_| follows)
+            .and_then(|backup| backup.machine.clone())
+        else {
+            return;
+        };
+        if let Err(why) = machine.disks.follow(number, stream) {
+            self.event("join-failed", format!("disk {number} cannot follow: {why}"));
+        }
+    }
+
     fn backup(&mut self) -> Option<&mut BackupRole> {
         match &mut self.role {
             Role::Backup(backup) => Some(backup),
@@ -256,7 +272,7 @@ impl VmLoop {
 
     pub(super) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {
         let promised = self.group.term();
-        if !self.backup().is_some_and(|backup| backup.session == session) {
+        if self.backup().is_none_or(|backup| backup.session != session) {
             return;
         }
         match step {
@@ -375,6 +391,7 @@ impl VmLoop {
 
     /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it.
     pub(super) fn begin_take_over(&mut self) {
+        let term = self.group.term();
         let all_applied = !self.agreement.held && self.agreement.applied >= self.group.committed();
         let Some(backup) = self.backup() else { return };
         let settled = matches!(backup.phase, Phase::Synced | Phase::Orphaned);
@@ -388,7 +405,7 @@ impl VmLoop {
         if backup
             .jobs
             .as_ref()
-            .is_none_or(|jobs| jobs.send(BackupJob::TakeOver).is_err())
+            .is_none_or(|jobs| jobs.send(BackupJob::TakeOver(term)).is_err())
         {
             self.take_over_failed("the session's thread has gone");
         }

@@ -53,7 +53,7 @@ fn keep_connected(
 ) {
     let mut complaint = String::new();
     loop {
-        match open(host, vm, peer_name, Purpose::Log, Term(0)) {
+        match open(host, vm, peer_name, Purpose::Log, Term(0), Vec::new()) {
             Ok(stream) => {
                 complaint.clear();
                 to_loop.send(LoopEvent::LogLink(peer, stream));
@@ -77,14 +77,22 @@ fn keep_connected(
     }
 }
 
-/// Connects to a host for some purpose.
-pub fn open(host: &Host, vm: &str, peer_name: &str, purpose: Purpose, term: Term) -> Result<Stream, String> {
+/// Connects to a host for some purpose; `extra` is the purpose's own.
+pub fn open(
+    host: &Host,
+    vm: &str,
+    peer_name: &str,
+    purpose: Purpose,
+    term: Term,
+    extra: Vec<u8>,
+) -> Result<Stream, String> {
     let address = host
         .cluster
         .host(peer_name)
         .ok_or_else(|| format!("host '{peer_name}' is not in the cluster"))?;
     let mut hello = Hello::new(vm, peer_name, purpose);
     hello.term = term.0;
+    hello.extra = extra;
     let (_, stream) =
         connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
     Ok(stream)

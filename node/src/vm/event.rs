@@ -6,6 +6,7 @@ use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
+use dunlin_guest::disk::DiskEvent;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub enum LoopEvent {
     JoinProgress {
         /// Which session.
         session: u64,
+        /// Of what.
+        what: &'static str,
         /// Bytes so far.
         done: u64,
         /// Bytes in all.
@@ -68,6 +71,13 @@ pub enum LoopEvent {
         session: u64,
         /// The newest entry that its VM got.
         applied: Index,
+    },
+    /// Something happened to a disk.
+    Disk {
+        /// Which, in the order of the configuration.
+        number: usize,
+        /// What.
+        event: DiskEvent,
     },
     /// A session's thread has ended.
     SessionEnded {

@@ -23,6 +23,7 @@ use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::Start;
+use dunlin_guest::disk::DiskEvent;
 use dunlin_guest::qemu::QemuEvent;
 use std::sync::{Arc, PoisonError};
 
@@ -45,6 +46,7 @@ pub struct PrimaryRole {
     next_look_us: u64,
     rejoin_at_us: u64,
     backup_applied: Index,
+    disk_asks: bool,
     quit_at_us: Option<u64>,
     hand_over: Option<Sender<Answer>>,
     /// Syncs so far.
@@ -99,6 +101,7 @@ impl PrimaryRole {
             next_look_us: 0,
             rejoin_at_us: 0,
             backup_applied: Index(0),
+            disk_asks: false,
             quit_at_us: None,
             hand_over: None,
             sync_status: SyncStatus::default(),
@@ -266,9 +269,10 @@ impl VmLoop {
 
     /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it.
     pub(super) fn start_machine(&mut self, session: u64, start: Start) {
-        let (config, to_loop) = (self.config.clone(), self.to_loop.clone());
+        let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
+        let state = self.host.state.join("vms").join(&config.name);
         let work = move || {
-            let result = Machine::start(&config, start);
+            let result = Machine::start(&config, start, term, &state, &to_loop);
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
@@ -481,6 +485,7 @@ impl VmLoop {
                 config.host_name(peer.id),
                 Purpose::Sync,
                 term,
+                Vec::new(),
             );
             to_loop.send(LoopEvent::SessionConnected { session: id, result });
         };
@@ -496,6 +501,20 @@ impl VmLoop {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
         let (active, audit) = (self.config.policy.backup_is_active(), self.config.sync.audit);
+        let Some(peer) = self.session_peer() else { return };
+        let connect_mirror = {
+            let (host, config, peer) = (self.host.clone(), self.config.clone(), peer);
+            Box::new(move |disk: usize| {
+                open(
+                    &host,
+                    &config.name,
+                    config.host_name(peer),
+                    Purpose::Mirror,
+                    term,
+                    vec![disk as u8],
+                )
+            })
+        };
         let Some(primary) = self.primary() else { return };
         let (Some(machine), Some(session)) = (primary.machine.clone(), &mut primary.session) else {
             return;
@@ -513,6 +532,7 @@ impl VmLoop {
                 link,
                 jobs: receiver,
                 to_loop,
+                connect_mirror,
                 active,
                 audit,
             };
@@ -534,10 +554,12 @@ impl VmLoop {
         }
     }
 
+    fn session_peer(&mut self) -> Option<ReplicaId> {
+        self.primary()?.session.as_ref().map(|session| session.peer)
+    }
+
     fn session_host(&mut self) -> String {
-        let peer = self
-            .primary()
-            .and_then(|primary| primary.session.as_ref().map(|session| session.peer));
+        let peer = self.session_peer();
         peer.map_or(String::new(), |peer| self.config.host_name(peer).to_owned())
     }
 
@@ -546,12 +568,12 @@ impl VmLoop {
             .is_some_and(|primary| primary.session.as_ref().is_some_and(|session| session.id == id))
     }
 
-    pub(super) fn join_progress(&mut self, id: u64, done: u64, total: u64) {
+    pub(super) fn join_progress(&mut self, id: u64, what: &str, done: u64, total: u64) {
         if self.is_session(id)
             && let Some(primary) = self.primary()
         {
             primary.progress = Some(Progress {
-                what: "memory to the backup".into(),
+                what: what.into(),
                 done,
                 total,
             });
@@ -610,7 +632,7 @@ impl VmLoop {
             output_waits,
             primary_idle: !fixed_period && output_waits && drained && machine.qemu.threads().idle(),
             backup_idle: !active || primary.backup_applied >= applied,
-            disk_asks: false,
+            disk_asks: primary.disk_asks,
         };
         match decide(&limits, &sight) {
             Decision::LookAgain { at_us } => primary.next_look_us = at_us,
@@ -624,6 +646,7 @@ impl VmLoop {
                 };
                 *counter += 1;
                 primary.last_sync_us = now_us;
+                primary.disk_asks = false;
                 self.begin_sync(false);
             }
         }
@@ -771,6 +794,45 @@ impl VmLoop {
         }
     }
 
+    /// A disk has something to say.
+    pub(super) fn disk_event(&mut self, number: usize, event: DiskEvent) {
+        match event {
+            DiskEvent::NeedSync => {
+                if let Some(primary) = self.primary() {
+                    primary.disk_asks = true;
+                }
+            }
+            DiskEvent::BackupLost { reason } => {
+                // The sync cannot cover this disk any more: the session is over.
+                if let Some(primary) = self.primary()
+                    && let Some(closer) = primary
+                        .session
+                        .as_ref()
+                        .and_then(|session| session.closer.as_ref())
+                {
+                    closer.close();
+                    self.event("mirror-lost", format!("disk {number}: {reason}"));
+                }
+            }
+            DiskEvent::BackupFailed { reason } => {
+                self.event("mirror-failed", format!("disk {number} on this backup: {reason}"));
+                self.close_backup_session();
+            }
+            DiskEvent::ImageFailed { reason, full } => {
+                let kind = if full { "disk-full" } else { "disk-error" };
+                self.event(kind, format!("disk {number}: {reason}"));
+            }
+            DiskEvent::CopyStarted { .. }
+            | DiskEvent::CopyProgress { .. }
+            | DiskEvent::Copied
+            | DiskEvent::AttachFailed { .. }
+            | DiskEvent::Marked { .. }
+            | DiskEvent::Committed { .. }
+            | DiskEvent::PrimaryLost { .. }
+            | DiskEvent::Disconnected { .. } => {}
+        }
+    }
+
     /// The log's link to a host broke: if it is the backup's, so will the session.
     pub(super) fn peer_link_lost(&mut self, peer: ReplicaId) {
         if let Some(primary) = self.primary()
@@ -813,6 +875,9 @@ impl VmLoop {
         if let Some(closer) = &session.closer {
             closer.close();
         }
+        if let Some(machine) = &primary.machine {
+            machine.disks.detach();
+        }
         primary.progress = None;
         primary.rejoin_at_us = rejoin_at_us;
         let broken_sync = primary.sync.take();
@@ -849,9 +914,7 @@ impl VmLoop {
         let Role::Primary(primary) = &self.role else {
             return None;
         };
-        if primary.machine.is_none() {
-            return None;
-        }
+        primary.machine.as_ref()?;
         let now_us = self.now_us();
         let drain = primary
             .sync
@@ -904,9 +967,7 @@ impl VmLoop {
 
     fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
         let voice = self.gate.voice();
-        let Some(primary) = self.primary() else {
-            return None;
-        };
+        let primary = self.primary()?;
         if voice != Voice::Protected || primary.hand_over.is_some() {
             return Some(Answer::failed(
                 "there is no complete backup to hand over to; wait for 'protected' in status",

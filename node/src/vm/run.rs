@@ -22,7 +22,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-/// This host's part in running the VM.
+/// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
+#[allow(clippy::large_enum_variant)]
 pub enum Role {
     /// None: a witness, or a host that waits to be brought in.
     None,
@@ -228,7 +229,13 @@ impl VmLoop {
             LoopEvent::Shutdown => self.shut_down_host(),
             LoopEvent::MachineStarted { session, result } => self.machine_started(session, result),
             LoopEvent::SessionConnected { session, result } => self.session_connected(session, result),
-            LoopEvent::JoinProgress { session, done, total } => self.join_progress(session, done, total),
+            LoopEvent::JoinProgress {
+                session,
+                what,
+                done,
+                total,
+            } => self.join_progress(session, what, done, total),
+            LoopEvent::Disk { number, event } => self.disk_event(number, event),
             LoopEvent::JoinNearlyDone { session } => self.join_nearly_done(session),
             LoopEvent::PrimarySync { session, step } => self.primary_sync_step(session, step),
             LoopEvent::BackupSync { session, step } => self.backup_sync_step(session, step),
@@ -250,7 +257,8 @@ impl VmLoop {
         match hello.purpose {
             Purpose::Log => self.add_log_link(peer.id, stream),
             Purpose::Sync => self.accept_join(peer.id, hello.term, stream),
-            Purpose::Mirror | Purpose::Control => {}
+            Purpose::Mirror => self.accept_mirror(peer.id, &hello.extra, stream),
+            Purpose::Control => {}
         }
     }
 

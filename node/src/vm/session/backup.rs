@@ -32,8 +32,8 @@ pub enum BackupJob {
     },
     /// The loop has taken the VM's last frames of the epoch: it may run on.
     LineDrawn,
-    /// This host is the leader now: make the VM a primary's.
-    TakeOver,
+    /// This host leads in this term: make the VM a primary's.
+    TakeOver(Term),
 }
 
 /// What a session needs.
@@ -78,17 +78,17 @@ impl Backup {
             Err(Broken(why)) => {
                 to_loop.send(LoopEvent::SessionEnded { session, why });
                 // The VM is whole, as of the last sync: the loop may still take it over.
-                if let Ok(BackupJob::TakeOver) = self.wait_for_take_over() {
-                    self.take_over();
+                if let Ok(term) = self.wait_for_take_over() {
+                    self.take_over(term);
                 }
             }
         }
     }
 
-    fn wait_for_take_over(&self) -> Result<BackupJob, Broken> {
+    fn wait_for_take_over(&self) -> Result<Term, Broken> {
         loop {
             match self.jobs.recv() {
-                Ok(BackupJob::TakeOver) => return Ok(BackupJob::TakeOver),
+                Ok(BackupJob::TakeOver(term)) => return Ok(term),
                 Ok(_) => {}
                 Err(_) => return Err(Broken("the VM loop has gone".into())),
             }
@@ -117,8 +117,8 @@ impl Backup {
         loop {
             match self.wake()? {
                 Wake::Job(BackupJob::Stop { epoch }) => self.sync_active(epoch)?,
-                Wake::Job(BackupJob::TakeOver) => {
-                    self.take_over();
+                Wake::Job(BackupJob::TakeOver(term)) => {
+                    self.take_over(term);
                     return Ok(());
                 }
                 Wake::Job(BackupJob::LineDrawn) => {}
@@ -140,7 +140,10 @@ impl Backup {
         };
         let ours = self.machine.qemu.memory().pages();
         if term != self.term || u64::from(pages) != ours || active != self.active {
-            let why = format!("the hosts disagree on the VM: {pages} pages and active {active}, here {ours} and {}", self.active);
+            let why = format!(
+                "the hosts disagree on the VM: {pages} pages and active {active}, here {ours} and {}",
+                self.active
+            );
             // Best effort: the primary hears why, or sees the stream end.
             let _ = self.link.send(&SyncMessage::Refused { why: why.clone() });
             return Err(Broken(why));
@@ -205,7 +208,7 @@ impl Backup {
             match self.link.receive()? {
                 SyncMessage::Delta { epoch, deltas } => staging.add(epoch, deltas).map_err(refused)?,
                 SyncMessage::State { epoch, device_state } => {
-                    self.machine.disks_reached(epoch)?;
+                    self.machine.disks.wait_marked(epoch)?;
                     return staging.complete(epoch, device_state).map_err(refused);
                 }
                 other => return Err(unexpected("Delta or State", &other)),
@@ -220,9 +223,9 @@ impl Backup {
         self.report(BackupStep::Staged { epoch });
         match self.jobs.recv() {
             Ok(BackupJob::LineDrawn) => {}
-            Ok(BackupJob::TakeOver) => {
+            Ok(BackupJob::TakeOver(term)) => {
                 // Elected before the acknowledgement left: this sync is dropped whole (invariant 1).
-                self.take_over();
+                self.take_over(term);
                 return Err(Broken("taken over in the middle of a sync".into()));
             }
             Ok(BackupJob::Stop { .. }) => return Err(Broken("two syncs at once".into())),
@@ -252,7 +255,7 @@ impl Backup {
 
     fn apply(&mut self, staged: Staged, joining: bool, audit: Option<u128>) -> Result<(), Broken> {
         let machine = Arc::clone(&self.machine);
-        machine.commit_disks(staged.epoch, joining)?;
+        machine.disks.commit(staged.epoch)?;
         let memory = machine.qemu.memory();
         let write = || -> std::io::Result<()> {
             for delta in &staged.deltas {
@@ -301,8 +304,8 @@ impl Backup {
     }
 
     /// Makes the VM an ordinary, running one.
-    fn take_over(&mut self) {
-        let outcome = self.machine.take_over_disks().and_then(|()| self.free_vm());
+    fn take_over(&mut self, term: Term) {
+        let outcome = self.machine.disks.take_over(term).and_then(|()| self.free_vm());
         let result = outcome.map_err(|Broken(why)| why);
         self.to_loop.send(LoopEvent::TookOver {
             session: self.session,

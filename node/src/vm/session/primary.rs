@@ -21,6 +21,7 @@ use dunlin_core::sync::dirty::{CarriedDirty, PageSet};
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
+use dunlin_fabric::link::Stream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -49,6 +50,8 @@ pub struct Primary {
     pub jobs: Receiver<PrimaryJob>,
     /// Reports.
     pub to_loop: LoopSender,
+    /// Opens a stream to the backup for a disk's mirror.
+    pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
     /// Whether the backup's VM runs.
     pub active: bool,
     /// Whether every sync is followed by a hash of all memory on both sides.
@@ -100,7 +103,9 @@ impl Primary {
             SyncMessage::JoinReady => {}
             other => return Err(unexpected("JoinReady", &other)),
         }
-        self.machine.join_disks()?;
+        self.machine.disks.join(&self.connect_mirror, |done, total| {
+            self.report_copied("disk to the backup", done, total)
+        })?;
         // Cleared before the copy begins: what is written from now on is in a later round.
         self.scan()?;
         let populated = memory
@@ -132,10 +137,16 @@ impl Primary {
     }
 
     fn report_progress(&self, sent_pages: usize, total_pages: usize) {
+        let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
+        self.report_copied("memory to the backup", bytes(sent_pages), bytes(total_pages));
+    }
+
+    fn report_copied(&self, what: &'static str, done: u64, total: u64) {
         self.to_loop.send(LoopEvent::JoinProgress {
             session: self.session,
-            done: (sent_pages * PAGE_BYTES) as u64,
-            total: (total_pages * PAGE_BYTES) as u64,
+            what,
+            done,
+            total,
         });
     }
 
@@ -194,7 +205,7 @@ impl Primary {
         );
         figures.save_us = lap.us();
         let ours = carried.scanned(&self.scan()?);
-        self.machine.mark_disks(epoch)?;
+        self.machine.disks.mark(epoch)?;
         figures.scan_us = lap.us();
         let union = if compared {
             let theirs = self.receive_dirty(epoch)?;
