@@ -9,6 +9,7 @@
 //! * **Not here:** any use of Dunlin's crates: these tests use only the executable, as a user does.
 
 pub mod bench_consensus;
+pub mod bench_disk;
 pub mod bench_vm;
 pub mod client;
 pub mod cluster;

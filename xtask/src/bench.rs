@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchSpec};
-use dunlin_vmtest::{bench_consensus, image, paths};
+use dunlin_vmtest::{bench_consensus, bench_disk, image, paths};
 
 /// What to measure.
 #[derive(Subcommand)]
@@ -16,6 +16,13 @@ pub enum Bench {
     /// For figures: `cargo run --release -p xtask -- bench consensus`.
     Consensus {
         /// See `docs/fabric.md`; an unknown one prints the list.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// What replicating a disk costs: `none`, `gannet`, `colo`, `sync` under fio, each host's disk with the same bandwidth.
+    /// For figures: `cargo run --release -p xtask -- bench disk`.
+    Disk {
+        /// An unknown one prints the list.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -64,6 +71,7 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Vm(options) => vm(options),
         Bench::Consensus { args } => bench_consensus::run(args),
+        Bench::Disk { args } => bench_disk::run(args),
     }
 }
 

@@ -627,7 +627,7 @@ impl Backup {
 }
 
 /// Bytes that one step of the lightweight checkpoint compares: a commit waits for no more than this.
-const LIGHT_BYTES: u64 = 1 << 20;
+const LIGHT_BYTES: u64 = 256 << 10;
 
 fn failed(what: &str, error: &io::Error) -> String {
     format!("the backup's disk cannot be {what}: {error}")

@@ -1,7 +1,7 @@
 //! Decides: which extents a peer may lack, over restarts of this host.
 //!
 //! Flow: before a write reaches the image, its extents are in this file and durable; they leave it some time after the peer
-//! has committed them. One write in many costs an fdatasync: the first one to its megabyte.
+//! has committed them. One write in many costs an fdatasync: the first one to its 16 MiB.
 //! Invariants: **M1** an extent is durable here before the image differs from the last commit that the peer told of;
 //! **M2** clearing is lazy: a set bit costs a copy, a missing one costs the pair its equality.
 //! Not here: the set in memory with its epochs (`EpochExtents`).
@@ -30,6 +30,7 @@ struct State {
 #[derive(Debug)]
 pub(super) struct DirtyMap {
     file: File,
+    extents: u64,
     state: Mutex<State>,
 }
 
@@ -59,6 +60,7 @@ impl DirtyMap {
             .collect();
         Ok(Self {
             file,
+            extents: extents as u64,
             state: Mutex::new(State {
                 words,
                 tracking: paired,
@@ -81,16 +83,17 @@ impl DirtyMap {
         if !state.tracking {
             return Ok(());
         }
-        let missing: Vec<_> = extents_of(range)
-            .filter(|extent| state.words[*extent as usize / 64] & bit(*extent) == 0)
-            .collect();
-        let (Some(first), Some(last)) = (missing.first(), missing.last()) else {
+        let missing = |extent: &u64| state.words[*extent as usize / 64] & bit(*extent) == 0;
+        let (Some(first), Some(last)) = (extents_of(range).find(missing), extents_of(range).rfind(missing))
+        else {
             return Ok(());
         };
-        let (first, last) = (*first as usize / 64, *last as usize / 64);
+        // The neighbours too: they will be written soon, and this file speaks only after a restart of this host.
+        let group = first / GROUP_EXTENTS * GROUP_EXTENTS..(last / GROUP_EXTENTS + 1) * GROUP_EXTENTS;
+        let (first, last) = (group.start as usize / 64, (group.end - 1) as usize / 64);
         let mut words = state.words[first..=last].to_vec();
-        for extent in &missing {
-            words[*extent as usize / 64 - first] |= bit(*extent);
+        for extent in group {
+            words[extent as usize / 64 - first] |= bit(extent);
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.file.write_all_at(&bytes, HEAD_BYTES + first as u64 * 8)?;
@@ -111,7 +114,7 @@ impl DirtyMap {
     /// Every extent in the map.
     pub fn all(&self) -> ExtentSet {
         let state = self.lock();
-        (0..state.words.len() as u64 * 64)
+        (0..self.extents)
             .filter(|extent| state.words[*extent as usize / 64] & bit(*extent) != 0)
             .collect()
     }
@@ -129,6 +132,9 @@ impl DirtyMap {
         Ok(())
     }
 }
+
+/// Extents that are noted together: one fdatasync for 16 MiB. A power of two that divides 64.
+const GROUP_EXTENTS: u64 = 16;
 
 fn bit(extent: u64) -> u64 {
     1 << (extent % 64)

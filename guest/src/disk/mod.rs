@@ -459,8 +459,8 @@ impl Disk {
         let started = std::time::Instant::now();
         let (buffer, _) = backup.take_over()?;
         let dirty = backup::extents(&buffer);
-        self.shared.settle_take_over(term, &buffer)?;
         let mut base = self.shared.dirty.all();
+        self.shared.settle_take_over(term, &buffer)?;
         base.union(&dirty);
         *role = Role::Primary(Primary::new(self.shared.clone(), base));
         let flushed_bytes = buffer.runs().map(|(_, content)| content.len()).sum();

@@ -178,20 +178,25 @@ fn a_take_over_is_never_undone_or_repeated_over_later_writes() {
 
 #[test]
 fn a_returned_peer_gets_only_what_either_side_wrote() {
-    let (dir, primary, backup) = pair("return", Storage::Gannet, Limits::default());
+    const MIBS: u64 = 64;
+    let dir = Dir::new("return");
+    let open = |name: &str| Host::open(&dir.0, name, MIBS, Storage::Gannet, Limits::default());
+    let (primary, backup) = (open("a"), open("b"));
+    primary.disk.start_alone(Term(1)).unwrap();
+    join(&primary, &backup, AttachOptions::default());
     sync(&primary, &backup, 1);
     primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
     // The old primary writes what the backup never commits; the backup writes what the old primary never sees.
     primary.write(0, 1, 4096);
-    backup.write(2 * MIB, 2, 4096);
+    backup.write(20 * MIB, 2, 4096);
     drop(primary);
     backup.disk.take_over(Term(2)).unwrap();
-    backup.write(4 * MIB, 3, 4096);
-    let returned = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());
+    backup.write(40 * MIB, 3, 4096);
+    let returned = open("a");
     join(&backup, &returned, AttachOptions::default());
-    let status = backup.disk.status();
-    assert_eq!(status.dirty_bytes, 3 * MIB, "extents 0, 2 and 4 only");
-    backup.write(6 * MIB, 4, 4096);
+    // A restarted host knows its own writes to 16 MiB, a host that lived on to 1 MiB.
+    assert_eq!(backup.disk.status().dirty_bytes, (16 + 1 + 1) * MIB);
+    backup.write(60 * MIB, 4, 4096);
     sync(&backup, &returned, 2);
     assert!(returned.disk.wait_settled(WAIT).unwrap());
     assert!(
@@ -199,6 +204,23 @@ fn a_returned_peer_gets_only_what_either_side_wrote() {
         "equal after the resync"
     );
     assert_eq!(returned.image_byte(0), 0, "what was never committed is gone");
+}
+
+#[test]
+fn a_lost_dirty_map_means_a_whole_copy() {
+    let (dir, primary, backup) = pair("lost-map", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+    drop((primary, backup));
+    fs::remove_file(dir.0.join("a").join("disk0.dirty")).unwrap();
+    let open = |name: &str| Host::open(&dir.0, name, 8, Storage::Gannet, Limits::default());
+    let (primary, backup) = (open("a"), open("b"));
+    primary.disk.start_alone(Term(2)).unwrap();
+    assert_eq!(primary.disk.status().dirty_bytes, 8 * MIB);
+    join(&primary, &backup, AttachOptions::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
 }
 
 #[test]
