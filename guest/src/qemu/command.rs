@@ -156,14 +156,17 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
     args
 }
 
-/// The spec's, and for a translated microvm the TSC's frequency: that machine has no HPET and no PM timer, so Linux can
-/// only calibrate the TSC against the PIT; where that fails (a busy host) it hangs before its first line of output.
+/// The spec's, and for a translated guest what Linux must know of the TSC: without a HPET it calibrates the TSC against PIT and
+/// PM timer, which fails on a busy host. Then microvm (no PM timer) hangs before its first line of output, and pc falls back to the
+/// slow acpi_pm clock. Under TCG the TSC is the host's, stopped while the VM is stopped: its frequency is known and it is reliable.
 fn kernel_command_line(spec: &VmSpec, accel: Accel) -> String {
-    const KEY: &str = "tsc_early_khz=";
+    const KEYS: [&str; 2] = ["tsc_early_khz=", "tsc="];
     let given = spec.append.clone().unwrap_or_default();
-    match spec.machine == Machine::Microvm && accel != Accel::Kvm && !given.contains(KEY) {
-        true => format!("{given} {KEY}{}", tsc_khz()).trim_start().to_owned(),
-        false => given,
+    match accel == Accel::Kvm || KEYS.iter().any(|key| given.contains(key)) {
+        true => given,
+        false => format!("{given} tsc=reliable tsc_early_khz={}", tsc_khz())
+            .trim_start()
+            .to_owned(),
     }
 }
 
