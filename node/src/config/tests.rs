@@ -11,7 +11,11 @@ fn cluster() -> Cluster {
 }
 
 fn vm(top: &str) -> Result<VmConfig, ConfigError> {
-    VmConfig::parse(&format!("{top}\n[vm]\nmemory_mib = 64\n"), "vm.toml", &cluster())
+    VmConfig::parse(
+        &format!("{top}\n[vm]\nmemory_mib = 64\nkernel = '/boot/vmlinuz'\n"),
+        "vm.toml",
+        &cluster(),
+    )
 }
 
 const GOOD: &str = "name = 'v'\nmembers = ['a', 'b']\nwitness = 'c'\npolicy = 'plover'";
