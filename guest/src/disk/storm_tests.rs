@@ -61,13 +61,13 @@ fn writer(host: &Host, vm: &Vm, number: u64, own: u64, stop: &AtomicBool) {
         word = word
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        let differs = (word >> 50) % 5 == 0;
+        let differs = (word >> 50).is_multiple_of(5);
         let byte = ((word >> 40) % 250) as u8 + if differs { own as u8 } else { 0 };
         let mut told = vm.told[number as usize].lock().unwrap();
         let len = ((word >> 30) % 9000 + 1).min(told.len() as u64);
         let at = (word >> 10) % (told.len() as u64 - len + 1);
         let start = Vm::region_start(number) + at;
-        if word % 16 == 0 {
+        if word.is_multiple_of(16) {
             nbd::Export::zero(&*host.disk, start, len, true, false).unwrap();
             told[at as usize..(at + len) as usize].fill(0);
         } else {
