@@ -27,11 +27,15 @@ pub fn on_this_machine() -> BTreeSet<String> {
     found
 }
 
-/// What is here now and was not then, other labs' directories aside (each looks after its own).
+/// What is here now and was not then, other labs' and benchmarks' directories aside (each looks after its own).
 pub fn added_since(before: &BTreeSet<String>) -> Vec<String> {
     let now = on_this_machine();
     now.difference(before)
-        .filter(|name| !name.contains("dunlin-lab-"))
+        .filter(|name| {
+            !["dunlin-lab-", "dunlin-bench"]
+                .iter()
+                .any(|other| name.contains(other))
+        })
         .cloned()
         .collect()
 }

@@ -125,9 +125,7 @@ pub fn all() -> Vec<Scenario> {
             &[AwaitProtected, answers, KillPrimary, answers],
         )
         .quick(),
-        Scenario::new("kill-primary-with-disk", "plover", &there_and_back)
-            .with_disk()
-            .quick(),
+        Scenario::new("kill-primary-with-disk", "plover", &there_and_back).with_disk(),
         Scenario::new(
             "backup-and-witness-die",
             "plover",
