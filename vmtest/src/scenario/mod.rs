@@ -148,8 +148,7 @@ pub fn all() -> Vec<Scenario> {
             "planned-hand-over",
             "plover",
             &[AwaitProtected, answers, Failover, answers, AwaitProtected],
-        )
-        .quick(),
+        ),
         Scenario::new(
             "cut-off-primary-falls-silent",
             "plover",
