@@ -451,3 +451,25 @@ fn replicas_on_threads_that_sleep_are_woken_for_every_entry() {
         }
     }
 }
+
+/// A ring that was read far and then revoked leaves nothing behind that the next term's ring could trip over.
+#[test]
+fn leadership_moves_while_much_was_read_from_every_ring() {
+    for fabric in BOTH {
+        let mut c = Cluster::new(fabric, Durability::Memory);
+        let mut n = 0;
+        for _ in 0..6 {
+            let leader = c.leader();
+            for _ in 0..60 {
+                c.propose(numbered(n, 10_000)); // more than two rings in all
+                n += 1;
+                c.round();
+            }
+            c.until_all_have(n);
+            c.group(leader).transfer_to(ReplicaId((leader + 1) % 3));
+            c.until("it was handed over", |c| c.group((leader + 1) % 3).is_leader());
+        }
+        c.until_all_have(n);
+        assert!((1..3).all(|id| c.applied[id] == c.applied[0]));
+    }
+}
