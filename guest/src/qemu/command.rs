@@ -158,13 +158,14 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
 
 /// The spec's, and for a translated guest what Linux must know of the TSC: without a HPET it calibrates the TSC against PIT and
 /// PM timer, which fails on a busy host. Then microvm (no PM timer) hangs before its first line of output, and pc falls back to the
-/// slow acpi_pm clock. Under TCG the TSC is the host's, stopped while the VM is stopped: its frequency is known and it is reliable.
+/// slow acpi_pm clock. Its check whether the timer interrupts in time fails there too ("8254 timer not connected to IO-APIC") and the boot
+/// hangs; under KVM Linux leaves that check out by itself. Under TCG the TSC is the host's, stopped while the VM is stopped: its frequency is known and it is reliable.
 fn kernel_command_line(spec: &VmSpec, accel: Accel) -> String {
     const KEYS: [&str; 2] = ["tsc_early_khz=", "tsc="];
     let given = spec.append.clone().unwrap_or_default();
     match accel == Accel::Kvm || KEYS.iter().any(|key| given.contains(key)) {
         true => given,
-        false => format!("{given} tsc=reliable tsc_early_khz={}", tsc_khz())
+        false => format!("{given} no_timer_check tsc=reliable tsc_early_khz={}", tsc_khz())
             .trim_start()
             .to_owned(),
     }
