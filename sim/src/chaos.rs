@@ -248,9 +248,13 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
             let node = world.hosts[usize::from(member.id.0)].node.as_ref();
             node.is_some_and(|node| node.role() != Role::Recovering)
         });
-    // A VM is complete only where the log was followed.
+    // A VM is complete only where the log was followed, and that was promised: else a crash makes a new member of it.
     let agreed = Index(world.checker.agreed());
-    let caught_up = world.ids(|node| node.role() != Role::Recovering && node.appended().index >= agreed);
+    let caught_up: Vec<u8> = world
+        .ids(|node| node.role() != Role::Recovering && node.appended().index >= agreed)
+        .into_iter()
+        .filter(|id| world.hosts[usize::from(*id)].disk.used)
+        .collect();
     let node = world.hosts[usize::from(leader)].node.as_mut();
     let Some(node) = node.filter(|_| well) else {
         return Ok(());
