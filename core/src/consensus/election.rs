@@ -47,6 +47,14 @@ impl Consensus {
             && self.me_in_force().is_some_and(|member| member.electable())
     }
 
+    /// A willing member that can run the VM asks before, even if its log does not call it complete: the voter that refuses
+    /// may hold the entry that does, and it is pulled.
+    fn may_ask(&self) -> bool {
+        self.may_lead
+            && self.role != Role::Recovering
+            && self.me_in_force().is_some_and(|member| !member.witness)
+    }
+
     pub(super) fn set_may_lead(&mut self, may_lead: bool, out: &mut Vec<Action>) {
         self.may_lead = may_lead;
         if may_lead {
@@ -68,7 +76,7 @@ impl Consensus {
                 leader: None,
             });
         }
-        if self.may_campaign() {
+        if self.may_ask() {
             self.ask_before(out);
         } else {
             let wait_us = self.draw_election_us();
@@ -120,7 +128,7 @@ impl Consensus {
 
     /// Pre-vote: would a majority vote for me?
     pub(super) fn ask_before(&mut self, out: &mut Vec<Action>) {
-        if !self.may_campaign() {
+        if !self.may_ask() {
             self.role = Role::Follower { leader: None };
             let wait_us = self.draw_election_us();
             return self.rest(wait_us);
@@ -274,7 +282,7 @@ impl Consensus {
             return;
         }
         match self.role {
-            Role::Candidate { pre: true } => self.campaign(out),
+            Role::Candidate { pre: true } if self.may_campaign() => self.campaign(out),
             Role::Candidate { pre: false } => self.start_leading(out),
             _ => {}
         }

@@ -288,8 +288,11 @@ pub enum Refusal {
     /// An earlier change of members, or the term's barrier, is not committed yet.
     #[error("an earlier change is not agreed yet; try again when it is committed")]
     ChangePending,
-    /// More than one member differs, the list is empty, too long, or names one twice.
-    #[error("not a change of one member within 1 to 7; change them one at a time")]
+    /// More than one member differs, the list is empty, too long, or names one twice; or one member becomes complete while
+    /// another ceases to be.
+    #[error(
+        "not a change of one member within 1 to 7; change them one at a time, and mark the new one complete before the old one goes"
+    )]
     BadChange,
     /// Too many of the members that would remain do not answer.
     #[error(
