@@ -238,7 +238,7 @@ fn measure(spec: &BenchSpec, policy: &str, round: u32) -> Result<Vec<(u32, Sampl
             }
             samples.push((connections, sample));
         }
-        cluster.dunlin("a", &["down", &plan.name])?;
+        cluster.dunlin("a", &["down", "--now", &plan.name])?;
     }
     lab.close()?;
     Ok(samples)

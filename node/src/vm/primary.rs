@@ -49,6 +49,8 @@ pub struct PrimaryRole {
     disk_asks: bool,
     quit_at_us: Option<u64>,
     hand_over: Option<Sender<Answer>>,
+    /// The VM stands here, and the group was asked to follow the backup.
+    handed: bool,
     /// Syncs so far.
     pub sync_status: SyncStatus,
     /// The join under way.
@@ -104,6 +106,7 @@ impl PrimaryRole {
             disk_asks: false,
             quit_at_us: None,
             hand_over: None,
+            handed: false,
             sync_status: SyncStatus::default(),
             progress: None,
         }
@@ -195,6 +198,8 @@ impl VmLoop {
     }
 
     fn speak_again(&mut self) {
+        // A hand-over that ended with this host's own election.
+        self.transfer_failed();
         let synced = self.primary().is_some_and(|primary| {
             primary
                 .session
@@ -782,6 +787,9 @@ impl VmLoop {
                 format!("the VM goes to host '{}'", self.config.host_name(peer)),
             );
             self.release();
+            if let Some(primary) = self.primary() {
+                primary.handed = true;
+            }
             self.group.transfer_to(peer);
         }
     }
@@ -865,7 +873,6 @@ impl VmLoop {
             return;
         }
         let host = self.session_host();
-        let me = self.me;
         let complete = self.agreement.state.complete;
         let rejoin_at_us = self.now_us() + REJOIN_US;
         let Some(primary) = self.primary() else { return };
@@ -881,6 +888,10 @@ impl VmLoop {
         primary.progress = None;
         primary.rejoin_at_us = rejoin_at_us;
         let broken_sync = primary.sync.take();
+        if primary.handed {
+            // As it should be: the backup has closed the stream because it was elected. The group says the rest.
+            return;
+        }
         primary.sync_status.aborted += u64::from(broken_sync.is_some());
         if let Some(reply) = primary.hand_over.take() {
             // Whoever asked may have gone.
@@ -901,11 +912,7 @@ impl VmLoop {
             self.event("backup-lost", format!("host '{host}': {why}"));
         }
         if complete.contains(session.peer) || session.phase == Phase::LastSync {
-            // Invariant 2: outputs wait until this is agreed.
-            self.propose(&Agreed::Complete {
-                set: ReplicaSet::one(me),
-                epoch: self.agreement.state.epoch,
-            });
+            self.drop_backup();
         }
     }
 
@@ -991,13 +998,39 @@ impl VmLoop {
         }
     }
 
+    /// The backup did not become the leader: the VM goes on here.
     pub(super) fn transfer_failed(&mut self) {
-        let id = self
-            .primary()
-            .and_then(|primary| primary.session.as_ref().map(|session| session.id));
-        if let Some(id) = id {
-            self.session_ended(id, "the backup did not take the VM over");
+        let Some(primary) = self.primary() else { return };
+        if !std::mem::take(&mut primary.handed) {
+            return;
         }
+        let machine = primary.machine.clone();
+        if let Some(reply) = primary.hand_over.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::failed(
+                "not handed over: the backup did not take the VM over",
+            ));
+        }
+        if let Some(Err(error)) = machine.map(|machine| machine.qemu.cont()) {
+            return self.machine_died(&format!("it does not resume after a hand-over: {error}"));
+        }
+        self.forget_cut();
+        match self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.id))
+        {
+            Some(id) => self.session_ended(id, "the backup did not take the VM over"),
+            None => self.drop_backup(),
+        }
+    }
+
+    /// Invariant 2: outputs wait until this is agreed.
+    fn drop_backup(&mut self) {
+        let epoch = self.agreement.state.epoch;
+        self.propose(&Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch,
+        });
     }
 
     /// A person says that the others are dead.

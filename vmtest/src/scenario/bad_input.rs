@@ -167,7 +167,7 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
         "vm-twice",
         refused(&cluster.output("a", &["up", &good.to_string_lossy()])?, "redis"),
     );
-    cluster.dunlin("a", &["down", "redis"])?;
+    cluster.dunlin("a", &["down", "--now", "redis"])?;
     Ok(())
 }
 

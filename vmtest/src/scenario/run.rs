@@ -121,7 +121,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         cluster.start_host(host)?;
     }
     let primary = primary(&cluster.statuses(), &plan.name).context("nobody is the primary at the end")?;
-    cluster.dunlin(&primary, &["down", &plan.name])?;
+    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
     let left = traces::after_down(cluster)?;
     ensure!(left.is_empty(), "left after down: {}", left.join(", "));
     for host in cluster.running() {
