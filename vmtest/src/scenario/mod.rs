@@ -125,7 +125,9 @@ pub fn all() -> Vec<Scenario> {
             &[AwaitProtected, answers, KillPrimary, answers],
         )
         .quick(),
-        Scenario::new("kill-primary-with-disk", "plover", &there_and_back).with_disk(),
+        Scenario::new("kill-primary-with-disk", "plover", &there_and_back)
+            .with_disk()
+            .quick(),
         Scenario::new(
             "backup-and-witness-die",
             "plover",
@@ -148,7 +150,8 @@ pub fn all() -> Vec<Scenario> {
             "planned-hand-over",
             "plover",
             &[AwaitProtected, answers, Failover, answers, AwaitProtected],
-        ),
+        )
+        .quick(),
         Scenario::new(
             "cut-off-primary-falls-silent",
             "plover",
