@@ -9,6 +9,7 @@ use crate::control::Request;
 use crate::daemon;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -155,6 +156,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             tracing_subscriber::fmt()
                 .with_env_filter(filter)
                 .with_writer(std::io::stderr)
+                .with_ansi(std::io::stderr().is_terminal())
                 .init();
             daemon::run(&file).map(|()| ExitCode::SUCCESS)
         }
