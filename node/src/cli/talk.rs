@@ -142,20 +142,27 @@ fn outcome_of(vm: &VmStatus) -> Option<Result<bool, String>> {
     (vm.role == "primary" && vm.state == "running").then_some(Ok(false))
 }
 
-/// Shuts a VM down and waits until this host has forgotten it.
+/// Shuts a VM down and waits until this host has forgotten it. A host that takes over meanwhile is asked again.
 pub fn down(socket: &Path, vm: &str, now: bool) -> Result<ExitCode> {
-    let answer = ask(
-        socket,
-        &Request::Down {
-            vm: vm.to_owned(),
-            now,
-        },
-    )?;
+    let request = Request::Down {
+        vm: vm.to_owned(),
+        now,
+    };
+    let answer = ask(socket, &request)?;
     if let Answer::Failed { .. } = answer {
         return Ok(print(&answer));
     }
+    let mut asked_in = None;
     follow(socket, |_| {
-        Ok(!status(socket)?.vms.iter().any(|here| here.name == vm))
+        let status = status(socket)?;
+        let Some(here) = status.vms.iter().find(|here| here.name == vm) else {
+            return Ok(true);
+        };
+        if asked_in.replace(here.term).is_some_and(|term| term != here.term) {
+            // Refused while nobody leads: the next term asks again.
+            let _ = ask(socket, &request)?;
+        }
+        Ok(false)
     })?;
     println!("VM '{vm}' is down");
     Ok(ExitCode::SUCCESS)

@@ -224,10 +224,14 @@ impl VmLoop {
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();
-                self.ending = Some(Ended {
-                    vm: self.config.name.clone(),
-                    forget: true,
-                });
+                if self.group.is_leader() {
+                    self.down_since_us = Some(self.now_us());
+                } else {
+                    self.ending = Some(Ended {
+                        vm: self.config.name.clone(),
+                        forget: true,
+                    });
+                }
             }
         }
     }

@@ -457,6 +457,17 @@ impl VmLoop {
 
     fn look_for_backup(&mut self) {
         let now_us = self.now_us();
+        let lone = self.primary().is_some_and(|primary| {
+            primary.session.is_none() && !primary.handed && now_us >= primary.rejoin_at_us
+        });
+        if lone && self.agreement.leads && self.gate.voice() == Voice::Protected {
+            // The entry that drops the lost backup was refused when it was proposed (invariant 2): once more.
+            if let Some(primary) = self.primary() {
+                primary.rejoin_at_us = now_us + REJOIN_US;
+            }
+            self.drop_backup();
+            return;
+        }
         if !self.config.policy.is_replicated() || !self.agreement.leads || self.gate.voice() != Voice::Alone {
             return;
         }

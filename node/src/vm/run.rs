@@ -53,6 +53,8 @@ pub struct VmLoop {
     pub(super) frames_out: u64,
     pub(super) shared: Arc<Shared>,
     pub(super) ending: Option<Ended>,
+    /// The VM was shut down by agreement, at that time, and this host leads.
+    pub(super) down_since_us: Option<u64>,
     events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
@@ -63,6 +65,8 @@ pub struct VmLoop {
 const LOOP_NICE: i32 = -15;
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
+/// How long a leader waits for hosts that do not answer before it forgets a VM that was shut down.
+const DOWN_WAIT_US: u64 = 1_000_000;
 /// The longest sleep: a bound on what a forgotten deadline could cost.
 const LONGEST_SLEEP_US: u64 = 100_000;
 
@@ -126,6 +130,7 @@ impl VmLoop {
             frames_out: 0,
             shared,
             ending: None,
+            down_since_us: None,
             events,
             connectors,
             born: Instant::now(),
@@ -172,7 +177,22 @@ impl VmLoop {
         self.release();
         self.flush_ports();
         let now_us = self.now_us();
+        self.end_when_others_know(now_us);
         self.show(now_us);
+    }
+
+    /// A leader whose VM was shut down stays until the others have heard of the agreement: they end their links then.
+    fn end_when_others_know(&mut self, now_us: u64) {
+        let Some(since_us) = self.down_since_us else {
+            return;
+        };
+        let all_know = !self.group.links().iter().any(|link| link.connected);
+        if all_know || now_us - since_us > DOWN_WAIT_US {
+            self.ending = Some(Ended {
+                vm: self.config.name.clone(),
+                forget: true,
+            });
+        }
     }
 
     /// Microseconds since the loop began.
