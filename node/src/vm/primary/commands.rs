@@ -1,0 +1,135 @@
+//! What people ask of a primary: a hand-over, a shut-down, serving alone.
+//!
+//! Invariant 1: a VM that was handed over stands still here until the group has said who goes on.
+//!
+//! Not here: the other end of a hand-over (`backup`).
+
+use super::{AGAIN, POWERDOWN_US};
+use crate::control::Answer;
+use crate::vm::Ended;
+use crate::vm::event::Command;
+use crate::vm::run::{Role, VmLoop};
+use crossbeam_channel::Sender;
+use dunlin_core::agreed::Agreed;
+use dunlin_core::output::gate::Voice;
+
+impl VmLoop {
+    /// `failover`, `protect`, `down`: the primary's business.
+    pub(in crate::vm) fn primary_command(
+        &mut self,
+        command: Command,
+        reply: &Sender<Answer>,
+    ) -> Option<Answer> {
+        if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
+            return Some(Answer::failed(
+                "this host does not serve the VM; ask the one that does ('dunlin status')",
+            ));
+        }
+        match command {
+            Command::Down { now } => Some(self.begin_down(now)),
+            Command::Failover => self.begin_hand_over(reply),
+            Command::Protect => {
+                if let Some(primary) = self.primary() {
+                    primary.rejoin_at_us = 0;
+                }
+                Some(Answer::done("a backup is looked for"))
+            }
+            Command::ProtectAlone | Command::Remove => None,
+        }
+    }
+
+    pub(super) fn begin_down(&mut self, now: bool) -> Answer {
+        let quit_at_us = self.now_us() + POWERDOWN_US;
+        let powerdown = self
+            .machine()
+            .map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
+        match (now, powerdown) {
+            (false, Some(Ok(_))) => {
+                if let Some(primary) = self.primary() {
+                    primary.quit_at_us = Some(quit_at_us);
+                }
+                Answer::done("the guest was asked to switch itself off")
+            }
+            _ => {
+                self.propose(&Agreed::Down);
+                Answer::done("the VM is being ended")
+            }
+        }
+    }
+
+    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
+        let voice = self.gate.voice();
+        let primary = self.primary()?;
+        if voice != Voice::Protected || primary.hand_over.is_some() {
+            return Some(Answer::failed(
+                "there is no complete backup to hand over to; wait for 'protected' in status",
+            ));
+        }
+        if primary.sync.is_some() {
+            return Some(Answer::Failed {
+                why: "a sync is under way".into(),
+                code: AGAIN,
+            });
+        }
+        primary.hand_over = Some(reply.clone());
+        self.begin_sync(true);
+        None
+    }
+
+    pub(in crate::vm) fn hand_over_done(&mut self) {
+        if let Some(reply) = self.primary().and_then(|primary| primary.hand_over.take()) {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::done("handed over"));
+        }
+    }
+
+    /// The backup did not become the leader: the VM goes on here.
+    pub(in crate::vm) fn transfer_failed(&mut self) {
+        let Some(primary) = self.primary() else { return };
+        if !std::mem::take(&mut primary.handed) {
+            return;
+        }
+        let machine = primary.machine.clone();
+        if let Some(reply) = primary.hand_over.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::failed(
+                "not handed over: the backup did not take the VM over",
+            ));
+        }
+        if let Some(Err(error)) = machine.map(|machine| machine.qemu.cont()) {
+            return self.machine_died(&format!("it does not resume after a hand-over: {error}"));
+        }
+        self.forget_cut();
+        match self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.id))
+        {
+            Some(id) => self.session_ended(id, "the backup did not take the VM over"),
+            None => self.drop_backup(),
+        }
+    }
+
+    /// A person says that the others are dead.
+    pub(in crate::vm) fn protect_alone(&mut self) -> Answer {
+        let complete = self.agreement.state.complete.contains(self.me) && self.machine().is_some();
+        if !complete {
+            return Answer::refused(
+                "this host holds no complete copy of the VM: there is nothing to serve from here",
+            );
+        }
+        if self.group.is_leader() && self.agreement.leads {
+            return Answer::refused(
+                "a majority of the group answers: there is no need, and it would not be safe",
+            );
+        }
+        Answer::failed("serving alone by order is not built yet")
+    }
+
+    /// The daemon ends: whoever is left goes on.
+    pub(in crate::vm) fn shut_down_host(&mut self) {
+        self.ending = Some(Ended {
+            vm: self.config.name.clone(),
+            forget: false,
+        });
+    }
+}

@@ -1,0 +1,297 @@
+//! A primary and its backup: finding one, bringing it in, losing it.
+//!
+//! Invariant 1: (2 of `primary`) a lost backup is dropped from the complete set by an agreed entry.
+//!
+//! Not here: the copy itself (`session::primary`).
+
+use super::{Phase, REJOIN_US, Session};
+use crate::control::{Answer, Progress};
+use crate::vm::connect::open;
+use crate::vm::event::LoopEvent;
+use crate::vm::run::VmLoop;
+use crate::vm::session::link::SyncLink;
+use crate::vm::session::primary::Primary;
+use crossbeam_channel::unbounded;
+use dunlin_core::agreed::{Agreed, ReplicaSet};
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::ReplicaId;
+use dunlin_fabric::link::{Purpose, Stream};
+use dunlin_guest::disk::DiskEvent;
+
+impl VmLoop {
+    pub(super) fn look_for_backup(&mut self) {
+        let now_us = self.now_us();
+        let lone = self.primary().is_some_and(|primary| {
+            primary.session.is_none() && !primary.handed && now_us >= primary.rejoin_at_us
+        });
+        if lone && self.agreement.leads && self.gate.voice() == Voice::Protected {
+            // The entry that drops the lost backup was refused when it was proposed (invariant 2): once more.
+            if let Some(primary) = self.primary() {
+                primary.rejoin_at_us = now_us + REJOIN_US;
+            }
+            self.drop_backup();
+            return;
+        }
+        if !self.config.policy.is_replicated() || !self.agreement.leads || self.gate.voice() != Voice::Alone {
+            return;
+        }
+        let candidate = self
+            .config
+            .group
+            .iter()
+            .map(|host| host.member)
+            .find(|member| member.id != self.me && !member.witness && self.is_connected(member.id));
+        let Some(peer) = candidate else { return };
+        let session_id = self.next_session + 1;
+        let Some(primary) = self.primary() else { return };
+        if primary.session.is_some() || primary.machine.is_none() || now_us < primary.rejoin_at_us {
+            return;
+        }
+        primary.session = Some(Session {
+            id: session_id,
+            peer: peer.id,
+            phase: Phase::Connecting,
+            jobs: None,
+            closer: None,
+        });
+        primary.rejoin_at_us = now_us + REJOIN_US;
+        let id = self.new_session();
+        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
+        let term = self.group.term();
+        let work = move || {
+            let result = open(
+                &host,
+                &config.name,
+                config.host_name(peer.id),
+                Purpose::Sync,
+                term,
+                Vec::new(),
+            );
+            to_loop.send(LoopEvent::SessionConnected { session: id, result });
+        };
+        if let Err(error) = std::thread::Builder::new()
+            .name("sync-connect".into())
+            .spawn(work)
+        {
+            self.session_ended(id, &format!("a thread to reach the backup: {error}"));
+        }
+    }
+
+    pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
+        let term = self.group.term();
+        let to_loop = self.to_loop.clone();
+        let (active, audit) = (self.config.policy.backup_is_active(), self.config.sync.audit);
+        let Some(peer) = self.session_peer() else { return };
+        let connect_mirror = {
+            let (host, config, peer) = (self.host.clone(), self.config.clone(), peer);
+            Box::new(move |disk: usize| {
+                open(
+                    &host,
+                    &config.name,
+                    config.host_name(peer),
+                    Purpose::Mirror,
+                    term,
+                    vec![disk as u8],
+                )
+            })
+        };
+        let Some(primary) = self.primary() else { return };
+        let (Some(machine), Some(session)) = (primary.machine.clone(), &mut primary.session) else {
+            return;
+        };
+        if session.id != id {
+            return;
+        }
+        let (jobs, receiver) = unbounded();
+        let started = result.and_then(|stream| {
+            let (link, closer) =
+                SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;
+            let worker = Primary {
+                session: id,
+                machine,
+                link,
+                jobs: receiver,
+                to_loop,
+                connect_mirror,
+                active,
+                audit,
+            };
+            std::thread::Builder::new()
+                .name("sync-primary".into())
+                .spawn(move || worker.run(term))
+                .map_err(|error| error.to_string())?;
+            Ok(closer)
+        });
+        match started {
+            Ok(closer) => {
+                session.phase = Phase::Joining;
+                session.jobs = Some(jobs);
+                session.closer = Some(closer);
+                let host = self.session_host();
+                self.event("joining", format!("host '{host}' is being brought in as backup"));
+            }
+            Err(why) => self.session_ended(id, &why),
+        }
+    }
+
+    pub(super) fn session_peer(&mut self) -> Option<ReplicaId> {
+        self.primary()?.session.as_ref().map(|session| session.peer)
+    }
+
+    pub(super) fn session_host(&mut self) -> String {
+        let peer = self.session_peer();
+        peer.map_or(String::new(), |peer| self.config.host_name(peer).to_owned())
+    }
+
+    pub(super) fn is_session(&mut self, id: u64) -> bool {
+        self.primary()
+            .is_some_and(|primary| primary.session.as_ref().is_some_and(|session| session.id == id))
+    }
+
+    pub(in crate::vm) fn join_progress(&mut self, id: u64, what: &str, done: u64, total: u64) {
+        if self.is_session(id)
+            && let Some(primary) = self.primary()
+        {
+            primary.progress = Some(Progress {
+                what: what.into(),
+                done,
+                total,
+            });
+        }
+    }
+
+    pub(in crate::vm) fn join_nearly_done(&mut self, id: u64) {
+        if !self.is_session(id) {
+            return;
+        }
+        if let Some(primary) = self.primary()
+            && let Some(session) = &mut primary.session
+        {
+            session.phase = Phase::LastSync;
+        }
+        self.begin_sync(false);
+    }
+
+    /// A disk has something to say.
+    pub(in crate::vm) fn disk_event(&mut self, number: usize, event: DiskEvent) {
+        match event {
+            DiskEvent::NeedSync => {
+                if let Some(primary) = self.primary() {
+                    primary.disk_asks = true;
+                }
+            }
+            DiskEvent::BackupLost { reason } => {
+                // The sync cannot cover this disk any more: the session is over.
+                if let Some(primary) = self.primary()
+                    && let Some(closer) = primary
+                        .session
+                        .as_ref()
+                        .and_then(|session| session.closer.as_ref())
+                {
+                    closer.close();
+                    self.event("mirror-lost", format!("disk {number}: {reason}"));
+                }
+            }
+            DiskEvent::BackupFailed { reason } => {
+                self.event("mirror-failed", format!("disk {number} on this backup: {reason}"));
+                self.close_backup_session();
+            }
+            DiskEvent::ImageFailed { reason, full } => {
+                let kind = if full { "disk-full" } else { "disk-error" };
+                self.event(kind, format!("disk {number}: {reason}"));
+            }
+            DiskEvent::CopyStarted { .. }
+            | DiskEvent::CopyProgress { .. }
+            | DiskEvent::Copied
+            | DiskEvent::AttachFailed { .. }
+            | DiskEvent::Marked { .. }
+            | DiskEvent::Committed { .. }
+            | DiskEvent::PrimaryLost { .. }
+            | DiskEvent::Disconnected { .. } => {}
+        }
+    }
+
+    /// The log's link to a host broke: if it is the backup's, so will the session.
+    pub(in crate::vm) fn peer_link_lost(&mut self, peer: ReplicaId) {
+        if let Some(primary) = self.primary()
+            && let Some(session) = &primary.session
+            && session.peer == peer
+            && let Some(closer) = &session.closer
+        {
+            closer.close();
+        }
+    }
+
+    pub(in crate::vm) fn session_stream_ended(&mut self, id: u64) {
+        // The session's own thread reports with its reason; an idle one has to be woken.
+        if let Some(primary) = self.primary()
+            && let Some(session) = &mut primary.session
+            && session.id == id
+        {
+            session.jobs = None;
+            if session.phase == Phase::Synced && primary.sync.is_none() {
+                self.session_ended(id, "the backup closed the stream");
+            }
+        } else {
+            self.backup_stream_ended(id);
+        }
+    }
+
+    pub(in crate::vm) fn session_ended(&mut self, id: u64, why: &str) {
+        if !self.is_session(id) {
+            self.backup_session_ended(id, why);
+            return;
+        }
+        let host = self.session_host();
+        let complete = self.agreement.state.complete;
+        let rejoin_at_us = self.now_us() + REJOIN_US;
+        let Some(primary) = self.primary() else { return };
+        let Some(session) = primary.session.take() else {
+            return;
+        };
+        if let Some(closer) = &session.closer {
+            closer.close();
+        }
+        if let Some(machine) = &primary.machine {
+            machine.disks.detach();
+        }
+        primary.progress = None;
+        primary.rejoin_at_us = rejoin_at_us;
+        let broken_sync = primary.sync.take();
+        if primary.handed {
+            // As it should be: the backup has closed the stream because it was elected. The group says the rest.
+            return;
+        }
+        primary.sync_status.aborted += u64::from(broken_sync.is_some());
+        if let Some(reply) = primary.hand_over.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::failed(format!(
+                "not handed over: the backup was lost ({why})"
+            )));
+        }
+        if broken_sync.is_some()
+            && let Some(machine) = &primary.machine
+            && let Err(error) = machine.qemu.cont()
+        {
+            return self.machine_died(&format!("it does not resume after a broken sync: {error}"));
+        }
+        self.forget_cut();
+        if session.phase == Phase::Connecting {
+            tracing::debug!(vm = self.config.name, "host '{host}' cannot be brought in: {why}");
+        } else {
+            self.event("backup-lost", format!("host '{host}': {why}"));
+        }
+        if complete.contains(session.peer) || session.phase == Phase::LastSync {
+            self.drop_backup();
+        }
+    }
+
+    /// Invariant 2: outputs wait until this is agreed.
+    pub(super) fn drop_backup(&mut self) {
+        let epoch = self.agreement.state.epoch;
+        self.propose(&Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch,
+        });
+    }
+}
