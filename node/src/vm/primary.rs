@@ -29,6 +29,8 @@ use std::sync::Arc;
 
 /// How long to wait before a backup is looked for again.
 const REJOIN_US: u64 = 500_000;
+/// A backup whose host says nothing for this long (it answers heartbeats many times as often) is given up.
+const SILENCE_US: u64 = 400_000;
 /// How often a socket that QEMU has not emptied yet is looked at: there is no event for "the peer has read".
 const DRAIN_LOOK_US: u64 = 100;
 /// Entries under way to the group beyond which the network has to wait.
@@ -397,6 +399,7 @@ impl VmLoop {
             return;
         }
         self.follow_qemu();
+        self.miss_silent_backup();
         self.look_for_backup();
         self.start_due_sync();
         self.start_drained_sync();

@@ -4,7 +4,7 @@
 //!
 //! Not here: the copy itself (`session::primary`).
 
-use super::{Phase, REJOIN_US, Session};
+use super::{Phase, REJOIN_US, SILENCE_US, Session};
 use crate::control::{Answer, Progress};
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
@@ -17,8 +17,27 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::units::ReplicaId;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
+use std::cell::Cell;
 
 impl VmLoop {
+    /// A backup that is cut off says nothing, and its stream breaks only much later.
+    pub(super) fn miss_silent_backup(&mut self) {
+        let now_us = self.now_us();
+        let links = self.group.links();
+        let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
+            return;
+        };
+        let heard_us = links
+            .iter()
+            .find(|link| link.peer == session.peer)
+            .and_then(|link| link.heard_us);
+        let silent = heard_us.is_none_or(|heard_us| now_us.saturating_sub(heard_us) > SILENCE_US);
+        if silent && session.phase != Phase::Connecting {
+            let id = session.id;
+            self.session_ended(id, "the backup is silent");
+        }
+    }
+
     pub(super) fn look_for_backup(&mut self) {
         let now_us = self.now_us();
         let lone = self.primary().is_some_and(|primary| {
@@ -115,6 +134,7 @@ impl VmLoop {
                 connect_mirror,
                 active,
                 audit,
+                stands: Cell::new(false),
             };
             std::thread::Builder::new()
                 .name("sync-primary".into())

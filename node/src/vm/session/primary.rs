@@ -22,6 +22,7 @@ use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,6 +55,8 @@ pub struct Primary {
     pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
     /// Whether the backup's VM runs.
     pub active: bool,
+    /// The VM stands still for a sync, and nobody else will let it run on.
+    pub stands: Cell<bool>,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
 }
@@ -71,7 +74,15 @@ impl Primary {
         let to_loop = self.to_loop.clone();
         let why = match self.join_and_sync(term) {
             Ok(()) => "the session was ended here".to_owned(),
-            Err(Broken(why)) => why,
+            Err(Broken(why)) => {
+                // Whoever dropped the session meanwhile may have been too early to do it.
+                if self.stands.get()
+                    && let Err(error) = self.machine.qemu.cont()
+                {
+                    tracing::warn!("resuming the VM after a broken sync: {error}");
+                }
+                why
+            }
         };
         to_loop.send(LoopEvent::SessionEnded { session, why });
     }
@@ -197,6 +208,7 @@ impl Primary {
         let mut lap = Lap::start();
         qemu.stop()
             .map_err(|error| Broken::new("stopping the VM", error))?;
+        self.stands.set(!hand_over);
         figures.stop_us = lap.us();
         self.report(SyncStep::Stopped);
         let device_state = Bytes::from(
@@ -231,6 +243,7 @@ impl Primary {
             qemu.cont()
                 .map_err(|error| Broken::new("resuming the VM", error))?;
         }
+        self.stands.set(false);
         figures.cont_us = lap.us();
         figures.pause_us = started.elapsed().as_micros() as u64;
         self.report(SyncStep::Resumed);
