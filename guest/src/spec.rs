@@ -60,12 +60,26 @@ pub struct VmSpec {
     pub serial_log: Option<PathBuf>,
 }
 
-/// One disk: a raw image file that the host's NBD server serves to QEMU.
+/// One disk: an image file or block device that the host's NBD server serves to QEMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
-    /// The raw image.
+    /// The image, the same path on each host.
     pub path: PathBuf,
+    /// What is in the file.
+    #[serde(default)]
+    pub format: DiskFormat,
+}
+
+/// What is in a disk's image file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The disk's bytes: a plain file or a block device.
+    #[default]
+    Raw,
+    /// QEMU's format; a `qemu-storage-daemon` that we start shows it to us as raw.
+    Qcow2,
 }
 
 /// One network card.
@@ -240,7 +254,10 @@ mod tests {
         assert_eq!(wrong(|s| s.kernel = None), "kernel");
         let boots_disk = |s: &mut VmSpec| {
             s.kernel = None;
-            s.disks = vec![DiskSpec { path: "/d".into() }];
+            s.disks = vec![DiskSpec {
+                path: "/d".into(),
+                format: DiskFormat::Raw,
+            }];
         };
         let mut from_disk = good.clone();
         boots_disk(&mut from_disk);

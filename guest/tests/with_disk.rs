@@ -34,6 +34,7 @@ impl HostDisk {
         let config = DiskConfig {
             name: name.to_owned(),
             image: image.clone(),
+            format: Default::default(),
             state_dir: dir.to_owned(),
             read_only: false,
             storage: Default::default(),
@@ -79,6 +80,7 @@ fn two_disks_under_load(machine: Machine) {
         .iter()
         .map(|d| DiskSpec {
             path: d.image.clone(),
+            format: Default::default(),
         })
         .collect();
     ours.iter().for_each(|d| d.disk.start_alone(Term(1)).unwrap());

@@ -10,7 +10,7 @@ mod vm;
 pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
 pub use host::{HostConfig, HostFile, Trust};
-pub use vm::VmConfig;
+pub use vm::{DiskReplication, VmConfig};
 
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};

@@ -180,6 +180,7 @@ impl Host {
         let config = DiskConfig {
             name: "disk0".into(),
             image,
+            format: Default::default(),
             state_dir: dir.join(name),
             read_only: false,
             storage,

@@ -28,6 +28,33 @@ pub enum Storage {
     Sync,
 }
 
+impl Storage {
+    /// All of them, by the name that a VM's file has.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("gannet", Self::Gannet), ("colo", Self::Colo), ("sync", Self::Sync)];
+
+    /// The name that a VM's file has.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES
+            .iter()
+            .find(|(_, storage)| *storage == self)
+            .map_or("", |(name, _)| name)
+    }
+}
+
+impl std::str::FromStr for Storage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::NAMES
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, storage)| *storage)
+            .ok_or_else(|| format!("'{text}' is none of gannet, colo, sync"))
+    }
+}
+
 /// How full the buffers are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Pressure {

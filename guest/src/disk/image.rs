@@ -4,10 +4,11 @@
 //! Invariants: **I1** an image is open in one place only: a second opener (another VM of ours, a QEMU, a mount) is
 //! refused with one clear line; **I2** no access outside the size found at opening; **I3** an error that the image
 //! gives reaches the caller, never a shorter read.
-//! Source: fcntl(2) "Open file description locks", fallocate(2), lseek(2) SEEK_HOLE. Not here: qcow2 (a user's
-//! `qemu-storage-daemon` exports it as raw), caching (the kernel's page cache is the cache, flush is fdatasync).
+//! Source: fcntl(2) "Open file description locks", fallocate(2), lseek(2) SEEK_HOLE. Not here: qcow2 ([`super::qcow2`]
+//! shows it as raw), caching (the kernel's page cache is the cache, flush is fdatasync).
 
 use super::faults::Faults;
+use crate::spec::DiskFormat;
 use nix::{
     errno::Errno,
     fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl},
@@ -19,7 +20,10 @@ use std::{
     io,
     os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// An open, locked image.
@@ -45,6 +49,50 @@ pub enum ImageError {
     /// Nothing to boot from.
     #[error("disk {0} has no bytes: make an image first, for instance with `truncate -s 8G {0}`")]
     Empty(PathBuf),
+    /// A qcow2 that nothing here can read.
+    #[error(
+        "disk {0} is to be served as qcow2, but {1}: install the package qemu-system-common (it has qemu-storage-daemon), or make the image raw with `qemu-img convert -O raw`"
+    )]
+    NoConverter(PathBuf, String),
+    /// The file is not what `format` says.
+    #[error("disk {0} is {1}, and not raw: {2}")]
+    NotRaw(PathBuf, &'static str, &'static str),
+}
+
+/// Whether an image is there, of that format, and not in use.
+///
+/// # Errors
+/// One line that says what to do.
+pub fn check(path: &Path, format: DiskFormat) -> Result<(), ImageError> {
+    let found = super::qcow2::known_format(path);
+    match (format, found) {
+        (DiskFormat::Raw, Some("qcow2")) => Err(ImageError::NotRaw(
+            path.into(),
+            "qcow2",
+            "say format = \"qcow2\" in its [[vm.disks]], or make it raw with `qemu-img convert -O raw`",
+        )),
+        (DiskFormat::Raw, Some(other)) => Err(ImageError::NotRaw(
+            path.into(),
+            other,
+            "make it raw with `qemu-img convert -O raw`",
+        )),
+        (DiskFormat::Raw, None) => Image::open(path, false, Arc::default()).map(drop),
+        (DiskFormat::Qcow2, Some("qcow2")) => {
+            static CHECKS: AtomicU64 = AtomicU64::new(0);
+            let number = CHECKS.fetch_add(1, Ordering::Relaxed);
+            let at = std::env::temp_dir().join(format!("dunlin-check-{}-{number}", std::process::id()));
+            let looked = super::qcow2::Converter::start(path, &at, false);
+            let _ = std::fs::remove_file(at);
+            looked.map(drop)
+        }
+        (DiskFormat::Qcow2, _) => Err(ImageError::Open(
+            path.into(),
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it is not qcow2, though its format says so",
+            ),
+        )),
+    }
 }
 
 impl Image {

@@ -19,12 +19,15 @@ mod dirty_map;
 mod fault_tests;
 mod faults;
 mod image;
+#[cfg(test)]
+mod image_tests;
 mod journal;
 mod link;
 pub mod nbd;
 #[cfg(test)]
 mod persist_tests;
 mod primary;
+mod qcow2;
 mod ranges;
 mod shared;
 #[cfg(test)]
@@ -39,10 +42,12 @@ mod verify;
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
 pub use faults::Faults;
-pub use image::{Image, ImageError};
+pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
 pub use verify::VerifyReport;
+
+pub use crate::spec::DiskFormat;
 
 use backup::Backup;
 use bytes::Bytes;
@@ -68,8 +73,10 @@ use std::{
 pub struct DiskConfig {
     /// The export's name.
     pub name: String,
-    /// A raw image or block device.
+    /// An image file or block device.
     pub image: PathBuf,
+    /// What is in it.
+    pub format: DiskFormat,
     /// Where superblock, journal and dirty map live (the VM's state directory).
     pub state_dir: PathBuf,
     /// The guest may not write.

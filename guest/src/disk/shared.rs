@@ -5,11 +5,12 @@
 //! Invariants: S1 to S3, J1 to J3, M1, M2. Not here: roles.
 
 use super::{
-    DiskConfig, DiskError, DiskEvent, EventSink, Limits,
+    DiskConfig, DiskError, DiskEvent, DiskFormat, EventSink, Limits,
     dirty_map::DirtyMap,
     faults::Faults,
     image::Image,
     journal::{self, Journal, Kind},
+    qcow2::Converter,
     ranges::RangeLocks,
     superblock::{Identity, Superblock},
 };
@@ -43,6 +44,8 @@ struct Ledger {
 pub(super) struct Shared {
     pub name: String,
     pub image: Image,
+    /// After `image`: what shows it to us as raw bytes ends when nobody reads them any more.
+    _converter: Option<Converter>,
     pub ranges: RangeLocks,
     pub limits: Limits,
     pub storage: Storage,
@@ -61,10 +64,15 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn open(config: DiskConfig, faults: Arc<Faults>, events: EventSink) -> Result<Arc<Self>, DiskError> {
-        let image = Image::open(&config.image, config.read_only, faults.clone())?;
         let state = |error| DiskError::State(config.state_dir.clone(), error);
         std::fs::create_dir_all(&config.state_dir).map_err(state)?;
         let path = |what: &str| config.state_dir.join(format!("{}.{what}", config.name));
+        let converter = match config.format {
+            DiskFormat::Raw => None,
+            DiskFormat::Qcow2 => Some(Converter::start(&config.image, &path("raw"), config.read_only)?),
+        };
+        let raw = converter.as_ref().map_or(&*config.image, Converter::raw);
+        let image = Image::open(raw, config.read_only, faults.clone())?;
         let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
         let (journal, records) = Journal::open(&path("journal"), identity.journal_from).map_err(state)?;
         let dirty =
@@ -86,6 +94,7 @@ impl Shared {
         Ok(Arc::new(Self {
             name: config.name,
             image,
+            _converter: converter,
             ranges: RangeLocks::default(),
             limits: config.limits,
             storage: config.storage,

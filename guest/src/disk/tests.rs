@@ -43,11 +43,17 @@ impl Host {
         let config = DiskConfig {
             name: "disk0".into(),
             image: image.clone(),
+            format: Default::default(),
             state_dir: dir.join(name),
             read_only: false,
             storage,
             limits,
         };
+        Self::of(config)
+    }
+
+    pub(super) fn of(config: DiskConfig) -> Self {
+        let image = config.image.clone();
         let (sender, events) = channel();
         let sender = Mutex::new(sender);
         let disk = Disk::open(config, move |event| drop(sender.lock().unwrap().send(event))).unwrap();
@@ -212,6 +218,7 @@ fn an_image_in_use_is_refused_in_one_line() {
     let config = DiskConfig {
         name: "other".into(),
         image: host.image.clone(),
+        format: Default::default(),
         state_dir: dir.0.join("other"),
         read_only: false,
         storage: Storage::Gannet,

@@ -384,7 +384,8 @@ mod tests {
         assert_eq!(wrong(|s| s.kernel = Some("/no/such/kernel".into())), ["kernel"]);
         assert_eq!(
             wrong(|s| s.disks = vec![crate::DiskSpec {
-                path: "/no/disk".into()
+                path: "/no/disk".into(),
+                format: Default::default(),
             }]),
             ["disk"]
         );

@@ -50,6 +50,19 @@ fn every_mistake_is_one_line_that_names_the_file() {
         ),
         (GOOD.replace("'v'", "'../v'"), "name has to be"),
         (format!("{GOOD}\nsync.shortest_ms = 500.0"), "shortest_ms"),
+        (
+            format!("{GOOD}\nstorage = 'raid'"),
+            "storage: 'raid' is none of gannet, colo, sync",
+        ),
+        (
+            format!("{GOOD}\ncopy_mib_per_s = 9999999"),
+            "copy_mib_per_s is from",
+        ),
+        (format!("{GOOD}\ncopy_mib_per_s = -1"), "line 5"),
+        (
+            format!("{GOOD}\ndisk_memory_mib = 1"),
+            "disk_memory_mib is from 8",
+        ),
     ];
     for (text, expected) in mistakes {
         let message = vm(&text).expect_err(&text).to_string();
@@ -73,4 +86,22 @@ fn an_id_has_32_digits_and_hosts_differ() {
     wrong.id = "é".repeat(16);
     assert!(wrong.id_bytes().is_none());
     assert_eq!(cluster().id_bytes().map(|id| id[15]), Some(0xff));
+}
+
+#[test]
+fn a_vm_says_how_its_disks_are_replicated() {
+    use dunlin_guest::disk::Storage;
+    let plain = vm(GOOD).expect("a good file").disks;
+    assert_eq!((plain.storage, plain.copy_bytes_per_s), (Storage::Gannet, 0));
+    assert_eq!(
+        plain.limits,
+        Default::default(),
+        "512 MiB is what the port takes by itself"
+    );
+    for (name, storage) in Storage::NAMES {
+        let text = format!("{GOOD}\nstorage = '{name}'\ncopy_mib_per_s = 50\ndisk_memory_mib = 64");
+        let disks = vm(&text).expect("a good file").disks;
+        assert_eq!((disks.storage, disks.copy_bytes_per_s), (storage, 50 << 20));
+        assert_eq!(disks.limits.most_bytes, 64 << 20);
+    }
 }

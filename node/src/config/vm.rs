@@ -6,6 +6,7 @@ use dunlin_core::policy::Policy;
 use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
+use dunlin_guest::disk::{Limits as BufferLimits, Storage};
 use serde::Deserialize;
 
 /// One VM's configuration.
@@ -19,6 +20,8 @@ pub struct VmConfig {
     pub policy: Policy,
     /// When to sync.
     pub sync: SyncConfig,
+    /// How its disks are replicated.
+    pub disks: DiskReplication,
     /// The VM itself.
     pub spec: VmSpec,
 }
@@ -30,6 +33,30 @@ pub struct GroupHost {
     pub name: String,
     /// Its part.
     pub member: Member,
+}
+
+/// How a VM's disks are replicated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskReplication {
+    /// What a backup does with the primary's writes.
+    pub storage: Storage,
+    /// The first copy to a backup takes no more than this, over all disks; 0: as fast as it goes.
+    pub copy_bytes_per_s: u64,
+    /// What a backup may hold in memory, for each disk.
+    pub limits: BufferLimits,
+    /// Equal writes of both VMs leave a backup's memory between two syncs (the lightweight checkpoint).
+    pub settle_when_idle: bool,
+}
+
+impl DiskReplication {
+    /// A sync is asked for at an eighth of the limit, writers are slowed down from a quarter on.
+    fn limits(memory_mib: u64) -> BufferLimits {
+        BufferLimits {
+            sync_at_bytes: (memory_mib << 20) / 8,
+            throttle_at_bytes: (memory_mib << 20) / 4,
+            most_bytes: memory_mib << 20,
+        }
+    }
 }
 
 /// When to sync, and how much may pile up.
@@ -91,9 +118,29 @@ struct VmFile {
     #[serde(default)]
     witness: Option<String>,
     policy: String,
+    #[serde(default = "gannet")]
+    storage: String,
+    #[serde(default)]
+    copy_mib_per_s: u64,
+    #[serde(default = "disk_memory_mib")]
+    disk_memory_mib: u64,
+    #[serde(default = "yes")]
+    settle_when_idle: bool,
     #[serde(default)]
     sync: SyncConfig,
     vm: VmSpec,
+}
+
+fn gannet() -> String {
+    Storage::Gannet.name().to_owned()
+}
+
+fn disk_memory_mib() -> u64 {
+    512
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl VmConfig {
@@ -169,6 +216,22 @@ impl VmConfig {
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
+        let storage: Storage = file
+            .storage
+            .parse()
+            .map_err(|error| ConfigError::senseless(origin, format!("storage: {error}")))?;
+        if file.copy_mib_per_s > 1 << 20 {
+            return senseless("copy_mib_per_s is from 1 to 1048576, or 0 for no limit".into());
+        }
+        if !(8..=1 << 20).contains(&file.disk_memory_mib) {
+            return senseless("disk_memory_mib is from 8 to 1048576 (512 if it is left out)".into());
+        }
+        let disks = DiskReplication {
+            storage,
+            copy_bytes_per_s: file.copy_mib_per_s << 20,
+            limits: DiskReplication::limits(file.disk_memory_mib),
+            settle_when_idle: file.settle_when_idle,
+        };
         let spec = VmSpec {
             name: file.name.clone(),
             ..file.vm
@@ -180,6 +243,7 @@ impl VmConfig {
             group,
             policy,
             sync: file.sync,
+            disks,
             spec,
         })
     }

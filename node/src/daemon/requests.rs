@@ -6,9 +6,7 @@ use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
 use crate::vm;
 use crate::vm::event::{Command, LoopSender};
-use dunlin_guest::disk::Image;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -212,7 +210,7 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Ans
         Err(why) => return Answer::refused(format!("host '{name}': {why}")),
     }
     for disk in &config.spec.disks {
-        if let Err(why) = check_image(&disk.path) {
+        if let Err(why) = dunlin_guest::disk::check(&disk.path, disk.format) {
             return Answer::refused(format!("host '{name}': {why}"));
         }
     }
@@ -241,11 +239,4 @@ fn install(daemon: &Daemon, text: &str) -> Answer {
             Answer::failed(format!("host '{}': {why}", daemon.host.name))
         }
     }
-}
-
-/// Whether a disk image is there and not in use.
-fn check_image(path: &Path) -> Result<(), String> {
-    Image::open(path, false, Arc::default())
-        .map(drop)
-        .map_err(|error| error.to_string())
 }

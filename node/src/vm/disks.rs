@@ -7,7 +7,7 @@
 use super::event::{LoopEvent, LoopSender};
 use super::session::Broken;
 use super::session::link::PATIENCE;
-use crate::config::VmConfig;
+use crate::config::{DiskReplication, VmConfig};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::Stream;
 use dunlin_guest::disk::{AttachOptions, Disk, DiskConfig, DiskEvent, MirrorStream};
@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub struct Disks {
     disks: Vec<Arc<Disk>>,
     copies: Arc<Copies>,
+    replication: DiskReplication,
 }
 
 /// How the first copies of a join go.
@@ -76,10 +77,11 @@ impl Disks {
             let disk_config = DiskConfig {
                 name: format!("{}-{number}", config.name),
                 image: spec.path.clone(),
+                format: spec.format,
                 state_dir: state.join(format!("disk-{number}")),
                 read_only: false,
-                storage: Default::default(),
-                limits: Default::default(),
+                storage: config.disks.storage,
+                limits: config.disks.limits,
             };
             let (copies, to_loop) = (copies.clone(), to_loop.clone());
             let disk = Disk::open(disk_config, move |event| {
@@ -92,7 +94,15 @@ impl Disks {
             disks.push(disk);
             ends.push(pair.1.into());
         }
-        Ok((Self { disks, copies }, ends))
+        let replication = config.disks;
+        Ok((
+            Self {
+                disks,
+                copies,
+                replication,
+            },
+            ends,
+        ))
     }
 
     /// This host's VM is the one that speaks, from the images as they are.
@@ -124,7 +134,13 @@ impl Disks {
         self.copies.lock().fill(Copy::default());
         for (number, disk) in self.disks.iter().enumerate() {
             let stream = connect(number).map_err(|why| broken(number, why))?;
-            let options = AttachOptions::default();
+            let options = AttachOptions {
+                copy_bytes_per_s: self
+                    .replication
+                    .copy_bytes_per_s
+                    .div_ceil(self.disks.len() as u64),
+                ..AttachOptions::default()
+            };
             disk.attach_backup(mirror(stream), options)
                 .map_err(|error| broken(number, error.to_string()))?;
         }

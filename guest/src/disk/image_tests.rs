@@ -1,0 +1,143 @@
+//! Images that are not plain files: qcow2 by a `qemu-storage-daemon`, and block devices. Each is the disk of a pair, through a
+//! join, a sync and a take-over. Where the machine cannot (no root, no FUSE, no loop devices) the test says so and ends.
+
+use super::tests::{Dir, Host, MIB, join, sync};
+use super::*;
+use std::{path::Path, process::Command};
+
+/// Runs a tool of the system; `None` when it is missing or refuses.
+fn run(tool: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(tool).args(args).output().ok()?;
+    if !output.status.success() {
+        eprintln!("{tool}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn config(dir: &Path, name: &str, image: PathBuf, format: DiskFormat) -> DiskConfig {
+    DiskConfig {
+        name: "disk0".into(),
+        image,
+        format,
+        state_dir: dir.join(name),
+        read_only: false,
+        storage: Storage::Gannet,
+        limits: Limits::default(),
+    }
+}
+
+/// What a pair does, whatever the images are; leaves `b` alone with what its VM wrote.
+fn pair_of(a: DiskConfig, b: DiskConfig) -> Host {
+    let (primary, backup) = (Host::of(a), Host::of(b));
+    primary.disk.start_alone(Term(1)).unwrap();
+    primary.write(5 * MIB + 3, 9, 100_000);
+    join(&primary, &backup, AttachOptions::default());
+    sync(&primary, &backup, 1);
+    assert_eq!(backup.byte(5 * MIB + 50), 9, "the first copy");
+    primary.write(0, 1, 4096);
+    nbd::Export::zero(&*primary.disk, 5 * MIB, 64 << 10, true, true).unwrap();
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(Duration::from_secs(10)).unwrap());
+    let report = primary.disk.verify(false, |_, _| {}).unwrap();
+    assert_eq!(report.different, [], "the images are equal");
+    backup.write(MIB, 3, 8192);
+    drop(primary);
+    backup.disk.take_over(Term(2)).unwrap();
+    assert_eq!(
+        [0, MIB, 5 * MIB, 5 * MIB + (65 << 10)].map(|at| backup.byte(at)),
+        [1, 3, 0, 9]
+    );
+    backup
+}
+
+#[test]
+fn a_pair_of_qcow2_images_is_replicated_and_left_whole() {
+    let dir = Dir::new("qcow2");
+    let made = ["a", "b"].map(|name| {
+        let image = dir.0.join(format!("{name}.qcow2"));
+        run(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "8M"],
+        )
+        .map(|_| image)
+    });
+    let [Some(a), Some(b)] = made else {
+        return eprintln!("skipped: no qemu-img");
+    };
+    if qcow2::Converter::start(&a, &dir.0.join("probe"), false).is_err_and(|error| {
+        eprintln!("skipped: {error}");
+        true
+    }) {
+        return;
+    }
+    let wrong = check(&a, DiskFormat::Raw).unwrap_err().to_string();
+    assert!(
+        wrong.contains("format = \"qcow2\"") && !wrong.contains('\n'),
+        "{wrong}"
+    );
+    check(&a, DiskFormat::Qcow2).unwrap();
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let left = pair_of(
+        config(&dir.0, "sa", a, DiskFormat::Qcow2),
+        config(&dir.0, "sb", b.clone(), DiskFormat::Qcow2),
+    );
+    let in_use = check(&b, DiskFormat::Qcow2).unwrap_err().to_string();
+    assert!(in_use.contains("in use by another VM"), "{in_use}");
+    drop(left);
+    assert_eq!(
+        std::fs::read_to_string("/proc/self/mounts").unwrap(),
+        mounts,
+        "nothing is left mounted"
+    );
+    // QEMU's own tools are the judges of what is in the file.
+    run("qemu-img", &["check", "-q", b.to_str().unwrap()]).expect("the qcow2 is whole");
+    let read = [
+        "read -P 1 0 4k",
+        "read -P 3 1M 8k",
+        "read -P 0 5M 64k",
+        "read -P 9 5184k 1k",
+    ];
+    let mut args = vec!["-f", "qcow2"];
+    read.iter().for_each(|command| args.extend(["-c", command]));
+    args.push(b.to_str().unwrap());
+    let text = run("qemu-io", &args).unwrap();
+    assert!(!text.contains("failed"), "{text}");
+}
+
+/// A loop device, gone with the test.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(file: &Path) -> Option<Self> {
+        std::fs::File::create(file).ok()?.set_len(8 * MIB).ok()?;
+        run("losetup", &["--find", "--show", file.to_str()?]).map(|device| Self(device.into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0.to_string_lossy()]);
+    }
+}
+
+#[test]
+fn a_pair_of_block_devices_is_replicated_and_kept_from_others() {
+    let dir = Dir::new("loop");
+    let made = ["a", "b"].map(|name| Loop::new(&dir.0.join(format!("{name}.img"))));
+    let [Some(a), Some(b)] = made else {
+        return eprintln!("skipped: no loop devices here");
+    };
+    let left = pair_of(
+        config(&dir.0, "sa", a.0.clone(), DiskFormat::Raw),
+        config(&dir.0, "sb", b.0.clone(), DiskFormat::Raw),
+    );
+    let in_use = check(&b.0, DiskFormat::Raw).unwrap_err().to_string();
+    assert!(in_use.contains("in use by another VM or is mounted"), "{in_use}");
+    drop(left);
+    let bytes = std::fs::read(dir.0.join("b.img")).unwrap();
+    assert_eq!(
+        (bytes[0], bytes[MIB as usize], bytes[5 * MIB as usize]),
+        (1, 3, 0)
+    );
+}
