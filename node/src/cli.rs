@@ -41,7 +41,8 @@ Examples:
   dunlin status --watch              see it run
   dunlin failover redis              move it to its backup without losing anything
 
-Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status) a VM that asks for protection has none.";
+Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status) a VM that asks for protection has none;
+4 (verify-disk) the images differ.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -112,6 +113,15 @@ enum Command {
         #[arg(long)]
         alone: bool,
     },
+    /// Compares the disks of a VM's two hosts, block by block, while it runs
+    #[command(after_help = "Exit codes: 0 equal; 1 not compared (no backup, or it was lost); 4 they differ.")]
+    VerifyDisk {
+        /// The VM
+        vm: String,
+        /// Send again what differs
+        #[arg(long)]
+        repair: bool,
+    },
     /// Shuts a VM down on all its hosts; its disks stay
     Down {
         /// The VM
@@ -178,6 +188,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Events { follow, json } => show::events(socket, follow, json),
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
         Command::Protect { vm, alone } => talk::simple(socket, &Request::Protect { vm, alone }),
+        Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
         Command::Down { vm, now } => talk::down(socket, &vm, now),
     }
 }

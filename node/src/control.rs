@@ -42,6 +42,13 @@ pub enum Request {
         /// "I know that the others are dead."
         alone: bool,
     },
+    /// Compare the images of both hosts block by block.
+    VerifyDisk {
+        /// Which VM.
+        vm: String,
+        /// Send again what differs.
+        repair: bool,
+    },
     /// Daemon to daemon: could you take part in this VM's group?
     Prepare {
         /// The text of its vm.toml.
@@ -79,6 +86,8 @@ pub enum Answer {
     Status(HostStatus),
     /// Something happened.
     Event(Event),
+    /// Long work goes on.
+    Progress(Progress),
     /// Nothing happened: whoever follows is still listened to.
     Alive,
     /// It is done.

@@ -15,11 +15,12 @@ pub use primary::AGAIN;
 mod run;
 mod session;
 mod status;
+mod verification;
 
 use crate::config::{Cluster, VmConfig};
 use crate::control::{Answer, SyncFigures, VmStatus};
 use crate::events::Events;
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Sender, unbounded};
 use dunlin_fabric::link::Identity;
 use event::{Command, LoopEvent, LoopSender};
 use std::collections::VecDeque;
@@ -129,9 +130,18 @@ impl VmHandle {
 
 /// Asks the loop for something and waits for its answer.
 pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
-    let (reply, answer) = bounded(1);
+    converse(to_loop, command, |_| {})
+}
+
+/// As [`command`]; what comes before the last answer goes to `each`.
+pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&Answer)) -> Answer {
+    let (reply, answers) = unbounded();
     to_loop.send(LoopEvent::Command(command, reply));
-    answer
-        .recv()
-        .unwrap_or_else(|_| Answer::failed("the VM's loop has ended; see 'dunlin events'"))
+    for answer in answers {
+        if answer.is_last() {
+            return answer;
+        }
+        each(&answer);
+    }
+    Answer::failed("the VM's loop has ended; see 'dunlin events'")
 }

@@ -30,8 +30,11 @@ pub enum Storage {
 
 impl Storage {
     /// All of them, by the name that a VM's file has.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("gannet", Self::Gannet), ("colo", Self::Colo), ("sync", Self::Sync)];
+    pub const NAMES: [(&'static str, Self); 3] = [
+        ("gannet", Self::Gannet),
+        ("colo", Self::Colo),
+        ("sync", Self::Sync),
+    ];
 
     /// The name that a VM's file has.
     #[must_use]

@@ -200,6 +200,9 @@ pub enum DiskError {
         /// The last one.
         last: Epoch,
     },
+    /// Two at once would take each other's answers.
+    #[error("this disk is being compared already")]
+    Verifying,
     /// The backup has failed.
     #[error("{0}")]
     Failed(String),
@@ -314,6 +317,18 @@ impl Disk {
             .filter(|connection| connection.has_unread())
             .count() as u64;
         waiting + self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// The export's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// The size found at opening.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.shared.image.size_bytes()
     }
 
     fn role(&self) -> std::sync::RwLockReadGuard<'_, Role> {

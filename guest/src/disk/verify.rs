@@ -27,6 +27,15 @@ pub struct VerifyReport {
     pub repaired: bool,
 }
 
+/// A verification has ended, however it did.
+struct Over<'a>(&'a shared::Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        *self.0.hashes.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 impl Primary {
     pub(super) fn verify(
         &self,
@@ -34,7 +43,14 @@ impl Primary {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<VerifyReport, DiskError> {
         let (answer, answers) = std::sync::mpsc::channel();
-        *self.shared.hashes.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        {
+            let mut hashes = self.shared.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+            if hashes.is_some() {
+                return Err(DiskError::Verifying);
+            }
+            *hashes = Some(answer);
+        }
+        let _over = Over(&self.shared);
         let size = self.shared.image.size_bytes();
         let mut report = VerifyReport {
             repaired: repair,

@@ -142,6 +142,31 @@ fn outcome_of(vm: &VmStatus) -> Option<Result<bool, String>> {
     (vm.role == "primary" && vm.state == "running").then_some(Ok(false))
 }
 
+/// Compares a VM's disks; says how far it is, as a bar or, in a file or a pipe, as a line for each tenth.
+pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> {
+    let bar = ProgressBar::new(0);
+    bar.set_style(
+        ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
+            .progress_chars("=> "),
+    );
+    let mut told = 0;
+    let answer = Client::connect(socket)?.talk(&Request::VerifyDisk { vm, repair }, |answer| {
+        let Answer::Progress(Progress { what, done, total }) = answer else {
+            return;
+        };
+        bar.set_message(what.clone());
+        bar.set_length(*total);
+        bar.set_position(*done);
+        let tenth = done * 10 / total.max(&1);
+        if bar.is_hidden() && tenth > told {
+            told = tenth;
+            println!("{what}: {} % of {} MiB", tenth * 10, total >> 20);
+        }
+    })?;
+    bar.finish_and_clear();
+    Ok(print(&answer))
+}
+
 /// Shuts a VM down and waits until this host has forgotten it. A host that takes over meanwhile is asked again.
 pub fn down(socket: &Path, vm: &str, now: bool) -> Result<ExitCode> {
     let request = Request::Down {

@@ -66,18 +66,25 @@ fn serve(daemon: &Arc<Daemon>, hello: &Hello, stream: Stream) {
     let answer = match read_request(read.take(u64::MAX)) {
         Ok(Some(request)) if request.is_for_peers() => {
             tracing::debug!("host '{}' asks: {request:?}", hello.from);
-            requests::from_peer(daemon, request)
+            requests::from_peer(daemon, request, &mut |answer| {
+                // Whoever asked may have gone: here and below.
+                let _ = write.answer(answer);
+            })
         }
         Ok(Some(_)) => Answer::refused("this is not for other hosts to ask"),
         Ok(None) => return,
         Err(refusal) => refusal,
     };
-    // Whoever asked may have gone.
     let _ = write.answer(&answer);
 }
 
 /// Asks another host's daemon.
 pub fn ask(daemon: &Daemon, peer: &str, request: &Request) -> Answer {
+    converse(daemon, peer, request, &mut |_| {})
+}
+
+/// As [`ask`]; what comes before the last answer goes to `each`.
+pub fn converse(daemon: &Daemon, peer: &str, request: &Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     let Some(host) = daemon.host.cluster.host(peer) else {
         return Answer::refused(format!("host '{peer}' is not in the cluster"));
     };
@@ -94,7 +101,7 @@ pub fn ask(daemon: &Daemon, peer: &str, request: &Request) -> Answer {
     if let Err(error) = stream.set_read_timeout(Some(PATIENCE)) {
         return Answer::failed(format!("host '{peer}': {error}"));
     }
-    match crate::control::client::Client::over(stream).talk(request, |_| {}) {
+    match crate::control::client::Client::over(stream).talk(request, each) {
         Ok(answer) => answer,
         Err(error) => Answer::failed(format!("host '{peer}': {error}")),
     }

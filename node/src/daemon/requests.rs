@@ -36,7 +36,9 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
         }
         Ok(Some(Request::Events { follow })) => return events(daemon, follow, stream),
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
-        Ok(Some(request)) => from_person(daemon, request),
+        Ok(Some(request)) => from_person(daemon, request, &mut |answer| {
+            let _ = stream.answer(answer);
+        }),
         Ok(None) => return,
         Err(refusal) => refusal,
     };
@@ -75,7 +77,7 @@ pub fn status(daemon: &Daemon) -> HostStatus {
 }
 
 /// What another daemon asks. It is never passed on: the asker knows whom to ask.
-pub fn from_peer(daemon: &Daemon, request: Request) -> Answer {
+pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     match request {
         Request::Prepare {
             text,
@@ -87,14 +89,17 @@ pub fn from_peer(daemon: &Daemon, request: Request) -> Answer {
             Some(to_loop) => vm::command(&to_loop, Command::Remove),
             None => Answer::done("not here"),
         },
-        other => here(daemon, &other),
+        other => here(daemon, &other, each),
     }
 }
 
 /// What a person asks about one VM: done here if this host serves it, else by the host that does.
-fn from_person(daemon: &Daemon, request: Request) -> Answer {
+fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     let vm = match &request {
-        Request::Down { vm, .. } | Request::Failover { vm } | Request::Protect { vm, .. } => vm.clone(),
+        Request::Down { vm, .. }
+        | Request::Failover { vm }
+        | Request::Protect { vm, .. }
+        | Request::VerifyDisk { vm, .. } => vm.clone(),
         _ => return Answer::refused("this is for other hosts to ask"),
     };
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
@@ -105,9 +110,9 @@ fn from_person(daemon: &Daemon, request: Request) -> Answer {
     let is_about_this_host = matches!(request, Request::Protect { alone: true, .. });
     match status.leader {
         Some(leader) if leader != daemon.host.name && !is_about_this_host => {
-            peers::ask(daemon, &leader, &request)
+            peers::converse(daemon, &leader, &request, each)
         }
-        _ => here(daemon, &request),
+        _ => here(daemon, &request, each),
     }
 }
 
@@ -115,16 +120,17 @@ fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
     daemon.vms().get(vm).map(vm::VmHandle::sender)
 }
 
-fn here(daemon: &Daemon, request: &Request) -> Answer {
+fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     let (vm, command) = match request {
         Request::Down { vm, now } => (vm, Command::Down { now: *now }),
         Request::Failover { vm } => (vm, Command::Failover),
         Request::Protect { vm, alone: true } => (vm, Command::ProtectAlone),
         Request::Protect { vm, alone: false } => (vm, Command::Protect),
+        Request::VerifyDisk { vm, repair } => (vm, Command::VerifyDisk { repair: *repair }),
         _ => return Answer::refused("this host does not know that request"),
     };
     match sender(daemon, vm) {
-        Some(to_loop) => vm::command(&to_loop, command),
+        Some(to_loop) => vm::converse(&to_loop, command, each),
         None => Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)),
     }
 }
@@ -143,7 +149,7 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     let hosts: Vec<String> = config.group.iter().map(|host| host.name.clone()).collect();
     let on = |host: &str, request: Request| {
         if host == daemon.host.name {
-            from_peer(daemon, request)
+            from_peer(daemon, request, &mut |_| {})
         } else {
             peers::ask(daemon, host, &request)
         }

@@ -172,6 +172,11 @@ impl Disks {
         }
     }
 
+    /// The disks, in order.
+    pub fn all(&self) -> &[Arc<Disk>] {
+        &self.disks
+    }
+
     /// The session with the backup is over.
     pub fn detach(&self) {
         for disk in &self.disks {

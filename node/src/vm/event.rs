@@ -159,6 +159,11 @@ pub enum Command {
     Protect,
     /// Serve without the others, who are dead.
     ProtectAlone,
+    /// Compare the images of both hosts; progress comes before the answer.
+    VerifyDisk {
+        /// Send again what differs.
+        repair: bool,
+    },
     /// Shut down everywhere.
     Down {
         /// Do not wait for the guest.

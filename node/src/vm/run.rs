@@ -322,7 +322,7 @@ impl VmLoop {
                 Some(Answer::done("removed"))
             }
             Command::ProtectAlone => Some(self.protect_alone()),
-            Command::Failover | Command::Protect | Command::Down { .. } => {
+            Command::Failover | Command::Protect | Command::VerifyDisk { .. } | Command::Down { .. } => {
                 self.primary_command(command, &reply)
             }
         };

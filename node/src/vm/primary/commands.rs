@@ -4,11 +4,12 @@
 //!
 //! Not here: the other end of a hand-over (`backup`).
 
-use super::{AGAIN, POWERDOWN_US};
+use super::{AGAIN, POWERDOWN_US, Phase};
 use crate::control::Answer;
 use crate::vm::Ended;
 use crate::vm::event::Command;
 use crate::vm::run::{Role, VmLoop};
+use crate::vm::verification;
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::Agreed;
 use dunlin_core::output::gate::Voice;
@@ -34,7 +35,38 @@ impl VmLoop {
                 }
                 Some(Answer::done("a backup is looked for"))
             }
+            Command::VerifyDisk { repair } => self.begin_verification(repair, reply),
             Command::ProtectAlone | Command::Remove => None,
+        }
+    }
+
+    /// The comparison runs beside the VM, on a thread of its own, and answers by itself.
+    fn begin_verification(&mut self, repair: bool, reply: &Sender<Answer>) -> Option<Answer> {
+        if self.config.spec.disks.is_empty() {
+            return Some(Answer::refused("this VM has no disks"));
+        }
+        let (host, vm, reply) = (self.host.clone(), self.config.name.clone(), reply.clone());
+        let session = self.primary()?.session.as_ref();
+        if session.is_none_or(|session| session.phase != Phase::Synced) {
+            return Some(Answer::failed(
+                "there is no complete backup to compare with; wait for 'protected' in status",
+            ));
+        }
+        let machine = self.machine()?.clone();
+        let work = move || {
+            let (kind, answer) = verification::run(&machine.disks, repair, |progress| {
+                // Whoever asked may have gone; what is found is an event all the same.
+                let _ = reply.send(Answer::Progress(progress));
+            });
+            drop(machine);
+            if let Answer::Done { text } | Answer::Failed { why: text, .. } = &answer {
+                host.events.push(&vm, kind, text.clone());
+            }
+            let _ = reply.send(answer);
+        };
+        match std::thread::Builder::new().name("verify-disk".into()).spawn(work) {
+            Ok(_detached) => None,
+            Err(error) => Some(Answer::failed(format!("a thread for the comparison: {error}"))),
         }
     }
 
