@@ -25,11 +25,13 @@ pub(super) struct Votes {
     given: u8,
     /// The own vote waits for the disk.
     pub(super) mine_pending: bool,
+    /// By a person's order: nobody else is asked.
+    pub(super) alone: bool,
     pulled: bool,
 }
 
 impl Consensus {
-    fn me_in_force(&self) -> Option<Member> {
+    pub(super) fn me_in_force(&self) -> Option<Member> {
         let me = |members: &[Member]| members.iter().find(|member| member.id == self.cfg.me).copied();
         if self.bugged(Bug::CompleteWhenCommitted) && self.log.members_index() > self.order.committed() {
             return me(self.log.members()).map(|member| Member {
@@ -170,6 +172,9 @@ impl Consensus {
     /// E1: the own vote is on disk.
     pub(super) fn ask_for_votes(&mut self, out: &mut Vec<Action>) {
         self.votes.mine_pending = false;
+        if self.votes.alone {
+            return self.lead_alone(out);
+        }
         let message = Message::RequestVote {
             term: self.promise.term,
             last: self.log.last(),
@@ -210,6 +215,9 @@ impl Consensus {
         }
         if term > self.promise.term {
             self.obey_term(term, out);
+        }
+        if self.role == Role::Recovering {
+            return; // It was declared dead by whoever stood for this term (S2).
         }
         let free = self.promise.voted_for.is_none_or(|whom| whom == from);
         if term == self.promise.term && fit && free && self.role != Role::Leader {

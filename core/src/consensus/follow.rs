@@ -46,12 +46,16 @@ impl Consensus {
     /// Promises a newer term.
     pub(super) fn obey_term(&mut self, term: Term, out: &mut Vec<Action>) {
         assert!(term > self.promise.term, "C5: a promise goes only forwards");
+        let declared_dead = super::alone::order_of(term) > super::alone::order_of(self.promise.term);
         self.promise = Promise {
             term,
             voted_for: None,
         };
         self.owed_vote = None;
         self.follow(None, out);
+        if declared_dead {
+            self.forget(out);
+        }
     }
 
     /// Follows `leader` (or nobody yet) in the promised term.

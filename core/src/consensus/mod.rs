@@ -3,7 +3,7 @@
 //! Flow: the shell (the fabric's `Group`, the simulator, the model) turns what happens into an `Event`, calls
 //! `Consensus::step`, and obeys the `Action`s **in their order**. The interface is in `types` and `message`; this file
 //! only routes; the flows are `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
-//! `election` (who leads), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
+//! `election` (who leads), `alone` (who leads by a person's order), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
 //!
 //! Invariants (the numbers stand in the asserts, in the simulator's checkers and in docs/consensus.md):
 //! - C1 one leader per term;
@@ -20,6 +20,7 @@
 //!
 //! Not here: clocks, sockets, files, threads, random sources. Time and the seed are arguments.
 
+mod alone;
 mod bugs;
 mod election;
 mod follow;
@@ -108,6 +109,12 @@ impl Consensus {
                 break;
             }
         }
+        // S2: it was declared dead, promised so, and died before its log was gone.
+        let overruled = alone::is_overruled(promise, log.last_term(), cfg.me);
+        if overruled {
+            log = Log::new(alone::forgotten(&log));
+            refused = true;
+        }
         // An entry's term is a promise, too: it may have reached the disk before the promise did. It is written down
         // with the first step (C5).
         let kept = promise;
@@ -118,7 +125,7 @@ impl Consensus {
             };
         }
         let last = log.last().index;
-        let role = if lost_memory {
+        let role = if lost_memory || overruled {
             Role::Recovering
         } else {
             Role::Follower { leader: None }
@@ -136,14 +143,14 @@ impl Consensus {
             promise_kept: kept,
             owed_vote: None,
             owed_ack: false,
-            order: Order::at(base.index),
+            order: Order::at(log.base().index),
             handed: last,
             durable: last,
             tickets: VecDeque::new(),
             next_ticket: 1,
             saving: None,
             refused,
-            following: Following::new(base.index),
+            following: Following::new(log.base().index),
             votes: Votes::default(),
             leading: Leading::default(),
             recovery: Recovery::default(),
@@ -184,6 +191,7 @@ impl Consensus {
             Event::MayLead(may_lead) => self.set_may_lead(may_lead, out),
             Event::TransferTo(to) => self.transfer_to(to, false, out),
             Event::StepDown => self.hand_over(out),
+            Event::StandAlone => self.stand_alone(out),
             Event::Read { id } => self.on_read(id, out),
         }
         self.finish(out);
@@ -243,6 +251,9 @@ impl Consensus {
             out.push(Action::PersistPromise(self.promise));
         }
         if std::mem::take(&mut self.refused) && self.cfg.durability == Durability::Disk {
+            if self.log.last().index == Index(0) {
+                out.push(Action::SaveSnapshot(self.log.snapshot()));
+            }
             out.push(Action::TruncateSuffix {
                 from: self.handed.next(),
             });

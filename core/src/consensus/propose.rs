@@ -169,7 +169,7 @@ impl Consensus {
     }
 
     /// P1.
-    fn append_own(&mut self, kind: EntryKind, payload: Bytes) -> Index {
+    pub(super) fn append_own(&mut self, kind: EntryKind, payload: Bytes) -> Index {
         let stamp = Viewstamp {
             term: self.promise.term,
             index: self.log.last().index.next(),

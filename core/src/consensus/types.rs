@@ -155,6 +155,8 @@ pub enum Event {
     TransferTo(ReplicaId),
     /// Leader: hand over to the best member; step down at the latest after an election time-out.
     StepDown,
+    /// A person says that all other members are dead: lead a group of one, if this replica may lead (see `alone`).
+    StandAlone,
     /// Leader: answer `ReadReady` when it is certain that no newer leader had committed anything before this call.
     Read {
         /// Any number; comes back.

@@ -634,6 +634,12 @@ impl Group {
         self.step(Event::StepDown);
     }
 
+    /// A person says that all others are dead: lead a group of one (core's `consensus::alone`). Who returns is added again
+    /// with [`Self::change_members`].
+    pub fn stand_alone(&mut self) {
+        self.step(Event::StandAlone);
+    }
+
     /// Answered by `ReadReady` when it is certain that no newer leader had committed anything before this call.
     pub fn read(&mut self, id: u64) {
         self.step(Event::Read { id });
@@ -700,16 +706,15 @@ impl Group {
         }
     }
 
-    /// The state of the links to all other members.
+    /// The state of the links to all other members, and to hosts that are to be members (again).
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {
-        let others = self
-            .core
-            .members()
-            .iter()
-            .map(|m| m.id)
-            .filter(|id| *id != self.cfg.core.me);
-        others
+        let is_member = |id| self.core.members().iter().any(|m| m.id == id);
+        let members = self.core.members().iter().map(|m| m.id);
+        let guests = self.peers.iter().map(|p| p.id).filter(|id| !is_member(*id));
+        members
+            .filter(|id| *id != self.cfg.core.me)
+            .chain(guests)
             .map(|id| {
                 let peer = self.peers.iter().find(|p| p.id == id);
                 LinkState {

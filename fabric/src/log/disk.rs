@@ -191,6 +191,12 @@ impl Disk {
     pub fn snapshot(&mut self, snapshot: &Snapshot) -> Result<(), DiskError> {
         let mut bytes = Vec::new();
         encode_snapshot(snapshot, &mut bytes);
+        if snapshot.last.index < self.base.index {
+            // Overruled: what this log held does not count any more. It goes before the snapshot that stands for less.
+            self.last = snapshot.last.index;
+            self.room_for(record::HEAD)?.push(&Record::Reset(snapshot.last));
+            self.sync()?;
+        }
         let check = xxh3_64(&bytes);
         let (temporary, path) = (self.dir.join("snapshot.new"), self.dir.join("snapshot"));
         let write = || {

@@ -145,6 +145,30 @@ fn a_snapshot_removes_what_it_stands_for_and_may_leap_ahead() {
     assert_eq!(segments(&dir).len(), 1);
 }
 
+#[test]
+fn a_log_that_was_overruled_begins_anew_below_its_old_snapshot() {
+    let dir = Scratch::new("overruled");
+    let (mut disk, _) = open(&dir);
+    disk.append(&entries(1, 1..=400)).unwrap();
+    let snapshot = |term, index| Snapshot {
+        last: stamp(term, index),
+        members: vec![Member::full(0), Member::witness(2)],
+        state: Bytes::new(),
+    };
+    disk.snapshot(&snapshot(1, 390)).unwrap();
+    disk.snapshot(&snapshot(0, 0)).unwrap();
+    disk.cut(Index(1)).unwrap();
+    disk.sync().unwrap();
+    drop(disk);
+    let (mut disk, found) = open(&dir);
+    assert_eq!(found.snapshot, Some(snapshot(0, 0)));
+    assert!(found.log.is_empty(), "{:?}", found.log);
+    disk.append(&entries(9, 1..=20)).unwrap();
+    disk.sync().unwrap();
+    drop(disk);
+    assert_eq!(open(&dir).1.log, entries(9, 1..=20));
+}
+
 /// Cuts the last segment's content at every length: what is found is a prefix that contains everything synced before the
 /// last batch, and the disk can be used on.
 #[test]

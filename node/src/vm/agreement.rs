@@ -117,7 +117,7 @@ impl VmLoop {
 
     /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
     /// here, since it may be agreed without this host knowing.
-    fn may_lead(&mut self) -> bool {
+    pub(super) fn may_lead(&mut self) -> bool {
         let agreement = &mut self.agreement;
         agreement.looked_at = agreement.looked_at.max(agreement.applied);
         while agreement.looked_at < self.group.core().appended().index {
@@ -255,9 +255,21 @@ impl VmLoop {
     fn install_snapshot(&mut self, index: Index, state: Bytes) {
         match agreed::decode_state(state) {
             Ok(state) => {
-                self.agreement.state = state;
-                self.agreement.applied = self.agreement.applied.max(index);
-                self.agreement.held = false;
+                self.agreement = Agreement {
+                    state,
+                    // Backwards, too: what this host held counts no more when it was declared dead.
+                    applied: index,
+                    looked_at: index,
+                    cut_at: index,
+                    ..Agreement::default()
+                };
+                if index == Index(0) {
+                    self.event(
+                        "overruled",
+                        "this host was declared dead by 'dunlin protect --alone' on another one: it starts anew",
+                    );
+                    self.drop_machine();
+                }
                 // Inputs below the snapshot never reached the copy here.
                 if matches!(self.role, Role::Backup(_)) {
                     self.event(
@@ -310,6 +322,9 @@ impl VmLoop {
 
     /// Another host leads, or nobody.
     fn follows(&mut self, term: Term, leader: Option<dunlin_core::units::ReplicaId>) {
+        if leader.is_some() {
+            self.order_lost();
+        }
         if !matches!(self.role, Role::Primary(_)) {
             return;
         }
@@ -329,7 +344,11 @@ impl VmLoop {
             }
             _ => self.event(
                 "no-majority",
-                "no majority of the group answers: nothing is served until one does",
+                format!(
+                    "no majority of the group answers: nothing is served until one does, or until a person who knows \
+                     that the other hosts are dead says 'dunlin protect --alone {}' on this host",
+                    self.config.name
+                ),
             ),
         }
     }

@@ -468,5 +468,6 @@ impl VmLoop {
         self.gate.set_voice(Voice::Alone);
         self.release();
         self.event("took-over", text);
+        self.stands_alone();
     }
 }

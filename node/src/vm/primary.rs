@@ -5,9 +5,10 @@
 //! 2. A backup that is lost is dropped from the complete set by an agreed entry before outputs leave without it.
 //! 3. One sync at a time; the next one begins when the backup has applied the last.
 //!
-//! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask. Not here: the work of
-//! a sync (`session::primary`), when one is due (core's `trigger`).
+//! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `alone` serves by a
+//! person's order and takes the other hosts back. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
+mod alone;
 mod commands;
 mod joining;
 mod syncing;
@@ -219,7 +220,10 @@ impl VmLoop {
                     epoch: self.agreement.state.epoch,
                 });
             }
-            (false, _) => self.gate.set_voice(Voice::Alone),
+            (false, _) => {
+                self.gate.set_voice(Voice::Alone);
+                self.stands_alone();
+            }
         }
         // A sync whose entry was lost with the old term never comes.
         if let Some(primary) = self.primary()
@@ -240,6 +244,7 @@ impl VmLoop {
             Role::Backup(_) if alone => self.speak_after_take_over(),
             Role::Primary(_) if alone => {
                 self.gate.set_voice(Voice::Alone);
+                self.stands_alone();
                 if self.config.policy.is_replicated() {
                     self.event(
                         "unprotected",
@@ -399,6 +404,7 @@ impl VmLoop {
             return;
         }
         self.follow_qemu();
+        self.readmit_hosts();
         self.miss_silent_backup();
         self.look_for_backup();
         self.start_due_sync();

@@ -55,6 +55,8 @@ pub struct VmLoop {
     pub(super) ending: Option<Ended>,
     /// The VM was shut down by agreement, at that time, and this host leads.
     pub(super) down_since_us: Option<u64>,
+    /// Who ordered this host to serve alone, until it does.
+    pub(super) alone_ordered: Option<Sender<Answer>>,
     events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
@@ -131,6 +133,7 @@ impl VmLoop {
             shared,
             ending: None,
             down_since_us: None,
+            alone_ordered: None,
             events,
             connectors,
             born: Instant::now(),
@@ -321,7 +324,7 @@ impl VmLoop {
                 });
                 Some(Answer::done("removed"))
             }
-            Command::ProtectAlone => Some(self.protect_alone()),
+            Command::ProtectAlone => self.protect_alone(&reply),
             Command::Failover | Command::Protect | Command::VerifyDisk { .. } | Command::Down { .. } => {
                 self.primary_command(command, &reply)
             }
@@ -348,7 +351,7 @@ impl VmLoop {
             name: self.config.name.clone(),
             role: role.to_owned(),
             state,
-            protected: self.agreement.state.complete.0.count_ones() > 1,
+            protected: self.agreement.state.complete.0.count_ones() > 1 && self.group.leader().is_some(),
             wants_protection: self.config.policy.is_replicated(),
             policy: self.config.policy.name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),

@@ -28,6 +28,10 @@ pub enum Action {
     KillBackup,
     /// The same for the witness's host; the VM stays protected.
     KillWitness,
+    /// SIGKILL to the backup's and the witness's hosts at once; the primary must fall silent, and say so.
+    KillOthers,
+    /// `dunlin protect --alone` on the primary's host.
+    ProtectAlone,
     /// SIGKILL to the primary's daemon alone: its QEMU must end with it, then as `KillPrimary`.
     KillPrimaryDaemon,
     /// Start the daemons of all dead hosts.
@@ -103,7 +107,8 @@ impl Scenario {
 pub fn all() -> Vec<Scenario> {
     use Action::{
         AwaitAnswers, AwaitProtected, CutBackup, CutPrimary, Failover, InterruptPrimary, KillBackup,
-        KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary, Restart, RestoreLinks,
+        KillOthers, KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary, ProtectAlone, Restart,
+        RestoreLinks,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -142,6 +147,23 @@ pub fn all() -> Vec<Scenario> {
                 KillWitness,
                 answers,
                 Restart,
+                answers,
+            ],
+        )
+        .quick(),
+        Scenario::new(
+            "alone-by-order-and-back",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                KillOthers,
+                ProtectAlone,
+                answers,
+                Restart,
+                AwaitProtected,
+                answers,
+                KillPrimary,
                 answers,
             ],
         )

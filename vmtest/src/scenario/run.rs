@@ -187,6 +187,21 @@ impl Stage<'_, '_> {
                 self.moments.push((at, Instant::now()));
                 self.cluster.await_protected(&self.vm, PATIENCE).map(drop)
             }
+            Action::KillOthers => {
+                for role in ["backup", "witness"] {
+                    self.dead.insert(self.with_role(role)?);
+                }
+                for host in self.dead.clone() {
+                    self.cluster.kill_host(&host)?;
+                }
+                self.falls_silent()
+            }
+            Action::ProtectAlone => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.dunlin(&primary, &["protect", "--alone", &self.vm])?;
+                self.unprotected(at)
+            }
             Action::Restart => {
                 for host in std::mem::take(&mut self.dead) {
                     self.cluster.start_host(&host)?;
@@ -242,6 +257,28 @@ impl Stage<'_, '_> {
         self.counter.await_more(50, PATIENCE)?;
         self.moments.push((at, Instant::now()));
         self.cluster.await_take_over(&self.vm, old, PATIENCE).map(drop)
+    }
+
+    /// A primary without a majority says so, in its state, its events and its exit code, and no client hears more of it.
+    fn falls_silent(&self) -> Result<()> {
+        let primary = self
+            .cluster
+            .await_status("a primary without a majority", PATIENCE, |hosts| {
+                let host = with_role(hosts, &self.vm, "primary")?;
+                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
+                (vm.state == "no-majority" && !vm.protected).then_some(host)
+            })?;
+        let before = self.counter.acknowledged();
+        let code = self.cluster.output(&primary, &["status"])?.status.code();
+        ensure!(
+            code == Some(3),
+            "status ends with {code:?} on a host without a majority"
+        );
+        let events = self.cluster.dunlin(&primary, &["events"])?;
+        ensure!(events.contains("no-majority"), "no event tells of it: {events}");
+        let after = self.counter.acknowledged();
+        ensure!(before == after, "{} answers without a majority", after - before);
+        Ok(())
     }
 
     /// The primary goes on, and nobody may believe that it is protected.

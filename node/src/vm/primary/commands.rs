@@ -141,22 +141,6 @@ impl VmLoop {
         }
     }
 
-    /// A person says that the others are dead.
-    pub(in crate::vm) fn protect_alone(&mut self) -> Answer {
-        let complete = self.agreement.state.complete.contains(self.me) && self.machine().is_some();
-        if !complete {
-            return Answer::refused(
-                "this host holds no complete copy of the VM: there is nothing to serve from here",
-            );
-        }
-        if self.group.is_leader() && self.agreement.leads {
-            return Answer::refused(
-                "a majority of the group answers: there is no need, and it would not be safe",
-            );
-        }
-        Answer::failed("serving alone by order is not built yet")
-    }
-
     /// The daemon ends: whoever is left goes on.
     pub(in crate::vm) fn shut_down_host(&mut self) {
         self.ending = Some(Ended {

@@ -54,12 +54,11 @@ impl VmLoop {
         if !self.config.policy.is_replicated() || !self.agreement.leads || self.gate.voice() != Voice::Alone {
             return;
         }
-        let candidate = self
-            .config
-            .group
-            .iter()
-            .map(|host| host.member)
-            .find(|member| member.id != self.me && !member.witness && self.is_connected(member.id));
+        let members = self.group.core().members();
+        let candidate = self.config.group.iter().map(|host| host.member).find(|member| {
+            let follows = members.iter().any(|known| known.id == member.id);
+            member.id != self.me && !member.witness && follows && self.is_connected(member.id)
+        });
         let Some(peer) = candidate else { return };
         let session_id = self.next_session + 1;
         let Some(primary) = self.primary() else { return };

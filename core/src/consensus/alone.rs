@@ -1,0 +1,108 @@
+//! What it decides: how one replica goes on when a person says that all others are dead, and what becomes of those others
+//! when they return all the same.
+//!
+//! Flow: `Event::StandAlone` -> a term of a newer *order*, own vote on disk -> the members are `[me]`, in force as appended ->
+//! `propose::start_leading`: a group of one, whose majority is its leader. The owner adds the others again with
+//! `change_members`, one at a time. Another replica that meets a term of a newer order forgets its log and recovers.
+//!
+//! Invariants:
+//! - S1 a term is (order, election): the upper half counts persons' orders, with the member that it went to, so that no
+//!   election of those who are declared dead ever reaches a term of the lone one, nor do two orders make one term;
+//! - S2 who meets a newer order was declared dead. It behaves as dead: it gives up its log and its right to vote until it
+//!   holds all that the lone one holds (R1). So it cannot elect against it, nor bring back entries of its own;
+//! - S3 what the others had agreed on without the lone one is lost. No program can know whether there was anything: that
+//!   is what the person answers for.
+//!
+//! Source: ours; the forced new configuration of other systems (etcd's `--force-new-cluster`), made safe against return.
+//!
+//! Not here: who may give such an order, and when (the owner).
+
+use super::election::Votes;
+use super::follow::Following;
+use super::log::Log;
+use super::order::Order;
+use super::recover::Recovery;
+use super::{Action, Consensus, Durability, EntryKind, Promise, Role, Snapshot};
+use crate::units::{Index, ReplicaId, Term};
+use crate::wire::consensus::encode_members;
+
+/// Where the order stands in a term.
+const ORDER_SHIFT: u32 = 32;
+/// More than there are members: an order carries the member it went to.
+const MEMBERS: u64 = 8;
+
+/// The order that a term belongs to; 0 until the first one.
+pub(super) fn order_of(term: Term) -> u64 {
+    term.0 >> ORDER_SHIFT
+}
+
+/// The first term of the next order, given to `me` (S1).
+fn next_order(term: Term, me: ReplicaId) -> Term {
+    Term(((order_of(term) / MEMBERS + 1) * MEMBERS + u64::from(me.0)) << ORDER_SHIFT)
+}
+
+/// S2, after a crash: an order was promised to another that the log knows nothing of.
+pub(super) fn is_overruled(promise: Promise, last: Term, me: ReplicaId) -> bool {
+    order_of(promise.term) > order_of(last) && promise.voted_for != Some(me)
+}
+
+/// What is left of a log: whom to ask.
+pub(super) fn forgotten(log: &Log) -> Snapshot {
+    Snapshot {
+        members: log.members().to_vec(),
+        ..Snapshot::default()
+    }
+}
+
+impl Consensus {
+    /// A person's order. Nothing happens to a leader, nor to a replica that may not lead.
+    pub(super) fn stand_alone(&mut self, out: &mut Vec<Action>) {
+        if self.role == Role::Leader || !self.may_campaign() {
+            return;
+        }
+        self.follow(None, out);
+        self.owed_vote = None;
+        self.promise = Promise {
+            term: next_order(self.promise.term, self.cfg.me),
+            voted_for: Some(self.cfg.me),
+        };
+        self.role = Role::Candidate { pre: false };
+        self.votes = Votes::default();
+        self.votes.mine_pending = true;
+        self.votes.alone = true;
+        // The disk answers, however slowly: no election has to come in between.
+        self.rest(u64::MAX / 2);
+    }
+
+    /// The order is on disk.
+    pub(super) fn lead_alone(&mut self, out: &mut Vec<Action>) {
+        let Some(me) = self.me_in_force() else { return };
+        self.append_own(EntryKind::Members, encode_members(&[me]));
+        self.start_leading(out);
+    }
+
+    /// S2. The promise is on disk before the log is gone, so that a crash in between is recognised.
+    pub(super) fn forget(&mut self, out: &mut Vec<Action>) {
+        self.log = Log::new(forgotten(&self.log));
+        self.order = Order::at(Index(0));
+        self.following = Following::new(Index(0));
+        (self.handed, self.durable) = (Index(0), Index(0));
+        self.tickets.clear();
+        self.saving = None;
+        self.refused = false;
+        self.role = Role::Recovering;
+        self.recovery = Recovery {
+            nonce: self.draw(),
+            target: None,
+        };
+        let snapshot = self.log.snapshot();
+        if self.cfg.durability == Durability::Disk {
+            self.promise_asked = self.promise;
+            out.push(Action::PersistPromise(self.promise));
+            out.push(Action::SaveSnapshot(snapshot.clone()));
+            out.push(Action::TruncateSuffix { from: Index(1) });
+        }
+        out.push(Action::InstallSnapshot(snapshot));
+        self.rest(self.cfg.heartbeat_us);
+    }
+}

@@ -1,0 +1,117 @@
+//! A host that serves alone because a person said that the others are dead, and how the others come back.
+//!
+//! Invariants:
+//! 1. An order is taken only by a host that holds a complete, live copy and knows of no leader.
+//! 2. Who was declared dead takes part again only over a link that was made after the order: a cable that was cut a
+//!    moment ago still looks connected.
+//! 3. Hosts come back one at a time; the witness last, since without a second copy it could only stop this one.
+//!
+//! Not here: terms and logs (core's `consensus::alone`).
+
+use crate::control::Answer;
+use crate::vm::run::VmLoop;
+use crossbeam_channel::Sender;
+use dunlin_core::consensus::Member;
+use dunlin_core::units::ReplicaId;
+
+impl VmLoop {
+    /// A person says that the others are dead. The answer comes when this host speaks, or when it cannot.
+    pub(in crate::vm) fn protect_alone(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
+        let host = |id| self.config.host_name(id).to_owned();
+        if self.group.is_leader() {
+            return Some(Answer::refused(
+                "a majority of the group answers: there is no need, and it would not be safe",
+            ));
+        }
+        if let Some(leader) = self.group.leader() {
+            let leader = host(leader);
+            return Some(Answer::refused(format!(
+                "host '{leader}' leads the VM's group and is not dead; ask it, or end its daemon first"
+            )));
+        }
+        if !self.may_lead() {
+            return Some(Answer::refused(
+                "this host holds no complete and running copy of the VM, or one that the others have gone on without: \
+                 there is nothing to serve from here",
+            ));
+        }
+        let term = self.group.term();
+        let others: Vec<ReplicaId> = self.group.links().iter().map(|link| link.peer).collect();
+        self.group.may_lead(true);
+        self.group.stand_alone();
+        if self.group.term() == term {
+            return Some(Answer::failed(
+                "this host may not lead its group; see 'dunlin events'",
+            ));
+        }
+        if let Some(id) = self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.id))
+        {
+            self.session_ended(id, "its host was declared dead");
+        }
+        for peer in others {
+            // Invariant 2.
+            self.group.remove_link(peer);
+            self.log_link_lost(peer);
+        }
+        self.event(
+            "standing-alone",
+            "by a person's order this host serves without the others, who were declared dead; one of them that is not \
+             dead starts anew when it meets this host, and what it has told clients meanwhile is lost",
+        );
+        self.alone_ordered = Some(reply.clone());
+        None
+    }
+
+    /// This host speaks, and nobody else can.
+    pub(in crate::vm) fn stands_alone(&mut self) {
+        if let Some(reply) = self.alone_ordered.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::done(
+                "this host serves the VM alone, and it is NOT protected: if this host dies now, the VM is lost. Hosts \
+                 that were declared dead are taken back when they return; if one was not dead, what it served since is \
+                 lost.",
+            ));
+        }
+    }
+
+    /// The order came to nothing: somebody else leads.
+    pub(in crate::vm) fn order_lost(&mut self) {
+        if let Some(reply) = self.alone_ordered.take() {
+            let _ = reply.send(Answer::failed(
+                "another host leads the group now; see 'dunlin status'",
+            ));
+        }
+    }
+
+    /// Takes hosts of the VM's configuration back into the group (invariant 3).
+    pub(super) fn readmit_hosts(&mut self) {
+        let members = self.group.core().members();
+        if !self.agreement.leads || members.len() == self.config.group.len() {
+            return;
+        }
+        let absent = |member: &Member| members.iter().all(|known| known.id != member.id);
+        let mut missing = self.config.group.iter().map(|host| host.member).filter(absent);
+        let full_is_missing = missing.clone().any(|member| !member.witness);
+        let Some(back) =
+            missing.find(|member| self.is_connected(member.id) && !(member.witness && full_is_missing))
+        else {
+            return;
+        };
+        let mut members = members.to_vec();
+        members.push(back);
+        members.sort_by_key(|member| member.id);
+        match self.group.change_members(members) {
+            Ok(_) => {
+                let host = self.config.host_name(back.id).to_owned();
+                self.event(
+                    "readmitted",
+                    format!("host '{host}' takes part in the group again"),
+                );
+            }
+            // The last change is not agreed yet, or this host leads no more.
+            Err(refusal) => tracing::debug!(vm = self.config.name, "not readmitted yet: {refusal}"),
+        }
+    }
+}
