@@ -226,6 +226,8 @@ pub struct SyncStatus {
     pub last: SyncFigures,
     /// Medians over the last 1,000.
     pub median: SyncFigures,
+    /// Each figure summed up over all of them: the difference of two answers says what syncs cost in between.
+    pub sum: SyncFigures,
 }
 
 /// Why syncs were started.
@@ -278,6 +280,33 @@ pub struct SyncFigures {
     pub bytes: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
+}
+
+impl SyncFigures {
+    /// Adds another sync's figures to a sum.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, figure) in [
+            (&mut self.pause_us, other.pause_us),
+            (&mut self.stop_us, other.stop_us),
+            (&mut self.save_us, other.save_us),
+            (&mut self.scan_us, other.scan_us),
+            (&mut self.wait_us, other.wait_us),
+            (&mut self.copy_us, other.copy_us),
+            (&mut self.cont_us, other.cont_us),
+            (&mut self.hash_us, other.hash_us),
+            (&mut self.total_us, other.total_us),
+            (&mut self.interval_us, other.interval_us),
+            (&mut self.load_us, other.load_us),
+            (&mut self.dirty_primary, other.dirty_primary),
+            (&mut self.dirty_backup, other.dirty_backup),
+            (&mut self.united, other.united),
+            (&mut self.divergent, other.divergent),
+            (&mut self.bytes, other.bytes),
+            (&mut self.device_bytes, other.device_bytes),
+        ] {
+            *sum += figure;
+        }
+    }
 }
 
 /// A take-over, step by step. Microseconds.

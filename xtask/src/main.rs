@@ -26,7 +26,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Install missing Debian packages (as root or with sudo) and build the guest image.
-    Setup,
+    Setup {
+        /// Build the guest images of these services, too, and fetch their clients: names by commas, or `all`.
+        #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+        services: Vec<String>,
+    },
     /// Check format, lints, links, licences and unit tests; changes nothing.
     Verify,
     /// Let rustfmt and clippy rewrite what they can.
@@ -61,7 +65,10 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<()> {
     match task {
-        Task::Setup => setup::run(),
+        Task::Setup { services } => {
+            setup::run()?;
+            setup::services(&services)
+        }
         Task::Verify => verify::run(),
         Task::Fix => verify::fix(),
         Task::Test => {

@@ -41,6 +41,28 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// Builds the guest images of `names`, and fetches the clients.
+///
+/// # Errors
+/// When a name is unknown or a package cannot be had.
+pub fn services(names: &[String]) -> Result<()> {
+    let mut say = |line: &str| println!("setup: {line}");
+    let all = names.iter().any(|name| name == "all");
+    let names: Vec<&str> = if all {
+        image::SERVICES.iter().map(|service| service.name).collect()
+    } else {
+        names.iter().map(String::as_str).collect()
+    };
+    for name in &names {
+        let image = image::ensure_service(image::service(name)?, &paths::guest_images(), &mut say)?;
+        println!("setup: {name}: {}", image.initrd.display());
+    }
+    if !names.is_empty() {
+        image::clients(&paths::guest_images(), &mut say)?;
+    }
+    Ok(())
+}
+
 fn install_missing() -> Result<()> {
     let missing: Vec<(&str, &str)> = PACKAGES
         .into_iter()

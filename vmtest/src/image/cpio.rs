@@ -3,11 +3,12 @@
 //! Written here, in sixty lines, because it must be the same byte for byte whoever builds it (owner root, time 0, no
 //! inode numbers of this machine) and must hold a device node without anybody being root.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 
 /// Entries in the order in which they were added; parents must come first.
@@ -69,6 +70,51 @@ impl Archive {
         while self.bytes.len() % 4 != 0 {
             self.bytes.push(0);
         }
+    }
+
+    /// Everything under `root`, sorted by name. All belongs to root in the guest; permissions are kept.
+    pub fn tree(&mut self, root: &Path) -> Result<()> {
+        self.subtree(root, "")
+    }
+
+    fn subtree(&mut self, dir: &Path, prefix: &str) -> Result<()> {
+        let mut names = fs::read_dir(dir)
+            .and_then(|entries| {
+                entries
+                    .map(|entry| Ok(entry?.file_name()))
+                    .collect::<std::io::Result<Vec<_>>>()
+            })
+            .with_context(|| format!("cannot read {}", dir.display()))?;
+        names.sort();
+        for name in names {
+            let path = dir.join(&name);
+            let name = format!(
+                "{prefix}{}",
+                name.to_str().context("a file name that is no text")?
+            );
+            let meta = fs::symlink_metadata(&path)?;
+            let permissions = meta.permissions().mode() & 0o1777;
+            if meta.is_dir() {
+                self.entry(&name, 0o040_000 | permissions, (0, 0), &[]);
+                self.subtree(&path, &format!("{name}/"))?;
+            } else if meta.is_symlink() {
+                let to = fs::read_link(&path)?;
+                self.link(&name, to.to_str().context("a link to what is no text")?);
+            } else if meta.is_file() {
+                let data = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                self.entry(&name, 0o100_000 | permissions, (0, 0), &data);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the archive and writes it as it is. Returns the file's size in bytes.
+    pub fn write(mut self, to: &Path) -> Result<u64> {
+        self.entry("TRAILER!!!", 0, (0, 0), &[]);
+        let mut file = File::create(to)?;
+        file.write_all(&self.bytes)?;
+        file.sync_all()?;
+        Ok(file.metadata()?.len())
     }
 
     /// Ends the archive and writes it, compressed. Returns the file's size in bytes.

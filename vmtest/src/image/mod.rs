@@ -1,9 +1,11 @@
 //! The guest image: Debian's own kernel and an initramfs with busybox and redis-server.
 //!
+//! Guests with other services ([`services`]) are made of Debian trees in the same way.
+//!
 //! * **Decides:** what the guest of the demo, the tests and the benchmarks is made of.
 //! * **Flow:** packages -> [`kernel`] (vmlinuz, modules, their load order) + [`tree`] (files) -> [`cpio`] -> cache.
 //! * **Invariants:** (1) nothing is installed and nothing but Debian's packages is downloaded; (2) equal inputs give
-//!   an equal image, byte for byte; (3) an image appears in the cache whole or not at all.
+//!   an equal image, byte for byte (but for a database's first files, which carry times and identifiers); (3) an image appears in the cache whole or not at all.
 //! * **Source:** the packages `linux-image-cloud-amd64`, `busybox-static` and `redis-tools` (its `redis-check-rdb`
 //!   *is* redis-server under another name).
 //! * **Not here:** how a VM is started: that is Dunlin's, from a vm.toml that names these files.
@@ -12,6 +14,8 @@ mod cpio;
 mod disk;
 mod kernel;
 mod packages;
+mod rootfs;
+mod services;
 mod tree;
 
 use std::fs;
@@ -23,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use disk::data_disk;
+pub use services::{SERVICES, Service, clients, ensure as ensure_service, service};
 
 /// Raised whenever the builder itself changes what an image holds.
 const BUILDER: &str = "dunlin guest image 1";
@@ -77,12 +82,7 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
         hash.update([0]);
     }
     redis.add_to(&mut hash)?;
-    let key: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let key = short(hash);
 
     let home = dir.join(format!("redis-{key}"));
     let manifest = home.join("image.json");
@@ -121,12 +121,7 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
         half_made.join("image.json"),
         serde_json::to_string_pretty(&image)?,
     )?;
-    match fs::rename(&half_made, &home) {
-        Ok(()) => {}
-        // Another process was quicker: its image is the same one.
-        Err(_) if manifest.exists() => fs::remove_dir_all(&half_made)?,
-        Err(error) => return Err(error).with_context(|| format!("cannot make {}", home.display())),
-    }
+    into_place(&half_made, &home)?;
     say(&format!(
         "guest image: linux {}, initramfs {:.1} MB, in {:.1} s",
         image.kernel_release,
@@ -134,4 +129,20 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
         begun.elapsed().as_secs_f64()
     ));
     Ok(image)
+}
+
+/// The first 64 bits of a digest, as a name.
+fn short(hash: Sha256) -> String {
+    let digest = hash.finalize();
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A finished directory appears in the cache at once, or somebody else's of the same contents already has.
+fn into_place(half_made: &Path, home: &Path) -> Result<()> {
+    match fs::rename(half_made, home) {
+        Ok(()) => Ok(()),
+        // Another process was quicker: its image is the same one.
+        Err(_) if home.exists() => Ok(fs::remove_dir_all(half_made)?),
+        Err(error) => Err(error).with_context(|| format!("cannot make {}", home.display())),
+    }
 }

@@ -57,30 +57,8 @@ fn show(name: &str) -> Result<String> {
 
 /// Downloads `package` once into `cache`/debs and unpacks it into `into`, which it returns.
 pub fn unpack(package: &Package, cache: &Path, into: &Path) -> Result<PathBuf> {
-    let debs = cache.join("debs");
-    let home = debs.join(format!(
-        "{}_{}",
-        package.name,
-        package.version.replace([':', '/'], "_")
-    ));
-    if find_deb(&home).is_none() {
-        let half_made = debs.join(format!("loading-{}-{}", std::process::id(), package.name));
-        fs::create_dir_all(&half_made)?;
-        let output = Command::new("apt-get")
-            .args(["-q", "-o", "APT::Sandbox::User=root", "download"])
-            .arg(format!("{}={}", package.name, package.version))
-            .current_dir(&half_made)
-            .output()?;
-        if !output.status.success() {
-            let _ = fs::remove_dir_all(&half_made);
-            let words = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-            bail!("cannot download {package}: {words} (an old package list? 'apt-get update' renews it)");
-        }
-        if fs::rename(&half_made, &home).is_err() {
-            fs::remove_dir_all(&half_made)?;
-        }
-    }
-    let deb = find_deb(&home).with_context(|| format!("no .deb in {}: remove it", home.display()))?;
+    download(std::slice::from_ref(package), cache)?;
+    let deb = downloaded(package, cache)?;
     fs::create_dir_all(into)?;
     let status = Command::new("dpkg-deb")
         .arg("-x")
@@ -92,6 +70,73 @@ pub fn unpack(package: &Package, cache: &Path, into: &Path) -> Result<PathBuf> {
         bail!("{} is damaged: remove it and run again", deb.display());
     }
     Ok(into.to_path_buf())
+}
+
+/// Downloads those of `packages` that are not yet in `cache`/debs, in one call of apt-get.
+pub fn download(packages: &[Package], cache: &Path) -> Result<()> {
+    let debs = cache.join("debs");
+    let missing: Vec<&Package> = packages
+        .iter()
+        .filter(|package| find_deb(&home(package, cache)).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let half_made = debs.join(format!("loading-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&half_made);
+    fs::create_dir_all(&half_made)?;
+    let output = Command::new("apt-get")
+        .args(["-q", "-o", "APT::Sandbox::User=root", "download"])
+        .args(
+            missing
+                .iter()
+                .map(|package| format!("{}={}", package.name, package.version)),
+        )
+        .current_dir(&half_made)
+        .output()?;
+    if !output.status.success() {
+        let _ = fs::remove_dir_all(&half_made);
+        let words = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+        bail!(
+            "cannot download {}: {words} (an old package list? 'apt-get update' renews it)",
+            missing
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        );
+    }
+    for package in missing {
+        // apt-get writes a version's colon as %3a into the file's name.
+        let start = format!("{}_{}_", package.name, package.version.replace(':', "%3a"));
+        let deb = fs::read_dir(&half_made)?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(&start))
+            })
+            .with_context(|| format!("apt-get downloaded no {package}"))?;
+        let home = home(package, cache);
+        fs::create_dir_all(&home)?;
+        fs::rename(&deb, home.join(deb.file_name().unwrap_or_default()))?;
+    }
+    fs::remove_dir_all(&half_made)?;
+    Ok(())
+}
+
+/// The file of a package that was downloaded.
+pub fn downloaded(package: &Package, cache: &Path) -> Result<PathBuf> {
+    let home = home(package, cache);
+    find_deb(&home).with_context(|| format!("no .deb in {}: remove it", home.display()))
+}
+
+fn home(package: &Package, cache: &Path) -> PathBuf {
+    cache.join("debs").join(format!(
+        "{}_{}",
+        package.name,
+        package.version.replace([':', '/'], "_")
+    ))
 }
 
 fn find_deb(dir: &Path) -> Option<PathBuf> {

@@ -188,6 +188,7 @@ impl VmLoop {
         let me = self.me;
         let Some(primary) = self.primary() else { return };
         primary.sync_status.count += 1;
+        primary.sync_status.sum.add(&figures);
         primary.sync_status.last = figures;
         primary.last_sync_us = now_us;
         if let Some(run) = &mut primary.sync {

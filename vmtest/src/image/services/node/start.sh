@@ -1,0 +1,1 @@
+exec node /etc/dunlin/server.js

@@ -1,0 +1,2 @@
+mkdir -p /run /var/tmp
+exec lighttpd -D -f /etc/dunlin/lighttpd.conf
