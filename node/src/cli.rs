@@ -122,6 +122,17 @@ enum Command {
         #[arg(long)]
         repair: bool,
     },
+    /// Makes a disk of this host misbehave, for tests; the daemon must have been started with DUNLIN_FAULTS=1
+    #[command(hide = true)]
+    Inject {
+        /// The VM
+        vm: String,
+        /// write-error=on, read-error=on, flush-error=on, full=on, bytes-per-s=N, or none
+        fault: String,
+        /// Which disk, in the order of the VM's file
+        #[arg(long, default_value_t = 0)]
+        disk: usize,
+    },
     /// Shuts a VM down on all its hosts; its disks stay
     Down {
         /// The VM
@@ -188,6 +199,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Events { follow, json } => show::events(socket, follow, json),
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
         Command::Protect { vm, alone } => talk::simple(socket, &Request::Protect { vm, alone }),
+        Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
         Command::Down { vm, now } => talk::down(socket, &vm, now),
     }

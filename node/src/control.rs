@@ -49,6 +49,15 @@ pub enum Request {
         /// Send again what differs.
         repair: bool,
     },
+    /// Tests only: makes a disk of this host misbehave. Refused unless the daemon was started with `DUNLIN_FAULTS=1`.
+    Inject {
+        /// Which VM.
+        vm: String,
+        /// Which disk, in the order of the VM's file.
+        disk: usize,
+        /// What, as `write-error=on`.
+        fault: String,
+    },
     /// Daemon to daemon: could you take part in this VM's group?
     Prepare {
         /// The text of its vm.toml.
@@ -74,7 +83,10 @@ impl Request {
     /// Whether a daemon takes this from another daemon.
     #[must_use]
     pub fn is_for_peers(&self) -> bool {
-        !matches!(self, Self::Up { .. } | Self::Events { .. } | Self::Status)
+        !matches!(
+            self,
+            Self::Up { .. } | Self::Events { .. } | Self::Status | Self::Inject { .. }
+        )
     }
 }
 
@@ -202,6 +214,38 @@ pub struct VmStatus {
     pub progress: Option<Progress>,
     /// QEMU's process on this host.
     pub qemu_pid: Option<u32>,
+    /// The disks, in the order of the VM's file; none while the VM is not on this host.
+    #[serde(default)]
+    pub disks: Vec<DiskFigures>,
+}
+
+/// One disk on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFigures {
+    /// `idle`, `alone`, `primary` or `backup`.
+    pub role: String,
+    /// What a peer may lack.
+    pub dirty_bytes: u64,
+    /// Primary: waits to be sent to the backup.
+    pub queued_bytes: u64,
+    /// What the backup's buffers hold in memory, as this host knows it.
+    pub held_bytes: u64,
+    /// Backup: of it, the primary's writes since the last sync.
+    pub pvm_bytes: u64,
+    /// Backup: of it, its own VM's.
+    pub svm_bytes: u64,
+    /// Backup: the most that the buffers ever held.
+    pub peak_bytes: u64,
+    /// Backup: compared when idle (the lightweight checkpoint).
+    pub compared_bytes: u64,
+    /// Backup: of these, found equal and brought to the image.
+    pub settled_bytes: u64,
+    /// Backup: brought to the image by syncs.
+    pub committed_bytes: u64,
+    /// How new the image is: term, written as its primary, epoch.
+    pub generation: (u64, bool, u64),
+    /// The image is the state of one moment.
+    pub consistent: bool,
 }
 
 /// A peer of a group.

@@ -1,6 +1,6 @@
 //! Prometheus metrics, served as text on a local port; made from the same status that people see.
 
-use crate::control::VmStatus;
+use crate::control::{DiskFigures, VmStatus};
 use crate::daemon::{Daemon, requests};
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use std::net::SocketAddr;
@@ -68,6 +68,47 @@ const FIGURES: &[Figure] = &[
     ),
 ];
 
+type DiskFigure = (&'static str, &'static str, fn(&DiskFigures) -> u64);
+
+/// The same for each disk.
+const DISK_FIGURES: &[DiskFigure] = &[
+    (
+        "dunlin_disk_dirty_bytes",
+        "Parts of the disk that a peer may lack",
+        |disk| disk.dirty_bytes,
+    ),
+    (
+        "dunlin_disk_queued_bytes",
+        "Primary: mirrored writes that wait to be sent",
+        |disk| disk.queued_bytes,
+    ),
+    (
+        "dunlin_disk_held_bytes",
+        "Memory that the backup's buffers hold",
+        |disk| disk.held_bytes,
+    ),
+    (
+        "dunlin_disk_peak_bytes",
+        "Backup: the most that its buffers ever held",
+        |disk| disk.peak_bytes,
+    ),
+    (
+        "dunlin_disk_compared_bytes_total",
+        "Backup: compared when idle",
+        |disk| disk.compared_bytes,
+    ),
+    (
+        "dunlin_disk_settled_bytes_total",
+        "Backup: found equal when idle, and brought to the image",
+        |disk| disk.settled_bytes,
+    ),
+    (
+        "dunlin_disk_committed_bytes_total",
+        "Backup: brought to the image by syncs",
+        |disk| disk.committed_bytes,
+    ),
+];
+
 /// Serves metrics until the daemon ends.
 pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
     let server = tiny_http::Server::http(address).map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -94,6 +135,16 @@ fn page(daemon: &Daemon) -> prometheus::Result<String> {
         let gauge = GaugeVec::new(Opts::new(*name, *help), &["vm"])?;
         for vm in &status.vms {
             gauge.with_label_values(&[&vm.name]).set(figure(vm));
+        }
+        registry.register(Box::new(gauge))?;
+    }
+    for (name, help, figure) in DISK_FIGURES {
+        let gauge = GaugeVec::new(Opts::new(*name, *help), &["vm", "disk"])?;
+        for vm in &status.vms {
+            for (number, disk) in vm.disks.iter().enumerate() {
+                let labels = [vm.name.as_str(), &number.to_string()];
+                gauge.with_label_values(&labels).set(figure(disk) as f64);
+            }
         }
         registry.register(Box::new(gauge))?;
     }

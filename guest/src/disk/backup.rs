@@ -152,6 +152,14 @@ impl Backup {
         }
     }
 
+    pub(super) fn could_settle(&self) -> Option<u64> {
+        let state = self.state.try_lock().ok()?;
+        let switch = &state.switch;
+        let holds = !state.joining && switch.pvm_bytes() > 0 && switch.svm_bytes() > 0;
+        let counters = switch.counters();
+        holds.then_some(counters.own_bytes + counters.mirrored_bytes)
+    }
+
     // ---- what the primary says ----
 
     fn run(&self, link: &Arc<Link>, mut reader: Box<dyn io::Read + Send>) {

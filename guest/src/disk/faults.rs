@@ -26,7 +26,65 @@ pub struct Faults {
     free_at: Mutex<Option<Instant>>,
 }
 
+/// One fault, for whoever injects it by name: `write-error=on`, `bytes-per-s=1048576`, `none`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Reads fail, or do not any more.
+    ReadError(bool),
+    /// Writes fail.
+    WriteError(bool),
+    /// Flushes fail.
+    FlushError(bool),
+    /// The disk is full.
+    Full(bool),
+    /// A slow disk; 0: as fast as it is.
+    BytesPerS(u64),
+    /// All of them off.
+    None,
+}
+
+impl std::str::FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let on = match value {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
+        };
+        match (name, on, value.parse()) {
+            ("read-error", Some(on), _) => Ok(Self::ReadError(on)),
+            ("write-error", Some(on), _) => Ok(Self::WriteError(on)),
+            ("flush-error", Some(on), _) => Ok(Self::FlushError(on)),
+            ("full", Some(on), _) => Ok(Self::Full(on)),
+            ("bytes-per-s", _, Ok(limit)) => Ok(Self::BytesPerS(limit)),
+            ("none", ..) => Ok(Self::None),
+            _ => Err(format!(
+                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, full=on (or off), bytes-per-s=N, none"
+            )),
+        }
+    }
+}
+
 impl Faults {
+    /// Sets one fault.
+    pub fn inject(&self, fault: Fault) {
+        match fault {
+            Fault::ReadError(on) => self.read_error(on),
+            Fault::WriteError(on) => self.write_error(on),
+            Fault::FlushError(on) => self.flush_error(on),
+            Fault::Full(on) => self.full(on),
+            Fault::BytesPerS(limit) => self.bytes_per_s(limit),
+            Fault::None => {
+                for what in [&self.read_error, &self.write_error, &self.flush_error, &self.full] {
+                    what.store(false, Ordering::Release);
+                }
+                self.bytes_per_s(0);
+            }
+        }
+    }
+
     fn set(&self, what: &AtomicBool, on: bool) {
         what.store(on, Ordering::Release);
         self.any.store(true, Ordering::Release);

@@ -41,7 +41,7 @@ mod verify;
 
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
-pub use faults::Faults;
+pub use faults::{Fault, Faults};
 pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
@@ -523,7 +523,25 @@ impl Disk {
     /// What the disk is doing.
     #[must_use]
     pub fn status(&self) -> DiskStatus {
-        let role = self.role();
+        self.status_of(&self.role())
+    }
+
+    /// As [`Self::status`], but nothing while a commit or a take-over is under way: for whoever must not wait.
+    #[must_use]
+    pub fn status_now(&self) -> Option<DiskStatus> {
+        Some(self.status_of(&*self.gate.try_read().ok()?))
+    }
+
+    /// Backup: bytes taken in so far, if both VMs' buffers hold some: what an idle pass could find equal. Never waits.
+    #[must_use]
+    pub fn could_settle(&self) -> Option<u64> {
+        match &*self.gate.try_read().ok()? {
+            Role::Backup(backup) => backup.could_settle(),
+            _ => None,
+        }
+    }
+
+    fn status_of(&self, role: &Role) -> DiskStatus {
         let identity = self.shared.identity();
         let mut status = DiskStatus {
             role: role.name(),
@@ -536,7 +554,7 @@ impl Disk {
             generation: identity.generation,
             consistent: identity.consistent,
         };
-        match &*role {
+        match role {
             Role::Idle => {}
             Role::Primary(primary) => primary.describe(&mut status),
             Role::Backup(backup) => status.backup = backup.figures(),

@@ -88,6 +88,24 @@ fn describe(text: &mut String, vm: &VmStatus) {
             }
         );
     }
+    for (number, disk) in vm.disks.iter().enumerate() {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let _ = writeln!(
+            text,
+            "  disk {number}: {}{}, a peer may lack {:.0} MiB, backup's memory {:.1} MiB (peak {:.1}), settled {:.1} when idle + {:.1} by syncs",
+            disk.role,
+            if disk.consistent {
+                ""
+            } else {
+                " (a copy is under way)"
+            },
+            mib(disk.dirty_bytes),
+            mib(disk.held_bytes),
+            mib(disk.peak_bytes),
+            mib(disk.settled_bytes),
+            mib(disk.committed_bytes),
+        );
+    }
     if let Some(progress) = &vm.progress {
         let percent = 100 * progress.done / progress.total.max(1);
         let _ = writeln!(text, "  {}: {percent} %", progress.what);

@@ -99,7 +99,8 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
         Request::Down { vm, .. }
         | Request::Failover { vm }
         | Request::Protect { vm, .. }
-        | Request::VerifyDisk { vm, .. } => vm.clone(),
+        | Request::VerifyDisk { vm, .. }
+        | Request::Inject { vm, .. } => vm.clone(),
         _ => return Answer::refused("this is for other hosts to ask"),
     };
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
@@ -107,7 +108,10 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
             "there is no VM '{vm}' on this host; 'dunlin status' lists them"
         ));
     };
-    let is_about_this_host = matches!(request, Request::Protect { alone: true, .. });
+    let is_about_this_host = matches!(
+        request,
+        Request::Protect { alone: true, .. } | Request::Inject { .. }
+    );
     match status.leader {
         Some(leader) if leader != daemon.host.name && !is_about_this_host => {
             peers::converse(daemon, &leader, &request, each)
@@ -127,6 +131,17 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         Request::Protect { vm, alone: true } => (vm, Command::ProtectAlone),
         Request::Protect { vm, alone: false } => (vm, Command::Protect),
         Request::VerifyDisk { vm, repair } => (vm, Command::VerifyDisk { repair: *repair }),
+        Request::Inject { vm, disk, fault } => match fault.parse() {
+            Ok(fault) if std::env::var_os("DUNLIN_FAULTS").is_some() => {
+                (vm, Command::Inject { disk: *disk, fault })
+            }
+            Ok(_) => {
+                return Answer::refused(
+                    "this daemon takes no faults: it was started without DUNLIN_FAULTS=1",
+                );
+            }
+            Err(why) => return Answer::refused(why),
+        },
         _ => return Answer::refused("this host does not know that request"),
     };
     match sender(daemon, vm) {

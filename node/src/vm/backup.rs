@@ -7,6 +7,7 @@
 //!
 //! Not here: the work of a sync (`session::backup`).
 
+use super::disks::IdleWatch;
 use super::event::{BackupStep, Started};
 use super::machine::Machine;
 use super::nics::Nics;
@@ -35,6 +36,7 @@ pub struct BackupRole {
     writer: Option<SyncWriter>,
     phase: Phase,
     idle_told: Index,
+    disks_idle: IdleWatch,
     take_over: Option<TakeOver>,
 }
 
@@ -107,6 +109,7 @@ impl VmLoop {
             writer: None,
             phase: Phase::Joining,
             idle_told: Index(0),
+            disks_idle: IdleWatch::default(),
             take_over: None,
         });
         self.start_machine(session, Start::Incoming);
@@ -225,7 +228,12 @@ impl VmLoop {
         let applied = self.agreement.applied;
         let active = self.config.policy.backup_is_active();
         let leads = self.agreement.leads;
+        let now_us = self.now_us();
         let Some(backup) = self.backup() else { return };
+        if let (Phase::Synced, true, Some(machine)) = (backup.phase, active, &backup.machine) {
+            let sleeps = || machine.qemu.threads().idle();
+            backup.disks_idle.look(&machine.disks, now_us, sleeps);
+        }
         match backup.phase {
             Phase::Draining(epoch) if drained => {
                 backup.phase = Phase::Syncing;
@@ -267,7 +275,13 @@ impl VmLoop {
             }
             _ => false,
         };
-        news.then(|| self.now_us() + LOOK_US)
+        let now_us = self.now_us();
+        let disks = (backup.phase == Phase::Synced && !self.config.spec.disks.is_empty())
+            .then(|| backup.disks_idle.deadline_us().max(now_us));
+        [news.then_some(now_us + LOOK_US), disks]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(super) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {

@@ -8,9 +8,12 @@ use super::event::{LoopEvent, LoopSender};
 use super::session::Broken;
 use super::session::link::PATIENCE;
 use crate::config::{DiskReplication, VmConfig};
+use crate::control::{Answer, DiskFigures};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::Stream;
-use dunlin_guest::disk::{AttachOptions, Disk, DiskConfig, DiskEvent, MirrorStream};
+use dunlin_guest::disk::{
+    AttachOptions, Disk, DiskConfig, DiskEvent, DiskStatus, Fault, MirrorStream, Storage,
+};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -21,6 +24,68 @@ pub struct Disks {
     disks: Vec<Arc<Disk>>,
     copies: Arc<Copies>,
     replication: DiskReplication,
+    /// When the figures are due again, and the last ones.
+    shown: Mutex<(u64, Vec<DiskFigures>)>,
+}
+
+/// Figures are no older than this.
+const SHOW_US: u64 = 200_000;
+
+fn shown_as(status: &DiskStatus) -> DiskFigures {
+    let (backup, generation) = (&status.backup, status.generation);
+    DiskFigures {
+        role: status.role.to_owned(),
+        dirty_bytes: status.dirty_bytes,
+        queued_bytes: status.queued_bytes,
+        held_bytes: backup.held_bytes.max(status.peer_held_bytes),
+        pvm_bytes: backup.pvm_bytes,
+        svm_bytes: backup.svm_bytes,
+        peak_bytes: backup.counters.peak_bytes,
+        compared_bytes: backup.counters.compared_bytes,
+        settled_bytes: backup.counters.settled_bytes,
+        committed_bytes: backup.counters.committed_bytes,
+        generation: (generation.term.0, generation.primary, generation.epoch.0),
+        consistent: status.consistent,
+    }
+}
+
+/// Says when a backup's VM counts as idle for its disks: "compare the increment of processor time with a threshold [...] for
+/// five consecutive" times, 1 ms apart (GANNET VI-A); here its threads sleep each time.
+#[derive(Default)]
+pub struct IdleWatch {
+    look_at_us: u64,
+    quiet: u32,
+    /// What had been taken in when the last pass began: a second one over the same bytes finds nothing.
+    passed: u64,
+}
+
+impl IdleWatch {
+    const EVERY_US: u64 = 1000;
+    const TIMES: u32 = 5;
+
+    /// Looks, if it is time; `sleeps` says whether all the VM's threads do.
+    pub fn look(&mut self, disks: &Disks, now_us: u64, sleeps: impl FnOnce() -> bool) {
+        if now_us < self.look_at_us {
+            return;
+        }
+        self.look_at_us = now_us + Self::EVERY_US;
+        let Some(taken_in) = disks.could_settle().filter(|taken_in| *taken_in != self.passed) else {
+            self.quiet = 0;
+            self.look_at_us = now_us + 5 * Self::EVERY_US;
+            return;
+        };
+        self.quiet = if sleeps() { self.quiet + 1 } else { 0 };
+        if self.quiet >= Self::TIMES {
+            self.quiet = 0;
+            self.passed = taken_in;
+            disks.idle();
+        }
+    }
+
+    /// When to look again.
+    pub fn deadline_us(&self) -> u64 {
+        self.look_at_us
+    }
 }
 
 /// How the first copies of a join go.
@@ -100,6 +165,7 @@ impl Disks {
                 disks,
                 copies,
                 replication,
+                shown: Mutex::default(),
             },
             ends,
         ))
@@ -175,6 +241,58 @@ impl Disks {
     /// The disks, in order.
     pub fn all(&self) -> &[Arc<Disk>] {
         &self.disks
+    }
+
+    /// Tests only.
+    pub fn inject(&self, disk: usize, fault: Fault) -> Answer {
+        match self.disks.get(disk) {
+            Some(disk) => {
+                disk.faults().inject(fault);
+                Answer::done("")
+            }
+            None => Answer::refused(format!("there is no disk {disk}")),
+        }
+    }
+
+    /// What the disks are doing; not asked anew all the time, and never waited for.
+    pub fn figures(&self, now_us: u64) -> Vec<DiskFigures> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let (due_us, figures) = &mut *shown;
+        if now_us >= *due_us {
+            *due_us = now_us + SHOW_US;
+            figures.resize(self.disks.len(), DiskFigures::default());
+            for (disk, figures) in self.disks.iter().zip(figures.iter_mut()) {
+                if let Some(status) = disk.status_now() {
+                    *figures = shown_as(&status);
+                }
+            }
+        }
+        figures.clone()
+    }
+
+    /// The VM is being stopped: writes that are slowed down, because a backup's buffers fill, pass. `false` when it runs.
+    pub fn expedite(&self, on: bool) {
+        for disk in &self.disks {
+            disk.expedite(on);
+        }
+    }
+
+    /// Backup: bytes taken in so far, if an idle pass could find some of them equal.
+    pub fn could_settle(&self) -> Option<u64> {
+        if !self.replication.settle_when_idle || self.replication.storage != Storage::Gannet {
+            return None;
+        }
+        self.disks
+            .iter()
+            .filter_map(|disk| disk.could_settle())
+            .reduce(u64::wrapping_add)
+    }
+
+    /// Backup: the VMs are idle (the lightweight checkpoint). Returns at once.
+    pub fn idle(&self) {
+        for disk in &self.disks {
+            disk.idle();
+        }
     }
 
     /// The session with the backup is over.

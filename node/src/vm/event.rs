@@ -6,7 +6,7 @@ use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
-use dunlin_guest::disk::DiskEvent;
+use dunlin_guest::disk::{DiskEvent, Fault};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -163,6 +163,13 @@ pub enum Command {
     VerifyDisk {
         /// Send again what differs.
         repair: bool,
+    },
+    /// Tests only: a disk of this host misbehaves.
+    Inject {
+        /// Which.
+        disk: usize,
+        /// How.
+        fault: Fault,
     },
     /// Shut down everywhere.
     Down {

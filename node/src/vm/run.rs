@@ -325,6 +325,10 @@ impl VmLoop {
                 Some(Answer::done("removed"))
             }
             Command::ProtectAlone => self.protect_alone(&reply),
+            Command::Inject { disk, fault } => Some(match self.machine().map(|machine| &machine.disks) {
+                Some(disks) => disks.inject(disk, fault),
+                None => Answer::failed("the VM is not on this host"),
+            }),
             Command::Failover | Command::Protect | Command::VerifyDisk { .. } | Command::Down { .. } => {
                 self.primary_command(command, &reply)
             }
@@ -374,6 +378,10 @@ impl VmLoop {
             failover: self.failover.clone(),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
+            disks: self
+                .machine()
+                .map(|machine| machine.disks.figures(now_us))
+                .unwrap_or_default(),
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

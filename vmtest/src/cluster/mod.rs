@@ -112,6 +112,8 @@ impl<'lab> Cluster<'lab> {
             .command(&self.binary)?
             .arg("host")
             .arg(self.host_file(host))
+            // So that `dunlin inject` is obeyed; nothing misbehaves before it is told to.
+            .env("DUNLIN_FAULTS", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log.try_clone()?)

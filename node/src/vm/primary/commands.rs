@@ -36,7 +36,7 @@ impl VmLoop {
                 Some(Answer::done("a backup is looked for"))
             }
             Command::VerifyDisk { repair } => self.begin_verification(repair, reply),
-            Command::ProtectAlone | Command::Remove => None,
+            Command::ProtectAlone | Command::Remove | Command::Inject { .. } => None,
         }
     }
 

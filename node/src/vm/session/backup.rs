@@ -163,9 +163,10 @@ impl Backup {
     }
 
     fn sync_active(&mut self, epoch: Epoch) -> Result<(), Broken> {
-        self.colo()?
-            .request()
-            .map_err(|error| Broken::new("stopping the backup's VM", error))?;
+        self.machine.disks.expedite(true);
+        let stopped = self.colo()?.request();
+        self.machine.disks.expedite(false);
+        stopped.map_err(|error| Broken::new("stopping the backup's VM", error))?;
         let dirty = self.machine.qemu.memory().scan_dirty();
         let dirty = page_set(&dirty.map_err(|error| Broken::new("reading the dirty pages", error))?);
         self.link.send(&SyncMessage::Dirty { epoch, pages: dirty })?;

@@ -206,8 +206,11 @@ impl Primary {
         figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
         *last_stop = started;
         let mut lap = Lap::start();
-        qemu.stop()
-            .map_err(|error| Broken::new("stopping the VM", error))?;
+        // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
+        self.machine.disks.expedite(true);
+        let stopped = qemu.stop();
+        self.machine.disks.expedite(false);
+        stopped.map_err(|error| Broken::new("stopping the VM", error))?;
         self.stands.set(!hand_over);
         figures.stop_us = lap.us();
         self.report(SyncStep::Stopped);
