@@ -3,6 +3,7 @@
 mod bench;
 mod cargo;
 mod demo;
+mod fuzz;
 mod licences;
 mod scenarios;
 mod setup;
@@ -46,6 +47,7 @@ enum Task {
         #[arg(last = true)]
         more: Vec<String>,
     },
+    Fuzz(fuzz::Fuzz),
     Demo(demo::Demo),
     Scenarios(scenarios::Scenarios),
     /// Measurements that compare in one run.
@@ -96,6 +98,7 @@ fn run(task: Task) -> Result<()> {
             arguments.extend(more.iter().map(String::as_str));
             cargo::run(&arguments)
         }
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
         Task::Bench(what) => bench::run(&what),

@@ -182,6 +182,9 @@ impl Consensus {
             if index != last.index.next() || term < last.term || term > limit {
                 return Err("entries out of order");
             }
+            if index == base && self.log.base() != entry.stamp {
+                return Err("an agreed entry differs (C2)");
+            }
             if index > base && self.log.stamp(index) != Some(entry.stamp) {
                 if index <= self.log.last().index {
                     if index <= self.order.committed() {

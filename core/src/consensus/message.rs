@@ -15,6 +15,9 @@ use bytes::Bytes;
 /// The largest group.
 pub const MAX_MEMBERS: usize = 7;
 
+/// No term and no index ever comes near: a larger one is damage, and refused before anything is counted up from it.
+pub const MOST: u64 = 1 << 62;
+
 /// What an entry carries. The log does not look inside `payload`, except for `Members`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -218,4 +221,33 @@ pub enum Message {
         /// The leader's term.
         term: Term,
     },
+}
+
+impl Message {
+    /// Terms and indices that a replica can have reached. (Entries' terms are compared with the message's.)
+    pub(super) fn is_possible(&self) -> bool {
+        let stamp = |at: &Viewstamp| at.term.0.max(at.index.0);
+        let most = match self {
+            Self::Append { term, prev, .. } => term.0.max(stamp(prev)),
+            Self::Lead {
+                term, commit: index, ..
+            }
+            | Self::Ack {
+                term, durable: index, ..
+            }
+            | Self::Reject { term, hint: index }
+            | Self::Recover {
+                term, held: index, ..
+            }
+            | Self::Recovery {
+                term, last: index, ..
+            } => term.0.max(index.0),
+            Self::RequestVote { term, last, .. } | Self::Vote { term, last, .. } => term.0.max(stamp(last)),
+            Self::Snapshot { term, snapshot, .. } => term.0.max(stamp(&snapshot.last)),
+            Self::Pull { term, at, committed } => term.0.max(stamp(at)).max(committed.0),
+            Self::Pulled { term, prev, last, .. } => term.0.max(stamp(prev)).max(stamp(last)),
+            Self::Campaign { term } => term.0,
+        };
+        most < MOST
+    }
 }

@@ -212,6 +212,12 @@ impl Consensus {
         if from == self.cfg.me {
             return;
         }
+        if !message.is_possible() {
+            return out.push(Action::Breach {
+                from,
+                what: "a term or an index that nobody can have reached",
+            });
+        }
         match message {
             Message::Append { term, prev, entries } => self.on_append(from, term, prev, entries, out),
             Message::Lead { term, commit, beat } => self.on_lead(from, term, commit, beat, out),

@@ -198,6 +198,16 @@ pub(super) fn initiate(
     until: Instant,
 ) -> Result<(Welcome, Stream), LinkError> {
     prepare(&tcp).map_err(LinkError::io("socket option"))?;
+    initiate_on(tcp, identity, hello, until)
+}
+
+/// As [`initiate`], on a socket with its options set.
+pub fn initiate_on(
+    tcp: TcpStream,
+    identity: &Identity,
+    hello: &Hello,
+    until: Instant,
+) -> Result<(Welcome, Stream), LinkError> {
     let mut talk = Talk {
         sock: Timed { tcp: &tcp, until },
         tls: None,
@@ -288,6 +298,16 @@ pub(super) fn respond(
     admit: &dyn Fn(&Hello) -> Result<Welcome, String>,
 ) -> Result<(Hello, Stream), LinkError> {
     prepare(&tcp).map_err(LinkError::io("socket option"))?;
+    respond_on(tcp, identity, until, admit)
+}
+
+/// As [`respond`], on a socket with its options set.
+pub fn respond_on(
+    tcp: TcpStream,
+    identity: &Identity,
+    until: Instant,
+    admit: &dyn Fn(&Hello) -> Result<Welcome, String>,
+) -> Result<(Hello, Stream), LinkError> {
     let mut talk = Talk {
         sock: Timed { tcp: &tcp, until },
         tls: None,

@@ -29,6 +29,12 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Both sides of a handshake over a socket that is there already: for the fuzzer (`fuzz/`), which has no network.
+#[doc(hidden)]
+pub mod parts {
+    pub use super::handshake::{initiate_on as initiate, respond_on as respond};
+}
+
 /// The version of everything that hosts say to each other. Hosts of different versions do not talk.
 pub const PROTOCOL_VERSION: u16 = 1;
 

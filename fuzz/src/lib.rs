@@ -1,0 +1,103 @@
+//! What every decoder must stand: any bytes give a value or an error, never a panic, and what they promise holds.
+//!
+//! **Flow**: one function per target. `cargo xtask fuzz` gives it to libFuzzer; `tests/inputs.rs` runs it over `seeds/` (made
+//! by `examples/seeds.rs`) and `found/` (inputs that once broke something) with every `cargo test`.
+//! **Invariants**: 1. a target that takes a checksum is also given right ones: a broken peer computes them rightly, too.
+//! 2. each target asserts more than "no panic" where there is something to assert.
+//! **Not here**: control socket and configuration (serde), QMP (QEMU is our own child).
+
+mod consensus;
+mod guest;
+mod link;
+mod log;
+mod script;
+pub mod seeds;
+mod transport;
+mod wire;
+
+/// One target.
+pub struct Target {
+    /// Its name: `cargo xtask fuzz NAME`.
+    pub name: &'static str,
+    /// Whose bytes it takes, for `cargo xtask fuzz --list`.
+    pub about: &'static str,
+    run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: [Target; 13] = [
+    Target {
+        name: "agreed",
+        about: "entries of the agreed log, the agreed state",
+        run: wire::agreed,
+    },
+    Target {
+        name: "announce",
+        about: "frames that a guest sends",
+        run: guest::announce,
+    },
+    Target {
+        name: "consensus",
+        about: "messages between replicas",
+        run: wire::consensus,
+    },
+    Target {
+        name: "frames",
+        about: "the stream of frames from QEMU",
+        run: guest::frames,
+    },
+    Target {
+        name: "link",
+        about: "both sides of the handshake between hosts",
+        run: link::link,
+    },
+    Target {
+        name: "log",
+        about: "the log's files after a crash",
+        run: log::log,
+    },
+    Target {
+        name: "mirror",
+        about: "the stream of disk writes between hosts",
+        run: guest::mirror,
+    },
+    Target {
+        name: "nbd",
+        about: "what QEMU's block layer asks",
+        run: guest::nbd,
+    },
+    Target {
+        name: "ring",
+        about: "what a peer writes into our memory",
+        run: transport::ring,
+    },
+    Target {
+        name: "shm",
+        about: "messages with descriptors of a process of this host",
+        run: transport::shm,
+    },
+    Target {
+        name: "step",
+        about: "a member that says anything at any time",
+        run: consensus::step,
+    },
+    Target {
+        name: "sync",
+        about: "messages of a sync and of a join",
+        run: wire::sync,
+    },
+    Target {
+        name: "tcp",
+        about: "one-sided writes framed on a byte stream",
+        run: transport::tcp,
+    },
+];
+
+/// Runs a target by its name.
+///
+/// # Panics
+/// When the target finds something.
+pub fn run(name: &str, bytes: &[u8]) {
+    let target = TARGETS.iter().find(|target| target.name == name);
+    (target.expect("a target of this name").run)(bytes);
+}

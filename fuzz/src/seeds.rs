@@ -1,0 +1,516 @@
+//! Where the fuzzer begins: one small valid input of every kind. `cargo run -p dunlin-fuzz --example seeds` writes them.
+
+use bytes::{Bytes, BytesMut};
+use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, ReplicaSet};
+use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};
+use dunlin_core::disk::Generation;
+use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
+use dunlin_core::sync::compare::{BLOCK_BYTES, DivergentPage};
+use dunlin_core::sync::dirty::PageSet;
+use dunlin_core::sync::staging::PageDelta;
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term, Viewstamp};
+use dunlin_core::wire::agreed::{encode as encode_agreed, encode_state};
+use dunlin_core::wire::consensus::{encode as encode_message, encode_entry, encode_members, encode_snapshot};
+use dunlin_core::wire::sync::{SyncMessage, encode as encode_sync};
+use dunlin_fabric::link::{Hello, Purpose};
+use dunlin_guest::frames::announce::{gratuitous_arp, unsolicited_advertisement};
+
+/// Every seed: target, name, content.
+#[must_use]
+pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
+    let mut out = Vec::new();
+    let mut add = |target, seeds: Vec<Vec<u8>>| {
+        for (nth, seed) in seeds.into_iter().enumerate() {
+            out.push((target, format!("{nth:02}"), seed));
+        }
+    };
+    add("agreed", agreed());
+    add("announce", announce());
+    add("consensus", consensus());
+    add("frames", frames());
+    add("link", link());
+    add("log", log());
+    add("mirror", mirror());
+    add("nbd", nbd());
+    add("ring", ring());
+    add("shm", shm());
+    add("step", step());
+    add("sync", sync());
+    add("tcp", tcp());
+    out
+}
+
+fn agreed() -> Vec<Vec<u8>> {
+    let epoch = Epoch(3);
+    let frame = |nic| NicFrame {
+        nic,
+        bytes: Bytes::from_static(b"a frame"),
+    };
+    let set = ReplicaSet::one(ReplicaId(0)).with(ReplicaId(1));
+    let entries = [
+        Agreed::Frames(vec![frame(0), frame(1)]),
+        Agreed::Sync { epoch },
+        Agreed::SyncDone { epoch },
+        Agreed::Complete { set, epoch },
+        Agreed::Down,
+    ];
+    let mut state = AgreedState::default();
+    let mut out: Vec<Vec<u8>> = entries
+        .iter()
+        .map(|entry| encode_agreed(entry).to_vec())
+        .collect();
+    for entry in &entries {
+        state.apply(entry);
+        out.push(encode_state(&state).to_vec());
+    }
+    out
+}
+
+fn announce() -> Vec<Vec<u8>> {
+    let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+    let frames = [
+        gratuitous_arp(mac, [10, 0, 0, 9].into()),
+        unsolicited_advertisement(mac, "fe80::5054:ff:fe12:3456".parse().expect("an address")),
+        [
+            &[0xff; 6][..],
+            &mac,
+            &[
+                8, 0, 0x45, 0, 0, 20, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 9, 10, 0, 0, 1,
+            ],
+        ]
+        .concat(),
+    ];
+    frames
+        .iter()
+        .map(|frame| [&[frame.len() as u8], frame.as_slice()].concat())
+        .collect()
+}
+
+fn entry(kind: EntryKind, index: u64, payload: &'static [u8]) -> Entry {
+    let stamp = Viewstamp {
+        term: Term(2),
+        index: Index(index),
+    };
+    Entry {
+        stamp,
+        kind,
+        payload: Bytes::from_static(payload),
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let (term, prev) = (
+        Term(2),
+        Viewstamp {
+            term: Term(2),
+            index: Index(4),
+        },
+    );
+    let members = vec![Member::full(0), Member::joining(1), Member::witness(2)];
+    let entries = vec![
+        entry(EntryKind::Barrier, 5, b""),
+        entry(EntryKind::Data, 6, b"payload"),
+        Entry {
+            payload: encode_members(&members),
+            ..entry(EntryKind::Members, 7, b"")
+        },
+    ];
+    let last = Viewstamp {
+        term,
+        index: Index(7),
+    };
+    let snapshot = Snapshot {
+        last: prev,
+        members,
+        state: Bytes::from_static(b"state"),
+    };
+    vec![
+        Message::Append {
+            term,
+            prev,
+            entries: entries.clone(),
+        },
+        Message::Append {
+            term,
+            prev,
+            entries: vec![],
+        },
+        Message::Lead {
+            term,
+            commit: Index(6),
+            beat: 9,
+        },
+        Message::Ack {
+            term,
+            durable: Index(6),
+            beat: 9,
+        },
+        Message::Reject { term, hint: Index(3) },
+        Message::RequestVote {
+            term,
+            last,
+            pre: true,
+        },
+        Message::Vote {
+            term,
+            granted: true,
+            pre: false,
+            last,
+        },
+        Message::Snapshot {
+            term,
+            snapshot,
+            leads: true,
+        },
+        Message::Pull {
+            term,
+            at: prev,
+            committed: Index(4),
+        },
+        Message::Pulled {
+            term,
+            prev,
+            entries,
+            last,
+        },
+        Message::Recover {
+            term,
+            nonce: 77,
+            held: Index(2),
+        },
+        Message::Recovery {
+            term,
+            nonce: 77,
+            last: Index(7),
+        },
+        Message::Campaign { term },
+    ]
+}
+
+fn encoded(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_message(message, &mut bytes);
+    bytes
+}
+
+fn consensus() -> Vec<Vec<u8>> {
+    let mut out: Vec<Vec<u8>> = messages().iter().map(encoded).collect();
+    out.push(encode_members(&[Member::full(0), Member::witness(6)]).to_vec());
+    let mut bytes = Vec::new();
+    encode_entry(&entry(EntryKind::Data, 5, b"kept"), &mut bytes);
+    out.push(std::mem::take(&mut bytes));
+    encode_snapshot(
+        &Snapshot {
+            state: Bytes::from_static(b"s"),
+            ..Snapshot::default()
+        },
+        &mut bytes,
+    );
+    out.push(bytes);
+    out
+}
+
+/// Each message alone, raw, to a replica in memory and to one with a disk; then a short life: elected, proposes, hears an Ack.
+fn step() -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    for message in messages() {
+        let bytes = encoded(&message);
+        for how in 0..4 {
+            let mut script = vec![how, 0, 13, 0];
+            script.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            script.extend_from_slice(&bytes);
+            script.extend_from_slice(&[8, 255, 255, 9, 10, 11, 13]);
+            out.push(script);
+        }
+    }
+    // Tick until it campaigns; pre-vote and vote of member 1; promise kept; propose; acknowledged; applied, truncated.
+    let vote = |pre: u8, term: u8| vec![0, 5, term, 1, pre, 0, 0];
+    for how in 0..2 {
+        let mut script = vec![how, 8, 255, 255, 8, 255, 255];
+        script.extend(vote(1, 1));
+        script.push(9);
+        script.extend(vote(0, 1));
+        script.extend([12, 10, 0, 2, 1, 2, 1, 13 + 16, 8, 255, 10, 15]);
+        out.push(script);
+    }
+    out
+}
+
+fn sync() -> Vec<Vec<u8>> {
+    let epoch = Epoch(4);
+    let pages = PageSet::from_runs([(1, 3), (9, 1)]);
+    let delta = || PageDelta {
+        at: DivergentPage {
+            page: 9,
+            blocks: 0b11,
+        },
+        bytes: vec![7; 2 * BLOCK_BYTES].into(),
+    };
+    let messages = [
+        SyncMessage::Join {
+            term: Term(2),
+            pages: 1024,
+            active: true,
+        },
+        SyncMessage::JoinReady,
+        SyncMessage::Refused {
+            why: "no memory".into(),
+        },
+        SyncMessage::Pages(vec![delta()]),
+        SyncMessage::JoinLast { epoch },
+        SyncMessage::Dirty {
+            epoch,
+            pages: pages.clone(),
+        },
+        SyncMessage::Union { epoch, pages },
+        SyncMessage::Hashes {
+            epoch,
+            hashes: vec![1, 2],
+        },
+        SyncMessage::Delta {
+            epoch,
+            deltas: vec![delta()],
+        },
+        SyncMessage::State {
+            epoch,
+            device_state: Bytes::from_static(b"QEVM"),
+        },
+        SyncMessage::Staged { epoch },
+        SyncMessage::Loaded { epoch, took_us: 800 },
+        SyncMessage::Idle { applied: Index(5) },
+        SyncMessage::Audit { epoch, hash: 3 },
+        SyncMessage::Abort { epoch },
+    ];
+    let encode = |message| {
+        let mut out = BytesMut::new();
+        encode_sync(message, &mut out);
+        out[4..].to_vec()
+    };
+    messages.iter().map(encode).collect()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let wire = [
+        &5u32.to_be_bytes()[..],
+        b"hello",
+        &0u32.to_be_bytes(),
+        &2u32.to_be_bytes(),
+        b"ab",
+    ]
+    .concat();
+    let cut = |at: usize| {
+        let mut script = (at as u16).to_le_bytes().to_vec();
+        script.extend_from_slice(&wire[..at]);
+        script.extend_from_slice(&u16::MAX.to_le_bytes());
+        script.extend_from_slice(&wire[at..]);
+        script
+    };
+    vec![cut(3), cut(7), cut(wire.len())]
+}
+
+/// What a host says to an acceptor, and what an acceptor says to a connector, in both modes.
+fn link() -> Vec<Vec<u8>> {
+    let mut hello = Vec::new();
+    Hello {
+        from: "b".into(),
+        qemu_version: "10.0".into(),
+        extra: vec![1, 2],
+        ..Hello::new("vm", "a", Purpose::Log)
+    }
+    .encode(&[9; 16], &mut hello);
+    let mut out = Vec::new();
+    for secret in [0u8, 2] {
+        let mut connector = vec![secret];
+        connector.extend_from_slice(b"DUNLIN\0\x01");
+        connector.push(secret / 2);
+        connector.extend_from_slice(&[9; 16]);
+        connector.extend_from_slice(&[5; 32]);
+        connector.extend_from_slice(&(hello.len() as u16).to_be_bytes());
+        connector.extend_from_slice(&hello);
+        connector.extend_from_slice(&[0; 32]);
+        out.push(connector);
+        let mut acceptor = vec![secret | 1];
+        acceptor.extend_from_slice(b"DUNLIN\0\x01\0");
+        acceptor.push(secret / 2);
+        acceptor.extend_from_slice(&[5; 64]);
+        acceptor.extend_from_slice(&[0, 0, 7, 0, 1, b'b', 0, 2, b'1', b'0']);
+        out.push(acceptor);
+        out.push([&[secret | 1][..], b"DUNLIN\0\x01\x02\x02"].concat());
+        out.push([&[secret | 1][..], b"DUNLIN\0\x02\x06"].concat());
+    }
+    out.push([&[0][..], &hello].concat());
+    out
+}
+
+fn log() -> Vec<Vec<u8>> {
+    // Records: how, term, index, length, payload.
+    let record = |how: u8, index: u8| [&[how, 1, index, 3][..], b"abc"].concat();
+    let one = [&[2u8][..], &record(1, 1), &record(17, 2), &[8, 0]].concat();
+    let two = [
+        &[3u8][..],
+        &record(1, 3),
+        &[5, 0, 3, 0],
+        &record(1, 3),
+        &[0, 4, 1, 2, 3, 4],
+    ]
+    .concat();
+    let snapshot = {
+        let mut bytes = Vec::new();
+        encode_snapshot(
+            &Snapshot {
+                members: vec![Member::full(0)],
+                ..Snapshot::default()
+            },
+            &mut bytes,
+        );
+        [&[bytes.len() as u8][..], &bytes].concat()
+    };
+    vec![
+        [&[4u8][..], &one].concat(),
+        [&[12u8][..], &one, &two].concat(),
+        [&[15u8, 1, 2, 0][..], &snapshot, &one, &two].concat(),
+        [&[1u8, 1, 2, 0][..]].concat(),
+        [&[20u8][..], &70u16.to_le_bytes(), b"dunlog01", &[0; 62]].concat(),
+    ]
+}
+
+fn mirror() -> Vec<Vec<u8>> {
+    let frames = [
+        Frame::Write { offset: 512 },
+        Frame::Zero {
+            offset: 0,
+            len: 4096,
+            unmap: true,
+        },
+        Frame::CopyZero { offset: 0, len: 4096 },
+        Frame::Mark { epoch: Epoch(2) },
+        Frame::Flush,
+        Frame::Ack {
+            through: 2,
+            held_bytes: 3,
+        },
+        Frame::Hash { offset: 0, len: 8 },
+    ];
+    let mut out: Vec<Vec<u8>> = frames
+        .iter()
+        .map(|frame| [&frame.header(b"data")[..], b"data"].concat())
+        .collect();
+    let generation = Generation {
+        term: Term(1),
+        primary: true,
+        epoch: Epoch(2),
+    };
+    let hello = MirrorHello {
+        size_bytes: 1 << 20,
+        generation,
+        consistent: true,
+        pair: [1; 16],
+        next_pair: [2; 16],
+        storage: 0,
+    };
+    out.push([&hello.encode()[..], b"rest"].concat());
+    out
+}
+
+/// A client's handshake as QEMU does it: flags, structured replies, meta context, go, a read, a disconnect.
+fn nbd() -> Vec<Vec<u8>> {
+    let option = |code: u32, data: &[u8]| {
+        [
+            &b"IHAVEOPT"[..],
+            &code.to_be_bytes(),
+            &(data.len() as u32).to_be_bytes(),
+            data,
+        ]
+        .concat()
+    };
+    let name = [&5u32.to_be_bytes()[..], b"disk0"].concat();
+    let context = [
+        &name[..],
+        &1u32.to_be_bytes(),
+        &15u32.to_be_bytes(),
+        b"base:allocation",
+    ]
+    .concat();
+    let go = [&name[..], &1u16.to_be_bytes(), &3u16.to_be_bytes()].concat();
+    let request = |kind: u16| {
+        [
+            &0x2560_9513u32.to_be_bytes()[..],
+            &0u16.to_be_bytes(),
+            &kind.to_be_bytes(),
+            &7u64.to_be_bytes(),
+            &0u64.to_be_bytes(),
+            &4096u32.to_be_bytes(),
+        ]
+        .concat()
+    };
+    let flags = 3u32.to_be_bytes();
+    vec![
+        [
+            &flags[..],
+            &option(8, b""),
+            &option(10, &context),
+            &option(7, &go),
+            &request(0),
+            &request(2),
+        ]
+        .concat(),
+        [&flags[..], &option(3, b""), &option(2, b"")].concat(),
+        [&flags[..], &option(1, b"disk0"), &request(0), &request(3)].concat(),
+        context,
+        go,
+    ]
+}
+
+fn ring() -> Vec<Vec<u8>> {
+    let record = |tweak: u8, extra: &[u8]| [&[0, tweak, 4][..], b"data", extra].concat();
+    vec![
+        [record(0, &[]), record(0, &[])].concat(),
+        [record(4, &[2]), record(4, &[2]), record(0, &[])].concat(),
+        [record(0, &[]), [0, 4, 0, 1].to_vec(), record(0, &[])].concat(),
+        [&[2u8, 0, 1, 2, 3, 2, 0, 1, 2, 3, 2, 1, 255, 1, 2, 3, 3, 9, 3, 255][..]].concat(),
+    ]
+}
+
+/// A bell, a grant, a revocation, as a peer sends them.
+fn shm() -> Vec<Vec<u8>> {
+    let message = |kind: u8, bytes: u64| {
+        let mut message = [0u8; 32];
+        (message[0], message[1], message[8]) = (kind, 1, 5);
+        message[16..24].copy_from_slice(&bytes.to_le_bytes());
+        message
+    };
+    let bell = [&[2u8, 0x21, 3, 255][..], &message(1, 0)].concat();
+    let grant = [&[1u8, 0x21, 255][..], &message(2, 4096)].concat();
+    let revoke = [&[0u8, 255][..], &message(3, 0)].concat();
+    vec![
+        [&bell[..], &grant, &revoke].concat(),
+        [&bell[..], &grant, &grant].concat(),
+        grant,
+    ]
+}
+
+fn tcp() -> Vec<Vec<u8>> {
+    let frame = |kind: u8, epoch: u64, offset: u64, body: &[u8]| {
+        let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&[kind, 1, 0, 0]);
+        bytes.extend_from_slice(&epoch.to_le_bytes());
+        bytes.extend_from_slice(&offset.to_le_bytes());
+        bytes.extend_from_slice(body);
+        bytes
+    };
+    let says = |bytes: &[u8]| [&[bytes.len() as u8], bytes].concat();
+    let write = frame(1, 5, 64, &[3; 64]);
+    let grant = frame(2, 1, 4096, &[8; 8]);
+    vec![
+        [says(&grant), says(&write), says(&frame(3, 1, 0, &[0; 8]))].concat(),
+        [
+            says(&write[..50]),
+            vec![0],
+            says(&write[50..]),
+            vec![1],
+            says(&write),
+        ]
+        .concat(),
+        says(&frame(1, 4, 0, &[3; 64])),
+    ]
+}
