@@ -15,7 +15,8 @@ use bytes::Bytes;
 /// The largest group.
 pub const MAX_MEMBERS: usize = 7;
 
-/// No term and no index ever comes near: a larger one is damage, and refused before anything is counted up from it.
+/// No term and no index ever comes near: a larger one, from a peer or a disk, is damage, and refused before anything is
+/// counted up from it.
 pub const MOST: u64 = 1 << 62;
 
 /// What an entry carries. The log does not look inside `payload`, except for `Members`.

@@ -33,7 +33,7 @@ mod recover;
 mod types;
 
 pub use bugs::Bug;
-pub use message::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Promise, Snapshot};
+pub use message::{Entry, EntryKind, MAX_MEMBERS, MOST, Member, Message, Promise, Snapshot};
 pub use order::Order;
 pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored, Role};
 

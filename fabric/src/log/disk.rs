@@ -10,7 +10,7 @@ use super::promise::PromiseFile;
 use super::record::{self, Record};
 use super::segment::{Filling, Segment};
 use crate::keys;
-use dunlin_core::consensus::{Entry, Promise, Snapshot};
+use dunlin_core::consensus::{Entry, MOST, Promise, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use dunlin_core::wire::consensus::{decode_snapshot, encode_snapshot};
 use std::collections::VecDeque;
@@ -350,7 +350,9 @@ fn read_snapshot(dir: &Path) -> Result<Option<Snapshot>, DiskError> {
     if u64::from_le_bytes(*check) != xxh3_64(bytes) {
         return Err(corrupt("the checksum does not fit"));
     }
-    decode_snapshot(bytes)
-        .map(Some)
-        .map_err(|_| corrupt("it does not decode"))
+    let snapshot = decode_snapshot(bytes).map_err(|_| corrupt("it does not decode"))?;
+    if snapshot.last.index.0.max(snapshot.last.term.0) >= MOST {
+        return Err(corrupt("a term or an index that no log has reached"));
+    }
+    Ok(Some(snapshot))
 }

@@ -6,7 +6,7 @@
 //! **Not here**: what is promised.
 
 use super::DiskError;
-use dunlin_core::consensus::Promise;
+use dunlin_core::consensus::{MOST, Promise};
 use dunlin_core::units::{ReplicaId, Term};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -40,7 +40,8 @@ fn decode(bytes: &[u8]) -> Option<(u64, Promise)> {
         NOBODY => None,
         id => Some(ReplicaId(u8::try_from(id).ok()?)),
     };
-    (word(3) == xxh3_64(&bytes[..24]) && word(0) > 0).then_some((
+    let possible = word(0) > 0 && word(0) < u64::MAX && word(1) < MOST;
+    (word(3) == xxh3_64(&bytes[..24]) && possible).then_some((
         word(0),
         Promise {
             term: Term(word(1)),

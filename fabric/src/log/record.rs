@@ -27,6 +27,20 @@ pub enum Record {
     Reset(Viewstamp),
 }
 
+impl Record {
+    /// Where it stands; of a cut, only the index counts.
+    pub(super) fn stamp(&self) -> Viewstamp {
+        match self {
+            Self::Entry(entry) => entry.stamp,
+            Self::Reset(stamp) => *stamp,
+            Self::Cut(index) => Viewstamp {
+                term: Term(0),
+                index: *index,
+            },
+        }
+    }
+}
+
 fn entry_kind(kind: u8) -> Option<EntryKind> {
     [EntryKind::Barrier, EntryKind::Data, EntryKind::Members]
         .into_iter()

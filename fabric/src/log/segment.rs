@@ -8,7 +8,7 @@
 
 use super::record::{self, Record};
 use super::{Cut, DiskError};
-use dunlin_core::consensus::Entry;
+use dunlin_core::consensus::{Entry, MOST};
 use dunlin_core::units::Index;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -165,6 +165,9 @@ impl Segment {
         while let Some((record, its_batch, size)) = record::decode(&data[at..], id) {
             if its_batch > at as u64 || its_batch < batch {
                 return Err(corrupt(at as u64, "a record of an impossible batch"));
+            }
+            if record.stamp().index.0.max(record.stamp().term.0) >= MOST {
+                return Err(corrupt(at as u64, "a term or an index that no log has reached"));
             }
             batch = its_batch;
             if let Record::Entry(e) = &record {
