@@ -150,7 +150,7 @@ pub fn ring(bytes: &[u8]) {
                 let at = if tweak & 16 == 0 {
                     (reader.consumed() % 4096) as usize
                 } else {
-                    usize::from(script.u16()) % 4096 & !7
+                    (usize::from(script.u16()) % 4096) & !7
                 };
                 if tweak & 32 != 0 {
                     seq = script.number();
