@@ -1,17 +1,19 @@
 //! `cargo xtask bench`: measurements that compare in one run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use dunlin_vmtest::bench_vm::{self, BenchSpec};
-use dunlin_vmtest::{bench_consensus, bench_disk, image, paths};
+use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
+use dunlin_vmtest::{bench_consensus, bench_disk, paths};
 
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
     /// What protecting a VM costs: throughput, latency, pauses; policies alternate in one run.
     Vm(Vm),
+    /// How long clients wait when the primary's whole host is killed under load.
+    Failover(Kills),
     /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
     /// For figures: `cargo run --release -p xtask -- bench consensus`.
     Consensus {
@@ -31,84 +33,209 @@ pub enum Bench {
 /// The options of `bench vm`.
 #[derive(clap::Args)]
 pub struct Vm {
-    /// The service in the guest.
-    #[arg(long, default_value = "redis", value_parser = ["redis"])]
-    service: String,
+    /// By commas: all, services (redis, memcached, postgresql, mariadb, nginx, php, nodejs, tomcat), hard, or single
+    /// cases (counter, time, reconnect, pipeline, set-16k, get-16k, ...).
+    #[arg(long, value_delimiter = ',', default_value = "redis")]
+    service: Vec<String>,
     /// Policies, by commas.
     #[arg(long, value_delimiter = ',', default_value = "none,remus,plover")]
     policy: Vec<String>,
-    /// Parallel connections, by commas.
-    #[arg(long, value_delimiter = ',', default_value = "1,16,48")]
-    connections: Vec<u32>,
-    /// redis-benchmark's test.
-    #[arg(long, default_value = "set")]
-    test: String,
+    /// Only the cases with these numbers of parallel connections, by commas.
+    #[arg(long, value_delimiter = ',')]
+    connections: Option<Vec<u32>>,
     /// How often each policy is measured; the medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// About how long one measurement takes.
-    #[arg(long, default_value_t = 5.0)]
+    /// About how long one load takes.
+    #[arg(long, default_value_t = 4.0)]
     seconds: f64,
+    /// One round of 2 s: to see whether it works, not for figures.
+    #[arg(long)]
+    quick: bool,
+    /// Keep the services that the file given by --json has from other runs, and judge all together.
+    #[arg(long, requires = "json")]
+    add: bool,
+    /// Measure nothing: show what the file given by --json holds.
+    #[arg(long, requires = "json")]
+    show: bool,
+    /// A further word for the guest's kernel, such as 'nokaslr'; may be repeated.
+    #[arg(long, value_name = "WORD")]
+    append: Vec<String>,
+    #[command(flatten)]
+    guest: Guest,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a picture of each figure into this directory.
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+}
+
+/// The options of `bench failover`.
+#[derive(clap::Args)]
+pub struct Kills {
+    /// Policies, by commas.
+    #[arg(long, value_delimiter = ',', default_value = "remus,plover")]
+    policy: Vec<String>,
+    /// How often the primary's host is killed under each policy.
+    #[arg(long, default_value_t = 10)]
+    kills: u32,
+    /// Clients that count, each with one connection.
+    #[arg(long, default_value_t = 16)]
+    connections: usize,
+    #[command(flatten)]
+    guest: Guest,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What the VMs and hosts of a benchmark are.
+#[derive(clap::Args)]
+pub struct Guest {
     /// Each host's share of the CPU in every policy, in percent of one core.
     #[arg(long, default_value_t = 60)]
     host_cpu: u32,
+    /// Virtual CPUs of each guest.
+    #[arg(long, default_value_t = 1)]
+    vcpus: u32,
     /// Give the guest a disk of that many MiB.
     #[arg(long, value_name = "MIB")]
     disk: Option<u64>,
     /// A line for the `[sync]` table, such as 'longest_ms = 50'; may be repeated.
     #[arg(long, value_name = "KEY = VALUE")]
     sync: Vec<String>,
-    /// Write every figure to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a picture to this file.
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 /// Runs it.
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Vm(options) => vm(options),
+        Bench::Failover(options) => failover(options),
         Bench::Consensus { args } => bench_consensus::run(args),
         Bench::Disk { args } => bench_disk::run(args),
     }
 }
 
-fn vm(options: &Vm) -> Result<()> {
+fn spec(
+    words: &[String],
+    connections: Option<&[u32]>,
+    policies: &[String],
+    guest: &Guest,
+) -> Result<BenchSpec> {
+    // A wrong word is said before anything is built.
+    let cases = bench_vm::choose(words, connections)?;
     let dunlin = super::ready(true)?;
-    let image = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
-    let spec = BenchSpec {
+    let (images, clients) =
+        BenchSpec::prepare(&cases, &paths::guest_images(), &mut |line| println!("{line}"))?;
+    Ok(BenchSpec {
         dunlin,
-        image,
-        policies: options.policy.clone(),
-        connections: options.connections.clone(),
-        test: options.test.clone(),
-        rounds: options.rounds,
-        seconds: options.seconds,
-        host_cpu_percent: options.host_cpu,
-        disk_mib: options.disk,
-        sync: options.sync.clone(),
+        images,
+        clients,
+        policies: policies.to_vec(),
+        cases,
+        rounds: 1,
+        seconds: 2.0,
+        warm_up_seconds: 2.0,
+        host_cpu_percent: guest.host_cpu,
+        vcpus: guest.vcpus,
+        disk_mib: guest.disk,
+        sync: guest.sync.clone(),
+        append: Vec::new(),
+    })
+}
+
+fn vm(options: &Vm) -> Result<()> {
+    let older = match &options.json {
+        Some(file) if options.show || (options.add && file.exists()) => Some(read(file)?),
+        _ => None,
     };
-    println!(
-        "bench vm: service {}, {} rounds of {}",
-        options.service,
-        options.rounds,
-        options.policy.join(", ")
-    );
-    let report = bench_vm::run(&spec, &mut |line| println!("{line}"))?;
+    let report = if options.show {
+        older.context("--show needs the file that --json names")?
+    } else {
+        let (rounds, seconds) = match options.quick {
+            true => (1, 2.0),
+            false => (options.rounds, options.seconds),
+        };
+        let spec = BenchSpec {
+            rounds,
+            seconds,
+            append: options.append.clone(),
+            ..spec(
+                &options.service,
+                options.connections.as_deref(),
+                &options.policy,
+                &options.guest,
+            )?
+        };
+        println!(
+            "bench vm: {} cases, {rounds} rounds of {}",
+            spec.cases.len(),
+            options.policy.join(", ")
+        );
+        bench_vm::check_policies(&spec)?;
+        let with_older = |report: &BenchReport| {
+            let mut whole = report.clone();
+            if let Some(older) = &older {
+                whole.add_from(older.clone());
+            }
+            whole
+        };
+        let report = bench_vm::run(&spec, &mut |line| println!("{line}"), &mut |report| {
+            let Some(file) = &options.json else { return Ok(()) };
+            write(file, &serde_json::to_string_pretty(&with_older(report))?)
+        })?;
+        with_older(&report)
+    };
     println!("\n{}", bench_vm::table(&report));
-    let write = |file: &Option<PathBuf>, text: &str| -> Result<()> {
-        let Some(file) = file else { return Ok(()) };
-        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(file) = options.json.as_ref().filter(|_| !options.show) {
         println!("bench vm: wrote {}", file.display());
-        Ok(())
-    };
-    write(&options.json, &serde_json::to_string_pretty(&report)?)?;
-    // The picture lies beside the figures unless it is wanted elsewhere.
+    }
+    // The pictures lie beside the figures unless they are wanted elsewhere.
     let svg = options
         .svg
         .clone()
-        .or_else(|| options.json.as_ref().map(|json| json.with_extension("svg")));
-    write(&svg, &bench_vm::plot(&report))
+        .or_else(|| options.json.as_ref().map(|json| json.with_extension("svg.d")));
+    if let Some(dir) = svg {
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        for (name, text) in bench_vm::draw(&report)? {
+            write(&dir.join(name), &text)?;
+        }
+        println!("bench vm: pictures are in {}", dir.display());
+    }
+    let failures = report.failures();
+    if !failures.is_empty() {
+        bail!("{} measurements failed, and have no figures", failures.len());
+    }
+    Ok(())
+}
+
+fn failover(options: &Kills) -> Result<()> {
+    let redis = ["redis".to_owned()];
+    let spec = spec(&redis, None, &options.policy, &options.guest)?;
+    bench_vm::check_policies(&spec)?;
+    let report = bench_vm::failover::run(&spec, options.kills, options.connections, &mut |line| {
+        println!("{line}");
+    })?;
+    println!("\n{}", bench_vm::failover::failover_table(&report));
+    if let Some(file) = &options.json {
+        write(file, &serde_json::to_string_pretty(&report)?)?;
+    }
+    if report.rows.iter().any(|row| row.failure.is_some()) {
+        bail!("a policy failed, and has no figures");
+    }
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<BenchReport> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no report of 'bench vm'", file.display()))
+}
+
+/// Whole or not at all: a report that took an hour must survive a full disk.
+fn write(file: &Path, text: &str) -> Result<()> {
+    let half = file.with_extension("half");
+    std::fs::write(&half, text)
+        .and_then(|()| std::fs::rename(&half, file))
+        .with_context(|| format!("cannot write {}", file.display()))
 }

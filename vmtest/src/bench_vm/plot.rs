@@ -1,178 +1,270 @@
-//! The report as a picture: throughput and latency by policy, and what a pause is made of.
+//! The report as pictures, one SVG for each figure.
 
+use anyhow::{Context, Result};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::case::Kind;
+use super::report::{BASELINE, BenchReport, Medians, Row};
 use super::table::STEPS;
-use super::{BenchReport, Row};
 
-const COLOURS: [&str; 6] = ["#7a7a7a", "#d1793b", "#2f6f9f", "#5b9e5b", "#9b59a5", "#c0a030"];
-const WIDTH: f64 = 900.0;
-const PANEL: f64 = 250.0;
-const LEFT: f64 = 70.0;
+const WIDTH: u32 = 1000;
+const LABELS: i32 = 220;
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(122, 122, 122),
+    RGBColor(209, 121, 59),
+    RGBColor(192, 160, 48),
+    RGBColor(91, 158, 91),
+    RGBColor(47, 111, 159),
+    RGBColor(155, 89, 165),
+];
 
-/// An SVG of the whole report.
-pub fn plot(report: &BenchReport) -> String {
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        4.0 * PANEL + 40.0
-    );
-    let throughput = |row: &Row| row.median.per_second;
-    let title = format!("redis {} per second", report.test.to_uppercase());
-    bars(&mut svg, report, 0.0, &title, &throughput);
-    bars(&mut svg, report, PANEL, "latency p50, ms", &|row| {
-        row.median.p50_ms
-    });
-    bars(&mut svg, report, 2.0 * PANEL, "latency p99, ms", &|row| {
-        row.median.p99_ms
-    });
-    pauses(&mut svg, report, 3.0 * PANEL);
-    let text = escape(&format!(
-        "{} cores, {} % of a core per host in every policy",
-        report.cores, report.host_cpu_percent
-    ));
-    svg.push_str(&format!(
-        "<text x=\"{LEFT}\" y=\"{}\" fill=\"#555\">{text}</text>\n</svg>\n",
-        4.0 * PANEL + 30.0
-    ));
-    svg
+/// One line of a figure: its label, and for each series a value, if there is one.
+type Line = (String, Vec<Option<f64>>);
+
+struct Figure<'a> {
+    title: &'a str,
+    series: Vec<&'a str>,
+    lines: Vec<Line>,
+    /// Where a line across the figure says what was aimed at.
+    bar: Option<f64>,
+    /// Series follow each other on one line instead of standing above each other.
+    stacked: bool,
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
-
-fn label(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
-    svg.push_str(&format!(
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>\n",
-        escape(text)
-    ));
-}
-
-fn rect(svg: &mut String, x: f64, y: f64, width: f64, height: f64, colour: &str, title: &str) {
-    svg.push_str(&format!(
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\"><title>{}</title></rect>\n",
-        escape(title)
-    ));
-}
-
-/// The policies in the order of the rows.
-fn policies(report: &BenchReport) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for row in &report.rows {
-        if !names.contains(&row.policy.as_str()) {
-            names.push(&row.policy);
-        }
-    }
-    names
-}
-
-fn legend(svg: &mut String, names: &[&str], top: f64) {
-    for (index, name) in names.iter().enumerate() {
-        let x = WIDTH - 100.0 * (names.len() - index) as f64;
-        rect(
-            svg,
-            x,
-            top + 8.0,
-            12.0,
-            12.0,
-            COLOURS[index % COLOURS.len()],
-            name,
-        );
-        label(svg, x + 17.0, top + 18.0, "start", name);
-    }
-}
-
-fn bars(svg: &mut String, report: &BenchReport, top: f64, title: &str, value: &dyn Fn(&Row) -> f64) {
-    let names = policies(report);
-    label(svg, LEFT, top + 18.0, "start", title);
-    legend(svg, &names, top);
-    let groups: Vec<&[Row]> = report.rows.chunks(names.len().max(1)).collect();
-    let largest = report.rows.iter().map(value).fold(0.0, f64::max).max(1e-9);
-    let (bottom, height) = (top + PANEL - 30.0, PANEL - 75.0);
-    let group_width = (WIDTH - LEFT - 20.0) / groups.len().max(1) as f64;
-    let bar_width = group_width * 0.8 / names.len().max(1) as f64;
-    for (at, group) in groups.iter().enumerate() {
-        let left = LEFT + at as f64 * group_width;
-        for (index, row) in group.iter().enumerate() {
-            let amount = value(row);
-            let (x, tall) = (left + index as f64 * bar_width, amount / largest * height);
-            let note = if amount >= 100.0 {
-                format!("{amount:.0}")
-            } else {
-                format!("{amount:.2}")
-            };
-            rect(
-                svg,
-                x,
-                bottom - tall,
-                bar_width * 0.92,
-                tall,
-                COLOURS[index % COLOURS.len()],
-                &row.policy,
-            );
-            label(svg, x + bar_width * 0.46, bottom - tall - 4.0, "middle", &note);
-        }
-        let connections = group.first().map_or(0, |row| row.connections);
-        label(
-            svg,
-            left + group_width * 0.4,
-            bottom + 16.0,
-            "middle",
-            &format!("{connections} connections"),
-        );
-    }
-}
-
-fn pauses(svg: &mut String, report: &BenchReport, top: f64) {
-    let names: Vec<&str> = STEPS.iter().map(|(name, _)| *name).collect();
-    label(
-        svg,
-        LEFT,
-        top + 18.0,
-        "start",
-        "pause of one sync by step, ms (medians)",
-    );
-    legend(svg, &names, top);
-    let rows: Vec<&Row> = report
-        .rows
+/// File name and SVG of each figure that has anything to show.
+pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
+    let policies: Vec<&str> = report.policies.iter().map(String::as_str).collect();
+    let replicated: Vec<&str> = policies
         .iter()
-        .filter(|row| row.median.sync.get("pause_us").is_some_and(|&us| us > 0))
+        .copied()
+        .filter(|&policy| policy != BASELINE)
         .collect();
-    let step = |row: &Row, key: &str| row.median.sync.get(key).copied().unwrap_or(0) as f64 / 1e3;
-    let sum = |row: &Row| STEPS.iter().map(|(_, key)| step(row, key)).sum::<f64>();
-    let largest = rows.iter().map(|row| sum(row)).fold(0.0, f64::max).max(1e-9);
-    let line = ((PANEL - 60.0) / rows.len().max(1) as f64).min(30.0);
-    for (at, row) in rows.iter().enumerate() {
-        let y = top + 40.0 + at as f64 * line;
-        label(
-            svg,
-            LEFT + 60.0,
-            y + line * 0.6,
-            "end",
-            &format!("{} c={}", row.policy, row.connections),
-        );
-        let mut x = LEFT + 70.0;
-        for (index, (name, key)) in STEPS.iter().enumerate() {
-            let wide = step(row, key) / largest * (WIDTH - LEFT - 160.0);
-            let title = format!("{name}: {:.2} ms", step(row, key));
-            rect(
-                svg,
-                x,
-                y,
-                wide,
-                line * 0.8,
-                COLOURS[index % COLOURS.len()],
-                &title,
-            );
-            x += wide;
+    let lines = |policies: &[&str], wanted: &dyn Fn(&Row) -> bool, value: &dyn Fn(&Row) -> Option<f64>| {
+        by_case(report, policies, wanted, value)
+    };
+    let service = |row: &Row| row.kind == Kind::Service;
+    let median = |figure: fn(&Medians) -> f64| move |row: &Row| row.median.as_ref().map(figure);
+    let figures = [
+        (
+            "throughput-services",
+            "throughput, share of none (loaded)",
+            &replicated,
+            lines(&replicated, &|row| service(row) && row.connections > 1, &|row| {
+                row.of_baseline
+            }),
+            Some(0.9),
+        ),
+        (
+            "throughput-hard",
+            "throughput of the hard cases, share of none",
+            &replicated,
+            lines(&replicated, &|row| !service(row), &|row| row.of_baseline),
+            Some(0.9),
+        ),
+        (
+            "latency-one-connection",
+            "latency p50 at one connection, times none",
+            &replicated,
+            lines(&replicated, &|row| row.connections == 1, &|row| {
+                row.latency_of_baseline
+            }),
+            Some(1.5),
+        ),
+        (
+            "latency-p99",
+            "latency p99 under load, ms",
+            &policies,
+            lines(
+                &policies,
+                &|row| service(row) && row.connections > 1,
+                &median(|m| m.p99_ms),
+            ),
+            None,
+        ),
+        (
+            "pages",
+            "divergent pages of one sync (mean)",
+            &replicated,
+            lines(&replicated, &|_| true, &median(|m| figure(m, "divergent"))),
+            None,
+        ),
+    ];
+    let mut drawn = Vec::new();
+    for (name, title, series, lines, bar) in figures {
+        if !lines.is_empty() {
+            let figure = Figure {
+                title,
+                series: series.clone(),
+                lines,
+                bar,
+                stacked: false,
+            };
+            drawn.push((format!("{name}.svg"), svg(report, &figure)?));
         }
-        label(
-            svg,
-            x + 5.0,
-            y + line * 0.6,
-            "start",
-            &format!("{:.2}", step(row, "pause_us")),
-        );
     }
+    let pauses = pauses(report);
+    if !pauses.is_empty() {
+        let figure = Figure {
+            title: "pause of one sync by step, ms (means)",
+            series: STEPS.iter().map(|(name, _)| *name).collect(),
+            lines: pauses,
+            bar: None,
+            stacked: true,
+        };
+        drawn.push(("pause.svg".to_owned(), svg(report, &figure)?));
+    }
+    Ok(drawn)
+}
+
+fn figure(median: &Medians, name: &str) -> f64 {
+    median.sync.get(name).copied().unwrap_or(0.0)
+}
+
+fn by_case(
+    report: &BenchReport,
+    policies: &[&str],
+    wanted: &dyn Fn(&Row) -> bool,
+    value: &dyn Fn(&Row) -> Option<f64>,
+) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for row in report.rows.iter().filter(|row| wanted(row)) {
+        let Some(at) = policies.iter().position(|&policy| policy == row.policy) else {
+            continue;
+        };
+        let title = row.title();
+        if lines.last().is_none_or(|(last, _)| *last != title) {
+            lines.push((title, vec![None; policies.len()]));
+        }
+        if let Some((_, values)) = lines.last_mut() {
+            values[at] = value(row);
+        }
+    }
+    lines.retain(|(_, values)| values.iter().any(Option::is_some));
+    lines
+}
+
+fn pauses(report: &BenchReport) -> Vec<Line> {
+    let with_syncs = report.rows.iter().filter_map(|row| {
+        let median = row.median.as_ref()?;
+        let steps: Vec<Option<f64>> = STEPS
+            .iter()
+            .map(|(_, key)| Some(figure(median, key) / 1e3))
+            .collect();
+        (figure(median, "pause_us") > 0.0).then(|| (format!("{} {}", row.policy, row.title()), steps))
+    });
+    with_syncs.collect()
+}
+
+fn svg(report: &BenchReport, figure: &Figure<'_>) -> Result<String> {
+    let slots = if figure.stacked {
+        1
+    } else {
+        figure.series.len().max(1)
+    };
+    let height = 90 + u32::try_from(figure.lines.len() * (slots * 12 + 10)).context("a figure too tall")?;
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        // The backend writes into a string: its error is a programmer's, and has a type of its own for each call.
+        paint(&area, report, figure)
+            .map_err(|error| anyhow::anyhow!("cannot draw '{}': {error}", figure.title))?;
+    }
+    Ok(text)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn paint(
+    area: &Area<'_>,
+    report: &BenchReport,
+    figure: &Figure<'_>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    area.fill(&WHITE)?;
+    let sums = figure.lines.iter().map(|(_, values)| {
+        let values = values.iter().flatten().copied();
+        if figure.stacked {
+            values.sum::<f64>()
+        } else {
+            values.fold(0.0, f64::max)
+        }
+    });
+    let widest = sums.chain(figure.bar).fold(0.0, f64::max).max(1e-9) * 1.1;
+    let slots = if figure.stacked {
+        1
+    } else {
+        figure.series.len().max(1)
+    };
+    // One unit is one bar; half a unit lies above each group, and half below.
+    let group = slots as f64 + 1.0;
+    let mut chart = ChartBuilder::on(area)
+        .margin(10)
+        .margin_top(50)
+        .x_label_area_size(25)
+        .y_label_area_size(LABELS)
+        .build_cartesian_2d(0.0..widest, (figure.lines.len() as f64 * group)..0.0)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .y_labels(0)
+        .x_labels(8)
+        .draw()?;
+    let small = ("sans-serif", 11).into_font();
+    let y_of = |at: usize, slot: usize| at as f64 * group + 0.5 + slot as f64;
+    for (index, _) in figure.series.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        let bars = figure.lines.iter().enumerate().filter_map(|(at, (_, values))| {
+            let value = values[index]?;
+            let (slot, from) = if figure.stacked {
+                (0, values[..index].iter().flatten().sum())
+            } else {
+                (index, 0.0)
+            };
+            let top = y_of(at, slot);
+            Some(Rectangle::new(
+                [(from, top), (from + value, top + 0.9)],
+                colour.filled(),
+            ))
+        });
+        chart.draw_series(bars)?;
+    }
+    for (at, (label, values)) in figure.lines.iter().enumerate() {
+        let (_, y) = chart.backend_coord(&(0.0, y_of(at, 0) + slots as f64 / 2.0));
+        area.draw(&Text::new(label.clone(), (10, y - 6), small.clone()))?;
+        let shown: Vec<(usize, f64, f64)> = if figure.stacked {
+            let sum = values.iter().flatten().sum();
+            vec![(0, sum, sum)]
+        } else {
+            let values = values.iter().enumerate();
+            values
+                .filter_map(|(slot, value)| Some((slot, (*value)?, (*value)?)))
+                .collect()
+        };
+        for (slot, end, value) in shown {
+            let (x, y) = chart.backend_coord(&(end, y_of(at, slot) + 0.45));
+            area.draw(&Text::new(format!("{value:.2}"), (x + 4, y - 6), small.clone()))?;
+        }
+    }
+    if let Some(bar) = figure.bar {
+        let below = figure.lines.len() as f64 * group;
+        chart.draw_series(LineSeries::new([(bar, 0.0), (bar, below)], RED.stroke_width(1)))?;
+    }
+    area.draw(&Text::new(
+        figure.title.to_owned(),
+        (10, 8),
+        ("sans-serif", 15).into_font(),
+    ))?;
+    let shares = format!(
+        "{} cores, each host {} % of one core in every policy",
+        report.cores, report.host_cpu_percent
+    );
+    area.draw(&Text::new(shares, (10, 30), small.clone()))?;
+    for (index, name) in figure.series.iter().enumerate() {
+        let x = i32::try_from(WIDTH)? - 75 * i32::try_from(figure.series.len() - index)?;
+        let colour = COLOURS[index % COLOURS.len()];
+        area.draw(&Rectangle::new([(x, 12), (x + 11, 23)], colour.filled()))?;
+        area.draw(&Text::new((*name).to_owned(), (x + 15, 11), small.clone()))?;
+    }
+    area.present()?;
+    Ok(())
 }

@@ -1,6 +1,8 @@
-//! The report as a table for the terminal.
+//! The report as tables for the terminal.
 
-use super::{BenchReport, Row};
+use std::fmt::Write;
+
+use super::report::{BASELINE, BenchReport, Row};
 
 /// Steps of a pause, in the order in which they happen, as the daemon names them.
 pub(super) const STEPS: [(&str, &str); 6] = [
@@ -15,68 +17,149 @@ pub(super) const STEPS: [(&str, &str); 6] = [
 /// The whole report as text.
 pub fn table(report: &BenchReport) -> String {
     let mut text = format!("{}\n\n", report.note);
-    text.push_str(&format!(
-        "{:8} {:>5} {:>10} {:>6} {:>9} {:>9} {:>8}  {:>20}\n",
-        "policy",
-        "conns",
-        format!("{}/s", report.test),
-        "of",
-        "p50 ms",
-        "p99 ms",
-        "syncs/s",
-        "cpu % of a, b, c"
-    ));
-    for row in &report.rows {
-        let ratio = row
-            .of_unreplicated
-            .map_or(String::new(), |ratio| format!("{:.0}%", ratio * 100.0));
-        let cpu = row.samples.first().map_or([0.0; 3], |sample| sample.cpu_percent);
-        text.push_str(&format!(
-            "{:8} {:>5} {:>10.0} {:>6} {:>9.2} {:>9.2} {:>8.1}  {:>20}\n",
-            row.policy,
-            row.connections,
-            row.median.per_second,
-            ratio,
-            row.median.p50_ms,
-            row.median.p99_ms,
-            row.median.syncs_per_second,
-            format!("{:.0} {:.0} {:.0}", cpu[0], cpu[1], cpu[2])
-        ));
-    }
-    text.push_str("\nOne sync (medians; times in ms, pages of 4 KiB)\n");
-    text.push_str(&format!("{:8} {:>5} {:>7}", "policy", "conns", "pause"));
-    for (name, _) in STEPS {
-        text.push_str(&format!(" {name:>6}"));
-    }
-    for name in [
-        "hash", "total", "every", "dirty P", "dirty B", "united", "diverg.", "KiB",
-    ] {
-        text.push_str(&format!(" {name:>7}"));
-    }
-    text.push('\n');
-    for row in report
-        .rows
-        .iter()
-        .filter(|row| !row.median.sync.is_empty() && row.policy != "none")
-    {
-        text.push_str(&sync_line(row));
-    }
+    loads(&mut text, report);
+    syncs(&mut text, report);
+    means(&mut text, report);
+    targets(&mut text, report);
     text
 }
 
-fn sync_line(row: &Row) -> String {
-    let value = |name: &str| row.median.sync.get(name).copied().unwrap_or(0);
-    let ms = |name: &str| value(name) as f64 / 1e3;
-    let mut line = format!("{:8} {:>5} {:>7.2}", row.policy, row.connections, ms("pause_us"));
+fn loads(text: &mut String, report: &BenchReport) {
+    let _ = writeln!(
+        text,
+        "{:10} {:9} {:>5} {:8} {:>9} {:>6} {:>9} {:>6} {:>9} {:>8}  cpu % of a, b, c",
+        "service", "case", "conns", "policy", "per s", "of", "p50 ms", "times", "p99 ms", "syncs/s"
+    );
+    let mut last: Option<&Row> = None;
+    for row in &report.rows {
+        if last.is_some_and(|last| !last.same_case(row)) {
+            text.push('\n');
+        }
+        last = Some(row);
+        let _ = write!(
+            text,
+            "{:10} {:9} {:>5} {:8} ",
+            row.service, row.case, row.connections, row.policy
+        );
+        let Some(median) = &row.median else {
+            let why = row.failures.first().map_or("not measured", String::as_str);
+            let _ = writeln!(text, "FAILED {why}");
+            continue;
+        };
+        let share = row
+            .of_baseline
+            .map_or(String::new(), |share| format!("{:.0}%", share * 100.0));
+        let times = row
+            .latency_of_baseline
+            .map_or(String::new(), |times| format!("{times:.2}"));
+        let cpu = row.samples.first().map_or([0.0; 3], |sample| sample.cpu_percent);
+        let _ = writeln!(
+            text,
+            "{:>9.0} {share:>6} {:>9.2} {times:>6} {:>9.2} {:>8.1}  {:.0} {:.0} {:.0}",
+            median.per_second, median.p50_ms, median.p99_ms, median.syncs_per_second, cpu[0], cpu[1], cpu[2]
+        );
+    }
+}
+
+fn syncs(text: &mut String, report: &BenchReport) {
+    let with_syncs: Vec<&Row> = report
+        .rows
+        .iter()
+        .filter(|row| row.policy != BASELINE && row.median.as_ref().is_some_and(|m| m.syncs_per_second > 0.0))
+        .collect();
+    if with_syncs.is_empty() {
+        return;
+    }
+    text.push_str(
+        "\nOne sync (means over each load; times in ms, pages of 4 KiB; p50: median of the pauses)\n",
+    );
+    let _ = write!(
+        text,
+        "{:10} {:9} {:>5} {:8} {:>6} {:>6}",
+        "service", "case", "conns", "policy", "p50", "pause"
+    );
+    for (name, _) in STEPS {
+        let _ = write!(text, " {name:>5}");
+    }
+    for name in ["hash", "total", "every"] {
+        let _ = write!(text, " {name:>6}");
+    }
+    for name in ["dirtyP", "dirtyB", "united", "diverg", "KiB"] {
+        let _ = write!(text, " {name:>6}");
+    }
+    text.push_str("  reasons\n");
+    for row in with_syncs {
+        sync_line(text, row);
+    }
+}
+
+fn sync_line(text: &mut String, row: &Row) {
+    let Some(median) = &row.median else { return };
+    let value = |name: &str| median.sync.get(name).copied().unwrap_or(0.0);
+    let _ = write!(
+        text,
+        "{:10} {:9} {:>5} {:8} {:>6.2} {:>6.2}",
+        row.service,
+        row.case,
+        row.connections,
+        row.policy,
+        median.pause_p50_ms,
+        value("pause_us") / 1e3
+    );
     for (_, key) in STEPS {
-        line.push_str(&format!(" {:>6.2}", ms(key)));
+        let _ = write!(text, " {:>5.2}", value(key) / 1e3);
     }
     for key in ["hash_us", "total_us", "interval_us"] {
-        line.push_str(&format!(" {:>7.2}", ms(key)));
+        let _ = write!(text, " {:>6.1}", value(key) / 1e3);
     }
     for key in ["dirty_primary", "dirty_backup", "united", "divergent"] {
-        line.push_str(&format!(" {:>7}", value(key)));
+        let _ = write!(text, " {:>6.0}", value(key));
     }
-    line.push_str(&format!(" {:>7}\n", value("bytes") / 1024));
-    line
+    let _ = write!(text, " {:>6.0} ", value("bytes") / 1024.0);
+    for (reason, count) in median.reasons.iter().filter(|(_, count)| **count > 0) {
+        let _ = write!(text, " {reason} {count}");
+    }
+    text.push('\n');
+}
+
+fn means(text: &mut String, report: &BenchReport) {
+    text.push_str(
+        "\nThroughput as a share of none, geometric mean over the services (hard cases not in it)\n",
+    );
+    for mean in report
+        .geometric_means
+        .iter()
+        .filter(|mean| mean.policy != BASELINE)
+    {
+        let show =
+            |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0));
+        let _ = writeln!(
+            text,
+            "{:8} loaded (16 connections and more) {:>7}   one connection {:>7}   over {} services",
+            mean.policy,
+            show(mean.loaded),
+            show(mean.single),
+            mean.services
+        );
+    }
+}
+
+fn targets(text: &mut String, report: &BenchReport) {
+    text.push_str("\nTargets\n");
+    for target in &report.targets {
+        let value = target.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let worst = if target.worst.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", target.worst)
+        };
+        let _ = writeln!(
+            text,
+            "{:12} {value:>6}, {} {:.2}: {}{worst}",
+            target.verdict, target.sense, target.bar, target.name
+        );
+    }
+    for failure in report.failures() {
+        let _ = writeln!(text, "FAILED {failure}");
+    }
 }

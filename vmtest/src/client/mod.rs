@@ -12,4 +12,4 @@ pub mod load;
 mod resp;
 
 pub use counter::{Counter, CounterReport, CounterSpec};
-pub use resp::Connection;
+pub use resp::{Answer, Connection};

@@ -47,6 +47,9 @@ pub struct VmStatus {
     pub failover: Option<Failover>,
     /// Of work that takes long.
     pub progress: Value,
+    /// All else that the daemon says.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, Value>,
 }
 
 /// Syncs on a primary.
@@ -57,6 +60,10 @@ pub struct Sync {
     pub count: u64,
     /// How many were given up.
     pub aborted: u64,
+    /// Why they were made: reason -> how many. The names are the daemon's.
+    pub reasons: BTreeMap<String, u64>,
+    /// Each figure summed up over all of them.
+    pub sum: BTreeMap<String, u64>,
     /// Medians over the last ones: name of the figure -> value. The names are the daemon's.
     pub median: BTreeMap<String, u64>,
 }

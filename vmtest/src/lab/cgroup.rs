@@ -148,6 +148,21 @@ impl HostGroup {
         Ok(())
     }
 
+    /// Gives the group another share, or with `None` as much as there is. Does nothing to a group without a share.
+    pub fn set_share(&self, share: Option<CpuShare>) -> Result<()> {
+        let period_us = share.map_or(100_000, |share| share.period_us);
+        let quota = share.map(|share| share.quota_us().to_string());
+        if let Some(dir) = &self.cpu_v1 {
+            fs::write(dir.join("cpu.cfs_quota_us"), quota.as_deref().unwrap_or("-1"))?;
+            return Ok(());
+        }
+        let file = self.unified.as_ref().map(|dir| dir.join("cpu.max"));
+        if let Some(file) = file.filter(|file| file.exists()) {
+            fs::write(file, format!("{} {period_us}", quota.as_deref().unwrap_or("max")))?;
+        }
+        Ok(())
+    }
+
     /// The files to which a process writes "0" to join this group.
     pub fn doors(&self) -> Result<Vec<File>> {
         let open = |dir: &PathBuf| {

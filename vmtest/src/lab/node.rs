@@ -125,6 +125,11 @@ impl Node {
         self.group.cpu_time()
     }
 
+    /// Gives a host that has a share of the CPU another one, or with `None` as much as there is.
+    pub fn set_cpu_share(&self, share: Option<CpuShare>) -> Result<()> {
+        self.group.set_share(share)
+    }
+
     /// The host dies: SIGKILL to all of its processes at once, VMs included. Returns when they are gone; its files
     /// stay, as a disk survives a power loss.
     pub fn kill_all(&self) -> Result<()> {

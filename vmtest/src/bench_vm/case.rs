@@ -1,0 +1,193 @@
+//! The services and the loads on them: each service with its usual client, and the cases where matching is hard.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// What a case is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A service under its usual load: part of the geometric mean.
+    Service,
+    /// A load that is hard for two copies to answer alike; judged one by one.
+    Hard,
+}
+
+/// Who makes the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// `redis-benchmark` with these words.
+    Redis(&'static [&'static str]),
+    /// `redis-benchmark` counting on one key, which is read before and after: each INCR must have counted once.
+    Counter,
+    /// Our own client: one thread for each connection, nine `get` to one `set` of 64 bytes, each value checked.
+    Memcached,
+    /// `pgbench` with these words.
+    Pgbench(&'static [&'static str]),
+    /// `sysbench oltp_read_write`.
+    Sysbench,
+    /// `wrk` on this path.
+    Http(&'static str),
+}
+
+/// One load on one service.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The service, by the name of its guest image.
+    pub service: &'static str,
+    /// What is asked of it.
+    pub name: &'static str,
+    /// Parallel connections.
+    pub connections: u32,
+    /// What it is for.
+    pub kind: Kind,
+    /// Who makes the load.
+    pub load: Load,
+}
+
+/// The eight services, in the order in which reports show them.
+pub const SERVICES: [&str; 8] = [
+    "redis",
+    "memcached",
+    "postgresql",
+    "mariadb",
+    "nginx",
+    "php",
+    "nodejs",
+    "tomcat",
+];
+
+const SET: &[&str] = &["-t", "set", "-r", "10000", "-d", "64"];
+const GET: &[&str] = &["-t", "get", "-r", "10000", "-d", "64"];
+
+/// Name, words for redis-benchmark, all at 16 connections.
+const HARD: [(&str, Load); 6] = [
+    ("counter", Load::Counter),
+    ("time", Load::Redis(&["TIME"])),
+    (
+        "reconnect",
+        Load::Redis(&["-k", "0", "-t", "set", "-r", "10000", "-d", "64"]),
+    ),
+    (
+        "pipeline",
+        Load::Redis(&["-P", "16", "-t", "set", "-r", "10000", "-d", "64"]),
+    ),
+    (
+        "set-16k",
+        Load::Redis(&["-t", "set", "-r", "1000", "-d", "16384"]),
+    ),
+    (
+        "get-16k",
+        Load::Redis(&["-t", "get", "-r", "1000", "-d", "16384"]),
+    ),
+];
+
+/// Every case, in the order of measurement.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for connections in [1, 16, 48] {
+        for (name, load) in [("set", Load::Redis(SET)), ("get", Load::Redis(GET))] {
+            cases.push(case("redis", name, connections, load));
+        }
+    }
+    for (name, load) in HARD {
+        cases.push(Case {
+            kind: Kind::Hard,
+            ..case("redis", name, 16, load)
+        });
+    }
+    for connections in [1, 16] {
+        cases.push(case("memcached", "get-set", connections, Load::Memcached));
+        cases.push(case("postgresql", "tpcb", connections, Load::Pgbench(&[])));
+        cases.push(case("postgresql", "select", connections, Load::Pgbench(&["-S"])));
+        cases.push(case("mariadb", "oltp-rw", connections, Load::Sysbench));
+        cases.push(case("nginx", "static", connections, Load::Http("/")));
+        cases.push(case("php", "page", connections, Load::Http("/index.php?n=400")));
+        cases.push(case("nodejs", "json", connections, Load::Http("/orders")));
+        let servlet = "/examples/servlets/servlet/HelloWorldExample";
+        cases.push(case("tomcat", "servlet", connections, Load::Http(servlet)));
+    }
+    cases
+}
+
+fn case(service: &'static str, name: &'static str, connections: u32, load: Load) -> Case {
+    Case {
+        service,
+        name,
+        connections,
+        kind: Kind::Service,
+        load,
+    }
+}
+
+/// The cases that `words` ask for: `all`, `hard`, services, or single cases such as `counter`; of them those with one
+/// of these numbers of connections.
+///
+/// # Errors
+/// With the list of what there is, for a word that names nothing.
+pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>> {
+    let every = all();
+    let matches = |case: &Case, word: &str| match word {
+        "all" => true,
+        "hard" => case.kind == Kind::Hard,
+        "redis" => case.service == "redis" && case.kind == Kind::Service,
+        _ => case.service == word || case.name == word,
+    };
+    for word in words {
+        if !every.iter().any(|case| matches(case, word)) {
+            let hard: Vec<&str> = HARD.iter().map(|(name, _)| *name).collect();
+            bail!(
+                "no service or case '{word}': there are all, {}, hard, {}",
+                SERVICES.join(", "),
+                hard.join(", ")
+            );
+        }
+    }
+    let mut chosen: Vec<Case> = every
+        .into_iter()
+        .filter(|case| words.iter().any(|word| matches(case, word)))
+        .filter(|case| connections.is_none_or(|wanted| wanted.contains(&case.connections)))
+        .collect();
+    chosen.sort_by_key(|case| SERVICES.iter().position(|&name| name == case.service));
+    if chosen.is_empty() {
+        bail!("none of the chosen cases has that number of connections");
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SERVICES, all, choose};
+
+    #[test]
+    fn every_service_has_a_case_at_one_and_at_sixteen_connections() {
+        for service in SERVICES {
+            for connections in [1, 16] {
+                assert!(
+                    all()
+                        .iter()
+                        .any(|case| case.service == service && case.connections == connections),
+                    "{service} {connections}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn words_choose_services_and_cases_and_unknown_ones_are_refused() {
+        let choose = |words: &[&str], connections: Option<&[u32]>| {
+            let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            choose(&words, connections)
+        };
+        assert_eq!(choose(&["all"], None).unwrap().len(), all().len());
+        assert_eq!(choose(&["hard"], None).unwrap().len(), 6);
+        assert_eq!(choose(&["redis"], Some(&[1])).unwrap().len(), 2);
+        assert_eq!(choose(&["counter", "nginx"], None).unwrap().len(), 3);
+        let error = choose(&["redsi"], None).unwrap_err().to_string();
+        assert!(
+            error.contains("'redsi'") && error.contains("memcached"),
+            "{error}"
+        );
+        assert!(choose(&["nginx"], Some(&[48])).is_err());
+    }
+}
