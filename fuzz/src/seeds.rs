@@ -5,6 +5,7 @@ use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, ReplicaSet};
 use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
+use dunlin_core::policy::Manner;
 use dunlin_core::sync::compare::{BLOCK_BYTES, DivergentPage};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
@@ -271,8 +272,17 @@ fn sync() -> Vec<Vec<u8>> {
             epoch,
             deltas: vec![delta()],
         },
+        SyncMessage::Said {
+            epoch: Epoch(3),
+            frames: vec![NicFrame {
+                nic: 0,
+                bytes: Bytes::from_static(&[2; 60]),
+            }],
+        },
         SyncMessage::State {
             epoch,
+            next: Manner::Match,
+            shadow: Bytes::new(),
             device_state: Bytes::from_static(b"QEVM"),
         },
         SyncMessage::Staged { epoch },

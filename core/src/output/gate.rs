@@ -3,15 +3,16 @@
 //! Flow: the last station of every outbound frame, on the primary as on the backup.
 //!
 //! Invariants:
-//! 1. (Output commit) A frame of epoch k leaves only after sync k was acknowledged, or while no other host counts
-//!    as holding a complete copy.
-//! 2. Frames leave in the order in which the VM sent them.
-//! 3. On the backup nothing leaves; what sync k covers is dropped when sync k is applied, and the rest is sent if
-//!    the backup becomes the primary.
+//! 1. (Output commit) A frame of epoch k leaves only after sync k was acknowledged, or when the backup has said the
+//!    same (`compare` decides that), or while no other host counts as holding a complete copy.
+//! 2. Frames leave in the order in which the VM sent them; one that the backup matched may leave before its turn.
+//! 3. On the backup nothing leaves.
 //! 4. A gate that is shut (no majority) lets nothing pass, whatever else holds.
 //!
-//! Source: Remus (NSDI'08), "output buffering"; PLOVER. Not here: when to sync, comparison of outputs.
+//! Source: Remus (NSDI'08), "output buffering"; PLOVER. Not here: when to sync, comparison of outputs, what a backup
+//! keeps for a fail-over (`kept`).
 
+use super::compare::FrameId;
 use crate::agreed::Frame;
 use crate::units::Epoch;
 use std::collections::VecDeque;
@@ -35,8 +36,30 @@ pub struct Gate {
     voice: Voice,
     epoch: Epoch,
     acknowledged: Epoch,
-    held: VecDeque<(Epoch, Frame)>,
+    /// In the order of their ids, which have no gaps.
+    held: VecDeque<Held>,
+    next_id: u64,
+    waiting: usize,
+    /// Of these, of the running epoch.
+    waiting_now: usize,
     held_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Held {
+    epoch: Epoch,
+    arrived_us: u64,
+    /// None: it has left before its turn.
+    frame: Option<Frame>,
+}
+
+/// A frame that may leave, and how long it was held.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// The frame.
+    pub frame: Frame,
+    /// When the VM sent it.
+    pub arrived_us: u64,
 }
 
 impl Gate {
@@ -48,6 +71,9 @@ impl Gate {
             epoch,
             acknowledged: Epoch(0),
             held: VecDeque::new(),
+            next_id: 0,
+            waiting: 0,
+            waiting_now: 0,
             held_bytes: 0,
         }
     }
@@ -69,24 +95,34 @@ impl Gate {
         self.voice = voice;
     }
 
-    /// The VM sent a frame.
-    pub fn arrived(&mut self, frame: Frame) {
+    /// The VM sent a frame. Its name from now on.
+    pub fn arrived(&mut self, frame: Frame, now_us: u64) -> FrameId {
         self.held_bytes += frame.bytes.len();
-        self.held.push_back((self.epoch, frame));
+        self.waiting += 1;
+        self.waiting_now += 1;
+        self.held.push_back(Held {
+            epoch: self.epoch,
+            arrived_us: now_us,
+            frame: Some(frame),
+        });
+        self.next_id += 1;
+        FrameId(self.next_id - 1)
     }
 
     /// The VM stands still at the end of its epoch: frames from now on belong to the next.
     pub fn end_epoch(&mut self) -> Epoch {
         let ended = self.epoch;
         self.epoch = ended.next();
+        self.waiting_now = 0;
         ended
     }
 
     /// Starts at `epoch`: what is held belongs to it.
     pub fn restart_at(&mut self, epoch: Epoch) {
         self.epoch = epoch;
-        for (stamp, _) in &mut self.held {
-            *stamp = epoch;
+        self.waiting_now = self.waiting;
+        for held in &mut self.held {
+            held.epoch = epoch;
         }
     }
 
@@ -99,36 +135,65 @@ impl Gate {
         self.acknowledged = self.acknowledged.max(epoch);
     }
 
-    /// Sync `epoch` was applied (on the backup): the primary has said, or will say, all of it.
+    /// Sync `epoch` was applied (on the backup): what its VM says from now on is of the next one.
     pub fn applied(&mut self, epoch: Epoch) {
-        assert_eq!(self.voice, Voice::Kept, "only a backup drops what it kept");
-        self.held.clear();
-        self.held_bytes = 0;
+        assert_eq!(self.voice, Voice::Kept, "only a backup applies");
         self.epoch = epoch.next();
     }
 
     /// Takes the next frame that may leave now.
-    pub fn release(&mut self) -> Option<Frame> {
-        let may_leave = match self.voice {
-            Voice::Kept | Voice::Shut => false,
-            Voice::Alone => true,
-            Voice::Protected => self
-                .held
-                .front()
-                .is_some_and(|(epoch, _)| *epoch <= self.acknowledged),
-        };
-        if !may_leave {
+    pub fn release(&mut self) -> Option<Leaving> {
+        loop {
+            let may_leave = match self.voice {
+                Voice::Kept | Voice::Shut => false,
+                Voice::Alone => true,
+                Voice::Protected => self
+                    .held
+                    .front()
+                    .is_some_and(|held| held.frame.is_none() || held.epoch <= self.acknowledged),
+            };
+            if !may_leave {
+                return None;
+            }
+            let held = self.held.pop_front()?;
+            if let Some(frame) = held.frame {
+                return Some(self.leaving(frame, held.epoch, held.arrived_us));
+            }
+        }
+    }
+
+    /// Takes a frame that the backup has said too, out of its turn; none if it has left, or nobody may speak.
+    pub fn release_matched(&mut self, id: FrameId) -> Option<Leaving> {
+        if self.voice != Voice::Protected {
             return None;
         }
-        let (_, frame) = self.held.pop_front()?;
+        let first = self.next_id - self.held.len() as u64;
+        let place = id.0.checked_sub(first)?;
+        let held = self.held.get_mut(usize::try_from(place).ok()?)?;
+        let (frame, epoch, arrived_us) = (held.frame.take()?, held.epoch, held.arrived_us);
+        Some(self.leaving(frame, epoch, arrived_us))
+    }
+
+    fn leaving(&mut self, frame: Frame, epoch: Epoch, arrived_us: u64) -> Leaving {
         self.held_bytes -= frame.bytes.len();
-        Some(frame)
+        self.waiting -= 1;
+        self.waiting_now -= usize::from(epoch == self.epoch);
+        Leaving { frame, arrived_us }
+    }
+
+    /// When the frame that has waited longest was sent.
+    #[must_use]
+    pub fn oldest_us(&self) -> Option<u64> {
+        self.held
+            .iter()
+            .find(|held| held.frame.is_some())
+            .map(|held| held.arrived_us)
     }
 
     /// How many frames wait.
     #[must_use]
     pub fn held_frames(&self) -> usize {
-        self.held.len()
+        self.waiting
     }
 
     /// How many bytes wait.
@@ -140,7 +205,7 @@ impl Gate {
     /// Whether output of the running epoch waits for a sync that has not begun.
     #[must_use]
     pub fn waits_for_sync(&self) -> bool {
-        self.held.back().is_some_and(|(epoch, _)| *epoch == self.epoch)
+        self.waiting_now > 0
     }
 }
 
@@ -157,15 +222,15 @@ mod tests {
     }
 
     fn drain(gate: &mut Gate) -> Vec<Frame> {
-        std::iter::from_fn(|| gate.release()).collect()
+        std::iter::from_fn(|| gate.release().map(|leaving| leaving.frame)).collect()
     }
 
     #[test]
     fn a_frame_waits_for_its_own_epochs_sync() {
         let mut gate = Gate::new(Voice::Protected, Epoch(1));
-        gate.arrived(frame(1));
+        gate.arrived(frame(1), 0);
         assert_eq!(gate.end_epoch(), Epoch(1));
-        gate.arrived(frame(2));
+        gate.arrived(frame(2), 0);
         assert_eq!(drain(&mut gate), vec![]);
         gate.acknowledged(Epoch(1));
         assert_eq!(drain(&mut gate), vec![frame(1)]);
@@ -173,21 +238,47 @@ mod tests {
     }
 
     #[test]
-    fn a_new_primary_sends_what_it_kept_since_the_last_sync() {
-        let mut gate = Gate::new(Voice::Kept, Epoch(1));
-        gate.arrived(frame(1));
-        gate.applied(Epoch(1));
-        gate.arrived(frame(2));
+    fn a_matched_frame_leaves_before_its_turn_and_once() {
+        let mut gate = Gate::new(Voice::Protected, Epoch(1));
+        let first = gate.arrived(frame(1), 0);
+        let second = gate.arrived(frame(2), 7);
+        let left = gate.release_matched(second);
+        assert_eq!(
+            left,
+            Some(Leaving {
+                frame: frame(2),
+                arrived_us: 7
+            })
+        );
+        assert_eq!(gate.release_matched(second), None);
+        assert!(gate.waits_for_sync());
+        assert_eq!(
+            gate.release_matched(first).map(|leaving| leaving.frame),
+            Some(frame(1))
+        );
+        assert!(!gate.waits_for_sync());
         assert_eq!(drain(&mut gate), vec![]);
-        gate.set_voice(Voice::Alone);
-        assert_eq!(drain(&mut gate), vec![frame(2)]);
+        gate.arrived(frame(3), 0);
+        gate.end_epoch();
+        gate.acknowledged(Epoch(1));
+        assert_eq!(drain(&mut gate), vec![frame(3)]);
+    }
+
+    #[test]
+    fn a_match_is_nothing_where_nobody_may_speak() {
+        for voice in [Voice::Shut, Voice::Kept] {
+            let mut gate = Gate::new(Voice::Protected, Epoch(1));
+            let id = gate.arrived(frame(1), 0);
+            gate.set_voice(voice);
+            assert_eq!(gate.release_matched(id), None);
+        }
     }
 
     #[test]
     fn a_primary_without_a_majority_says_nothing() {
         let mut gate = Gate::new(Voice::Alone, Epoch(1));
         gate.set_voice(Voice::Shut);
-        gate.arrived(frame(1));
+        gate.arrived(frame(1), 0);
         assert_eq!(drain(&mut gate), vec![]);
     }
 
@@ -201,7 +292,7 @@ mod tests {
                 match step {
                     0 | 1 => {
                         sent.push((gate.epoch(), frame(n as u32)));
-                        gate.arrived(frame(n as u32));
+                        gate.arrived(frame(n as u32), 0);
                     }
                     2 => {
                         gate.end_epoch();
@@ -213,7 +304,7 @@ mod tests {
                         }
                     }
                 }
-                while let Some(frame) = gate.release() {
+                while let Some(Leaving { frame, .. }) = gate.release() {
                     let (epoch, expected) = &sent[left];
                     prop_assert_eq!(expected, &frame);
                     prop_assert!(*epoch <= acked, "left before its sync");

@@ -1,3 +1,260 @@
-//! Frame out -> commit rule -> client.
+//! Frame out -> commit rule -> client: what one host does with the frames of its VM, and with those for it.
+//!
+//! `gate` holds a primary's frames by epoch, `compare` says which of them the backup has said too, `shadow` translates
+//! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over.
+//! This file only routes between them, by role.
+//!
+//! Invariants: those of the four; and that what the backup says is compared only with what the primary said in the
+//! same epoch.
+//!
+//! Source: docs/output.md. Not here: when to sync (`sync::trigger`), who may speak (`agreed`, the node).
 
+pub mod compare;
 pub mod gate;
+pub mod kept;
+mod list;
+pub mod packet;
+pub mod shadow;
+
+use crate::agreed::Frame;
+use crate::sync::change_over::Tally;
+use crate::units::Epoch;
+use bytes::Bytes;
+use compare::{Comparer, Counters, Limits, Verdict};
+use gate::{Gate, Leaving, Voice};
+use kept::Kept;
+use shadow::Shadow;
+
+/// What a comparer may keep: beyond it output waits for a sync, and nothing else happens.
+const COMPARED: Limits = Limits {
+    buffer_bytes: 64 << 20,
+    flows: 65_536,
+};
+
+/// The output of one VM on one host.
+pub struct Output {
+    gate: Gate,
+    shadow: Shadow,
+    kept: Kept,
+    comparison: Option<Comparison>,
+    tally: Tally,
+}
+
+struct Comparison {
+    comparer: Comparer,
+    /// The epoch in which the backup's VM runs.
+    backup_epoch: Epoch,
+    /// Said by the backup in the epoch after that one, of whose beginning the primary has not heard yet.
+    early: Vec<Frame>,
+    /// A line is drawn, and its sync not acknowledged yet.
+    line: bool,
+}
+
+impl Output {
+    /// Output whose first frames belong to `epoch`.
+    #[must_use]
+    pub fn new(voice: Voice, epoch: Epoch) -> Self {
+        Self {
+            gate: Gate::new(voice, epoch),
+            shadow: Shadow::new(),
+            kept: Kept::new(),
+            comparison: None,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Who speaks now.
+    #[must_use]
+    pub fn voice(&self) -> Voice {
+        self.gate.voice()
+    }
+
+    /// Changes who speaks. Call `release` afterwards.
+    pub fn set_voice(&mut self, voice: Voice) {
+        if voice == Voice::Alone {
+            self.comparison = None;
+        }
+        self.gate.set_voice(voice);
+    }
+
+    /// The epoch of what the VM says now.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.gate.epoch()
+    }
+
+    /// Starts at `epoch`: what is held belongs to it.
+    pub fn restart_at(&mut self, epoch: Epoch) {
+        self.gate.restart_at(epoch);
+    }
+
+    /// From the line that is drawn next on, the backup's words count. For a primary, before the last sync of a join.
+    pub fn compare_from(&mut self, epoch: Epoch) {
+        self.comparison = Some(Comparison {
+            comparer: Comparer::new(COMPARED),
+            backup_epoch: epoch,
+            early: Vec::new(),
+            line: false,
+        });
+    }
+
+    /// The VM here sent a frame.
+    pub fn said(&mut self, frame: Frame, now_us: u64) {
+        if self.gate.voice() == Voice::Kept {
+            self.shadow.overheard(&frame);
+            self.kept.said(&frame);
+            return;
+        }
+        match &mut self.comparison {
+            Some(comparison) => {
+                let id = self.gate.arrived(frame.clone(), now_us);
+                comparison.comparer.primary_said(id, &frame);
+            }
+            None => {
+                self.gate.arrived(frame, now_us);
+            }
+        }
+    }
+
+    /// An input on its way to the VM here, in the VM's own numbers.
+    #[must_use]
+    pub fn heard(&mut self, frame: &Frame) -> Frame {
+        if self.gate.voice() == Voice::Kept {
+            let frame = self.shadow.inbound(frame);
+            self.kept.heard(&frame);
+            frame
+        } else if self.shadow.is_empty() {
+            frame.clone()
+        } else {
+            self.shadow.inbound(frame)
+        }
+    }
+
+    /// The backup's VM sent these, in `epoch`.
+    pub fn backup_said(&mut self, epoch: Epoch, frames: Vec<Frame>) {
+        let Some(comparison) = &mut self.comparison else {
+            return;
+        };
+        if epoch == comparison.backup_epoch {
+            for frame in &frames {
+                comparison.comparer.backup_said(frame);
+            }
+        } else if epoch == comparison.backup_epoch.next() {
+            comparison.early.extend(frames);
+        }
+    }
+
+    /// The VM here (a primary's) stands still at the end of its epoch. The table of `shadow` at this moment.
+    pub fn draw_line(&mut self) -> Bytes {
+        self.gate.end_epoch();
+        if let Some(comparison) = &mut self.comparison {
+            comparison.line = true;
+            comparison.comparer.line_drawn();
+        }
+        self.shadow.table()
+    }
+
+    /// Sync `epoch` was acknowledged by the backup (on the primary).
+    pub fn acknowledged(&mut self, epoch: Epoch) {
+        self.gate.acknowledged(epoch);
+        self.line_is_covered();
+    }
+
+    /// The backup holds all that the primary was up to the line. At a join the group's word comes after that.
+    pub fn line_is_covered(&mut self) {
+        if let Some(comparison) = &mut self.comparison
+            && std::mem::take(&mut comparison.line)
+        {
+            comparison.comparer.sync_acknowledged();
+        }
+    }
+
+    /// The backup has loaded sync `epoch` (on the primary).
+    pub fn backup_loaded(&mut self, epoch: Epoch) {
+        let Some(comparison) = &mut self.comparison else {
+            return;
+        };
+        comparison.comparer.backup_loaded();
+        comparison.backup_epoch = epoch.next();
+        for frame in std::mem::take(&mut comparison.early) {
+            comparison.comparer.backup_said(&frame);
+        }
+    }
+
+    /// Sync `epoch` is whole (on the backup): its VM is the primary's from now on, and speaks as that one does.
+    pub fn applied(&mut self, epoch: Epoch, shadow: &Bytes) -> Result<(), shadow::TableError> {
+        self.gate.applied(epoch);
+        self.kept.applied();
+        self.shadow.load(shadow)
+    }
+
+    /// The backup here becomes the primary: what its clients may not have heard waits in the gate afterwards.
+    pub fn take_over(&mut self, now_us: u64) {
+        self.shadow.take_over();
+        for frame in self.kept.take() {
+            self.gate.arrived(frame, now_us);
+        }
+    }
+
+    /// The next frame that may leave now, as the client is to see it.
+    pub fn release(&mut self, now_us: u64) -> Option<Frame> {
+        let (leaving, matched) = self.next_leaving()?;
+        self.tally.released += 1;
+        self.tally.by_sync += u64::from(!matched);
+        self.tally.held_us += now_us.saturating_sub(leaving.arrived_us);
+        if self.shadow.is_empty() {
+            return Some(leaving.frame);
+        }
+        Some(self.shadow.outbound(&leaving.frame))
+    }
+
+    fn next_leaving(&mut self) -> Option<(Leaving, bool)> {
+        if let Some(leaving) = self.gate.release() {
+            return Some((leaving, false));
+        }
+        if self.gate.voice() != Voice::Protected {
+            return None;
+        }
+        let comparer = &mut self.comparison.as_mut()?.comparer;
+        while let Some(id) = comparer.next_matched() {
+            if let Some(leaving) = self.gate.release_matched(id) {
+                return Some((leaving, true));
+            }
+        }
+        None
+    }
+
+    /// Whether output waits for something.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.gate.waits_for_sync()
+    }
+
+    /// Whether the backup said something else, or cannot be compared any more.
+    #[must_use]
+    pub fn differs(&self) -> bool {
+        self.comparison
+            .as_ref()
+            .is_some_and(|comparison| matches!(comparison.comparer.verdict(), Verdict::Differs { .. }))
+    }
+
+    /// What the comparison has counted.
+    #[must_use]
+    pub fn counters(&self) -> Option<&Counters> {
+        self.comparison
+            .as_ref()
+            .map(|comparison| comparison.comparer.counters())
+    }
+
+    /// What has left so far.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// How many frames wait.
+    #[must_use]
+    pub fn held_frames(&self) -> usize {
+        self.gate.held_frames()
+    }
+}

@@ -38,6 +38,33 @@ impl PageSet {
         Self::from_runs(self.runs().chain(other.runs()))
     }
 
+    /// The pages of this set that are not in `other`.
+    #[must_use]
+    pub fn minus(&self, other: &PageSet) -> PageSet {
+        let mut ranges = Vec::with_capacity(self.ranges.len());
+        let mut holes = other.ranges.iter().peekable();
+        for &(mut start, end) in &self.ranges {
+            while holes.next_if(|hole| hole.1 <= start).is_some() {}
+            // The last hole may reach into the next range: it is looked at again.
+            while let Some(&&(from, to)) = holes.peek()
+                && from < end
+            {
+                if start < from {
+                    ranges.push((start, from));
+                }
+                start = to;
+                if to > end {
+                    break;
+                }
+                holes.next();
+            }
+            if start < end {
+                ranges.push((start, end));
+            }
+        }
+        Self { ranges }
+    }
+
     /// The runs, ascending, as `(first, count)`.
     pub fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.ranges.iter().map(|&(start, end)| (start, end - start))
@@ -112,6 +139,9 @@ mod tests {
             let expected: BTreeSet<u32> = oracle(&a).union(&oracle(&b)).copied().collect();
             prop_assert_eq!(union.len(), expected.len());
             prop_assert_eq!(union.pages().collect::<BTreeSet<_>>(), expected);
+            let minus = PageSet::from_runs(a.clone()).minus(&PageSet::from_runs(b.clone()));
+            let expected: BTreeSet<u32> = oracle(&a).difference(&oracle(&b)).copied().collect();
+            prop_assert_eq!(minus.pages().collect::<BTreeSet<_>>(), expected);
             let runs: Vec<_> = union.runs().collect();
             prop_assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0), "runs touch: {:?}", runs);
         }

@@ -5,16 +5,23 @@
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval.
+//! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting).
 //!
-//! Source: PLOVER, "sync when both VMs are idle"; Remus syncs at a fixed period. Not here: how idleness is seen
-//! (guest's thread states), what a sync does.
+//! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
+//! is one when the backup has nothing left to do and has not said it: then it never will. So there is no time-out to
+//! guess; a fixed one would sync too often under load and too late without (measured: docs/output.md).
+//!
+//! Source: PLOVER, "sync when both VMs are idle"; Remus syncs at a fixed period; COLO syncs on a difference. Not
+//! here: how idleness is seen (guest's thread states), what a sync does, which manner pays (`change_over`).
+
+use crate::policy::Manner;
 
 /// The limits, from the VM's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// No sync sooner than this after the last.
     pub shortest_us: u64,
-    /// A sync at the latest this long after the last, if output waits or an input was taken.
+    /// A sync at the latest this long after the last, if output waits (or, where outputs are compared, anyway).
     pub longest_us: u64,
     /// A sync even of a silent VM, so that the log and the dirty set stay short.
     pub quiet_us: u64,
@@ -27,14 +34,20 @@ pub struct Sight {
     pub now_us: u64,
     /// When the last sync ended.
     pub last_sync_us: u64,
-    /// Whether output waits for a sync.
+    /// How the copies are kept now.
+    pub manner: Manner,
+    /// Whether output waits for a sync, or for the backup's word.
     pub output_waits: bool,
+    /// Whether the backup has said something else than the primary, or the comparer can no longer tell.
+    pub differs: bool,
     /// Whether the primary's VM has nothing to do.
     pub primary_idle: bool,
     /// Whether the backup's VM has nothing to do; true for a passive backup.
     pub backup_idle: bool,
     /// Whether the disk's buffers ask for a sync.
     pub disk_asks: bool,
+    /// Whether another manner is to be taken up.
+    pub change_over: bool,
 }
 
 /// Why a sync was started; each is counted.
@@ -48,6 +61,10 @@ pub enum Reason {
     Quiet,
     /// The disk's buffers were full.
     Disk,
+    /// The backup said something else.
+    Differs,
+    /// Another manner pays.
+    ChangeOver,
 }
 
 /// What to do.
@@ -62,8 +79,10 @@ pub enum Decision {
     },
 }
 
-/// How often idleness is looked at while output waits.
+/// How often idleness is looked at while output waits for it.
 pub const LOOK_US: u64 = 500;
+/// The same where the backup's word is what output usually waits for.
+pub const MATCH_LOOK_US: u64 = 4_000;
 
 /// The decision.
 #[must_use]
@@ -77,23 +96,38 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     if sight.disk_asks {
         return Decision::Sync(Reason::Disk);
     }
+    if sight.change_over {
+        return Decision::Sync(Reason::ChangeOver);
+    }
+    let matches = sight.manner == Manner::Match;
+    if matches && sight.differs {
+        return Decision::Sync(Reason::Differs);
+    }
+    let both_idle = sight.primary_idle && sight.backup_idle;
+    if sight.output_waits && both_idle {
+        return Decision::Sync(Reason::Idle);
+    }
+    if (sight.output_waits || matches) && age_us >= limits.longest_us {
+        return Decision::Sync(Reason::Limit);
+    }
     if sight.output_waits {
-        if sight.primary_idle && sight.backup_idle {
-            return Decision::Sync(Reason::Idle);
-        }
-        if age_us >= limits.longest_us {
-            return Decision::Sync(Reason::Limit);
-        }
+        let look_us = if matches { MATCH_LOOK_US } else { LOOK_US };
         return Decision::LookAgain {
-            at_us: sight.now_us + LOOK_US,
+            at_us: sight.now_us + look_us,
         };
     }
-    if age_us >= limits.quiet_us {
-        return Decision::Sync(Reason::Quiet);
+    if age_us < limits.quiet_us {
+        return Decision::LookAgain {
+            at_us: sight.last_sync_us + limits.quiet_us,
+        };
     }
-    Decision::LookAgain {
-        at_us: sight.last_sync_us + limits.quiet_us,
+    // A VM that answers without a sync is not disturbed while it works; the longest interval bounds that.
+    if matches && !both_idle {
+        return Decision::LookAgain {
+            at_us: sight.now_us + MATCH_LOOK_US,
+        };
     }
+    Decision::Sync(Reason::Quiet)
 }
 
 #[cfg(test)]
@@ -110,7 +144,10 @@ mod tests {
         Sight {
             now_us,
             last_sync_us: 0,
+            manner: Manner::Active,
             output_waits: true,
+            differs: false,
+            change_over: false,
             primary_idle: false,
             backup_idle: false,
             disk_asks: false,
@@ -181,5 +218,60 @@ mod tests {
             ),
             Decision::Sync(Reason::Disk)
         );
+    }
+
+    #[test]
+    fn invariant_3_a_difference_is_synced_at_once_but_waiting_for_the_backups_word_is_not() {
+        let waits = Sight {
+            manner: Manner::Match,
+            ..sight(2_000)
+        };
+        assert_eq!(
+            decide(&LIMITS, &waits),
+            Decision::LookAgain {
+                at_us: 2_000 + MATCH_LOOK_US
+            }
+        );
+        let differs = Sight {
+            differs: true,
+            ..waits
+        };
+        assert_eq!(decide(&LIMITS, &differs), Decision::Sync(Reason::Differs));
+        let will_never_say_it = Sight {
+            primary_idle: true,
+            backup_idle: true,
+            ..waits
+        };
+        assert_eq!(decide(&LIMITS, &will_never_say_it), Decision::Sync(Reason::Idle));
+    }
+
+    #[test]
+    fn a_matching_vm_is_not_disturbed_while_it_works() {
+        let busy = Sight {
+            manner: Manner::Match,
+            output_waits: false,
+            ..sight(49_000)
+        };
+        let limits = Limits {
+            quiet_us: 10_000,
+            ..LIMITS
+        };
+        assert_eq!(
+            decide(&limits, &busy),
+            Decision::LookAgain {
+                at_us: 49_000 + MATCH_LOOK_US
+            }
+        );
+        let idle = Sight {
+            primary_idle: true,
+            backup_idle: true,
+            ..busy
+        };
+        assert_eq!(decide(&limits, &idle), Decision::Sync(Reason::Quiet));
+        let long = Sight {
+            now_us: 50_000,
+            ..busy
+        };
+        assert_eq!(decide(&limits, &long), Decision::Sync(Reason::Limit));
     }
 }

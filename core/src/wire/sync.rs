@@ -4,6 +4,8 @@
 //! contents are cut into several by the sender.
 
 use super::{Reader, WireError};
+use crate::agreed::Frame;
+use crate::policy::Manner;
 use crate::sync::compare::{BLOCK_BYTES, DivergentPage};
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::PageDelta;
@@ -69,10 +71,21 @@ pub enum SyncMessage {
     },
     /// Primary: device state, and with it the sync is whole.
     State {
-        /// The epoch.
+        /// The epoch that ends.
         epoch: Epoch,
+        /// How the copies are kept in the next one.
+        next: Manner,
+        /// The connections that do not speak the VM's own numbers (`output::shadow`).
+        shadow: Bytes,
         /// Opaque.
         device_state: Bytes,
+    },
+    /// Backup: what my VM has said, in order, in the running epoch.
+    Said {
+        /// The epoch.
+        epoch: Epoch,
+        /// Its frames.
+        frames: Vec<Frame>,
     },
     /// Backup: sync `epoch` is staged whole; I could go on from it. The acknowledgement that releases output.
     Staged {
@@ -125,6 +138,7 @@ impl SyncMessage {
             Self::Idle { .. } => "Idle",
             Self::Audit { .. } => "Audit",
             Self::Abort { .. } => "Abort",
+            Self::Said { .. } => "Said",
         }
     }
 }
@@ -161,8 +175,16 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 9, *epoch);
             put_deltas(out, deltas);
         }
-        SyncMessage::State { epoch, device_state } => {
+        SyncMessage::State {
+            epoch,
+            next,
+            shadow,
+            device_state,
+        } => {
             put_epoch(out, 10, *epoch);
+            out.put_u8(*next as u8);
+            out.put_u32(shadow.len() as u32);
+            out.put_slice(shadow);
             out.put_slice(device_state);
         }
         SyncMessage::Staged { epoch } => put_epoch(out, 11, *epoch),
@@ -179,6 +201,15 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             out.put_u128(*hash);
         }
         SyncMessage::Abort { epoch } => put_epoch(out, 15, *epoch),
+        SyncMessage::Said { epoch, frames } => {
+            put_epoch(out, 16, *epoch);
+            out.reserve(frames.iter().map(|frame| 5 + frame.bytes.len()).sum());
+            for frame in frames {
+                out.put_u8(frame.nic);
+                out.put_u32(frame.bytes.len() as u32);
+                out.put_slice(&frame.bytes);
+            }
+        }
     }
     let len = out.len() - start - 4;
     assert!(len <= MOST_BYTES, "{} was not cut by its sender", message.name());
@@ -248,10 +279,20 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             deltas: take_deltas(&mut reader)?,
         },
-        10 => SyncMessage::State {
-            epoch: Epoch(reader.u64()?),
-            device_state: reader.rest(),
-        },
+        10 => {
+            let epoch = Epoch(reader.u64()?);
+            let next = Manner::ALL
+                .get(usize::from(reader.u8()?))
+                .copied()
+                .ok_or(WireError::Invalid("manner"))?;
+            let shadow_bytes = reader.u32()? as usize;
+            SyncMessage::State {
+                epoch,
+                next,
+                shadow: reader.take(shadow_bytes)?,
+                device_state: reader.rest(),
+            }
+        }
         11 => SyncMessage::Staged {
             epoch: Epoch(reader.u64()?),
         },
@@ -269,6 +310,19 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         15 => SyncMessage::Abort {
             epoch: Epoch(reader.u64()?),
         },
+        16 => {
+            let epoch = Epoch(reader.u64()?);
+            let mut frames = Vec::new();
+            while reader.left() > 0 {
+                let nic = reader.u8()?;
+                let len = reader.u32()? as usize;
+                frames.push(Frame {
+                    nic,
+                    bytes: reader.take(len)?,
+                });
+            }
+            SyncMessage::Said { epoch, frames }
+        }
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
@@ -326,12 +380,32 @@ mod tests {
             (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
                 .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
             (epoch.clone(), deltas).prop_map(|(epoch, deltas)| SyncMessage::Delta { epoch, deltas }),
-            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, state)| {
-                SyncMessage::State {
+            (
+                epoch.clone(),
+                prop::collection::vec(any::<u8>(), 0..40),
+                prop::collection::vec(any::<u8>(), 0..9),
+                0..Manner::ALL.len()
+            )
+                .prop_map(|(epoch, state, shadow, next)| SyncMessage::State {
                     epoch,
+                    next: Manner::ALL[next],
+                    shadow: shadow.into(),
                     device_state: state.into(),
-                }
-            }),
+                }),
+            (
+                epoch.clone(),
+                prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..4)
+            )
+                .prop_map(|(epoch, frames)| SyncMessage::Said {
+                    epoch,
+                    frames: frames
+                        .into_iter()
+                        .map(|(nic, bytes)| Frame {
+                            nic,
+                            bytes: bytes.into(),
+                        })
+                        .collect(),
+                }),
             (epoch, any::<u64>()).prop_map(|(epoch, took_us)| SyncMessage::Loaded { epoch, took_us }),
         ]
     }

@@ -1,0 +1,318 @@
+//! One TCP connection: which of the primary's segments the backup has said too.
+//!
+//! What decides is the byte stream, not the packet: a segment may leave when its payload, its SYN and its FIN lie in
+//! what the backup has said at the same place of the stream, or in what the client was told before; and when what it
+//! acknowledges, the backup has acknowledged too. An acknowledgement is a statement: a client never sends again what
+//! was acknowledged, so a backup that has not got it would miss it for ever. Segmentation, repetition, windows, time
+//! stamps and everything below TCP do not matter.
+//!
+//! Invariants:
+//! 1. Nothing is told that the backup has not said, or that a sync has not covered.
+//! 2. New statements leave in the primary's order; what was told before may be repeated at any time.
+//! 3. A connection that differs says nothing new until the next sync.
+//!
+//! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
+//! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`shadow`).
+
+use super::said::{Said, after, later};
+use super::{Difference, FrameId};
+use crate::output::packet::Segment;
+use bytes::Bytes;
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+
+/// A segment with its payload.
+#[derive(Debug, Clone)]
+pub struct Words {
+    seq: u32,
+    ack: Option<u32>,
+    syn: bool,
+    fin: bool,
+    rst: bool,
+    payload: Bytes,
+}
+
+impl Words {
+    /// Of a segment in `frame`.
+    pub fn new(segment: &Segment, frame: &Bytes) -> Self {
+        Self {
+            seq: segment.seq,
+            ack: segment.ack_flag().then_some(segment.ack),
+            syn: segment.syn(),
+            fin: segment.fin(),
+            rst: segment.rst(),
+            payload: frame.slice(segment.payload.clone()),
+        }
+    }
+
+    /// The position after it; SYN and FIN take one each.
+    fn end(&self) -> u32 {
+        let len = self.payload.len() as u32 + u32::from(self.syn) + u32::from(self.fin);
+        self.seq.wrapping_add(len)
+    }
+
+    /// Where its payload begins.
+    fn payload_at(&self) -> u32 {
+        self.seq.wrapping_add(u32::from(self.syn))
+    }
+}
+
+/// One side's newest SYN.
+#[derive(Debug, Default, Clone, Copy)]
+struct Beginning {
+    isn: Option<u32>,
+    /// How often a connection of this name began on this side since the backup was loaded.
+    count: u32,
+}
+
+impl Beginning {
+    /// A SYN with this number; whether a new connection begins.
+    fn saw(&mut self, isn: u32) -> bool {
+        let new = self.isn != Some(isn);
+        if new {
+            self.isn = Some(isn);
+            self.count += 1;
+        }
+        new
+    }
+}
+
+/// What is known of a connection.
+#[derive(Debug, Default)]
+pub struct Connection {
+    /// What the client was told: everything before this position, and that everything before that one arrived.
+    told_to: Option<u32>,
+    told_ack: Option<u32>,
+    ours: Beginning,
+    theirs: Beginning,
+    said: Said,
+    said_ack: Option<u32>,
+    said_fin: Option<u32>,
+    said_rst: Option<u32>,
+    /// The backup's words on a connection that has not begun here.
+    early: Vec<Words>,
+    waiting: VecDeque<(FrameId, Words)>,
+    differs: bool,
+}
+
+impl Connection {
+    /// The backup has loaded a sync: both connections are one again, and what it had said is history.
+    pub fn reload(&mut self) {
+        debug_assert!(self.waiting.is_empty(), "a sync covers all that waited");
+        let ours = Beginning {
+            isn: self.ours.isn,
+            count: 0,
+        };
+        *self = Self {
+            told_to: self.told_to,
+            told_ack: self.told_ack,
+            ours,
+            theirs: ours,
+            ..Self::default()
+        };
+    }
+
+    /// The primary's words. What may leave is taken by `next_matched`, except what may leave at once.
+    pub fn primary_said(&mut self, id: FrameId, words: Words) -> Option<FrameId> {
+        if words.syn && self.ours.saw(words.seq) {
+            self.begin_here();
+        }
+        if !self.differs && self.was_told(&words) {
+            return Some(id);
+        }
+        self.waiting.push_back((id, words));
+        None
+    }
+
+    /// The backup's words, in its own numbers. The change of bytes kept.
+    pub fn backup_said(&mut self, words: Words) -> usize {
+        if words.syn && self.theirs.saw(words.seq) {
+            self.said = Said::default();
+            self.said_ack = None;
+            self.said_fin = None;
+            self.said_rst = None;
+            self.early.clear();
+        }
+        let before = self.said.bytes();
+        match self.offset() {
+            Some(offset) => self.take_in(words, offset),
+            None => self.early.push(words),
+        }
+        self.said.bytes().saturating_sub(before)
+    }
+
+    /// The next frame that may leave.
+    pub fn next_matched(&mut self) -> Result<Option<FrameId>, Difference> {
+        let Some((id, words)) = self.waiting.front() else {
+            return Ok(None);
+        };
+        if self.differs {
+            return Ok(None);
+        }
+        let id = *id;
+        match self.judge(words) {
+            Ok(true) => {
+                let (_, words) = self.waiting.pop_front().expect("it was looked at just now");
+                self.told(&words);
+                Ok(Some(id))
+            }
+            Ok(false) => Ok(None),
+            Err(difference) => {
+                self.differs = true;
+                Err(difference)
+            }
+        }
+    }
+
+    /// A sync covers all that waited: the client is told.
+    pub fn covered(&mut self) {
+        while let Some((_, words)) = self.waiting.pop_front() {
+            self.told(&words);
+        }
+    }
+
+    /// Says no more until the next sync.
+    pub fn give_up(&mut self) {
+        self.differs = true;
+        self.said = Said::default();
+        self.early.clear();
+    }
+
+    /// How many bytes of the backup are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.said.bytes()
+    }
+
+    /// A new connection of the same name: what was told of the old one means nothing.
+    fn begin_here(&mut self) {
+        self.told_to = None;
+        self.told_ack = None;
+        if !self.waiting.is_empty() {
+            // The end of the old connection waits still, and would be judged by the new one's words.
+            self.give_up();
+            return;
+        }
+        if let Some(offset) = self.offset() {
+            for words in std::mem::take(&mut self.early) {
+                self.take_in(words, offset);
+            }
+        }
+    }
+
+    /// From the backup's numbers to the primary's; none while only one of them has begun.
+    fn offset(&self) -> Option<u32> {
+        if self.ours.count != self.theirs.count {
+            return None;
+        }
+        match (self.ours.isn, self.theirs.isn) {
+            (Some(ours), Some(theirs)) => Some(ours.wrapping_sub(theirs)),
+            // It began before anything was seen of it, in both alike.
+            _ => Some(0),
+        }
+    }
+
+    fn take_in(&mut self, words: Words, offset: u32) {
+        let at = |position: u32| position.wrapping_add(offset);
+        if let Some(ack) = words.ack {
+            self.said_ack = Some(self.said_ack.map_or(ack, |said| later(said, ack)));
+        }
+        if words.rst {
+            self.said_rst = Some(at(words.seq));
+            return;
+        }
+        if words.fin {
+            self.said_fin = Some(at(words.end().wrapping_sub(1)));
+        }
+        if !words.payload.is_empty() && !self.differs {
+            self.said.add(at(words.payload_at()), &words.payload);
+            if let Some(told_to) = self.told_to {
+                self.said.forget_before(told_to);
+            }
+        }
+    }
+
+    /// Whether there is nothing in it that the client does not know.
+    fn was_told(&self, words: &Words) -> bool {
+        let known_bytes = words.end() == words.seq || self.told_to.is_some_and(|to| !after(words.end(), to));
+        let known_ack = words
+            .ack
+            .is_none_or(|ack| self.told_ack.is_some_and(|told| !after(ack, told)));
+        // A segment without content is a statement by its place only if it lies beyond what was told; a window's
+        // update or a keep-alive does not.
+        !words.rst && known_bytes && known_ack
+    }
+
+    fn told(&mut self, words: &Words) {
+        let end = words.end();
+        self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
+        if let Some(ack) = words.ack {
+            self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
+        }
+        self.said.forget_before(end);
+    }
+
+    /// Whether the backup has said all of it. An error if it has said something else.
+    fn judge(&self, words: &Words) -> Result<bool, Difference> {
+        if self.was_told(words) {
+            return Ok(true);
+        }
+        if self.offset().is_none() {
+            return Ok(false);
+        }
+        if words.rst {
+            return match self.said_rst {
+                Some(at) if at == words.seq => Ok(true),
+                Some(_) => Err(Difference::Flags),
+                None => Ok(false),
+            };
+        }
+        let bytes = self.judge_bytes(words)?;
+        let fin = self.judge_fin(words)?;
+        let known = |told: Option<u32>, ack| told.is_some_and(|told| !after(ack, told));
+        let acknowledged = words
+            .ack
+            .is_none_or(|ack| known(self.told_ack, ack) || known(self.said_ack, ack));
+        // A SYN is said by both as soon as there is an offset.
+        let whole = bytes && fin && acknowledged;
+        if !whole && self.said_rst.is_some() {
+            // Its connection is gone: it will not say more.
+            return Err(Difference::Flags);
+        }
+        Ok(whole)
+    }
+
+    fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {
+        let at = words.payload_at();
+        let from = self.told_to.map_or(at, |told| later(at, told));
+        let known = from.wrapping_sub(at) as usize;
+        let Some(new) = words.payload.get(known..) else {
+            return Ok(true);
+        };
+        match self.said.compare(from, new) {
+            Ordering::Equal => {}
+            Ordering::Greater => return Err(Difference::Bytes),
+            Ordering::Less => {
+                // It has ended its stream before these bytes.
+                let end = at.wrapping_add(words.payload.len() as u32);
+                return match self.said_fin {
+                    Some(fin) if after(end, fin) => Err(Difference::Flags),
+                    _ => Ok(false),
+                };
+            }
+        }
+        Ok(true)
+    }
+
+    fn judge_fin(&self, words: &Words) -> Result<bool, Difference> {
+        if !words.fin {
+            return Ok(true);
+        }
+        let at = words.end().wrapping_sub(1);
+        match self.said_fin {
+            Some(fin) if fin == at => Ok(true),
+            Some(_) => Err(Difference::Flags),
+            None if self.said.end().is_some_and(|end| after(end, at)) => Err(Difference::Flags),
+            None => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A flow of datagrams: the n-th payload of the primary against the n-th payload of the backup, since the backup was
+//! loaded last. There is no number in a datagram by which a lost or an additional one could be told from a different
+//! one, so anything else than the same sequence is a difference.
+
+use super::{Difference, FrameId};
+use bytes::Bytes;
+use std::collections::VecDeque;
+
+/// A datagram: ICMP's type and code (0 for UDP), and its payload.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Message {
+    pub kind: u16,
+    pub payload: Bytes,
+}
+
+/// What was said on a flow and not matched yet.
+#[derive(Debug, Default)]
+pub struct Datagrams {
+    primary: VecDeque<(FrameId, Message)>,
+    backup: VecDeque<Message>,
+    differs: bool,
+}
+
+impl Datagrams {
+    pub fn primary_said(&mut self, id: FrameId, message: Message) {
+        self.primary.push_back((id, message));
+    }
+
+    pub fn backup_said(&mut self, message: Message) {
+        self.backup.push_back(message);
+    }
+
+    /// The next frame that both have said.
+    pub fn next_matched(&mut self) -> Result<Option<FrameId>, Difference> {
+        if self.differs {
+            return Ok(None);
+        }
+        let (Some((id, ours)), Some(theirs)) = (self.primary.front(), self.backup.front()) else {
+            return Ok(None);
+        };
+        if ours != theirs {
+            self.differs = true;
+            return Err(Difference::Datagram);
+        }
+        let id = *id;
+        self.primary.pop_front();
+        self.backup.pop_front();
+        Ok(Some(id))
+    }
+
+    /// Says no more until the next sync.
+    pub fn give_up(&mut self) {
+        self.differs = true;
+        self.backup.clear();
+    }
+
+    /// How many bytes of the backup are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.backup.iter().map(|message| message.payload.len()).sum()
+    }
+}

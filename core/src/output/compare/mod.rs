@@ -1,0 +1,380 @@
+//! What it decides: which of the primary's frames the backup has said too, so that they may leave without a sync.
+//!
+//! Flow: the primary's frames and the backup's come in, names of frames that may leave come out; `gate` holds the
+//! frames. Both speak in their VM's own numbers.
+//!
+//! Invariants:
+//! 1. A frame is named only if everything it tells a client was said by the backup in the same epoch, or was told
+//!    before. So whatever a client has seen, the backup's own state explains, and whatever a client was told was
+//!    received, the backup has received.
+//! 2. What the primary says after the line of a sync is compared only with what the backup says after loading it.
+//! 3. Frames of a flow are named in the primary's order; what repeats only what was told may be named at once.
+//! 4. Losing sight (a full buffer, too many flows, a frame that is not understood) makes frames wait for a sync.
+//!
+//! ARP, neighbour discovery and multicast reports tell nothing about the VM's state: they need no match.
+//!
+//! Source: COLO (SoCC'13) compares packets; the byte streams, the acknowledgements' rule and the argument are in
+//! docs/output.md. Not here: when a difference brings a sync (`sync::trigger`).
+
+mod connection;
+mod datagrams;
+mod said;
+
+use crate::agreed::Frame;
+use crate::output::packet::{Direction, FlowKey, Parsed, parse};
+use connection::{Connection, Words};
+use datagrams::{Datagrams, Message};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A frame's name: rising in the order in which the primary's VM sent them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FrameId(pub u64);
+
+/// What may be kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of the backup that the primary has not said yet.
+    pub buffer_bytes: usize,
+    /// Flows that are known at once.
+    pub flows: usize,
+}
+
+/// Why two outputs are not the same, or cannot be told to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Difference {
+    /// Other bytes at the same place of a stream.
+    Bytes,
+    /// A connection ended by one of them only, or elsewhere.
+    Flags,
+    /// Another datagram.
+    Datagram,
+    /// A frame that is not understood: a fragment, an unknown protocol.
+    NotUnderstood,
+    /// More than the limits.
+    Full,
+}
+
+/// How the two outputs stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Nothing waits.
+    Agree,
+    /// Some of the primary's frames wait for the backup's word.
+    Waiting {
+        /// The first of them.
+        oldest: FrameId,
+        /// How many.
+        frames: usize,
+    },
+    /// Some will never be matched.
+    Differs {
+        /// Why.
+        why: Difference,
+    },
+}
+
+/// What was seen so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Frames that both have said.
+    pub matched: u64,
+    /// Frames that told nothing new, or nothing of the VM's state.
+    pub free: u64,
+    /// Differences in a byte stream.
+    pub bytes: u64,
+    /// In the end of a connection.
+    pub flags: u64,
+    /// In datagrams.
+    pub datagrams: u64,
+    /// Frames that were not understood.
+    pub not_understood: u64,
+    /// Flows given up for a limit.
+    pub full: u64,
+}
+
+impl Counters {
+    /// All differences.
+    #[must_use]
+    pub fn differences(&self) -> u64 {
+        self.bytes + self.flags + self.datagrams + self.not_understood + self.full
+    }
+}
+
+/// The comparison of two outputs.
+pub struct Comparer {
+    limits: Limits,
+    flows: BTreeMap<FlowKey, Flow>,
+    /// The backup's loads so far: a flow of an older one is reloaded when it is looked at.
+    loads: u64,
+    matched: VecDeque<FrameId>,
+    /// Frames that wait in a flow, or in none.
+    waiting: BTreeMap<FrameId, Option<FlowKey>>,
+    /// Said by the primary after the line of the sync under way.
+    after_line: Option<Vec<(FrameId, Frame)>>,
+    kept_bytes: usize,
+    difference: Option<Difference>,
+    counters: Counters,
+}
+
+struct Flow {
+    loads: u64,
+    words: FlowWords,
+}
+
+enum FlowWords {
+    Connection(Box<Connection>),
+    Datagrams(Datagrams),
+}
+
+impl Comparer {
+    /// A comparer that has seen nothing: what it does not know, it makes wait.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            flows: BTreeMap::new(),
+            loads: 0,
+            matched: VecDeque::new(),
+            waiting: BTreeMap::new(),
+            after_line: None,
+            kept_bytes: 0,
+            difference: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The primary's VM sent a frame, which is held under this name.
+    pub fn primary_said(&mut self, id: FrameId, frame: &Frame) {
+        match &mut self.after_line {
+            Some(after_line) => after_line.push((id, frame.clone())),
+            None => self.take_in(id, frame),
+        }
+    }
+
+    fn take_in(&mut self, id: FrameId, frame: &Frame) {
+        match parse(frame, Direction::FromVm) {
+            Parsed::Tcp(segment) => {
+                let words = Words::new(&segment, &frame.bytes);
+                let Some(connection) = self.connection(segment.key) else {
+                    return self.wait_for_sync(id, Difference::Full);
+                };
+                if connection.primary_said(id, words).is_some() {
+                    self.counters.free += 1;
+                    self.matched.push_back(id);
+                    return;
+                }
+                self.waiting.insert(id, Some(segment.key));
+                self.advance(segment.key);
+            }
+            Parsed::Datagram(datagram) => {
+                let message = Message {
+                    kind: datagram.kind,
+                    payload: frame.bytes.slice(datagram.payload),
+                };
+                let Some(datagrams) = self.datagrams(datagram.key) else {
+                    return self.wait_for_sync(id, Difference::Full);
+                };
+                datagrams.primary_said(id, message);
+                self.waiting.insert(id, Some(datagram.key));
+                self.advance(datagram.key);
+            }
+            Parsed::Neighbour => {
+                self.counters.free += 1;
+                self.matched.push_back(id);
+            }
+            Parsed::Fragment | Parsed::Other => self.wait_for_sync(id, Difference::NotUnderstood),
+        }
+    }
+
+    fn wait_for_sync(&mut self, id: FrameId, why: Difference) {
+        self.waiting.insert(id, None);
+        self.differs(why);
+    }
+
+    /// The backup's VM sent a frame.
+    pub fn backup_said(&mut self, frame: &Frame) {
+        match parse(frame, Direction::FromVm) {
+            Parsed::Tcp(segment) => {
+                let words = Words::new(&segment, &frame.bytes);
+                let Some(connection) = self.connection(segment.key) else {
+                    return self.differs(Difference::Full);
+                };
+                let grown = connection.backup_said(words);
+                self.keep(segment.key, grown);
+                self.advance(segment.key);
+            }
+            Parsed::Datagram(datagram) => {
+                let message = Message {
+                    kind: datagram.kind,
+                    payload: frame.bytes.slice(datagram.payload),
+                };
+                let grown = message.payload.len();
+                let Some(datagrams) = self.datagrams(datagram.key) else {
+                    return self.differs(Difference::Full);
+                };
+                datagrams.backup_said(message);
+                self.keep(datagram.key, grown);
+                self.advance(datagram.key);
+            }
+            // The primary's own wait for a sync.
+            Parsed::Neighbour | Parsed::Fragment | Parsed::Other => {}
+        }
+    }
+
+    /// The primary's VM stood still here: what it said before is covered by the sync under way.
+    pub fn line_drawn(&mut self) {
+        self.after_line.get_or_insert_default();
+        self.difference = None;
+    }
+
+    /// The sync is acknowledged: what was said before the line has left.
+    pub fn sync_acknowledged(&mut self) {
+        for key in std::mem::take(&mut self.waiting).into_values().flatten() {
+            if let Some(Flow {
+                words: FlowWords::Connection(connection),
+                ..
+            }) = self.flows.get_mut(&key)
+            {
+                connection.covered();
+            }
+        }
+    }
+
+    /// The backup has loaded the sync: from here on it says what a copy of the primary says.
+    pub fn backup_loaded(&mut self) {
+        // An acknowledgement comes before a load; frames that it would have let out are out or gone.
+        self.sync_acknowledged();
+        self.loads += 1;
+        self.kept_bytes = 0;
+        self.difference = None;
+        if self.flows.len() > self.limits.flows / 2 {
+            // Most of them have ended without a word. What is forgotten waits once more, and no longer.
+            self.flows.clear();
+        }
+        for (id, frame) in self.after_line.take().unwrap_or_default() {
+            self.take_in(id, &frame);
+        }
+    }
+
+    /// The next frame that may leave.
+    pub fn next_matched(&mut self) -> Option<FrameId> {
+        self.matched.pop_front()
+    }
+
+    /// How the two stand.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match (self.difference, self.waiting.first_key_value()) {
+            (Some(why), _) => Verdict::Differs { why },
+            (None, Some((oldest, _))) => Verdict::Waiting {
+                oldest: *oldest,
+                frames: self.waiting.len(),
+            },
+            (None, None) => Verdict::Agree,
+        }
+    }
+
+    /// What was seen so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn differs(&mut self, why: Difference) {
+        let counter = match why {
+            Difference::Bytes => &mut self.counters.bytes,
+            Difference::Flags => &mut self.counters.flags,
+            Difference::Datagram => &mut self.counters.datagrams,
+            Difference::NotUnderstood => &mut self.counters.not_understood,
+            Difference::Full => &mut self.counters.full,
+        };
+        *counter += 1;
+        self.difference.get_or_insert(why);
+    }
+
+    /// Names what both have said on a flow.
+    fn advance(&mut self, key: FlowKey) {
+        loop {
+            let next = match self.flows.get_mut(&key).map(|flow| &mut flow.words) {
+                Some(FlowWords::Connection(connection)) => connection.next_matched(),
+                Some(FlowWords::Datagrams(datagrams)) => datagrams.next_matched(),
+                None => return,
+            };
+            match next {
+                Ok(Some(id)) => {
+                    self.waiting.remove(&id);
+                    self.counters.matched += 1;
+                    self.matched.push_back(id);
+                }
+                Ok(None) => return,
+                Err(why) => return self.differs(why),
+            }
+        }
+    }
+
+    /// Counts what is kept of the backup; over the limit the flow that grew is given up (invariant 4).
+    ///
+    /// The count is of what came since the last load and not of what is left: a bound, and cheap.
+    fn keep(&mut self, key: FlowKey, grown: usize) {
+        self.kept_bytes += grown;
+        if self.kept_bytes <= self.limits.buffer_bytes {
+            return;
+        }
+        self.kept_bytes = self
+            .flows
+            .values()
+            .map(|flow| match &flow.words {
+                FlowWords::Connection(connection) if flow.loads == self.loads => connection.kept_bytes(),
+                FlowWords::Datagrams(datagrams) if flow.loads == self.loads => datagrams.kept_bytes(),
+                _ => 0,
+            })
+            .sum();
+        if self.kept_bytes > self.limits.buffer_bytes {
+            match self.flows.get_mut(&key).map(|flow| &mut flow.words) {
+                Some(FlowWords::Connection(connection)) => connection.give_up(),
+                Some(FlowWords::Datagrams(datagrams)) => datagrams.give_up(),
+                None => {}
+            }
+            self.differs(Difference::Full);
+        }
+    }
+
+    fn connection(&mut self, key: FlowKey) -> Option<&mut Connection> {
+        match &mut self.flow(key, || FlowWords::Connection(Box::default()))?.words {
+            FlowWords::Connection(connection) => Some(connection),
+            FlowWords::Datagrams(_) => None,
+        }
+    }
+
+    fn datagrams(&mut self, key: FlowKey) -> Option<&mut Datagrams> {
+        match &mut self
+            .flow(key, || FlowWords::Datagrams(Datagrams::default()))?
+            .words
+        {
+            FlowWords::Datagrams(datagrams) => Some(datagrams),
+            FlowWords::Connection(_) => None,
+        }
+    }
+
+    fn flow(&mut self, key: FlowKey, new: impl FnOnce() -> FlowWords) -> Option<&mut Flow> {
+        let loads = self.loads;
+        if self.flows.len() >= self.limits.flows && !self.flows.contains_key(&key) {
+            return None;
+        }
+        let flow = self
+            .flows
+            .entry(key)
+            .or_insert_with(|| Flow { loads, words: new() });
+        if flow.loads != loads {
+            flow.loads = loads;
+            match &mut flow.words {
+                FlowWords::Connection(connection) => connection.reload(),
+                FlowWords::Datagrams(datagrams) => *datagrams = Datagrams::default(),
+            }
+        }
+        Some(flow)
+    }
+}
+
+#[cfg(test)]
+mod tests;

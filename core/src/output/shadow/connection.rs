@@ -1,0 +1,263 @@
+//! One connection: what the client calls its numbers, and what the VM here calls them.
+
+use crate::output::packet::{Segment, Timestamps, before};
+
+/// Ticks by which the VM's timestamps jump ahead when another host begins to speak for it: ten seconds of Linux's.
+pub(super) const MARGIN_TICKS: u32 = 10_000;
+
+/// How far the VM's sequence numbers are from the ones that the client knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Numbers {
+    /// The VM here opened or accepted it with `isn`; the client has not yet said what it was told.
+    Open {
+        /// The VM's initial sequence number.
+        isn: u32,
+        /// The other end's, if the VM accepted it.
+        peer_isn: Option<u32>,
+    },
+    /// A client's number is the VM's number and this.
+    Known(u32),
+}
+
+/// A FIN: what acknowledges it, and whether that came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fin {
+    /// The number after it, in its sender's VM's numbers.
+    pub(super) end: u32,
+    /// Whether the receiver has acknowledged it.
+    pub(super) acknowledged: bool,
+}
+
+/// The timestamps of a connection before the last take-over: the client goes on echoing them for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Past {
+    /// What was added to the VM's timestamps then.
+    pub(super) ticks: u32,
+    /// What the first word after the take-over must reach, in the client's numbers, if the client has echoed anything.
+    pub(super) floor: Option<u32>,
+    /// The first timestamp after the take-over, in the client's numbers, once there was one.
+    pub(super) first: Option<u32>,
+}
+
+/// One connection, as far as this host knows. Numbers are the VM's own unless they say otherwise.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Connection {
+    pub(super) numbers: Numbers,
+    /// The ISN it was opened with here: what tells a repeated SYN from a new connection.
+    pub(super) isn: Option<u32>,
+    /// A client's timestamp is the VM's and this; nothing: and the common raise.
+    pub(super) ticks: Option<u32>,
+    /// After the last number that the VM here has sent, once that is sure.
+    pub(super) sent: Option<u32>,
+    /// What the client has acknowledged.
+    pub(super) heard_ack: Option<u32>,
+    /// What the VM here has acknowledged.
+    pub(super) said_ack: Option<u32>,
+    /// The last timestamp of the VM here.
+    pub(super) said_ticks: Option<u32>,
+    /// The last of the VM's timestamps that the client has echoed, in the client's numbers.
+    pub(super) echo: Option<u32>,
+    /// What was different about its timestamps before the last take-over.
+    pub(super) past: Option<Past>,
+    pub(super) vm_fin: Option<Fin>,
+    pub(super) peer_fin: Option<Fin>,
+}
+
+/// The later of two numbers on the circle.
+fn later(old: Option<u32>, new: u32) -> Option<u32> {
+    Some(old.filter(|old| before(new, *old)).unwrap_or(new))
+}
+
+impl Connection {
+    /// One that the VM here and the client number alike.
+    pub(super) fn alike() -> Self {
+        Self::with(Numbers::Known(0))
+    }
+
+    pub(super) fn with(numbers: Numbers) -> Self {
+        Self {
+            numbers,
+            isn: None,
+            ticks: None,
+            sent: None,
+            heard_ack: None,
+            said_ack: None,
+            said_ticks: None,
+            echo: None,
+            past: None,
+            vm_fin: None,
+            peer_fin: None,
+        }
+    }
+
+    /// The one that this SYN or SYN-ACK of the VM here begins.
+    pub(super) fn opened(syn: &Segment) -> Self {
+        let peer_isn = syn.ack_flag().then(|| syn.ack.wrapping_sub(1));
+        Self {
+            isn: Some(syn.seq),
+            sent: Some(syn.seq_end()),
+            ..Self::with(Numbers::Open {
+                isn: syn.seq,
+                peer_isn,
+            })
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.numbers, Numbers::Open { .. })
+    }
+
+    /// Both ends have said and heard that it is over.
+    pub(super) fn is_closed(&self) -> bool {
+        let acknowledged = |fin: Option<Fin>| fin.is_some_and(|fin| fin.acknowledged);
+        acknowledged(self.vm_fin) && acknowledged(self.peer_fin)
+    }
+
+    /// Whether another host would get this connection's numbers wrong without being told.
+    pub(super) fn is_worth_telling(&self) -> bool {
+        let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && self.past.is_none();
+        !alike && !self.is_closed()
+    }
+
+    /// What to add to the VM's numbers for the client.
+    pub(super) fn delta(&self) -> Option<u32> {
+        match self.numbers {
+            Numbers::Known(delta) => Some(delta),
+            Numbers::Open { .. } => None,
+        }
+    }
+
+    /// The VM here said `segment`.
+    pub(super) fn said(&mut self, segment: &Segment) {
+        if segment.syn() {
+            if let Numbers::Open { peer_isn, .. } = &mut self.numbers
+                && segment.ack_flag()
+            {
+                *peer_isn = Some(segment.ack.wrapping_sub(1));
+            }
+        } else if self.sent.is_none() && !self.tells_what_was_sent(segment) {
+            // Not sure yet: `sent` stays unknown, and nothing is clamped.
+        } else {
+            self.sent = later(self.sent, segment.seq_end());
+        }
+        if segment.ack_flag() {
+            self.said_ack = later(self.said_ack, segment.ack);
+            if let Some(fin) = &mut self.peer_fin {
+                fin.acknowledged |= !before(segment.ack, fin.end);
+            }
+        }
+        if let Some(Timestamps { value, .. }) = segment.timestamps {
+            self.said_ticks = later(self.said_ticks, value);
+        }
+        if segment.fin() {
+            let acknowledged = self.vm_fin.is_some_and(|fin| fin.acknowledged);
+            let end = segment.seq_end();
+            self.vm_fin = Some(Fin { end, acknowledged });
+        }
+    }
+
+    /// After a sync this host does not know how far the VM has sent. A segment with bytes may be sent for the second
+    /// time; one without them carries the next number, unless it is a keep-alive, which steps back by one.
+    fn tells_what_was_sent(&self, segment: &Segment) -> bool {
+        segment.is_pure_ack() && self.heard_ack.is_some_and(|ack| !before(segment.seq, ack))
+    }
+
+    /// An acknowledgement for the VM, in its numbers: of nothing that it has not sent, or Linux would drop the segment
+    /// with all that it carries.
+    pub(super) fn clamped(&self, ack: u32) -> u32 {
+        self.sent.filter(|sent| before(*sent, ack)).unwrap_or(ack)
+    }
+
+    /// Whether `segment` of the VM, a RST, ends it. A RST that answers a stray segment carries that one's numbers.
+    pub(super) fn ends_with(&self, segment: &Segment) -> bool {
+        self.sent.is_none_or(|sent| sent == segment.seq)
+    }
+
+    /// The first word of the client since the VM here opened it: the client repeats the number that *it* was told.
+    pub(super) fn learn(&mut self, segment: &Segment, raise: u32) {
+        let Numbers::Open { isn, peer_isn } = self.numbers else {
+            return;
+        };
+        let fits = match (segment.syn(), segment.rst(), peer_isn) {
+            // The answer to the VM's SYN: accepted or refused.
+            (true, false, None) | (false, true, None) => true,
+            (true, false, Some(peer_isn)) => segment.seq == peer_isn,
+            // The third step of the handshake, or what came in its place: within the first window, which is never scaled.
+            (false, false, Some(peer_isn)) => segment.seq.wrapping_sub(peer_isn).wrapping_sub(1) <= 0xffff,
+            _ => false,
+        };
+        // A VM that sent bytes with or right behind its SYN leaves it open how many of them are acknowledged.
+        let only_syn = self.sent == Some(isn.wrapping_add(1));
+        if !fits || !only_syn || !segment.ack_flag() {
+            return;
+        }
+        self.numbers = Numbers::Known(segment.ack.wrapping_sub(isn).wrapping_sub(1));
+        if let (Some(found), Some(said)) = (segment.timestamps, self.said_ticks)
+            && found.echo != 0
+        {
+            let ticks = found.echo.wrapping_sub(said);
+            self.ticks = (ticks != raise).then_some(ticks);
+        }
+    }
+
+    /// The client said `segment`, which is whole; its acknowledgement is `ack` in the VM's numbers.
+    pub(super) fn heard(&mut self, segment: &Segment, ack: Option<u32>) {
+        if let Some(ack) = ack {
+            self.heard_ack = later(self.heard_ack, ack);
+            if let Some(fin) = &mut self.vm_fin {
+                fin.acknowledged |= !before(ack, fin.end);
+            }
+            if let Some(found) = segment.timestamps
+                && found.echo != 0
+            {
+                self.echo = later(self.echo, found.echo);
+            }
+        }
+        if segment.fin() {
+            let acknowledged = self.peer_fin.is_some_and(|fin| fin.acknowledged);
+            let end = segment.seq_end();
+            self.peer_fin = Some(Fin { end, acknowledged });
+        }
+    }
+
+    /// Another host spoke until now, and added `raise` to timestamps; this one adds `more` to that.
+    pub(super) fn take_over(&mut self, raise: u32, more: u32) {
+        self.past = Some(Past {
+            ticks: self.ticks.unwrap_or(raise),
+            floor: self.echo.map(|echo| echo.wrapping_add(more)),
+            first: None,
+        });
+        self.ticks = self.ticks.map(|ticks| ticks.wrapping_add(more));
+    }
+
+    /// The client's name for the VM's timestamp `value`. After a take-over the first word settles what is added.
+    pub(super) fn ticks_out(&mut self, value: u32, raise: u32) -> u32 {
+        let mut outside = value.wrapping_add(self.ticks.unwrap_or(raise));
+        if let Some(past) = &mut self.past
+            && past.first.is_none()
+        {
+            if let Some(floor) = past.floor.filter(|floor| before(outside, *floor)) {
+                self.ticks = Some(floor.wrapping_sub(value));
+                outside = floor;
+            }
+            past.first = Some(outside);
+        }
+        outside
+    }
+
+    /// The VM's name for the timestamp `echo` that the client repeats: never one that the VM here has not yet said.
+    pub(super) fn ticks_in(&mut self, echo: u32, raise: u32) -> u32 {
+        let old = self
+            .past
+            .filter(|past| past.first.is_none_or(|first| before(echo, first)));
+        if old.is_none() {
+            self.past = None;
+        }
+        let ticks = old.map_or(self.ticks.unwrap_or(raise), |past| past.ticks);
+        let inside = echo.wrapping_sub(ticks);
+        match self.said_ticks {
+            Some(said) if ticks != 0 && before(said, inside) => said,
+            _ => inside,
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! What it decides: by which numbers the client and the VM here call the same bytes of a TCP connection.
+//!
+//! Both VMs get the same inputs, yet a connection that began since the last sync has another initial sequence number and
+//! other timestamps in each. The client knows the primary's only. So the backup changes the client's acknowledgements
+//! into its own VM's numbers, and if it takes over, its VM's numbers into the client's, for as long as they live.
+//!
+//! Flow: the last station of a frame into the VM, and the last of a frame from the VM to the client.
+//!
+//! Invariants:
+//! 1. Translation in undoes translation out, for every number.
+//! 2. A segment whose checksum was wrong is wrong afterwards, one whose checksum was right is right, and nothing is
+//!    learnt from a wrong one.
+//! 3. What a client sees of a connection's timestamps never goes back, whichever host speaks.
+//! 4. A connection whose numbers are not known for certain is left alone: the comparison finds the difference, and a
+//!    sync mends it.
+//!
+//! Source: RFC 9293, 7323 (PAWS), 2018, 1624. COLO's rewriter in QEMU moves sequence numbers, too; timestamps, SACK and
+//! a translation that outlives the fail-over are ours. Not here: signed segments (TCP-MD5, TCP-AO), which no
+//! translation can serve; when a frame leaves (`gate`).
+
+mod connection;
+mod recent;
+mod rewrite;
+mod table;
+
+use super::packet::{Direction, FlowKey, Parsed, Segment, parse};
+use crate::agreed::Frame;
+use crate::wire::WireError;
+use bytes::Bytes;
+use connection::{Connection, MARGIN_TICKS, Numbers};
+use recent::Recent;
+use rewrite::{Rewriter, intact};
+use std::collections::VecDeque;
+
+/// How many connections are followed; the longest unused is forgotten first.
+pub const MOST_CONNECTIONS: usize = 65_536;
+
+/// How many of them may be in their handshake or over: a flood of SYNs must not push out connections that live.
+const MOST_PASSING: usize = 16_384;
+
+/// A table of another host that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TableError {
+    /// Another version of the layout.
+    #[error("the table of connections is of another version: run the same version on all hosts")]
+    Version,
+    /// It does not make sense.
+    #[error("the table of connections is damaged: {0}")]
+    Damaged(#[from] WireError),
+}
+
+/// Why a connection may be forgotten early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Passing {
+    Open,
+    Closed,
+}
+
+/// The connections of one VM whose numbers may differ from the client's.
+#[derive(Debug)]
+pub struct Shadow {
+    connections: Recent,
+    passing: VecDeque<(FlowKey, Passing)>,
+    /// What every connection without its own figure adds to timestamps: the take-overs so far.
+    raise: u32,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shadow {
+    /// Nothing to translate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            connections: Recent::new(MOST_CONNECTIONS),
+            passing: VecDeque::new(),
+            raise: 0,
+        }
+    }
+
+    /// Whether no connection needs translation. After a take-over that is never so again: any connection that is not
+    /// known here may be older, and its timestamps are raised.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.raise == 0 && self.connections.len() == 0
+    }
+
+    /// An agreed input on its way into the VM here: the client's numbers become the VM's. Learns what the client says.
+    pub fn inbound(&mut self, frame: &Frame) -> Frame {
+        let Parsed::Tcp(segment) = parse(frame, Direction::ToVm) else {
+            return frame.clone();
+        };
+        let raise = self.raise;
+        let Some(connection) = self.connections.used(&segment.key) else {
+            return lowered(frame, &segment, raise);
+        };
+        if !intact(frame, &segment) {
+            return frame.clone();
+        }
+        let was_closed = connection.is_closed();
+        connection.learn(&segment, raise);
+        let ends = segment.rst() && connection.said_ack == Some(segment.seq);
+        let (frame, ack) = translated_in(frame, &segment, connection, raise);
+        connection.heard(&segment, ack);
+        let is_closed = connection.is_closed();
+        if ends {
+            self.connections.remove(&segment.key);
+        } else if is_closed && !was_closed {
+            self.pass(segment.key, Passing::Closed);
+        }
+        frame
+    }
+
+    /// What the VM here says while another host speaks for it: only learnt from.
+    pub fn overheard(&mut self, frame: &Frame) {
+        let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
+            return;
+        };
+        let known = self.connections.get(&segment.key);
+        if segment.syn() && known.is_none_or(|known| known.isn != Some(segment.seq)) {
+            self.connections.insert(segment.key, Connection::opened(&segment));
+            self.pass(segment.key, Passing::Open);
+        } else if known.is_none() {
+            if segment.rst() {
+                return;
+            }
+            self.connections.insert(segment.key, Connection::alike());
+        }
+        self.said(&segment);
+    }
+
+    /// What the VM here says on its way to the client: its numbers become the client's.
+    pub fn outbound(&mut self, frame: &Frame) -> Frame {
+        let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
+            return frame.clone();
+        };
+        // A new connection: whoever it is with learns this host's numbers.
+        if segment.syn()
+            && let Some(known) = self.connections.get(&segment.key)
+            && known.isn != Some(segment.seq)
+        {
+            self.connections.remove(&segment.key);
+        }
+        let raise = self.raise;
+        let mut out = Rewriter::new(frame, &segment);
+        let connection = self.connections.used(&segment.key);
+        if let Some(delta) = connection.as_ref().and_then(|one| one.delta()) {
+            out.set(segment.tcp + 4, segment.seq.wrapping_add(delta));
+        }
+        if let Some(found) = segment.timestamps {
+            let outside = match connection {
+                Some(connection) => connection.ticks_out(found.value, raise),
+                None => found.value.wrapping_add(raise),
+            };
+            out.set(found.at, outside);
+        }
+        self.said(&segment);
+        out.finish()
+    }
+
+    /// This host begins to speak for the VM: from now on, timestamps that clients see are above all that they saw.
+    pub fn take_over(&mut self) {
+        let raise = self.raise;
+        self.connections
+            .for_each(|connection| connection.take_over(raise, MARGIN_TICKS));
+        self.raise = raise.wrapping_add(MARGIN_TICKS);
+    }
+
+    /// For the host that gets a copy of the VM here. Empty if every connection speaks the VM's own numbers.
+    #[must_use]
+    pub fn table(&self) -> Bytes {
+        let mut told = self
+            .connections
+            .iter()
+            .filter(|(_, one)| one.is_worth_telling())
+            .peekable();
+        if self.raise == 0 && told.peek().is_none() {
+            return Bytes::new();
+        }
+        table::encode(self.raise, told)
+    }
+
+    /// The VM here is a copy of the other host's now, so is the table. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// If the bytes are not what `table` writes.
+    pub fn load(&mut self, table: &Bytes) -> Result<(), TableError> {
+        let (raise, connections) = match table.is_empty() {
+            true => (0, Vec::new()),
+            false => table::decode(table)?,
+        };
+        *self = Self { raise, ..Self::new() };
+        for (key, connection) in connections {
+            let open = connection.is_open();
+            self.connections.insert(key, connection);
+            if open {
+                self.pass(key, Passing::Open);
+            }
+        }
+        Ok(())
+    }
+
+    /// The VM here said `segment`, of a connection that is known.
+    fn said(&mut self, segment: &Segment) {
+        let Some(connection) = self.connections.used(&segment.key) else {
+            return;
+        };
+        let was_closed = connection.is_closed();
+        if segment.rst() && connection.ends_with(segment) {
+            self.connections.remove(&segment.key);
+            return;
+        }
+        connection.said(segment);
+        if connection.is_closed() && !was_closed {
+            self.pass(segment.key, Passing::Closed);
+        }
+    }
+
+    /// A connection in its handshake, or one that is over (its last acknowledgement may have to be repeated): kept
+    /// until enough others are.
+    fn pass(&mut self, key: FlowKey, why: Passing) {
+        self.passing.push_back((key, why));
+        if self.passing.len() <= MOST_PASSING {
+            return;
+        }
+        if let Some((key, why)) = self.passing.pop_front()
+            && let Some(known) = self.connections.get(&key)
+            && match why {
+                Passing::Open => known.is_open(),
+                Passing::Closed => known.is_closed(),
+            }
+        {
+            self.connections.remove(&key);
+        }
+    }
+}
+
+/// `frame` in the VM's numbers, and what it acknowledges in them.
+fn translated_in(
+    frame: &Frame,
+    segment: &Segment,
+    connection: &mut Connection,
+    raise: u32,
+) -> (Frame, Option<u32>) {
+    let Numbers::Known(delta) = connection.numbers else {
+        return (frame.clone(), None);
+    };
+    if !segment.ack_flag() {
+        return (frame.clone(), None);
+    }
+    let mut out = Rewriter::new(frame, segment);
+    let ack = connection.clamped(segment.ack.wrapping_sub(delta));
+    out.set(segment.tcp + 8, ack);
+    for at in segment.sack.clone().step_by(4) {
+        out.lower(at, delta);
+    }
+    if let Some(found) = segment.timestamps
+        && found.echo != 0
+    {
+        out.set(found.at + 4, connection.ticks_in(found.echo, raise));
+    }
+    (out.finish(), Some(ack))
+}
+
+/// `frame` of a connection that only the common raise concerns.
+fn lowered(frame: &Frame, segment: &Segment, raise: u32) -> Frame {
+    let mut out = Rewriter::new(frame, segment);
+    if let Some(found) = segment.timestamps
+        && segment.ack_flag()
+        && found.echo != 0
+    {
+        out.lower(found.at + 4, raise);
+    }
+    out.finish()
+}
+
+#[cfg(test)]
+mod tests;

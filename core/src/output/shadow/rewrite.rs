@@ -1,0 +1,103 @@
+//! Changes numbers inside a TCP segment and mends its checksum.
+//!
+//! The checksum is mended by the difference (RFC 1624, equation 3), never computed anew: a segment that was damaged on
+//! its way stays one that its receiver throws away.
+
+use crate::agreed::Frame;
+use crate::output::packet::{Segment, u16_at, u32_at};
+use bytes::BytesMut;
+use std::net::IpAddr;
+
+/// A frame of which some numbers change. It is copied when the first one does.
+pub(super) struct Rewriter<'a> {
+    frame: &'a Frame,
+    tcp: usize,
+    copy: Option<BytesMut>,
+    difference: u32,
+}
+
+impl<'a> Rewriter<'a> {
+    pub(super) fn new(frame: &'a Frame, segment: &Segment) -> Self {
+        Self {
+            frame,
+            tcp: segment.tcp,
+            copy: None,
+            difference: 0,
+        }
+    }
+
+    /// Sets the number at `at`, which the parser found to be inside the segment.
+    pub(super) fn set(&mut self, at: usize, number: u32) {
+        let new = number.to_be_bytes();
+        let old = self.number_at(at).to_be_bytes();
+        if old == new {
+            return;
+        }
+        for (n, (old, new)) in old.into_iter().zip(new).enumerate() {
+            // An option may begin at an odd byte; the sum is over words that begin where the header does.
+            let shift = if (at + n - self.tcp) % 2 == 0 { 8 } else { 0 };
+            self.difference += (u32::from(new) << shift) + (0xffff - (u32::from(old) << shift));
+        }
+        let copy = self
+            .copy
+            .get_or_insert_with(|| BytesMut::from(&self.frame.bytes[..]));
+        copy[at..at + 4].copy_from_slice(&new);
+    }
+
+    /// Takes `delta` from the number at `at`.
+    pub(super) fn lower(&mut self, at: usize, delta: u32) {
+        self.set(at, self.number_at(at).wrapping_sub(delta));
+    }
+
+    fn number_at(&self, at: usize) -> u32 {
+        let bytes = self.copy.as_deref().unwrap_or(&self.frame.bytes);
+        u32_at(bytes, at).expect("the parser found it inside the segment")
+    }
+
+    /// The frame with all that was set.
+    pub(super) fn finish(self) -> Frame {
+        let Some(mut copy) = self.copy else {
+            return self.frame.clone();
+        };
+        let at = self.tcp + 16;
+        let old = u16_at(&copy, at).expect("a parsed header is whole");
+        let new = !fold(u64::from(!old) + u64::from(self.difference));
+        copy[at..at + 2].copy_from_slice(&new.to_be_bytes());
+        Frame {
+            nic: self.frame.nic,
+            bytes: copy.freeze(),
+        }
+    }
+}
+
+/// Whether the segment's checksum is right, so that the VM will believe what stands in it.
+pub(super) fn intact(frame: &Frame, segment: &Segment) -> bool {
+    let bytes = &frame.bytes[segment.tcp..segment.payload.end];
+    let address = |address: &IpAddr| match address {
+        IpAddr::V4(v4) => sum(&v4.octets()),
+        IpAddr::V6(v6) => sum(&v6.octets()),
+    };
+    let pseudo = address(&segment.key.vm) + address(&segment.key.peer) + u64::from(segment.key.protocol);
+    fold(pseudo + bytes.len() as u64 + sum(bytes)) == 0xffff
+}
+
+/// The sum of the 16-bit words, not yet folded. A last odd byte counts as the high half of a word.
+fn sum(bytes: &[u8]) -> u64 {
+    // Words of 32 bits give the same folded sum, in half the additions.
+    let mut words = bytes.chunks_exact(4);
+    let mut sum: u64 = words
+        .by_ref()
+        .map(|word| u64::from(u32::from_be_bytes(word.try_into().expect("four bytes"))))
+        .sum();
+    let mut rest = [0; 4];
+    rest[..words.remainder().len()].copy_from_slice(words.remainder());
+    sum += u64::from(u32::from_be_bytes(rest));
+    sum
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
+}
