@@ -262,8 +262,14 @@ pub struct PeerStatus {
 pub struct SyncStatus {
     /// How many were acknowledged since this host became primary.
     pub count: u64,
-    /// Of these, by reason: both idle, limit, quiet, disk.
+    /// Of these, by reason.
     pub reasons: Reasons,
+    /// How the copies are kept now: match, active or passive.
+    pub manner: String,
+    /// How often another manner was chosen because it paid.
+    pub change_overs: u64,
+    /// The comparison of outputs since the backup joined.
+    pub compared: ComparedStatus,
     /// How many were given up.
     pub aborted: u64,
     /// The last one.
@@ -272,6 +278,23 @@ pub struct SyncStatus {
     pub median: SyncFigures,
     /// Each figure summed up over all of them: the difference of two answers says what syncs cost in between.
     pub sum: SyncFigures,
+}
+
+/// Outputs of both VMs, compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComparedStatus {
+    /// Frames that left because both VMs had said them.
+    pub matched: u64,
+    /// Frames that left because they told nothing new.
+    pub free: u64,
+    /// Frames that left by a sync.
+    pub by_sync: u64,
+    /// Times that the two said something else.
+    pub differences: u64,
+    /// All frames that left, and how long they were held together.
+    pub released: u64,
+    /// In microseconds.
+    pub held_us: u64,
 }
 
 /// Why syncs were started.
@@ -285,6 +308,10 @@ pub struct Reasons {
     pub quiet: u64,
     /// The disk's buffers asked.
     pub disk: u64,
+    /// The backup said something else.
+    pub differs: u64,
+    /// Another manner was taken up.
+    pub change_over: u64,
 }
 
 /// What one sync took. Times in microseconds.

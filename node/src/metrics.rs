@@ -38,6 +38,31 @@ const FIGURES: &[Figure] = &[
     ("dunlin_syncs_total", "Acknowledged syncs", |vm| {
         vm.sync.count as f64
     }),
+    (
+        "dunlin_outputs_matched_total",
+        "Frames that left because both VMs had said them",
+        |vm| vm.sync.compared.matched as f64,
+    ),
+    (
+        "dunlin_outputs_by_sync_total",
+        "Frames that left because a sync covered them",
+        |vm| vm.sync.compared.by_sync as f64,
+    ),
+    (
+        "dunlin_output_differences_total",
+        "Times that the two VMs said something else",
+        |vm| vm.sync.compared.differences as f64,
+    ),
+    (
+        "dunlin_output_held_seconds_total",
+        "How long all frames that left were held, together",
+        |vm| vm.sync.compared.held_us as f64 / 1e6,
+    ),
+    (
+        "dunlin_change_overs_total",
+        "Times that another manner of keeping the copies was chosen",
+        |vm| vm.sync.change_overs as f64,
+    ),
     ("dunlin_syncs_aborted_total", "Syncs that were given up", |vm| {
         vm.sync.aborted as f64
     }),

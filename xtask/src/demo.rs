@@ -16,8 +16,8 @@ pub struct Demo {
     /// Run it that often, each time from nothing; all runs must pass.
     #[arg(long, value_name = "N", default_value_t = 1)]
     times: u32,
-    /// Replication policy: plover or remus.
-    #[arg(long, default_value = "plover", value_parser = ["plover", "remus"])]
+    /// Replication policy.
+    #[arg(long, default_value = "dunlin", value_parser = ["dunlin", "plover", "colo", "str", "remus"])]
     policy: String,
     /// Clients that count, each with one connection.
     #[arg(long, default_value_t = 2)]

@@ -115,10 +115,11 @@ fn describe(text: &mut String, vm: &VmStatus) {
         let median = &sync.median;
         let _ = writeln!(
             text,
-            "  syncs: {} ({} when idle, {} at the limit), {} given up; medians: pause {:.1} ms, whole {:.1} ms, \
+            "  syncs: {} ({} when idle, {} on a difference, {} at the limit), {} given up; medians: pause {:.1} ms, whole {:.1} ms, \
              dirty {} + {} pages, divergent {}, {} KiB sent",
             sync.count,
             sync.reasons.idle,
+            sync.reasons.differs,
             sync.reasons.limit,
             sync.aborted,
             median.pause_us as f64 / 1e3,
@@ -127,6 +128,21 @@ fn describe(text: &mut String, vm: &VmStatus) {
             median.dirty_backup,
             median.divergent,
             (median.bytes + median.device_bytes) / 1024,
+        );
+    }
+    let compared = &sync.compared;
+    if compared.released > 0 && !sync.manner.is_empty() {
+        let _ = writeln!(
+            text,
+            "  outputs: kept alike by {}; {} left, {} because both VMs said them, {} by a sync; held {:.1} ms on average; \
+             {} differences, {} change-overs",
+            sync.manner,
+            compared.released,
+            compared.matched + compared.free,
+            compared.by_sync,
+            compared.held_us as f64 / compared.released as f64 / 1e3,
+            compared.differences,
+            sync.change_overs,
         );
     }
     if let Some(failover) = &vm.failover {

@@ -2,7 +2,7 @@
 
 use super::{Cluster, ConfigError, parse};
 use dunlin_core::consensus::Member;
-use dunlin_core::policy::Policy;
+use dunlin_core::policy::{Manner, Policy};
 use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
@@ -65,11 +65,12 @@ impl DiskReplication {
 pub struct SyncConfig {
     /// No sync sooner than this after the last.
     pub shortest_ms: f64,
-    /// A sync at the latest this long after the last while output waits.
-    pub longest_ms: f64,
+    /// A sync at the latest this long after the last: while output waits for syncs 100 ms; while outputs are compared
+    /// 5,000 ms.
+    pub longest_ms: Option<f64>,
     /// A sync even of a silent VM.
     pub quiet_ms: f64,
-    /// Fixed period instead of idle moments (Remus).
+    /// Fixed period instead of idle moments; `str` and `colo` have one of their own.
     pub period_ms: Option<f64>,
     /// Memory for a sync on its way into the backup.
     pub staging_mib: usize,
@@ -77,11 +78,15 @@ pub struct SyncConfig {
     pub audit: bool,
 }
 
+/// The longest interval while output waits for syncs, and while outputs are compared.
+const LONGEST_WAITING_MS: f64 = 100.0;
+const LONGEST_MATCHING_MS: f64 = 5_000.0;
+
 impl Default for SyncConfig {
     fn default() -> Self {
         Self {
             shortest_ms: 1.0,
-            longest_ms: 100.0,
+            longest_ms: None,
             quiet_ms: 1000.0,
             period_ms: None,
             staging_mib: 256,
@@ -91,21 +96,26 @@ impl Default for SyncConfig {
 }
 
 impl SyncConfig {
-    /// The trigger's limits. A fixed period is a shortest interval that is also the longest.
+    /// The trigger's limits. A fixed period is a shortest interval that is also the longest; where outputs are
+    /// compared a difference does not wait for it.
     #[must_use]
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self, policy: Policy, manner: Manner) -> Limits {
         let us = |ms: f64| (ms * 1000.0) as u64;
-        match self.period_ms {
-            Some(period) => Limits {
-                shortest_us: us(period),
-                longest_us: us(period),
-                quiet_us: us(self.quiet_ms),
-            },
-            None => Limits {
-                shortest_us: us(self.shortest_ms),
-                longest_us: us(self.longest_ms),
-                quiet_us: us(self.quiet_ms),
-            },
+        let matches = manner == Manner::Match;
+        let longest_ms = self.longest_ms.unwrap_or(if matches {
+            LONGEST_MATCHING_MS
+        } else {
+            LONGEST_WAITING_MS
+        });
+        let (shortest_ms, longest_ms, quiet_ms) = match policy.period_ms(self.period_ms) {
+            Some(period_ms) if matches => (self.shortest_ms, period_ms, period_ms),
+            Some(period_ms) => (period_ms, period_ms, self.quiet_ms),
+            None => (self.shortest_ms, longest_ms, self.quiet_ms),
+        };
+        Limits {
+            shortest_us: us(shortest_ms),
+            longest_us: us(longest_ms),
+            quiet_us: us(quiet_ms),
         }
     }
 }
@@ -204,11 +214,13 @@ impl VmConfig {
         let sync = &file.sync;
         let times = [
             sync.shortest_ms,
-            sync.longest_ms,
+            sync.longest_ms.unwrap_or(LONGEST_WAITING_MS),
             sync.quiet_ms,
             sync.period_ms.unwrap_or(1.0),
         ];
-        if times.iter().any(|ms| !(0.1..=60_000.0).contains(ms)) || sync.shortest_ms > sync.longest_ms {
+        if times.iter().any(|ms| !(0.1..=60_000.0).contains(ms))
+            || sync.shortest_ms > sync.longest_ms.unwrap_or(LONGEST_WAITING_MS)
+        {
             return senseless(
                 "sync: times are from 0.1 to 60000 ms, and shortest_ms at most longest_ms".into(),
             );

@@ -209,6 +209,8 @@ impl VmLoop {
                     for frame in &frames {
                         self.queue_input(frame);
                     }
+                } else if let Role::Backup(backup) = &mut self.role {
+                    backup.keep_unread(frames);
                 }
             }
             Agreed::Sync { epoch } => {
@@ -329,7 +331,7 @@ impl VmLoop {
             return;
         }
         // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
-        self.gate.set_voice(Voice::Shut);
+        self.output.set_voice(Voice::Shut);
         self.forget_cut();
         match leader {
             Some(leader) if leader != self.me => {

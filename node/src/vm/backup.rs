@@ -1,7 +1,8 @@
 //! The backup's part of the loop: feeds its VM the agreed inputs, keeps its outputs, and takes over when elected.
 //!
 //! Invariants:
-//! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied.
+//! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied. One that does not run gets them
+//!    when it is taken over, unless a sync has covered them.
 //! 2. A sync is acknowledged only to the leader of the term that this host has promised.
 //! 3. A new primary speaks after the group has agreed that it alone is complete, and has applied every agreed input.
 //!
@@ -13,17 +14,23 @@ use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::backup::{Backup, BackupJob};
-use super::session::link::{Closer, SyncLink, SyncWriter};
+use super::session::link::{Closer, SyncLink};
+use super::session::talker::Talker;
 use crate::control::FailoverStatus;
 use crossbeam_channel::{Sender, unbounded};
-use dunlin_core::agreed::{Agreed, ReplicaSet};
-use dunlin_core::output::gate::{Gate, Voice};
-use dunlin_core::sync::trigger::LOOK_US;
+use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::policy::Manner;
+use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::Start;
 use std::sync::Arc;
+
+/// Inputs kept for a VM that does not run.
+const UNREAD_BYTES: usize = 64 << 20;
 
 /// A backup.
 pub struct BackupRole {
@@ -33,10 +40,18 @@ pub struct BackupRole {
     stream: Option<Stream>,
     jobs: Option<Sender<BackupJob>>,
     closer: Option<Closer>,
-    writer: Option<SyncWriter>,
+    talker: Option<Talker>,
     phase: Phase,
+    /// How the copies are kept in this epoch, and in the one that begins when the staged sync is applied.
+    manner: Manner,
+    next: Manner,
+    /// Inputs since the last sync that a VM which does not run has not got.
+    unread: Vec<Frame>,
+    unread_bytes: usize,
     idle_told: Index,
     disks_idle: IdleWatch,
+    /// When to look at the VM's threads again.
+    idle_look_us: u64,
     take_over: Option<TakeOver>,
 }
 
@@ -76,7 +91,38 @@ impl BackupRole {
 
     /// Whether agreed inputs go to the VM.
     pub fn executes_inputs(&self) -> bool {
-        self.is_whole()
+        self.is_whole() && self.manner.backup_runs()
+    }
+
+    /// Agreed inputs for a VM that does not run.
+    pub fn keep_unread(&mut self, frames: Vec<Frame>) {
+        if !self.is_whole() || self.manner.backup_runs() {
+            return;
+        }
+        self.unread_bytes += frames.iter().map(|frame| frame.bytes.len()).sum::<usize>();
+        self.unread.extend(frames);
+        if self.unread_bytes > UNREAD_BYTES {
+            // Clients send again what was lost with the primary: that is slower, and nothing else.
+            self.forget_unread();
+        }
+    }
+
+    /// Whether the primary waits to hear that the VM here has nothing left to do.
+    fn owes_idle(&self, applied: Index) -> bool {
+        self.phase == Phase::Synced && self.manner.backup_runs() && self.idle_told < applied
+    }
+
+    fn forget_unread(&mut self) {
+        self.unread.clear();
+        self.unread_bytes = 0;
+    }
+
+    /// Where the VM's frames are to be told to the primary.
+    pub fn told_to(&self) -> Option<&Talker> {
+        let synced = matches!(self.phase, Phase::Synced | Phase::Draining(_) | Phase::Syncing);
+        self.talker
+            .as_ref()
+            .filter(|_| synced && self.manner == Manner::Match)
     }
 
     pub fn state(&self) -> &'static str {
@@ -106,10 +152,15 @@ impl VmLoop {
             stream: Some(stream),
             jobs: None,
             closer: None,
-            writer: None,
+            talker: None,
             phase: Phase::Joining,
+            manner: self.config.policy.first_manner(),
+            next: self.config.policy.first_manner(),
+            unread: Vec::new(),
+            unread_bytes: 0,
             idle_told: Index(0),
             disks_idle: IdleWatch::default(),
+            idle_look_us: 0,
             take_over: None,
         });
         self.start_machine(session, Start::Incoming);
@@ -154,7 +205,8 @@ impl VmLoop {
             let nics = Nics::open(&config, started.ports)?;
             let (link, closer) =
                 SyncLink::open(stream, session, to_loop.clone()).map_err(|error| error.to_string())?;
-            let writer = link.writer.clone();
+            let talker = Talker::start(link.writer.clone())
+                .map_err(|error| format!("a thread to talk to the primary: {error}"))?;
             let machine = started.machine;
             let worker = Backup {
                 session,
@@ -164,7 +216,8 @@ impl VmLoop {
                 link,
                 jobs: receiver,
                 to_loop,
-                active: config.policy.backup_is_active(),
+                active: config.policy.first_manner().backup_runs(),
+                agreed: config.policy.inputs_are_agreed(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
                 unloaded: None,
@@ -173,16 +226,16 @@ impl VmLoop {
                 .name("sync-backup".into())
                 .spawn(move || worker.run())
                 .map_err(|error| error.to_string())?;
-            Ok((machine, nics, closer, writer))
+            Ok((machine, nics, closer, talker))
         });
         match outcome {
-            Ok((machine, nics, closer, writer)) => {
+            Ok((machine, nics, closer, talker)) => {
                 backup.machine = Some(machine);
                 backup.jobs = Some(jobs);
                 backup.closer = Some(closer);
-                backup.writer = Some(writer);
+                backup.talker = Some(talker);
                 self.nics = Some(nics);
-                self.gate = Gate::new(Voice::Kept, self.agreement.state.epoch.next());
+                self.output = Output::new(Voice::Kept, self.agreement.state.epoch.next());
                 self.event("joining", "this host is being brought in as backup");
             }
             Err(why) => {
@@ -226,10 +279,10 @@ impl VmLoop {
     pub(super) fn run_backup(&mut self) {
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         let applied = self.agreement.applied;
-        let active = self.config.policy.backup_is_active();
-        let leads = self.agreement.leads;
-        let now_us = self.now_us();
+        let (leads, now_us) = (self.agreement.leads, self.now_us());
+        let agreed = self.config.policy.inputs_are_agreed();
         let Some(backup) = self.backup() else { return };
+        let active = backup.manner.backup_runs();
         if let (Phase::Synced, true, Some(machine)) = (backup.phase, active, &backup.machine) {
             let sleeps = || machine.qemu.threads().idle();
             backup.disks_idle.look(&machine.disks, now_us, sleeps);
@@ -242,18 +295,19 @@ impl VmLoop {
                     let _ = jobs.send(BackupJob::Stop { epoch });
                 }
             }
-            Phase::Synced if active && drained && backup.idle_told < applied => {
+            Phase::Synced
+                if agreed && drained && backup.owes_idle(applied) && now_us >= backup.idle_look_us =>
+            {
+                let matches = backup.manner == Manner::Match;
+                backup.idle_look_us = now_us + if matches { MATCH_LOOK_US } else { LOOK_US };
                 let idle = backup
                     .machine
                     .as_ref()
                     .is_some_and(|machine| machine.qemu.threads().idle());
-                let told = idle
-                    && backup
-                        .writer
-                        .as_ref()
-                        .is_some_and(|writer| writer.hint(&SyncMessage::Idle { applied }));
-                if told {
-                    backup.idle_told = applied;
+                if idle {
+                    // What it said before it fell silent goes first.
+                    self.read_ports();
+                    self.tell_idle(applied);
                 }
             }
             _ => {}
@@ -263,25 +317,30 @@ impl VmLoop {
         }
     }
 
+    fn tell_idle(&mut self, applied: Index) {
+        if let Some(backup) = self.backup()
+            && let Some(talker) = &backup.talker
+            && talker.say(SyncMessage::Idle { applied })
+        {
+            backup.idle_told = applied;
+        }
+    }
+
     /// When the backup wants to be woken.
     pub(super) fn backup_deadline_us(&self) -> Option<u64> {
         let Role::Backup(backup) = &self.role else {
             return None;
         };
-        let news = match backup.phase {
-            Phase::Draining(_) => true,
-            Phase::Synced => {
-                self.config.policy.backup_is_active() && backup.idle_told < self.agreement.applied
+        let look = match backup.phase {
+            Phase::Draining(_) => Some(self.now_us() + LOOK_US),
+            _ if self.config.policy.inputs_are_agreed() && backup.owes_idle(self.agreement.applied) => {
+                Some(backup.idle_look_us.max(self.now_us() + LOOK_US))
             }
-            _ => false,
+            _ => None,
         };
-        let now_us = self.now_us();
         let disks = (backup.phase == Phase::Synced && !self.config.spec.disks.is_empty())
-            .then(|| backup.disks_idle.deadline_us().max(now_us));
-        [news.then_some(now_us + LOOK_US), disks]
-            .into_iter()
-            .flatten()
-            .min()
+            .then(|| backup.disks_idle.deadline_us().max(self.now_us()));
+        [look, disks].into_iter().flatten().min()
     }
 
     pub(super) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {
@@ -290,7 +349,7 @@ impl VmLoop {
             return;
         }
         match step {
-            BackupStep::Staged { epoch } => {
+            BackupStep::Staged { epoch, next, shadow } => {
                 // What the VM sent up to its stop belongs to the epoch that ends.
                 self.read_ports();
                 let Some(backup) = self.backup() else { return };
@@ -306,15 +365,24 @@ impl VmLoop {
                 } else {
                     Phase::Syncing
                 };
-                if let Some(jobs) = &backup.jobs {
+                backup.next = next;
+                backup.forget_unread();
+                if let Err(error) = self.output.applied(epoch, &shadow) {
+                    // Not acknowledged: the session ends, and with it this copy.
+                    self.event("join-failed", format!("the primary's connections: {error}"));
+                    return self.drop_machine();
+                }
+                if let Some(backup) = self.backup()
+                    && let Some(jobs) = &backup.jobs
+                {
                     // A session that has ended reports that itself.
                     let _ = jobs.send(BackupJob::LineDrawn);
                 }
-                self.gate.applied(epoch);
             }
             BackupStep::Loaded { epoch, joining } => {
                 let Some(backup) = self.backup() else { return };
                 backup.phase = Phase::Synced;
+                backup.manner = backup.next;
                 self.agreement.held = false;
                 if joining {
                     self.event(
@@ -341,7 +409,7 @@ impl VmLoop {
         };
         let whole = backup.is_whole();
         backup.phase = Phase::Orphaned;
-        backup.writer = None;
+        backup.talker = None;
         self.event("primary-lost", format!("the sync with the primary ended: {why}"));
         if !whole {
             self.drop_machine();
@@ -439,6 +507,10 @@ impl VmLoop {
             Ok(()) => {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
+                // It runs now; these inputs were agreed, and nobody has answered them.
+                for frame in std::mem::take(&mut backup.unread) {
+                    self.queue_input(&frame);
+                }
                 self.propose(&Agreed::Complete {
                     set: ReplicaSet::one(me),
                     epoch,
@@ -479,7 +551,8 @@ impl VmLoop {
             status.announced_us as f64 / 1000.0,
         );
         self.become_primary(machine, status);
-        self.gate.set_voice(Voice::Alone);
+        self.output.take_over(now_us);
+        self.output.set_voice(Voice::Alone);
         self.release();
         self.event("took-over", text);
         self.stands_alone();

@@ -2,7 +2,10 @@
 
 use crate::control::{Answer, SyncFigures};
 use crate::vm::machine::{FramePorts, Machine};
+use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
+use dunlin_core::agreed::Frame;
+use dunlin_core::policy::Manner;
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
@@ -65,6 +68,15 @@ pub enum LoopEvent {
         /// How far.
         step: BackupStep,
     },
+    /// The backup's VM has sent frames.
+    BackupSaid {
+        /// Which session.
+        session: u64,
+        /// In which epoch.
+        epoch: Epoch,
+        /// What.
+        frames: Vec<Frame>,
+    },
     /// The backup says that it has nothing to do.
     BackupIdle {
         /// Which session.
@@ -112,6 +124,8 @@ pub struct Started {
 
 /// How far the primary's sync is.
 pub enum SyncStep {
+    /// What could be done while the VM ran is done: the sync may be agreed.
+    WorkedAhead,
     /// The VM stands: draw the line between the epochs' frames, and say so.
     Stopped,
     /// The VM runs on.
@@ -129,6 +143,8 @@ pub enum SyncStep {
     },
     /// The backup has applied it.
     Loaded {
+        /// The epoch that ended.
+        epoch: Epoch,
         /// How long that took.
         load_us: u64,
     },
@@ -140,6 +156,10 @@ pub enum BackupStep {
     Staged {
         /// The epoch that ended.
         epoch: Epoch,
+        /// How the copies are kept from now on.
+        next: Manner,
+        /// The connections that do not speak the VM's own numbers.
+        shadow: Bytes,
     },
     /// It is applied; the VM runs on.
     Loaded {

@@ -22,8 +22,12 @@ use super::session::primary::PrimaryJob;
 use crate::control::{Answer, FailoverStatus, Progress, SyncStatus};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Frame, Life, ReplicaSet};
-use dunlin_core::output::gate::{Gate, Voice};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::policy::Manner;
+use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::units::{Epoch, Index, ReplicaId};
+use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::Start;
 use dunlin_guest::qemu::QemuEvent;
 use std::sync::Arc;
@@ -36,6 +40,10 @@ const SILENCE_US: u64 = 400_000;
 const DRAIN_LOOK_US: u64 = 100;
 /// Entries under way to the group beyond which the network has to wait.
 const INPUTS_UNDER_WAY: u64 = 1024;
+/// How often it is looked at what the manner in use brings.
+const OBSERVE_US: u64 = 50_000;
+/// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
+const AHEAD_AFTER_US: u64 = 200_000;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
 
@@ -45,6 +53,10 @@ pub struct PrimaryRole {
     starting: Option<u64>,
     session: Option<Session>,
     sync: Option<Run>,
+    /// How the copies are kept in this epoch; where that follows what pays, by this choice.
+    manner: Manner,
+    change_over: Option<ChangeOver>,
+    observe_at_us: u64,
     last_sync_us: u64,
     next_look_us: u64,
     rejoin_at_us: u64,
@@ -81,10 +93,13 @@ struct Run {
     epoch: Epoch,
     stage: Stage,
     hand_over: bool,
+    next: Manner,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
+    /// The session does what can be done while the VM runs.
+    Ahead,
     /// `Sync(epoch)` is proposed.
     Proposed,
     /// It is agreed; the VM has to get what was agreed before it.
@@ -102,6 +117,9 @@ impl PrimaryRole {
             starting: None,
             session: None,
             sync: None,
+            manner: Manner::Active,
+            change_over: None,
+            observe_at_us: 0,
             last_sync_us: 0,
             next_look_us: 0,
             rejoin_at_us: 0,
@@ -149,12 +167,12 @@ impl VmLoop {
         self.close_backup_session();
         self.role = Role::None;
         self.nics = None;
-        self.gate = Gate::new(Voice::Shut, self.agreement.state.epoch.next());
+        self.output = Output::new(Voice::Shut, self.agreement.state.epoch.next());
         self.forget_cut();
     }
 
     pub(super) fn primary_state(&self, primary: &PrimaryRole) -> &'static str {
-        match (&primary.machine, &primary.session, self.gate.voice()) {
+        match (&primary.machine, &primary.session, self.output.voice()) {
             (None, _, _) => "starting",
             (_, _, Voice::Shut) => "no-majority",
             (
@@ -212,7 +230,7 @@ impl VmLoop {
         let others = self.agreement.state.complete != ReplicaSet::one(self.me);
         self.event("majority", "a majority of the group answers again");
         match (others, synced) {
-            (true, true) => self.gate.set_voice(Voice::Protected),
+            (true, true) => self.output.set_voice(Voice::Protected),
             // The other copy is no longer followed: it has to be dropped first (invariant 2).
             (true, false) => {
                 self.propose(&Agreed::Complete {
@@ -221,7 +239,7 @@ impl VmLoop {
                 });
             }
             (false, _) => {
-                self.gate.set_voice(Voice::Alone);
+                self.output.set_voice(Voice::Alone);
                 self.stands_alone();
             }
         }
@@ -243,7 +261,7 @@ impl VmLoop {
             Role::None if alone => self.boot(),
             Role::Backup(_) if alone => self.speak_after_take_over(),
             Role::Primary(_) if alone => {
-                self.gate.set_voice(Voice::Alone);
+                self.output.set_voice(Voice::Alone);
                 self.stands_alone();
                 if self.config.policy.is_replicated() {
                     self.event(
@@ -253,9 +271,9 @@ impl VmLoop {
                 }
             }
             Role::Primary(_) => {
-                self.gate.set_voice(Voice::Protected);
-                if self.gate.epoch() > epoch {
-                    self.gate.acknowledged(epoch);
+                self.output.set_voice(Voice::Protected);
+                if self.output.epoch() > epoch {
+                    self.output.acknowledged(epoch);
                 }
                 let now_us = self.now_us();
                 if let Some(primary) = self.primary() {
@@ -315,9 +333,9 @@ impl VmLoop {
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }
-                self.gate = Gate::new(Voice::Alone, Epoch(1));
+                self.output = Output::new(Voice::Alone, Epoch(1));
                 if !self.agreement.leads {
-                    self.gate.set_voice(Voice::Shut);
+                    self.output.set_voice(Voice::Shut);
                 }
             }
             Err(why) => {
@@ -333,7 +351,7 @@ impl VmLoop {
         matches!(&self.role, Role::Primary(primary) if primary.machine.is_some())
             && self.agreement.leads
             && self.group.is_leader()
-            && self.gate.voice() != Voice::Shut
+            && self.output.voice() != Voice::Shut
             && self.group.core().appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
     }
 
@@ -348,7 +366,7 @@ impl VmLoop {
 
     pub(super) fn queue_input(&mut self, frame: &Frame) {
         if let Some(nics) = &mut self.nics {
-            nics.queue(frame);
+            nics.queue(&self.output.heard(frame));
             self.frames_in += 1;
         }
     }
@@ -369,10 +387,32 @@ impl VmLoop {
         }
     }
 
+    /// What the VM here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_ports(&mut self) {
+        let now_us = self.now_us();
         let Some(nics) = &mut self.nics else { return };
-        let gate = &mut self.gate;
-        if let Err(error) = nics.read_ports(|frame| gate.arrived(frame)) {
+        let talker = match &self.role {
+            Role::Backup(backup) => backup.told_to(),
+            Role::Primary(_) | Role::None => None,
+        };
+        let mut told = Vec::new();
+        let output = &mut self.output;
+        let read = nics.read_ports(|frame| {
+            if talker.is_some() {
+                told.push(frame.clone());
+            }
+            output.said(frame, now_us);
+        });
+        if let Some(talker) = talker
+            && !told.is_empty()
+        {
+            // Dropped where the primary does not read: it releases less then.
+            talker.say(SyncMessage::Said {
+                epoch: output.epoch(),
+                frames: told,
+            });
+        }
+        if let Err(error) = read {
             self.machine_died(&error.to_string());
         }
     }
@@ -390,7 +430,8 @@ impl VmLoop {
         if !(self.group.is_leader() && self.agreement.leads) {
             return;
         }
-        while let Some(frame) = self.gate.release() {
+        let now_us = self.now_us();
+        while let Some(frame) = self.output.release(now_us) {
             self.frames_out += 1;
             if let Some(nics) = &self.nics {
                 nics.send(&frame);
@@ -406,6 +447,7 @@ impl VmLoop {
         self.follow_qemu();
         self.readmit_hosts();
         self.miss_silent_backup();
+        self.observe_output();
         self.look_for_backup();
         self.start_due_sync();
         self.start_drained_sync();

@@ -13,7 +13,8 @@ use crate::config::{Durability, VmConfig};
 use crate::control::{Answer, FailoverStatus, PeerStatus, VmStatus};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
-use dunlin_core::output::gate::{Gate, Voice};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
@@ -44,7 +45,7 @@ pub struct VmLoop {
     pub(super) election: Election,
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
-    pub(super) gate: Gate,
+    pub(super) output: Output,
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
     pub(super) failure: Option<String>,
@@ -123,7 +124,7 @@ impl VmLoop {
             election: Election::default(),
             role: Role::None,
             nics: None,
-            gate: Gate::new(Voice::Shut, Epoch(1)),
+            output: Output::new(Voice::Shut, Epoch(1)),
             to_loop,
             next_session: 1,
             failure: None,
@@ -269,6 +270,11 @@ impl VmLoop {
             LoopEvent::JoinNearlyDone { session } => self.join_nearly_done(session),
             LoopEvent::PrimarySync { session, step } => self.primary_sync_step(session, step),
             LoopEvent::BackupSync { session, step } => self.backup_sync_step(session, step),
+            LoopEvent::BackupSaid {
+                session,
+                epoch,
+                frames,
+            } => self.backup_said(session, epoch, frames),
             LoopEvent::BackupIdle { session, applied } => self.backup_is_idle(session, applied),
             LoopEvent::SessionEnded { session, why } => self.session_ended(session, &why),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
@@ -360,10 +366,10 @@ impl VmLoop {
             policy: self.config.policy.name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
             term: self.group.term().0,
-            epoch: self.gate.epoch().0,
+            epoch: self.output.epoch().0,
             committed: self.group.committed().0,
             applied: self.agreement.applied.0,
-            held_frames: self.gate.held_frames(),
+            held_frames: self.output.held_frames(),
             frames_in: self.frames_in,
             frames_out: self.frames_out,
             peers: peers
@@ -373,7 +379,7 @@ impl VmLoop {
                 })
                 .collect(),
             sync: wants_primary
-                .map(|primary| primary.sync_status.clone())
+                .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),
             failover: self.failover.clone(),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),

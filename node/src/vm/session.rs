@@ -2,9 +2,11 @@
 //!
 //! The threads do what takes long (stop, save, hash, copy, load); the VM loop decides and speaks to the network.
 
+mod ahead;
 pub mod backup;
 pub mod link;
 pub mod primary;
+pub mod talker;
 
 use dunlin_core::sync::compare;
 use dunlin_core::sync::dirty::PageSet;

@@ -90,7 +90,7 @@ impl VmLoop {
     }
 
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
-        let voice = self.gate.voice();
+        let voice = self.output.voice();
         let primary = self.primary()?;
         if voice != Voice::Protected || primary.hand_over.is_some() {
             return Some(Answer::failed(

@@ -43,7 +43,7 @@ impl VmLoop {
         let lone = self.primary().is_some_and(|primary| {
             primary.session.is_none() && !primary.handed && now_us >= primary.rejoin_at_us
         });
-        if lone && self.agreement.leads && self.gate.voice() == Voice::Protected {
+        if lone && self.agreement.leads && self.output.voice() == Voice::Protected {
             // The entry that drops the lost backup was refused when it was proposed (invariant 2): once more.
             if let Some(primary) = self.primary() {
                 primary.rejoin_at_us = now_us + REJOIN_US;
@@ -51,7 +51,8 @@ impl VmLoop {
             self.drop_backup();
             return;
         }
-        if !self.config.policy.is_replicated() || !self.agreement.leads || self.gate.voice() != Voice::Alone {
+        if !self.config.policy.is_replicated() || !self.agreement.leads || self.output.voice() != Voice::Alone
+        {
             return;
         }
         let members = self.group.core().members();
@@ -98,7 +99,10 @@ impl VmLoop {
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
-        let (active, audit) = (self.config.policy.backup_is_active(), self.config.sync.audit);
+        let (active, audit) = (
+            self.config.policy.first_manner().backup_runs(),
+            self.config.sync.audit,
+        );
         let Some(peer) = self.session_peer() else { return };
         let connect_mirror = {
             let (host, config, peer) = (self.host.clone(), self.config.clone(), peer);
@@ -131,7 +135,7 @@ impl VmLoop {
                 jobs: receiver,
                 to_loop,
                 connect_mirror,
-                active,
+                active: Cell::new(active),
                 audit,
                 stands: Cell::new(false),
             };

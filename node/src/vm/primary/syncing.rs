@@ -4,47 +4,108 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{DRAIN_LOOK_US, Phase, Run, Stage};
-use crate::control::SyncFigures;
+use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
+use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::event::SyncStep;
 use crate::vm::nics::Nics;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::session::primary::PrimaryJob;
 use crate::vm::status::RECENT;
-use dunlin_core::agreed::{Agreed, ReplicaSet};
+use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
+use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
+use dunlin_core::policy::Manner;
+use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index};
 use std::sync::PoisonError;
 
 impl VmLoop {
     pub(super) fn begin_sync(&mut self, hand_over: bool) {
-        let epoch = self.gate.epoch();
+        let epoch = self.output.epoch();
         let agreed = self.config.policy.inputs_are_agreed();
         if agreed && !self.propose(&Agreed::Sync { epoch }) {
             return;
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
+        let next = self.next_manner(hand_over);
         if let Some(primary) = self.primary() {
             primary.sync = Some(Run {
                 epoch,
                 stage,
                 hand_over,
+                next,
             });
+        }
+    }
+
+    fn work_ahead(&mut self) {
+        let epoch = self.output.epoch();
+        let Some(primary) = self.primary() else { return };
+        let Some(session) = &primary.session else { return };
+        primary.sync = Some(Run {
+            epoch,
+            stage: Stage::Ahead,
+            hand_over: false,
+            next: primary.manner,
+        });
+        if let Some(jobs) = &session.jobs {
+            // A session that has ended reports that itself.
+            let _ = jobs.send(PrimaryJob::WorkAhead);
+        }
+    }
+
+    fn worked_ahead(&mut self) {
+        let leads = self.agreement.leads;
+        let Some(primary) = self.primary() else { return };
+        if primary.sync.take_if(|run| run.stage == Stage::Ahead).is_some() && leads {
+            self.begin_sync(false);
+        }
+    }
+
+    /// How the copies are to be kept after the sync that begins now.
+    fn next_manner(&mut self, hand_over: bool) -> Manner {
+        let policy = self.config.policy;
+        let Some(primary) = self.primary() else {
+            return policy.first_manner();
+        };
+        let joined = primary
+            .session
+            .as_ref()
+            .is_some_and(|session| session.phase == Phase::Synced);
+        match (&primary.change_over, joined) {
+            // Whoever takes over has to run.
+            (Some(_), true) if hand_over => Manner::Active,
+            (Some(choice), true) => choice.wish(),
+            _ => policy.first_manner(),
+        }
+    }
+
+    /// Looks at what the manner in use brings.
+    pub(super) fn observe_output(&mut self) {
+        let now_us = self.now_us();
+        let tally = *self.output.tally();
+        let Some(primary) = self.primary() else { return };
+        if let Some(choice) = &mut primary.change_over
+            && now_us >= primary.observe_at_us
+        {
+            primary.observe_at_us = now_us + OBSERVE_US;
+            choice.observe(now_us, &tally);
         }
     }
 
     pub(super) fn start_due_sync(&mut self) {
         let now_us = self.now_us();
-        let limits = self.config.sync.limits();
-        let active = self.config.policy.backup_is_active();
-        let fixed_period = self.config.sync.period_ms.is_some();
-        let output_waits = self.gate.waits_for_sync();
+        let policy = self.config.policy;
+        let by_period = policy.period_ms(self.config.sync.period_ms).is_some() && !policy.compares_output();
+        let differs = self.output.differs();
+        let output_waits = self.output.waits();
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
-        if self.gate.voice() != Voice::Protected || !self.agreement.leads {
+        if self.output.voice() != Voice::Protected || !self.agreement.leads {
             return;
         }
+        let config = self.config.clone();
         let Some(primary) = self.primary() else { return };
         let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else {
             return;
@@ -52,13 +113,27 @@ impl VmLoop {
         if session.phase != Phase::Synced || primary.sync.is_some() {
             return;
         }
+        let manner = primary.manner;
+        let limits = config.sync.limits(policy, manner);
+        let backup_idle = !manner.backup_runs() || primary.backup_applied >= applied;
+        // Looking at threads costs: only where it can make a difference.
+        let idleness_counts = !by_period
+            && backup_idle
+            && drained
+            && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us);
         let sight = Sight {
             now_us,
             last_sync_us: primary.last_sync_us,
+            manner,
             output_waits,
-            primary_idle: !fixed_period && output_waits && drained && machine.qemu.threads().idle(),
-            backup_idle: !active || primary.backup_applied >= applied,
+            differs,
+            primary_idle: idleness_counts && machine.qemu.threads().idle(),
+            backup_idle,
             disk_asks: primary.disk_asks,
+            change_over: primary
+                .change_over
+                .as_ref()
+                .is_some_and(|choice| choice.wish() != manner),
         };
         match decide(&limits, &sight) {
             Decision::LookAgain { at_us } => primary.next_look_us = at_us,
@@ -69,11 +144,20 @@ impl VmLoop {
                     Reason::Limit => &mut reasons.limit,
                     Reason::Quiet => &mut reasons.quiet,
                     Reason::Disk => &mut reasons.disk,
+                    Reason::Differs => &mut reasons.differs,
+                    Reason::ChangeOver => &mut reasons.change_over,
                 };
                 *counter += 1;
+                // Where output waits for the sync, its beginning does not.
+                let waits = matches!(reason, Reason::Idle | Reason::Differs) && !by_period;
+                let long = now_us.saturating_sub(primary.last_sync_us) >= AHEAD_AFTER_US;
                 primary.last_sync_us = now_us;
                 primary.disk_asks = false;
-                self.begin_sync(false);
+                if policy.works_ahead() && !waits && (long || by_period) {
+                    self.work_ahead();
+                } else {
+                    self.begin_sync(false);
+                }
             }
         }
     }
@@ -110,6 +194,7 @@ impl VmLoop {
         let job = PrimaryJob::Sync {
             epoch: run.epoch,
             hand_over: run.hand_over,
+            next: run.next,
         };
         if session.jobs.as_ref().is_none_or(|jobs| jobs.send(job).is_err()) {
             let id = session.id;
@@ -122,6 +207,7 @@ impl VmLoop {
             return;
         }
         match step {
+            SyncStep::WorkedAhead => self.worked_ahead(),
             SyncStep::Stopped => self.draw_line(),
             SyncStep::Resumed => {
                 let hand_over = self
@@ -138,29 +224,67 @@ impl VmLoop {
             } => {
                 self.sync_acknowledged(epoch, joining, hand_over, figures);
             }
-            SyncStep::Loaded { load_us } => {
-                if let Some(primary) = self.primary() {
-                    primary.sync_status.last.load_us = load_us;
-                    primary.sync = None;
-                }
-            }
+            SyncStep::Loaded { epoch, load_us } => self.sync_loaded(epoch, load_us),
+        }
+    }
+
+    /// Syncs and outputs, for people.
+    pub(in crate::vm) fn sync_status(&self, primary: &PrimaryRole) -> SyncStatus {
+        let (tally, counters) = (self.output.tally(), self.output.counters());
+        SyncStatus {
+            manner: if self.output.voice() == Voice::Protected {
+                primary.manner.name().to_owned()
+            } else {
+                String::new()
+            },
+            change_overs: primary.change_over.as_ref().map_or(0, ChangeOver::changes),
+            compared: ComparedStatus {
+                matched: counters.map_or(0, |counters| counters.matched),
+                free: counters.map_or(0, |counters| counters.free),
+                by_sync: tally.by_sync,
+                differences: counters.map_or(0, Counters::differences),
+                released: tally.released,
+                held_us: tally.held_us,
+            },
+            ..primary.sync_status.clone()
+        }
+    }
+
+    fn sync_loaded(&mut self, epoch: Epoch, load_us: u64) {
+        let now_us = self.now_us();
+        let changes_over = self.config.policy.changes_over();
+        self.output.backup_loaded(epoch);
+        let Some(primary) = self.primary() else { return };
+        primary.sync_status.last.load_us = load_us;
+        let Some(run) = primary.sync.take() else { return };
+        primary.manner = run.next;
+        match &mut primary.change_over {
+            Some(choice) => choice.entered(run.next, now_us),
+            None if changes_over => primary.change_over = Some(ChangeOver::new(run.next, now_us)),
+            None => {}
         }
     }
 
     /// The VM stands: its frames so far belong to the epoch that ends.
     pub(super) fn draw_line(&mut self) {
         self.read_ports();
-        self.gate.end_epoch();
+        let last_of_join = self
+            .primary()
+            .and_then(|primary| primary.session.as_ref())
+            .is_some_and(|session| session.phase == Phase::LastSync);
+        if last_of_join && self.config.policy.compares_output() {
+            self.output.compare_from(self.output.epoch());
+        }
+        let shadow = self.output.draw_line();
         let Some(primary) = self.primary() else { return };
         let Some(session) = &primary.session else { return };
-        let last_of_join = session.phase == Phase::LastSync;
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(PrimaryJob::LineDrawn);
+            let _ = jobs.send(PrimaryJob::LineDrawn { shadow });
         }
         if last_of_join {
             // From here on outputs belong to the first protected epoch; they wait for the group's word.
-            self.gate.set_voice(Voice::Protected);
+            self.output.set_voice(Voice::Protected);
         }
     }
 
@@ -198,6 +322,7 @@ impl VmLoop {
             return;
         };
         if joining {
+            self.output.line_is_covered();
             self.propose(&Agreed::Complete {
                 set: ReplicaSet::one(me).with(peer),
                 epoch,
@@ -205,7 +330,7 @@ impl VmLoop {
             return;
         }
         // A deposed primary's gate is shut, whatever is acknowledged.
-        self.gate.acknowledged(epoch);
+        self.output.acknowledged(epoch);
         if self.config.policy.inputs_are_agreed() {
             self.propose(&Agreed::SyncDone { epoch });
         }
@@ -219,6 +344,12 @@ impl VmLoop {
                 primary.handed = true;
             }
             self.group.transfer_to(peer);
+        }
+    }
+
+    pub(in crate::vm) fn backup_said(&mut self, id: u64, epoch: Epoch, frames: Vec<Frame>) {
+        if self.is_session(id) {
+            self.output.backup_said(epoch, frames);
         }
     }
 
@@ -242,8 +373,12 @@ impl VmLoop {
             .as_ref()
             .filter(|run| run.stage == Stage::Draining)
             .map(|_| now_us + DRAIN_LOOK_US);
-        let look =
-            (self.gate.voice() == Voice::Protected && primary.sync.is_none()).then_some(primary.next_look_us);
-        [drain, look, primary.quit_at_us].into_iter().flatten().min()
+        let observe = primary.change_over.as_ref().map(|_| primary.observe_at_us);
+        let look = (self.output.voice() == Voice::Protected && primary.sync.is_none())
+            .then_some(primary.next_look_us);
+        [drain, look, observe, primary.quit_at_us]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

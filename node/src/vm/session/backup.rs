@@ -14,6 +14,7 @@ use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, select};
+use dunlin_core::policy::Manner;
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::{PageDelta, Staged, Staging};
 use dunlin_core::units::{Epoch, Term};
@@ -52,14 +53,23 @@ pub struct Backup {
     pub jobs: Receiver<BackupJob>,
     /// Reports.
     pub to_loop: LoopSender,
-    /// Whether the VM runs between syncs.
+    /// Whether the VM runs, in this epoch.
     pub active: bool,
+    /// Whether the log says when an epoch ends; if not, the primary alone does.
+    pub agreed: bool,
     /// Memory for staging.
     pub staging_bytes: usize,
     /// Whether the primary sends audits.
     pub audit: bool,
-    /// For a passive backup: the newest state, not loaded yet.
+    /// For a backup that does not run: the newest state, not loaded yet.
     pub unloaded: Option<Bytes>,
+}
+
+/// A sync that lies here whole.
+struct Whole {
+    staged: Staged,
+    next: Manner,
+    shadow: Bytes,
 }
 
 /// Why the wait for messages ended.
@@ -116,15 +126,30 @@ impl Backup {
         self.acknowledge_and_apply(staged, true)?;
         loop {
             match self.wake()? {
-                Wake::Job(BackupJob::Stop { epoch }) => self.sync_active(epoch)?,
+                Wake::Job(BackupJob::Stop { epoch }) if self.active => self.sync_active(epoch)?,
+                Wake::Job(BackupJob::Stop { epoch }) => match self.link.receive()? {
+                    SyncMessage::Union { epoch: got, .. } if got == epoch => self.sync_passive(epoch)?,
+                    other => return Err(unexpected("Union", &other)),
+                },
                 Wake::Job(BackupJob::TakeOver(term)) => {
                     self.take_over(term);
                     return Ok(());
                 }
                 Wake::Job(BackupJob::LineDrawn) => {}
                 Wake::Message(SyncMessage::Union { epoch, .. }) if !self.active => {
-                    let staged = self.receive_staged(epoch)?;
-                    self.acknowledge_and_apply(staged, false)?;
+                    // What the log says about the epoch's end may still be on its way.
+                    match self.agreed.then(|| self.jobs.recv()) {
+                        None => self.sync_passive(epoch)?,
+                        Some(Ok(BackupJob::Stop { epoch: got })) if got == epoch => {
+                            self.sync_passive(epoch)?;
+                        }
+                        Some(Ok(BackupJob::TakeOver(term))) => {
+                            self.take_over(term);
+                            return Ok(());
+                        }
+                        Some(Ok(other)) => return Err(Broken(format!("{other:?} where an epoch ends"))),
+                        Some(Err(_)) => return Err(Broken("the VM loop has gone".into())),
+                    }
                 }
                 Wake::Message(SyncMessage::Audit { .. }) if !self.audit => {}
                 Wake::Message(other) => return Err(unexpected("the next sync", &other)),
@@ -184,6 +209,12 @@ impl Backup {
         self.acknowledge_and_apply(staged, false)
     }
 
+    /// The VM here does not run: what the primary has written is all that differs.
+    fn sync_passive(&mut self, epoch: Epoch) -> Result<(), Broken> {
+        let staged = self.receive_staged(epoch)?;
+        self.acknowledge_and_apply(staged, false)
+    }
+
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
         let hashes = hash_copy(&copy_out(self.machine.qemu.memory(), union));
         for part in hashes.chunks(1 << 16) {
@@ -195,7 +226,7 @@ impl Backup {
         Ok(())
     }
 
-    fn receive_staged(&self, epoch: Epoch) -> Result<Staged, Broken> {
+    fn receive_staged(&self, epoch: Epoch) -> Result<Whole, Broken> {
         let pages = self.machine.qemu.memory().pages() as u32;
         let mut staging = Staging::new(epoch, pages, self.staging_bytes);
         let refused = |error: dunlin_core::sync::staging::StagingError| {
@@ -208,20 +239,30 @@ impl Backup {
         loop {
             match self.link.receive()? {
                 SyncMessage::Delta { epoch, deltas } => staging.add(epoch, deltas).map_err(refused)?,
-                SyncMessage::State { epoch, device_state } => {
+                SyncMessage::State {
+                    epoch,
+                    next,
+                    shadow,
+                    device_state,
+                } => {
                     self.machine.disks.wait_marked(epoch)?;
-                    return staging.complete(epoch, device_state).map_err(refused);
+                    return Ok(Whole {
+                        staged: staging.complete(epoch, device_state).map_err(refused)?,
+                        next,
+                        shadow,
+                    });
                 }
                 other => return Err(unexpected("Delta or State", &other)),
             }
         }
     }
 
-    fn acknowledge_and_apply(&mut self, staged: Staged, joining: bool) -> Result<(), Broken> {
+    fn acknowledge_and_apply(&mut self, whole: Whole, joining: bool) -> Result<(), Broken> {
+        let Whole { staged, next, shadow } = whole;
         let epoch = staged.epoch;
         // The loop refuses if it has promised a later term meanwhile: then somebody else leads, and the old primary
         // must not hear an acknowledgement.
-        self.report(BackupStep::Staged { epoch });
+        self.report(BackupStep::Staged { epoch, next, shadow });
         match self.jobs.recv() {
             Ok(BackupJob::LineDrawn) => {}
             Ok(BackupJob::TakeOver(term)) => {
@@ -240,7 +281,7 @@ impl Backup {
         } else {
             None
         };
-        self.apply(staged, joining, audit)?;
+        self.apply(staged, next.backup_runs(), audit)?;
         let took_us = started.elapsed().as_micros() as u64;
         self.report(BackupStep::Loaded { epoch, joining });
         let _ = self.link.send(&SyncMessage::Loaded { epoch, took_us });
@@ -254,7 +295,7 @@ impl Backup {
         }
     }
 
-    fn apply(&mut self, staged: Staged, joining: bool, audit: Option<u128>) -> Result<(), Broken> {
+    fn apply(&mut self, staged: Staged, runs: bool, audit: Option<u128>) -> Result<(), Broken> {
         let machine = Arc::clone(&self.machine);
         machine.disks.commit(staged.epoch)?;
         let memory = machine.qemu.memory();
@@ -271,17 +312,27 @@ impl Backup {
                 _ => Ok(()),
             }
         };
-        let broken = |error| Broken::new("loading the state into the backup's VM", error);
-        if !self.active {
+        if runs {
+            self.unloaded = None;
+            self.load(&staged.device_state, write)?;
+        } else {
             write().map_err(|error| Broken::new("writing the backup's memory", error))?;
             self.unloaded = Some(staged.device_state);
-        } else if joining {
-            write().map_err(|error| Broken::new("writing the backup's memory", error))?;
-            self.colo()?.enable(&staged.device_state).map_err(broken)?;
-        } else {
-            self.colo()?.load(&staged.device_state, write).map_err(broken)?;
         }
+        self.active = runs;
         Ok(())
+    }
+
+    /// Lets the VM run on from a state: its first, or the next one.
+    fn load(&mut self, state: &[u8], write: impl FnOnce() -> std::io::Result<()>) -> Result<(), Broken> {
+        let broken = |error| Broken::new("loading the state into the backup's VM", error);
+        let colo = self.colo()?;
+        if colo.phase() == ColoPhase::Empty {
+            write().map_err(|error| Broken::new("writing the backup's memory", error))?;
+            colo.enable(state).map_err(broken)
+        } else {
+            colo.load(state, write).map_err(broken)
+        }
     }
 
     fn write(&self, deltas: &[PageDelta]) -> Result<(), Broken> {
@@ -317,7 +368,8 @@ impl Backup {
     fn free_vm(&mut self) -> Result<(), Broken> {
         let broken = |error| Broken::new("taking the VM over", error);
         if let Some(state) = self.unloaded.take() {
-            self.colo()?.enable(&state).map_err(broken)?;
+            // The memory is that of this state already.
+            self.load(&state, || Ok(()))?;
         }
         if matches!(self.colo()?.phase(), ColoPhase::Empty | ColoPhase::Broken) {
             return Err(Broken("the backup's VM is not whole".into()));

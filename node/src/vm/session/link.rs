@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A peer that says nothing for this long in the middle of a sync is given up. Its death is noticed much sooner, by
@@ -35,14 +35,6 @@ impl SyncWriter {
         self.lock()
             .send(message)
             .map_err(|error| Broken::new("the other host does not take the sync", error))
-    }
-
-    /// Sends a message if nothing else is being sent: for hints that may be lost. Says whether it was sent.
-    pub fn hint(&self, message: &SyncMessage) -> bool {
-        match self.half.try_lock() {
-            Ok(mut outgoing) => outgoing.send(message).is_ok(),
-            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => false,
-        }
     }
 }
 
@@ -78,7 +70,7 @@ pub struct SyncLink {
 }
 
 impl SyncLink {
-    /// Takes a stream over. Messages that are for the VM loop (`Idle`) go there, stamped with `session`.
+    /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`) go there, stamped with `session`.
     pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
         stream.set_write_timeout(Some(PATIENCE))?;
         let (mut read, half) = stream.split();
@@ -91,6 +83,11 @@ impl SyncLink {
                         Ok(SyncMessage::Idle { applied }) => {
                             to_loop.send(LoopEvent::BackupIdle { session, applied })
                         }
+                        Ok(SyncMessage::Said { epoch, frames }) => to_loop.send(LoopEvent::BackupSaid {
+                            session,
+                            epoch,
+                            frames,
+                        }),
                         other => {
                             let ended = other.is_err();
                             if sender.send(other).is_err() || ended {

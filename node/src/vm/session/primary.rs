@@ -9,13 +9,15 @@
 //!
 //! Not here: when to sync, what leaves when (the loop, with core's `trigger` and `gate`).
 
+use super::ahead::Copied;
 use super::link::SyncLink;
-use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, copy_out, hash_all, page_set};
 use crate::control::SyncFigures;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
+use dunlin_core::policy::Manner;
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
 use dunlin_core::sync::dirty::{CarriedDirty, PageSet};
 use dunlin_core::sync::staging::PageDelta;
@@ -28,15 +30,22 @@ use std::time::Instant;
 
 /// What the loop asks of the session.
 pub enum PrimaryJob {
+    /// A sync is about to be agreed: do what can be done while the VM runs.
+    WorkAhead,
     /// Sync, ending `epoch`. Inputs are drained.
     Sync {
         /// The epoch that ends.
         epoch: Epoch,
         /// Stay stopped afterwards: the backup takes over.
         hand_over: bool,
+        /// How the copies are kept in the next epoch.
+        next: Manner,
     },
     /// The loop has drawn the line between this epoch's frames and the next one's.
-    LineDrawn,
+    LineDrawn {
+        /// The connections that do not speak the VM's own numbers.
+        shadow: Bytes,
+    },
 }
 
 /// What a session needs.
@@ -53,12 +62,20 @@ pub struct Primary {
     pub to_loop: LoopSender,
     /// Opens a stream to the backup for a disk's mirror.
     pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
-    /// Whether the backup's VM runs.
-    pub active: bool,
+    /// Whether the backup's VM runs, in this epoch.
+    pub active: Cell<bool>,
     /// The VM stands still for a sync, and nobody else will let it run on.
     pub stands: Cell<bool>,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
+}
+
+/// One sync.
+struct Sync {
+    epoch: Epoch,
+    joining: bool,
+    hand_over: bool,
+    next: Manner,
 }
 
 /// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
@@ -92,11 +109,33 @@ impl Primary {
         let mut carried = CarriedDirty::default();
         let mut last_stop = Instant::now();
         let mut joining = true;
+        let mut ahead = Copied::default();
         while let Ok(job) = self.jobs.recv() {
-            let PrimaryJob::Sync { epoch, hand_over } = job else {
-                return Err(Broken("a line between epochs was drawn outside a sync".into()));
+            let (epoch, hand_over, next) = match job {
+                PrimaryJob::Sync {
+                    epoch,
+                    hand_over,
+                    next,
+                } => (epoch, hand_over, next),
+                PrimaryJob::WorkAhead => {
+                    let dirty = carried.scanned(&self.scan()?);
+                    ahead = Copied::ahead(self.machine.qemu.memory(), dirty);
+                    self.report(SyncStep::WorkedAhead);
+                    continue;
+                }
+                PrimaryJob::LineDrawn { .. } => {
+                    return Err(Broken("a line between epochs was drawn outside a sync".into()));
+                }
             };
-            self.sync(epoch, joining, hand_over, &mut carried, &mut last_stop)?;
+            let this = Sync {
+                epoch,
+                joining,
+                hand_over,
+                next,
+            };
+            let ahead = std::mem::take(&mut ahead);
+            self.sync(&this, &mut carried, ahead, &mut last_stop)?;
+            self.active.set(next.backup_runs());
             joining = false;
         }
         Ok(())
@@ -108,7 +147,7 @@ impl Primary {
         self.link.send(&SyncMessage::Join {
             term,
             pages: memory.pages() as u32,
-            active: self.active,
+            active: self.active.get(),
         })?;
         match self.link.receive()? {
             SyncMessage::JoinReady => {}
@@ -185,18 +224,23 @@ impl Primary {
 
     fn sync(
         &self,
-        epoch: Epoch,
-        joining: bool,
-        hand_over: bool,
+        this: &Sync,
         carried: &mut CarriedDirty,
+        ahead: Copied,
         last_stop: &mut Instant,
     ) -> Result<(), Broken> {
+        let &Sync {
+            epoch,
+            joining,
+            hand_over,
+            next,
+        } = this;
         let qemu = &self.machine.qemu;
-        let compared = self.active && !joining;
+        let compared = self.active.get() && !joining;
         let mut figures = SyncFigures::default();
         if joining {
             self.link.send(&SyncMessage::JoinLast { epoch })?;
-        } else if !self.active {
+        } else if !self.active.get() {
             self.link.send(&SyncMessage::Union {
                 epoch,
                 pages: PageSet::default(),
@@ -219,7 +263,8 @@ impl Primary {
                 .map_err(|error| Broken::new("saving the devices' state", error))?,
         );
         figures.save_us = lap.us();
-        let ours = carried.scanned(&self.scan()?);
+        let again = self.scan()?;
+        let ours = carried.scanned(&again);
         self.machine.disks.mark(epoch)?;
         figures.scan_us = lap.us();
         let union = if compared {
@@ -233,15 +278,18 @@ impl Primary {
             ours.clone()
         };
         figures.wait_us = lap.us();
-        let copy = Bytes::from(copy_out(qemu.memory(), &union));
+        let missing = ahead.missing(&union, &again);
+        let rest = copy_out(qemu.memory(), &missing);
         let audit = self.audit.then(|| hash_all(qemu.memory()));
         figures.copy_us = lap.us();
         // Invariant 2.
-        match self.jobs.recv() {
-            Ok(PrimaryJob::LineDrawn) => {}
-            Ok(PrimaryJob::Sync { .. }) => return Err(Broken("two syncs at once".into())),
+        let shadow = match self.jobs.recv() {
+            Ok(PrimaryJob::LineDrawn { shadow }) => shadow,
+            Ok(PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead) => {
+                return Err(Broken("two syncs at once".into()));
+            }
             Err(_) => return Err(Broken("the VM loop has gone".into())),
-        }
+        };
         if !hand_over {
             qemu.cont()
                 .map_err(|error| Broken::new("resuming the VM", error))?;
@@ -253,13 +301,16 @@ impl Primary {
         figures.dirty_primary = ours.len() as u64;
         figures.united = union.len() as u64;
         figures.device_bytes = device_state.len() as u64;
-        let differing = if compared {
+        if compared {
             self.link.send(&SyncMessage::Union {
                 epoch,
                 pages: union.clone(),
             })?;
-            let our_hashes = hash_copy(&copy);
-            figures.hash_us = lap.us();
+        }
+        let (copy, our_hashes) = ahead.complete(&union, &missing, rest, compared);
+        let copy = Bytes::from(copy);
+        figures.hash_us = lap.us();
+        let differing = if compared {
             let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
             divergent(&union, &our_hashes, &their_hashes)
                 .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?
@@ -274,7 +325,12 @@ impl Primary {
         };
         figures.divergent = differing.len() as u64;
         figures.bytes = self.send_deltas(epoch, &union, &copy, &differing)?;
-        self.link.send(&SyncMessage::State { epoch, device_state })?;
+        self.link.send(&SyncMessage::State {
+            epoch,
+            next,
+            shadow,
+            device_state,
+        })?;
         match self.link.receive()? {
             SyncMessage::Staged { epoch: staged } if staged == epoch => {}
             other => return Err(unexpected("Staged", &other)),
@@ -299,6 +355,7 @@ impl Primary {
             other => return Err(unexpected("Loaded", &other)),
         }
         self.report(SyncStep::Loaded {
+            epoch,
             load_us: figures.load_us,
         });
         Ok(())
