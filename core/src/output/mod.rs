@@ -38,6 +38,8 @@ pub struct Output {
     kept: Kept,
     comparison: Option<Comparison>,
     tally: Tally,
+    /// How long the first words after a load were held, lately: what a sync costs a client.
+    stall_us: u64,
 }
 
 struct Comparison {
@@ -48,6 +50,8 @@ struct Comparison {
     early: Vec<Frame>,
     /// A line is drawn, and its sync not acknowledged yet.
     line: bool,
+    /// The backup has loaded a sync, and has not said anything yet that the primary has said since.
+    catching_up: bool,
 }
 
 impl Output {
@@ -60,6 +64,7 @@ impl Output {
             kept: Kept::new(),
             comparison: None,
             tally: Tally::default(),
+            stall_us: 0,
         }
     }
 
@@ -95,6 +100,7 @@ impl Output {
             backup_epoch: epoch,
             early: Vec::new(),
             line: false,
+            catching_up: false,
         });
     }
 
@@ -175,6 +181,7 @@ impl Output {
             return;
         };
         comparison.comparer.backup_loaded();
+        comparison.catching_up = true;
         comparison.backup_epoch = epoch.next();
         for frame in std::mem::take(&mut comparison.early) {
             comparison.comparer.backup_said(&frame);
@@ -201,7 +208,13 @@ impl Output {
         let (leaving, matched) = self.next_leaving()?;
         self.tally.released += 1;
         self.tally.by_sync += u64::from(!matched);
-        self.tally.held_us += now_us.saturating_sub(leaving.arrived_us);
+        let held_us = now_us.saturating_sub(leaving.arrived_us);
+        self.tally.held_us += held_us;
+        if let Some(comparison) = self.comparison.as_mut().filter(|_| matched)
+            && std::mem::take(&mut comparison.catching_up)
+        {
+            self.stall_us = (3 * self.stall_us + held_us) / 4;
+        }
         if self.shadow.is_empty() {
             return Some(leaving.frame);
         }
@@ -224,10 +237,19 @@ impl Output {
         None
     }
 
-    /// Whether output waits for something.
+    /// Whether output waits for a sync.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.gate.waits_for_sync()
+    }
+
+    /// Since when something that a client may be waiting for waits for the backup's word.
+    #[must_use]
+    pub fn waits_for_word_since_us(&self) -> Option<u64> {
+        match self.comparison.as_ref()?.comparer.verdict() {
+            Verdict::Agree | Verdict::Waiting { telling: 0, .. } => None,
+            Verdict::Waiting { .. } | Verdict::Differs { .. } => self.gate.oldest_us(),
+        }
     }
 
     /// Whether the backup said something else, or cannot be compared any more.
@@ -244,6 +266,13 @@ impl Output {
         self.comparison
             .as_ref()
             .map(|comparison| comparison.comparer.counters())
+    }
+
+    /// How long a client waits because of a sync while outputs are compared, as a running mean: the backup's VM has
+    /// to load, to work off its inputs and, under TCG, to translate anew.
+    #[must_use]
+    pub fn stall_us(&self) -> u64 {
+        self.stall_us
     }
 
     /// What has left so far.

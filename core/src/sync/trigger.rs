@@ -4,12 +4,15 @@
 //!
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
-//! 2. Output never waits longer for the *start* of a sync than the longest interval.
+//! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
+//!    a few times what a sync costs.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting).
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
-//! is one when the backup has nothing left to do and has not said it: then it never will. So there is no time-out to
-//! guess; a fixed one would sync too often under load and too late without (measured: docs/output.md).
+//! is one when the backup has nothing left to do and has not said it: then it never will. A backup that works on and
+//! on is waited for as long as a few syncs would cost, and no longer: so a client never pays much more than it would
+//! have to. There is no time-out to guess; a fixed one would sync too often under load and too late without (measured:
+//! docs/output.md).
 //!
 //! Source: PLOVER, "sync when both VMs are idle"; Remus syncs at a fixed period; COLO syncs on a difference. Not
 //! here: how idleness is seen (guest's thread states), what a sync does, which manner pays (`change_over`).
@@ -48,6 +51,12 @@ pub struct Sight {
     pub disk_asks: bool,
     /// Whether another manner is to be taken up.
     pub change_over: bool,
+    /// How long the oldest output that waits for the backup's word has waited.
+    pub waited_us: u64,
+    /// What a sync costs a client, if that is known.
+    pub stall_us: u64,
+    /// Whether so many inputs were agreed since the last sync that the log should be cut.
+    pub log_is_long: bool,
 }
 
 /// Why a sync was started; each is counted.
@@ -79,6 +88,27 @@ pub enum Decision {
     },
 }
 
+/// Where a sync serves only to keep the next one small, clients wait for such syncs at most one part in this many of
+/// the time, up to this interval.
+const STALL_SHARE: u64 = 40;
+const LONGEST_ROUTINE_US: u64 = 60_000_000;
+/// The backup's word is waited for as long as this many syncs would cost, and at least this long: a host that is busy
+/// for a moment is not worth a sync.
+const PATIENCE_SYNCS: u64 = 4;
+const PATIENCE_US: u64 = 250_000;
+
+impl Limits {
+    /// The limits where a sync costs clients `stall_us`.
+    fn at_cost(self, stall_us: u64) -> Self {
+        let routine_us = (stall_us * STALL_SHARE).min(LONGEST_ROUTINE_US);
+        Self {
+            longest_us: self.longest_us.max(routine_us),
+            quiet_us: self.quiet_us.max(routine_us),
+            ..self
+        }
+    }
+}
+
 /// How often idleness is looked at while output waits for it.
 pub const LOOK_US: u64 = 500;
 /// The same where the backup's word is what output usually waits for.
@@ -100,6 +130,15 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         return Decision::Sync(Reason::ChangeOver);
     }
     let matches = sight.manner == Manner::Match;
+    let limits = if matches {
+        limits.at_cost(sight.stall_us)
+    } else {
+        *limits
+    };
+    let patience_us = PATIENCE_US.max(PATIENCE_SYNCS * sight.stall_us);
+    if matches && (sight.log_is_long || sight.waited_us >= patience_us) {
+        return Decision::Sync(Reason::Limit);
+    }
     if matches && sight.differs {
         return Decision::Sync(Reason::Differs);
     }
@@ -148,6 +187,9 @@ mod tests {
             output_waits: true,
             differs: false,
             change_over: false,
+            waited_us: 0,
+            stall_us: 0,
+            log_is_long: false,
             primary_idle: false,
             backup_idle: false,
             disk_asks: false,
@@ -243,6 +285,26 @@ mod tests {
             ..waits
         };
         assert_eq!(decide(&LIMITS, &will_never_say_it), Decision::Sync(Reason::Idle));
+    }
+
+    #[test]
+    fn a_backup_that_does_not_say_it_is_waited_for_as_long_as_syncs_would_cost() {
+        let waits = Sight {
+            manner: Manner::Match,
+            waited_us: PATIENCE_US,
+            ..sight(2_000)
+        };
+        assert_eq!(decide(&LIMITS, &waits), Decision::Sync(Reason::Limit));
+        let dear = Sight {
+            stall_us: PATIENCE_US,
+            ..waits
+        };
+        assert_eq!(
+            decide(&LIMITS, &dear),
+            Decision::LookAgain {
+                at_us: 2_000 + MATCH_LOOK_US
+            }
+        );
     }
 
     #[test]

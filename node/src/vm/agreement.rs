@@ -31,6 +31,8 @@ pub struct Agreement {
     pub leads: bool,
     /// Where to cut the log when the sync that was agreed there is done, and the state there.
     cut: Option<(Index, Bytes)>,
+    /// Bytes of inputs since the last sync was agreed.
+    pub uncut_bytes: u64,
     /// Up to where it was cut.
     cut_at: Index,
     /// Entries appended so far were looked at for one that drops this host.
@@ -205,6 +207,8 @@ impl VmLoop {
         self.agreement.state.apply(&entry);
         match entry {
             Agreed::Frames(frames) => {
+                self.agreement.uncut_bytes +=
+                    frames.iter().map(|frame| frame.bytes.len() as u64).sum::<u64>();
                 if self.executes_inputs() {
                     for frame in &frames {
                         self.queue_input(frame);
@@ -214,6 +218,7 @@ impl VmLoop {
                 }
             }
             Agreed::Sync { epoch } => {
+                self.agreement.uncut_bytes = 0;
                 self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
                 self.agreement.held = self.sync_agreed(epoch);
             }

@@ -44,6 +44,8 @@ const INPUTS_UNDER_WAY: u64 = 1024;
 const OBSERVE_US: u64 = 50_000;
 /// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
 const AHEAD_AFTER_US: u64 = 200_000;
+/// Inputs since the last sync beyond which the log is cut by a new one, whatever that costs.
+const LONG_LOG_BYTES: u64 = 64 << 20;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
 

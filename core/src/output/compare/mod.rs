@@ -65,6 +65,9 @@ pub enum Verdict {
         oldest: FrameId,
         /// How many.
         frames: usize,
+        /// How many of these say more than an acknowledgement. The others may wait: the backup's delayed
+        /// acknowledgement comes with its own timer, and a client that misses one repeats itself.
+        telling: usize,
     },
     /// Some will never be matched.
     Differs {
@@ -108,12 +111,20 @@ pub struct Comparer {
     loads: u64,
     matched: VecDeque<FrameId>,
     /// Frames that wait in a flow, or in none.
-    waiting: BTreeMap<FrameId, Option<FlowKey>>,
+    waiting: BTreeMap<FrameId, Waits>,
+    /// Of these, the ones that say more than an acknowledgement.
+    telling: usize,
     /// Said by the primary after the line of the sync under way.
     after_line: Option<Vec<(FrameId, Frame)>>,
     kept_bytes: usize,
     difference: Option<Difference>,
     counters: Counters,
+}
+
+/// A frame that waits.
+struct Waits {
+    flow: Option<FlowKey>,
+    telling: bool,
 }
 
 struct Flow {
@@ -136,6 +147,7 @@ impl Comparer {
             loads: 0,
             matched: VecDeque::new(),
             waiting: BTreeMap::new(),
+            telling: 0,
             after_line: None,
             kept_bytes: 0,
             difference: None,
@@ -155,6 +167,7 @@ impl Comparer {
         match parse(frame, Direction::FromVm) {
             Parsed::Tcp(segment) => {
                 let words = Words::new(&segment, &frame.bytes);
+                let telling = !segment.is_pure_ack();
                 let Some(connection) = self.connection(segment.key) else {
                     return self.wait_for_sync(id, Difference::Full);
                 };
@@ -163,7 +176,7 @@ impl Comparer {
                     self.matched.push_back(id);
                     return;
                 }
-                self.waiting.insert(id, Some(segment.key));
+                self.wait(id, Some(segment.key), telling);
                 self.advance(segment.key);
             }
             Parsed::Datagram(datagram) => {
@@ -175,7 +188,7 @@ impl Comparer {
                     return self.wait_for_sync(id, Difference::Full);
                 };
                 datagrams.primary_said(id, message);
-                self.waiting.insert(id, Some(datagram.key));
+                self.wait(id, Some(datagram.key), true);
                 self.advance(datagram.key);
             }
             Parsed::Neighbour => {
@@ -187,8 +200,13 @@ impl Comparer {
     }
 
     fn wait_for_sync(&mut self, id: FrameId, why: Difference) {
-        self.waiting.insert(id, None);
+        self.wait(id, None, true);
         self.differs(why);
+    }
+
+    fn wait(&mut self, id: FrameId, flow: Option<FlowKey>, telling: bool) {
+        self.waiting.insert(id, Waits { flow, telling });
+        self.telling += usize::from(telling);
     }
 
     /// The backup's VM sent a frame.
@@ -229,7 +247,9 @@ impl Comparer {
 
     /// The sync is acknowledged: what was said before the line has left.
     pub fn sync_acknowledged(&mut self) {
-        for key in std::mem::take(&mut self.waiting).into_values().flatten() {
+        self.telling = 0;
+        for waits in std::mem::take(&mut self.waiting).into_values() {
+            let Some(key) = waits.flow else { continue };
             if let Some(Flow {
                 words: FlowWords::Connection(connection),
                 ..
@@ -269,6 +289,7 @@ impl Comparer {
             (None, Some((oldest, _))) => Verdict::Waiting {
                 oldest: *oldest,
                 frames: self.waiting.len(),
+                telling: self.telling,
             },
             (None, None) => Verdict::Agree,
         }
@@ -302,7 +323,8 @@ impl Comparer {
             };
             match next {
                 Ok(Some(id)) => {
-                    self.waiting.remove(&id);
+                    let waited = self.waiting.remove(&id);
+                    self.telling -= usize::from(waited.is_some_and(|waits| waits.telling));
                     self.counters.matched += 1;
                     self.matched.push_back(id);
                 }

@@ -279,9 +279,35 @@ fn connections_do_not_wait_for_each_other() {
         both.comparer.verdict(),
         Verdict::Waiting {
             oldest: FrameId(0),
-            frames: 1
+            frames: 1,
+            telling: 1
         }
     );
+}
+
+#[test]
+fn an_acknowledgement_that_waits_is_told_apart_from_what_a_client_waits_for() {
+    let mut both = Both::new();
+    both.primary(tcp(1, 100, 50, ACK, b""));
+    assert!(matches!(
+        both.comparer.verdict(),
+        Verdict::Waiting {
+            frames: 1,
+            telling: 0,
+            ..
+        }
+    ));
+    both.primary(tcp(1, 100, 50, ACK, b"x"));
+    assert!(matches!(
+        both.comparer.verdict(),
+        Verdict::Waiting {
+            frames: 2,
+            telling: 1,
+            ..
+        }
+    ));
+    both.backup(tcp(1, 100, 50, ACK, b"x"));
+    assert_eq!(both.comparer.verdict(), Verdict::Agree);
 }
 
 #[test]

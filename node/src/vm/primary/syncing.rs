@@ -4,7 +4,7 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
+use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, LONG_LOG_BYTES, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
 use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::event::SyncStep;
 use crate::vm::nics::Nics;
@@ -99,7 +99,17 @@ impl VmLoop {
         let policy = self.config.policy;
         let by_period = policy.period_ms(self.config.sync.period_ms).is_some() && !policy.compares_output();
         let differs = self.output.differs();
-        let output_waits = self.output.waits();
+        let matches = self
+            .primary()
+            .is_some_and(|primary| primary.manner == Manner::Match);
+        let word_since_us = self.output.waits_for_word_since_us();
+        let output_waits = if matches {
+            word_since_us.is_some()
+        } else {
+            self.output.waits()
+        };
+        let stall_us = self.output.stall_us();
+        let log_is_long = self.agreement.uncut_bytes > LONG_LOG_BYTES;
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         if self.output.voice() != Voice::Protected || !self.agreement.leads {
@@ -134,6 +144,9 @@ impl VmLoop {
                 .change_over
                 .as_ref()
                 .is_some_and(|choice| choice.wish() != manner),
+            waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            stall_us,
+            log_is_long,
         };
         match decide(&limits, &sight) {
             Decision::LookAgain { at_us } => primary.next_look_us = at_us,
