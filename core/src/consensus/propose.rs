@@ -418,8 +418,17 @@ impl Consensus {
                 beat: self.leading.beat,
             };
             out.push(Action::Send { to: peer, message });
-            if from <= self.log.last().index {
+            let last = self.log.last();
+            if from <= last.index {
                 self.send_again(at, from, out);
+            } else {
+                // It holds everything. If it was started again it does not know that this is agreed, nor that it matches.
+                out.push(Action::SendEntries {
+                    to: peer,
+                    term: self.promise.term,
+                    prev: last,
+                    through: last.index,
+                });
             }
         }
     }
