@@ -112,6 +112,10 @@ enum Command {
         /// two hosts may speak for the VM
         #[arg(long)]
         alone: bool,
+        /// With --alone, when no copy of the VM is alive anywhere: boot it from this host's disk. What was only in the
+        /// VM's memory is lost
+        #[arg(long, requires = "alone")]
+        from_disk: bool,
     },
     /// Compares the disks of a VM's two hosts, block by block, while it runs
     #[command(after_help = "Exit codes: 0 equal; 1 not compared (no backup, or it was lost); 4 they differ.")]
@@ -198,7 +202,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Status { watch, json } => show::status(socket, watch, json),
         Command::Events { follow, json } => show::events(socket, follow, json),
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
-        Command::Protect { vm, alone } => talk::simple(socket, &Request::Protect { vm, alone }),
+        Command::Protect { vm, alone, from_disk } => {
+            talk::simple(socket, &Request::Protect { vm, alone, from_disk })
+        }
         Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
         Command::Down { vm, now } => talk::down(socket, &vm, now),

@@ -41,6 +41,9 @@ pub enum Request {
         vm: String,
         /// "I know that the others are dead."
         alone: bool,
+        /// ... and the VM is to boot from this host's disk.
+        #[serde(default)]
+        from_disk: bool,
     },
     /// Compare the images of both hosts block by block.
     VerifyDisk {
@@ -72,6 +75,11 @@ pub enum Request {
         /// The text of its vm.toml.
         text: String,
     },
+    /// Daemon to daemon: what do you hold of this VM, whom nobody leads?
+    Standing {
+        /// Which.
+        vm: String,
+    },
     /// Daemon to daemon: forget this VM.
     Remove {
         /// Which.
@@ -100,6 +108,8 @@ pub enum Answer {
     Event(Event),
     /// Long work goes on.
     Progress(Progress),
+    /// What this host holds of a VM.
+    Standing(Standing),
     /// Nothing happened: whoever follows is still listened to.
     Alive,
     /// It is done.
@@ -141,8 +151,36 @@ impl Answer {
     /// Whether nothing follows.
     #[must_use]
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::Done { .. } | Self::Failed { .. })
+        matches!(self, Self::Done { .. } | Self::Failed { .. } | Self::Standing(_))
     }
+}
+
+/// What a host holds of a VM that nobody leads.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// A copy of it lives there, or will at once.
+    pub alive: bool,
+    /// It knows of a leader.
+    pub led: bool,
+    /// The newest entry of its log: term and index.
+    pub last: (u64, u64),
+    /// Who holds a complete copy, as far as its log says; a set of members.
+    pub complete: u8,
+    /// Its images, in the order of the configuration.
+    pub disks: Vec<DiskStanding>,
+}
+
+/// How new an image is: ordered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DiskStanding {
+    /// It is the disk at one moment.
+    pub consistent: bool,
+    /// The reign in which it was last written.
+    pub term: u64,
+    /// Written as that reign's primary.
+    pub primary: bool,
+    /// The last sync that it holds whole.
+    pub epoch: u64,
 }
 
 /// Something that happened.
@@ -351,12 +389,24 @@ pub struct SyncFigures {
     pub bytes: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
+    /// Hashes that travelled: one for each block of the union.
+    #[serde(default)]
+    pub list_hashes: u64,
+    /// Hashes that a hash tree over the same blocks would have sent, level by level; counted with `sync.audit` only.
+    #[serde(default)]
+    pub tree_hashes: u64,
+    /// And in how many round trips.
+    #[serde(default)]
+    pub tree_rounds: u64,
 }
 
 impl SyncFigures {
     /// Adds another sync's figures to a sum.
     pub fn add(&mut self, other: &Self) {
         for (sum, figure) in [
+            (&mut self.list_hashes, other.list_hashes),
+            (&mut self.tree_hashes, other.tree_hashes),
+            (&mut self.tree_rounds, other.tree_rounds),
             (&mut self.pause_us, other.pause_us),
             (&mut self.stop_us, other.stop_us),
             (&mut self.save_us, other.save_us),

@@ -5,12 +5,15 @@
 
 mod agreement;
 mod backup;
+mod cold;
 mod connect;
 mod disks;
 pub mod event;
 mod machine;
 mod nics;
 mod primary;
+pub use cold::Holding;
+pub use connect::ask_host;
 pub use primary::AGAIN;
 mod run;
 mod session;
@@ -56,6 +59,7 @@ pub struct Ended {
 pub struct VmHandle {
     to_loop: LoopSender,
     shared: Arc<Shared>,
+    holding: Holding,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,6 +68,8 @@ pub struct VmHandle {
 pub(crate) struct Shared {
     status: Mutex<VmStatus>,
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
+    /// Held while the disks are opened: by a start of the VM, or to see how new they are.
+    opening_disks: Mutex<()>,
 }
 
 impl VmHandle {
@@ -83,9 +89,11 @@ impl VmHandle {
             .name(format!("vm-{}", config.name))
             .spawn(move || vm_loop.run())
             .map_err(|error| format!("a thread for the VM: {error}"))?;
+        let holding = Holding::new(to_loop.clone(), shared.clone(), config, host);
         Ok(Self {
             to_loop,
             shared,
+            holding,
             thread: Some(thread),
         })
     }
@@ -93,6 +101,12 @@ impl VmHandle {
     /// Sends something to the loop.
     pub fn send(&self, event: LoopEvent) {
         self.to_loop.send(event);
+    }
+
+    /// To ask what this host holds of the VM.
+    #[must_use]
+    pub fn holding(&self) -> Holding {
+        self.holding.clone()
     }
 
     /// Where to send things to the loop without holding the handle.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use dunlin_vmtest::scenario::{self, World, bad_input};
+use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, two_vms};
 use dunlin_vmtest::{image, paths};
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
@@ -15,7 +15,8 @@ pub struct Scenarios {
     /// Say which there are.
     #[arg(long)]
     list: bool,
-    /// Only these (a part of a name is enough); `bad-input` is the table of mistakes.
+    /// Only these (a part of a name is enough); `bad-input` is the table of
+    /// mistakes, `two-vms` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -74,28 +75,60 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             }
         }
     }
-    for one in &chosen {
-        let begun = Instant::now();
-        match scenario::run(&world, one) {
-            Ok(outcome) => {
+    let mut tell = |name: &str, begun: Instant, outcome: Result<String>| {
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(words) => {
                 passed += 1;
-                println!(
-                    "scenario {} ... ok ({:.1} s, {} acknowledged, 0 lost, worst gap {} ms)",
-                    one.name,
-                    begun.elapsed().as_secs_f64(),
-                    outcome.clients.acknowledged,
-                    outcome.worst_gap_us / 1000
-                );
+                println!("scenario {name} ... ok ({seconds:.1} s{words})");
             }
             Err(error) => {
                 failed += 1;
-                println!(
-                    "scenario {} ... FAILED ({:.1} s) {error:#}",
-                    one.name,
-                    begun.elapsed().as_secs_f64()
-                );
+                println!("scenario {name} ... FAILED ({seconds:.1} s) {error:#}");
             }
         }
+    };
+    if wanted("two-vms", true) {
+        let begun = Instant::now();
+        let outcome = two_vms::run(&world).map(|outcome| {
+            let gap_ms = outcome.worst_gap_us / 1000;
+            format!(
+                ", {} acknowledged, 0 lost, worst gap {gap_ms} ms",
+                outcome.acknowledged
+            )
+        });
+        tell("two-vms", begun, outcome);
+    }
+    if wanted("interrupt-leaves-nothing", true) {
+        let begun = Instant::now();
+        let played = std::env::current_exe().map_err(Into::into);
+        let outcome = played.and_then(|program| interrupt::run(&world, &program));
+        tell("interrupt-leaves-nothing", begun, outcome.map(|()| String::new()));
+    }
+    for one in &chosen {
+        let begun = Instant::now();
+        let outcome = scenario::run(&world, one).map(|outcome| {
+            let gap_ms = outcome.worst_gap_us / 1000;
+            let mut words = format!(
+                ", {} acknowledged, 0 lost, worst gap {gap_ms} ms",
+                outcome.clients.acknowledged
+            );
+            if one.audit {
+                let of = |name: &str| outcome.syncs.get(name).copied().unwrap_or_default();
+                words.push_str(&format!(
+                    "; median sync: {} pages united, {} divergent, {} hashes as a list, {} as a tree in {} rounds, \
+                     {} bytes",
+                    of("united"),
+                    of("divergent"),
+                    of("list_hashes"),
+                    of("tree_hashes"),
+                    of("tree_rounds"),
+                    of("bytes")
+                ));
+            }
+            words
+        });
+        tell(one.name, begun, outcome);
     }
     println!("{passed} passed, {failed} failed");
     if failed > 0 {

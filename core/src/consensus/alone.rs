@@ -57,7 +57,9 @@ pub(super) fn forgotten(log: &Log) -> Snapshot {
 impl Consensus {
     /// A person's order. Nothing happens to a leader, nor to a replica that may not lead.
     pub(super) fn stand_alone(&mut self, out: &mut Vec<Action>) {
-        if self.role == Role::Leader || !self.may_campaign() {
+        // Also one that lost its log: nobody else has a better one, says the person.
+        let able = self.may_lead && self.me_in_force().is_some_and(|member| member.electable());
+        if self.role == Role::Leader || !able {
             return;
         }
         self.follow(None, out);

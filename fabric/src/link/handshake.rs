@@ -245,7 +245,11 @@ pub fn initiate_on(
     let answer: [u8; 65] = talk.array()?;
     let shown: [u8; PROOF_BYTES] = answer[33..].try_into().expect("32 of 65 bytes");
     said.extend_from_slice(&answer[..33]);
-    check_proof(identity, &shown, proof(identity, b"dunlin acceptor", &[&said]))?;
+    if let Err(wrong) = check_proof(identity, &shown, proof(identity, b"dunlin acceptor", &[&said])) {
+        // An empty hello without a proof: the acceptor can then say why, too, instead of "it hung up".
+        let _ = talk.send(&[0; 2 + PROOF_BYTES]);
+        return Err(wrong);
+    }
 
     if let Some(configs) = &identity.0.tls {
         let mut conn = configs.client(&hello.to)?;

@@ -5,7 +5,7 @@ use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, Request};
 use crate::vm::event::LoopEvent;
 use anyhow::Result;
-use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome, connect};
+use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,24 +85,5 @@ pub fn ask(daemon: &Daemon, peer: &str, request: &Request) -> Answer {
 
 /// As [`ask`]; what comes before the last answer goes to `each`.
 pub fn converse(daemon: &Daemon, peer: &str, request: &Request, each: &mut dyn FnMut(&Answer)) -> Answer {
-    let Some(host) = daemon.host.cluster.host(peer) else {
-        return Answer::refused(format!("host '{peer}' is not in the cluster"));
-    };
-    let hello = Hello::new("", peer, Purpose::Control);
-    let stream = match connect(
-        host.address,
-        &daemon.host.identity,
-        &hello,
-        Duration::from_secs(5),
-    ) {
-        Ok((_, stream)) => stream,
-        Err(error) => return Answer::failed(format!("host '{peer}' at {}: {error}", host.address)),
-    };
-    if let Err(error) = stream.set_read_timeout(Some(PATIENCE)) {
-        return Answer::failed(format!("host '{peer}': {error}"));
-    }
-    match crate::control::client::Client::over(stream).talk(request, each) {
-        Ok(answer) => answer,
-        Err(error) => Answer::failed(format!("host '{peer}': {error}")),
-    }
+    crate::vm::ask_host(&daemon.host, peer, request, PATIENCE, each)
 }

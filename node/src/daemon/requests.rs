@@ -89,6 +89,14 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             Some(to_loop) => vm::command(&to_loop, Command::Remove),
             None => Answer::done("not here"),
         },
+        Request::Standing { vm } => {
+            // Not under the lock: it opens the VM's disks.
+            let holding = daemon.vms().get(&vm).map(vm::VmHandle::holding);
+            match holding {
+                Some(holding) => holding.standing(),
+                None => Answer::refused(format!("there is no VM '{vm}' on this host")),
+            }
+        }
         other => here(daemon, &other, each),
     }
 }
@@ -128,8 +136,17 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
     let (vm, command) = match request {
         Request::Down { vm, now } => (vm, Command::Down { now: *now }),
         Request::Failover { vm } => (vm, Command::Failover),
-        Request::Protect { vm, alone: true } => (vm, Command::ProtectAlone),
-        Request::Protect { vm, alone: false } => (vm, Command::Protect),
+        Request::Protect {
+            vm,
+            alone: true,
+            from_disk,
+        } => (
+            vm,
+            Command::ProtectAlone {
+                from_disk: *from_disk,
+            },
+        ),
+        Request::Protect { vm, .. } => (vm, Command::Protect),
         Request::VerifyDisk { vm, repair } => (vm, Command::VerifyDisk { repair: *repair }),
         Request::Inject { vm, disk, fault } => match fault.parse() {
             Ok(fault) if std::env::var_os("DUNLIN_FAULTS").is_some() => {

@@ -14,9 +14,9 @@ use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::units::{Epoch, Index, Term};
-use dunlin_core::wire::agreed;
-use dunlin_fabric::group::GroupEvent;
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_core::wire::{WireError, agreed};
+use dunlin_fabric::group::{Group, GroupEvent};
 
 /// Where this host is in the log.
 #[derive(Default)]
@@ -39,6 +39,51 @@ pub struct Agreement {
     looked_at: Index,
     /// An entry that is appended here, agreed or not, drops this host.
     may_be_dropped: bool,
+    /// Who holds a complete copy by the newest such entry that is appended here, agreed or not; nobody in a VM's youth.
+    pub appended_complete: ReplicaSet,
+}
+
+impl Agreement {
+    /// What the log that was found on disk stands for.
+    pub fn found(group: &Group) -> Result<Self, WireError> {
+        let snapshot = group.snapshot();
+        Ok(Self::at(
+            snapshot.last.index,
+            agreed::decode_state(snapshot.state)?,
+        ))
+    }
+
+    fn at(index: Index, state: AgreedState) -> Self {
+        Self {
+            state,
+            applied: index,
+            looked_at: index,
+            cut_at: index,
+            appended_complete: state.complete,
+            ..Self::default()
+        }
+    }
+
+    /// Entries count as soon as they are appended where they drop this host, and where they say that the VM has lived.
+    fn look_at_appended(&mut self, group: &Group, me: ReplicaId) {
+        self.looked_at = self.looked_at.max(self.applied);
+        while self.looked_at < group.core().appended().index {
+            self.looked_at = self.looked_at.next();
+            let Some(entry) = group.entry(self.looked_at) else {
+                continue;
+            };
+            // The tag alone tells frames, by far the most, from the rest.
+            if let Ok(Agreed::Complete { set, .. }) = agreed::decode(entry.payload.clone()) {
+                self.appended_complete = set;
+                self.may_be_dropped = !set.contains(me);
+            }
+        }
+    }
+
+    /// Never started, as far as this host can know.
+    pub fn is_fresh(&self) -> bool {
+        self.state.life == Life::Fresh && self.appended_complete.is_empty()
+    }
 }
 
 /// The times of an election, by the loop's clock.
@@ -120,30 +165,19 @@ impl VmLoop {
     /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
     /// here, since it may be agreed without this host knowing.
     pub(super) fn may_lead(&mut self) -> bool {
-        let agreement = &mut self.agreement;
-        agreement.looked_at = agreement.looked_at.max(agreement.applied);
-        while agreement.looked_at < self.group.core().appended().index {
-            agreement.looked_at = agreement.looked_at.next();
-            let Some(entry) = self.group.entry(agreement.looked_at) else {
-                continue;
-            };
-            // The tag alone tells frames, by far the most, from the rest.
-            if let Ok(Agreed::Complete { set, .. }) = agreed::decode(entry.payload.clone()) {
-                agreement.may_be_dropped = !set.contains(self.me);
-            }
-        }
+        self.agreement.look_at_appended(&self.group, self.me);
         let alive = match &self.role {
             Role::Primary(primary) => primary.is_whole(),
             Role::Backup(backup) => backup.is_whole(),
             Role::None => false,
         };
-        !self.witness
-            && self.failure.is_none()
-            && self
-                .agreement
-                .state
-                .may_lead(self.me, alive, self.config.group[0].member.id)
+        let first = self.config.group[0].member.id;
+        let by_life = self.agreement.state.may_lead(self.me, alive, first)
             && (!self.agreement.may_be_dropped || self.agreement.leads)
+            && (self.agreement.state.life != Life::Fresh
+                || self.agreement.is_fresh()
+                || self.agreement.leads);
+        !self.witness && self.failure.is_none() && (by_life || self.cold.has_mandate())
     }
 
     /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
@@ -245,6 +279,7 @@ impl VmLoop {
 
     fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
         self.agreement.may_be_dropped = !set.contains(self.me);
+        self.agreement.appended_complete = set;
         if self.agreement.leads {
             self.primary_set_agreed(set, epoch);
         } else if matches!(self.role, Role::Backup(_)) {
@@ -262,14 +297,8 @@ impl VmLoop {
     fn install_snapshot(&mut self, index: Index, state: Bytes) {
         match agreed::decode_state(state) {
             Ok(state) => {
-                self.agreement = Agreement {
-                    state,
-                    // Backwards, too: what this host held counts no more when it was declared dead.
-                    applied: index,
-                    looked_at: index,
-                    cut_at: index,
-                    ..Agreement::default()
-                };
+                // Backwards, too: what this host held counts no more when it was declared dead.
+                self.agreement = Agreement::at(index, state);
                 if index == Index(0) {
                     self.event(
                         "overruled",
@@ -328,9 +357,9 @@ impl VmLoop {
     }
 
     /// Another host leads, or nobody.
-    fn follows(&mut self, term: Term, leader: Option<dunlin_core::units::ReplicaId>) {
+    fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
         if leader.is_some() {
-            self.order_lost();
+            self.order_failed("another host leads the group now; see 'dunlin status'");
         }
         if !matches!(self.role, Role::Primary(_)) {
             return;

@@ -14,7 +14,7 @@ use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::backup::{Backup, BackupJob};
-use super::session::link::{Closer, SyncLink};
+use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
 use crate::control::FailoverStatus;
 use crossbeam_channel::{Sender, unbounded};
@@ -140,9 +140,13 @@ impl VmLoop {
         let free = matches!(self.role, Role::None) && !self.witness && self.failure.is_none();
         let follows = term == self.group.term().0 && self.group.leader() == Some(primary);
         if !free || !follows || self.agreement.state.complete.contains(self.me) {
-            // The primary sees the stream end and tries again.
             tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
-            return;
+            let why = match &self.failure {
+                Some(failure) => format!("it has failed: {failure}"),
+                None => "it is not ready to follow yet".to_owned(),
+            };
+            // The primary tries again.
+            return refuse(stream, &why);
         }
         let session = self.new_session();
         self.role = Role::Backup(BackupRole {
@@ -200,7 +204,15 @@ impl VmLoop {
             return;
         };
         let (jobs, receiver) = unbounded();
-        let outcome = result.and_then(|started| {
+        let started = match result {
+            Ok(started) => started,
+            Err(why) => {
+                refuse(stream, &format!("it cannot start the VM: {why}"));
+                self.event("join-failed", format!("this host cannot be the backup: {why}"));
+                return self.drop_machine();
+            }
+        };
+        let follow = |started: Started| {
             let colo = started.colo.ok_or("QEMU was not started as a backup")?;
             let nics = Nics::open(&config, started.ports)?;
             let (link, closer) =
@@ -227,8 +239,9 @@ impl VmLoop {
                 .spawn(move || worker.run())
                 .map_err(|error| error.to_string())?;
             Ok((machine, nics, closer, talker))
-        });
-        match outcome {
+        };
+        let followed: Result<_, String> = follow(started);
+        match followed {
             Ok((machine, nics, closer, talker)) => {
                 backup.machine = Some(machine);
                 backup.jobs = Some(jobs);
@@ -357,6 +370,10 @@ impl VmLoop {
                 if backup.take_over.is_some() || backup.term != promised {
                     if let Some(closer) = &backup.closer {
                         closer.close();
+                    }
+                    if let Some(jobs) = &backup.jobs {
+                        // The session's thread waits for a word, not for the stream.
+                        let _ = jobs.send(BackupJob::Drop);
                     }
                     return;
                 }

@@ -3,6 +3,8 @@
 
 use super::Host;
 use super::event::{LoopEvent, LoopSender};
+use crate::control::client::Client;
+use crate::control::{Answer, Request};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dunlin_core::units::{ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Purpose, Stream, connect};
@@ -12,6 +14,9 @@ use std::time::Duration;
 /// How long a connection may take, and how long to wait before the next try.
 const TRY: Duration = Duration::from_millis(500);
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// How long a connection for a request may take.
+const ASK: Duration = Duration::from_secs(5);
 
 /// Says that the link is lost; dropping it ends the connector.
 pub struct Connector {
@@ -96,4 +101,29 @@ pub fn open(
     let (_, stream) =
         connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
     Ok(stream)
+}
+
+/// Asks another host's daemon, which has `patience` for each line of its answer; all but the last go to `each`.
+pub fn ask_host(
+    host: &Host,
+    peer: &str,
+    request: &Request,
+    patience: Duration,
+    each: &mut dyn FnMut(&Answer),
+) -> Answer {
+    let Some(known) = host.cluster.host(peer) else {
+        return Answer::refused(format!("host '{peer}' is not in the cluster"));
+    };
+    let hello = Hello::new("", peer, Purpose::Control);
+    let stream = match connect(known.address, &host.identity, &hello, ASK) {
+        Ok((_, stream)) => stream,
+        Err(error) => return Answer::failed(format!("host '{peer}' at {}: {error}", known.address)),
+    };
+    if let Err(error) = stream.set_read_timeout(Some(patience)) {
+        return Answer::failed(format!("host '{peer}': {error}"));
+    }
+    match Client::over(stream).talk(request, each) {
+        Ok(answer) => answer,
+        Err(error) => Answer::failed(format!("host '{peer}': {error}")),
+    }
 }

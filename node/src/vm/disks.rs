@@ -8,9 +8,10 @@ use super::event::{LoopEvent, LoopSender};
 use super::session::Broken;
 use super::session::link::PATIENCE;
 use crate::config::{DiskReplication, VmConfig};
-use crate::control::{Answer, DiskFigures};
+use crate::control::{Answer, DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::Stream;
+use dunlin_guest::DiskSpec;
 use dunlin_guest::disk::{
     AttachOptions, Disk, DiskConfig, DiskEvent, DiskStatus, Fault, MirrorStream, Storage,
 };
@@ -139,15 +140,7 @@ impl Disks {
         copies.lock().resize(config.spec.disks.len(), Copy::default());
         let (mut disks, mut ends) = (Vec::new(), Vec::new());
         for (number, spec) in config.spec.disks.iter().enumerate() {
-            let disk_config = DiskConfig {
-                name: format!("{}-{number}", config.name),
-                image: spec.path.clone(),
-                format: spec.format,
-                state_dir: state.join(format!("disk-{number}")),
-                read_only: false,
-                storage: config.disks.storage,
-                limits: config.disks.limits,
-            };
+            let disk_config = disk_config(config, state, number, spec);
             let (copies, to_loop) = (copies.clone(), to_loop.clone());
             let disk = Disk::open(disk_config, move |event| {
                 copies.note(number, &event);
@@ -169,6 +162,21 @@ impl Disks {
             },
             ends,
         ))
+    }
+
+    /// How new the images are, of a VM that does not run here. What a crash left half-done on them is completed.
+    pub fn look(config: &VmConfig, state: &Path) -> Result<Vec<DiskStanding>, String> {
+        let look = |(number, spec)| {
+            let disk = Disk::open(disk_config(config, state, number, spec), |_| {});
+            let status = disk.map_err(|error| error.to_string())?.status();
+            Ok(DiskStanding {
+                consistent: status.consistent,
+                term: status.generation.term.0,
+                primary: status.generation.primary,
+                epoch: status.generation.epoch.0,
+            })
+        };
+        config.spec.disks.iter().enumerate().map(look).collect()
     }
 
     /// This host's VM is the one that speaks, from the images as they are.
@@ -259,7 +267,7 @@ impl Disks {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let (due_us, figures) = &mut *shown;
         if now_us >= *due_us {
-            *due_us = now_us + SHOW_US;
+            *due_us = now_us.saturating_add(SHOW_US);
             figures.resize(self.disks.len(), DiskFigures::default());
             for (disk, figures) in self.disks.iter().zip(figures.iter_mut()) {
                 if let Some(status) = disk.status_now() {
@@ -334,6 +342,18 @@ impl Disks {
             .iter()
             .try_for_each(|disk| disk.take_over(term).map(drop));
         done.map_err(|error| Broken::new("taking the disk over", error))
+    }
+}
+
+fn disk_config(config: &VmConfig, state: &Path, number: usize, spec: &DiskSpec) -> DiskConfig {
+    DiskConfig {
+        name: format!("{}-{number}", config.name),
+        image: spec.path.clone(),
+        format: spec.format,
+        state_dir: state.join(format!("disk-{number}")),
+        read_only: false,
+        storage: config.disks.storage,
+        limits: config.disks.limits,
     }
 }
 

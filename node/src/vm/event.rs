@@ -1,6 +1,7 @@
 //! Everything that can happen to a VM loop besides readable descriptors: one closed list.
 
 use crate::control::{Answer, SyncFigures};
+use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
@@ -103,6 +104,8 @@ pub enum LoopEvent {
         /// Which session.
         session: u64,
     },
+    /// What this host's disks and the other hosts said of a VM that nobody leads.
+    Inquest(Inquest),
     /// The backup's VM is an ordinary VM now, or is lost.
     TookOver {
         /// Which session.
@@ -178,7 +181,12 @@ pub enum Command {
     /// Look for a backup now.
     Protect,
     /// Serve without the others, who are dead.
-    ProtectAlone,
+    ProtectAlone {
+        /// The VM is to boot from this host's disk.
+        from_disk: bool,
+    },
+    /// Say what this host holds of the VM.
+    Standing,
     /// Compare the images of both hosts; progress comes before the answer.
     VerifyDisk {
         /// Send again what differs.

@@ -1,5 +1,6 @@
 //! One QEMU with what the host holds of its ports: shared between the loop and a session's thread.
 
+use super::Shared;
 use super::disks::Disks;
 use super::event::{LoopSender, Started};
 use crate::config::VmConfig;
@@ -7,7 +8,7 @@ use dunlin_core::units::Term;
 use dunlin_guest::frames::FramePort;
 use dunlin_guest::{Ports, Qemu, Start};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// A running VM.
 pub struct Machine {
@@ -27,6 +28,7 @@ impl Machine {
         start: Start,
         term: Term,
         state: &Path,
+        shared: &Shared,
         to_loop: &LoopSender,
     ) -> Result<Started, String> {
         let mut ports = Ports::default();
@@ -37,7 +39,12 @@ impl Machine {
             frames.push(ours);
             ports.frames.push(theirs);
         }
+        let nobody_looks = shared
+            .opening_disks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let (disks, ends) = Disks::open(config, state, to_loop)?;
+        drop(nobody_looks);
         ports.nbd = ends;
         if start == Start::Boot {
             disks.start_alone(term)?;

@@ -68,6 +68,8 @@ pub struct PrimaryRole {
     hand_over: Option<Sender<Answer>>,
     /// The VM stands here, and the group was asked to follow the backup.
     handed: bool,
+    /// Why the last join failed.
+    join_complaint: String,
     /// Syncs so far.
     pub sync_status: SyncStatus,
     /// The join under way.
@@ -130,6 +132,7 @@ impl PrimaryRole {
             quit_at_us: None,
             hand_over: None,
             handed: false,
+            join_complaint: String::new(),
             sync_status: SyncStatus::default(),
             progress: None,
         }
@@ -201,6 +204,7 @@ impl VmLoop {
     pub(super) fn leads(&mut self) {
         let state = self.agreement.state;
         match &self.role {
+            Role::None if self.may_boot_cold() => self.boot_cold(),
             Role::None if state.life == Life::Fresh => {
                 self.propose(&Agreed::Complete {
                     set: ReplicaSet::one(self.me),
@@ -215,6 +219,7 @@ impl VmLoop {
                     "this host was elected without a complete copy of the VM; it steps down",
                 );
                 self.drop_machine();
+                self.cold.end_mandate();
                 self.group.step_down();
             }
         }
@@ -223,36 +228,24 @@ impl VmLoop {
     fn speak_again(&mut self) {
         // A hand-over that ended with this host's own election.
         self.transfer_failed();
-        let synced = self.primary().is_some_and(|primary| {
-            primary
-                .session
-                .as_ref()
-                .is_some_and(|session| session.phase == Phase::Synced)
-        });
-        let others = self.agreement.state.complete != ReplicaSet::one(self.me);
         self.event("majority", "a majority of the group answers again");
-        match (others, synced) {
-            (true, true) => self.output.set_voice(Voice::Protected),
-            // The other copy is no longer followed: it has to be dropped first (invariant 2).
-            (true, false) => {
-                self.propose(&Agreed::Complete {
-                    set: ReplicaSet::one(self.me),
-                    epoch: self.agreement.state.epoch,
-                });
-            }
-            (false, _) => {
-                self.output.set_voice(Voice::Alone);
-                self.stands_alone();
-            }
+        // A backup acknowledges only to the term in which it joined: it is brought in anew. With it goes a sync whose
+        // entry was lost with the old term and never comes.
+        let session = self
+            .primary()
+            .and_then(|primary| primary.session.as_ref().map(|session| session.id));
+        if let Some(id) = session {
+            self.session_ended(id, "the group has begun a new term");
         }
-        // A sync whose entry was lost with the old term never comes.
-        if let Some(primary) = self.primary()
-            && primary
-                .sync
-                .as_ref()
-                .is_some_and(|run| run.stage == Stage::Proposed)
-        {
+        if let Some(primary) = self.primary() {
             primary.sync = None;
+        }
+        if self.agreement.state.complete == ReplicaSet::one(self.me) {
+            self.output.set_voice(Voice::Alone);
+            self.stands_alone();
+        } else {
+            // The other copy is no longer followed: it has to be dropped first (invariant 2).
+            self.drop_backup();
         }
     }
 
@@ -280,6 +273,7 @@ impl VmLoop {
                 let now_us = self.now_us();
                 if let Some(primary) = self.primary() {
                     primary.progress = None;
+                    primary.join_complaint.clear();
                     primary.last_sync_us = now_us;
                     if let Some(session) = &mut primary.session {
                         session.phase = Phase::Synced;
@@ -303,8 +297,9 @@ impl VmLoop {
     pub(super) fn start_machine(&mut self, session: u64, start: Start) {
         let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
         let state = self.host.state.join("vms").join(&config.name);
+        let shared = self.shared.clone();
         let work = move || {
-            let result = Machine::start(&config, start, term, &state, &to_loop);
+            let result = Machine::start(&config, start, term, &state, &shared, &to_loop);
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
@@ -335,13 +330,16 @@ impl VmLoop {
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }
-                self.output = Output::new(Voice::Alone, Epoch(1));
-                if !self.agreement.leads {
+                self.output = Output::new(Voice::Alone, self.agreement.state.epoch.next());
+                if self.agreement.leads {
+                    self.stands_alone();
+                } else {
                     self.output.set_voice(Voice::Shut);
                 }
             }
             Err(why) => {
                 self.event("failed", format!("the VM does not start: {why}"));
+                self.order_failed(&format!("the VM does not start: {why}"));
                 self.failure = Some(why);
                 self.drop_machine();
             }

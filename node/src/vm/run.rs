@@ -4,6 +4,7 @@
 
 use super::agreement::{Agreement, Election};
 use super::backup::BackupRole;
+use super::cold::Cold;
 use super::connect::Connector;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
@@ -43,6 +44,7 @@ pub struct VmLoop {
     pub(super) group: Group,
     pub(super) agreement: Agreement,
     pub(super) election: Election,
+    pub(super) cold: Cold,
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
@@ -92,11 +94,13 @@ impl VmLoop {
         };
         let folder = host.state.join("vms").join(&config.name).join("log");
         let mut group_config = GroupConfig::new(folder, member.id, members, durability);
-        let longest_us = u64::from(host.cluster.election_ms) * 1000;
-        group_config.core.election_max_us = longest_us;
-        group_config.core.election_min_us = longest_us / 2;
-        group_config.core.heartbeat_us = longest_us / 12;
+        // As cluster.toml says: believed so long at the shortest, and up to twice as long.
+        let shortest_us = u64::from(host.cluster.election_ms) * 1000;
+        group_config.core.election_min_us = shortest_us;
+        group_config.core.election_max_us = 2 * shortest_us;
+        group_config.core.heartbeat_us = shortest_us / 12;
         let group = Group::open(group_config).map_err(|error| error.to_string())?;
+        let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = config
             .group
             .iter()
@@ -120,7 +124,8 @@ impl VmLoop {
             me: member.id,
             witness: member.witness,
             group,
-            agreement: Agreement::default(),
+            agreement,
+            cold: Cold::default(),
             election: Election::default(),
             role: Role::None,
             nics: None,
@@ -173,6 +178,7 @@ impl VmLoop {
         self.read_taps();
         self.follow_group();
         self.apply_agreed_entries();
+        self.look_after_loss();
         self.run_primary();
         self.run_backup();
         // What the last steps proposed leaves now, not a wake-up later.
@@ -278,6 +284,7 @@ impl VmLoop {
             LoopEvent::BackupIdle { session, applied } => self.backup_is_idle(session, applied),
             LoopEvent::SessionEnded { session, why } => self.session_ended(session, &why),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
+            LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::TookOver { session, result } => self.took_over(session, result),
         }
     }
@@ -330,7 +337,8 @@ impl VmLoop {
                 });
                 Some(Answer::done("removed"))
             }
-            Command::ProtectAlone => self.protect_alone(&reply),
+            Command::ProtectAlone { from_disk } => self.protect_alone(from_disk, &reply),
+            Command::Standing => Some(Answer::Standing(self.standing())),
             Command::Inject { disk, fault } => Some(match self.machine().map(|machine| &machine.disks) {
                 Some(disks) => disks.inject(disk, fault),
                 None => Answer::failed("the VM is not on this host"),

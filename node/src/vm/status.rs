@@ -35,5 +35,8 @@ pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
         divergent: of(|f| f.divergent),
         bytes: of(|f| f.bytes),
         device_bytes: of(|f| f.device_bytes),
+        list_hashes: of(|f| f.list_hashes),
+        tree_hashes: of(|f| f.tree_hashes),
+        tree_rounds: of(|f| f.tree_rounds),
     }
 }

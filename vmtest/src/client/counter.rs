@@ -92,6 +92,16 @@ pub struct Answers {
 impl Counter {
     /// Starts the workers in `node`'s network.
     pub fn start(node: &Node, spec: &CounterSpec) -> Result<Self> {
+        Self::begin(node, spec, false)
+    }
+
+    /// As [`Self::start`], with a service that may be booted anew meanwhile: while it does not listen yet, or says that it
+    /// loads what it had written, a client tries again. What was acknowledged must be there all the same.
+    pub fn start_over_boots(node: &Node, spec: &CounterSpec) -> Result<Self> {
+        Self::begin(node, spec, true)
+    }
+
+    fn begin(node: &Node, spec: &CounterSpec, over_boots: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
             goal: AtomicU64::new(u64::MAX),
             ..Shared::default()
@@ -102,7 +112,7 @@ impl Counter {
             let (shared, spec) = (Arc::clone(&shared), spec.clone());
             let key = format!("dunlin:counter:{number}");
             workers.push(node.spawn(&format!("counter-{number}"), move || {
-                work(&spec, &key, begun, &shared)
+                work(&spec, &key, begun, &shared, over_boots)
             })?);
         }
         Ok(Self {
@@ -185,8 +195,12 @@ impl Answers {
     }
 }
 
-fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared) -> Record {
+/// Between two tries of a client whose service boots: nothing tells it when to try.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+
+fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boots: bool) -> Record {
     let mut record = Record::default();
+    let mut heard = Instant::now();
     let mut connection = None;
     let mut last = 0;
     // An INCR that was sent on a connection which then broke.
@@ -195,6 +209,10 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared) -> Recor
         let Some(open) = connection.as_mut() else {
             match Connection::open(spec.target, spec.give_up) {
                 Ok(fresh) => connection = Some(fresh),
+                Err(_) if over_boots && heard.elapsed() < spec.give_up => {
+                    std::thread::sleep(TRY_AGAIN);
+                    continue;
+                }
                 Err(_) => {
                     record.report.stuck += 1;
                     return record;
@@ -218,7 +236,13 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared) -> Recor
                 judge(&mut record.report, last, value, unanswered);
                 unanswered = false;
                 last = value;
+                heard = Instant::now();
                 note(&mut record, begun, sent, shared);
+            }
+            Ok(Answer::Error(words))
+                if over_boots && words.starts_with("LOADING") && heard.elapsed() < spec.give_up =>
+            {
+                std::thread::sleep(TRY_AGAIN);
             }
             Ok(_) => record.report.refused += 1,
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {

@@ -11,5 +11,5 @@ pub mod counter;
 pub mod load;
 mod resp;
 
-pub use counter::{Counter, CounterReport, CounterSpec};
+pub use counter::{Answers, Counter, CounterReport, CounterSpec};
 pub use resp::{Answer, Connection};

@@ -72,6 +72,20 @@ impl<'lab> Cluster<'lab> {
         })
     }
 
+    /// Agreed inputs are on the disks of a majority from now on. Before any daemon starts.
+    pub fn use_disks(&self) -> Result<()> {
+        for host in &self.hosts {
+            let file = self.dir.join(host).join("cluster.toml");
+            let text = fs::read_to_string(&file)?;
+            let changed = text.replace("durability = \"memory\"", "durability = \"disk\"");
+            if changed == text {
+                bail!("{}: no durability to change", file.display());
+            }
+            fs::write(&file, changed)?;
+        }
+        Ok(())
+    }
+
     /// The lab that the daemons run in.
     pub fn lab(&self) -> &'lab Lab {
         self.lab

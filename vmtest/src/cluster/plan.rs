@@ -1,5 +1,6 @@
 //! A VM's TOML file, written for the lab.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -24,6 +25,10 @@ pub struct VmPlan {
     pub disk_mib: Option<u64>,
     /// Further lines for the `[sync]` table.
     pub sync: Vec<String>,
+    /// The hosts that can run it, the first preferred (under `none` the first alone).
+    pub members: [&'static str; 2],
+    /// Tells several VMs in one lab apart: their addresses and MACs.
+    pub number: u8,
 }
 
 impl VmPlan {
@@ -37,7 +42,26 @@ impl VmPlan {
             memory_mib: 256,
             disk_mib: None,
             sync: Vec::new(),
+            members: ["a", "b"],
+            number: 0,
         }
+    }
+
+    /// Where its redis listens.
+    pub fn service(&self) -> SocketAddr {
+        let first = crate::demo::service();
+        match first.ip() {
+            IpAddr::V4(address) => {
+                let [a, b, c, d] = address.octets();
+                SocketAddr::new(IpAddr::V4([a, b, c, d + self.number].into()), first.port())
+            }
+            IpAddr::V6(_) => first,
+        }
+    }
+
+    fn address(&self) -> String {
+        let prefix = crate::image::GUEST_ADDRESS.split('/').nth(1).unwrap_or("16");
+        format!("{}/{prefix}", self.service().ip())
     }
 
     /// A microvm has neither HPET nor PM timer, so the kernel measures its time stamp counter against the PIT, which
@@ -72,10 +96,11 @@ impl VmPlan {
         };
         let kernel = copy(&image.kernel, "vmlinuz")?;
         let initrd = copy(&image.initrd, "initrd.img")?;
+        let [first, second] = self.members;
         let members = if self.policy == "none" {
-            r#"["a"]"#
+            format!("[\"{first}\"]")
         } else {
-            r#"["a", "b"]"#
+            format!("[\"{first}\", \"{second}\"]")
         };
         let mut text = format!("name = \"{}\"\nmembers = {members}\n", self.name);
         if self.policy != "none" {
@@ -99,10 +124,18 @@ impl VmPlan {
             kernel.display(),
             initrd.display()
         ));
-        text.push_str(&format!("append = \"{}{}\"\n", image.append, self.clock_words()));
+        text.push_str(&format!(
+            "append = \"{}{}\"\n",
+            image.append_for(&self.address()),
+            self.clock_words()
+        ));
         let serial = lab.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
-        text.push_str("\n[[vm.nics]]\nmac = \"52:54:00:12:34:56\"\nbridge = \"br0\"\n");
+        text.push_str("\n[[vm.nics]]\n");
+        text.push_str(&format!(
+            "mac = \"52:54:00:12:34:{:02x}\"\nbridge = \"br0\"\n",
+            0x56 + self.number
+        ));
         if let Some(size_mib) = self.disk_mib {
             let file = format!("{}.img", self.name);
             for host in ["a", "b"] {

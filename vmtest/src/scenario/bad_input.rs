@@ -1,7 +1,8 @@
 //! Bad input: for each mistake one clear line, exit code 2, nothing started and nothing changed.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,6 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
         let file = cluster.dir().join("no-such-host.toml");
         refused(&run_host(cluster, "b", &file)?, "no-such-host")
     });
-    table.note("wrong-keys", wrong_keys(cluster, world));
     cluster.start_host("b")?;
 
     let plan = VmPlan {
@@ -160,14 +160,17 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
         refused(&cluster.output("a", &["down", "nobody"])?, "nobody"),
     );
 
-    // Without its disk. (A disk that another VM *runs* with has to be refused too, but no VM runs with a disk yet.)
-    let good = VmPlan::redis("plover").write(lab, &world.image)?;
+    table.note("other-qemu", other_qemu(cluster, &text));
     cluster.dunlin("a", &["up", &good.to_string_lossy()])?;
     table.note(
         "vm-twice",
         refused(&cluster.output("a", &["up", &good.to_string_lossy()])?, "redis"),
     );
+    table.note("disk-of-another-vm", disk_of_another(cluster, &text));
     cluster.dunlin("a", &["down", "--now", "redis"])?;
+    for (name, damage, words) in STRANGERS {
+        table.note(name, stranger(cluster, world, &good, damage, words));
+    }
     Ok(())
 }
 
@@ -246,41 +249,175 @@ fn address_in_use(cluster: &Cluster<'_>) -> Result<()> {
     refused(&run_host(cluster, "a", &cluster.host_file("a"))?, "")
 }
 
-/// Host b with the keys of another cluster: the others refuse it, and no VM of theirs counts on it.
-fn wrong_keys(cluster: &Cluster<'_>, world: &World) -> Result<()> {
-    let foreign = cluster.lab().dir().join("foreign");
-    let output = std::process::Command::new(&world.dunlin)
-        .arg("init")
-        .arg(&foreign)
-        .args([
-            "--cluster",
-            "lab",
-            "--host",
-            "a=10.77.1.1:7700",
-            "--host",
-            "b=10.77.1.2:7700",
-        ])
-        .args(["--host", "c=10.77.1.3:7700"])
+/// Host b has another QEMU: a copy of this machine's whose distribution's version, wherever it stands in it, is one off.
+fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
+    let lab = cluster.lab();
+    let found = std::process::Command::new("sh")
+        .args(["-c", "command -v qemu-system-x86_64"])
         .output()?;
-    ensure!(
-        output.status.success(),
-        "dunlin init: {}",
-        String::from_utf8_lossy(&output.stderr)
+    let qemu = PathBuf::from(String::from_utf8(found.stdout)?.trim());
+    let said = std::process::Command::new(&qemu).arg("--version").output()?;
+    let said = String::from_utf8(said.stdout)?;
+    let version = said
+        .lines()
+        .next()
+        .and_then(|line| line.split_once('(')?.1.strip_suffix(')'))
+        .context("this machine's QEMU names no distribution's version")?;
+    let last = version.bytes().last().context("an empty version")?;
+    let other = format!(
+        "{}{}",
+        &version[..version.len() - 1],
+        if last == b'1' { '2' } else { '1' }
     );
-    let result = run_host(cluster, "b", &foreign.join("b/host.toml"));
-    let _ = cluster.lab().node("b").kill_all();
-    match result {
-        // Either the daemon refuses to run among strangers...
-        Ok(output) => refused(&output, ""),
-        // ... or it runs on its own: then the others must not have let it in.
-        Err(_) => {
-            let words = fs::read_to_string(cluster.log("a")).unwrap_or_default()
-                + &fs::read_to_string(cluster.log("c")).unwrap_or_default();
-            let heard = ["refus", "certificate", "cluster"]
-                .iter()
-                .any(|word| words.contains(word));
-            ensure!(heard || words.is_empty(), "the others say nothing of it: {words}");
-            Ok(())
+    for (host, wanted) in [("a", version), ("b", &other)] {
+        // QEMU looks for its firmware and modules beside itself.
+        let home = lab.node(host).home().join("other");
+        fs::create_dir_all(home.join("bin"))?;
+        for place in ["lib", "share"] {
+            std::os::unix::fs::symlink(Path::new("/usr").join(place), home.join(place))?;
         }
+        let mut bytes = fs::read(&qemu)?;
+        let mut at = 0;
+        while let Some(found) = bytes[at..]
+            .windows(version.len())
+            .position(|window| window == version.as_bytes())
+        {
+            at += found;
+            bytes[at..at + version.len()].copy_from_slice(wanted.as_bytes());
+            at += version.len();
+        }
+        let file = home.join("bin/qemu-system-x86_64");
+        fs::write(&file, bytes)?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
     }
+    let file = lab.dir().join("other-qemu.toml");
+    // Each host sees its own directory there.
+    let path = lab.here().join("other/bin/qemu-system-x86_64");
+    let line = format!("[vm]\nqemu = \"{}\"", path.display());
+    fs::write(&file, text.replacen("[vm]", &line, 1))?;
+    up_refused(cluster, &file, &other)
+}
+
+/// A second VM on a disk that the first one runs with.
+fn disk_of_another(cluster: &Cluster<'_>, text: &str) -> Result<()> {
+    let file = cluster.lab().dir().join("disk-of-another.toml");
+    fs::write(&file, text.replacen("name = \"redis\"", "name = \"second\"", 1))?;
+    let output = cluster.output("a", &["up", &file.to_string_lossy()])?;
+    refused(&output, "redis.img")?;
+    for host in cluster.statuses() {
+        ensure!(
+            host.vm("second").is_none(),
+            "refused, but host {} knows it",
+            host.host
+        );
+        let first = host.vm("redis").context("the first VM is gone")?;
+        ensure!(first.protected, "the first VM is not what it was: {first:?}");
+    }
+    Ok(())
+}
+
+/// What makes host b a stranger: the files that it takes over from another cluster, and words that both sides say.
+type Stranger = (&'static str, fn(&Cluster<'_>, &Path) -> Result<()>, &'static str);
+
+const STRANGERS: [Stranger; 3] = [
+    (
+        "host-of-another-cluster",
+        |cluster, foreign| {
+            let files = ["cluster.toml", "ca.pem", "cert.pem", "key.pem"];
+            take_over(cluster, foreign, &files)
+        },
+        "another cluster",
+    ),
+    (
+        "wrong-keys",
+        |cluster, foreign| take_over(cluster, foreign, &["ca.pem", "cert.pem", "key.pem"]),
+        "certificate is not accepted",
+    ),
+    (
+        "wrong-secret",
+        |cluster, _| {
+            for host in ["a", "b"] {
+                let dir = cluster.dir().join(host);
+                fs::write(dir.join("secret"), format!("the secret of host {host}"))?;
+                let text = fs::read_to_string(dir.join("host.toml"))?;
+                let lines = text.lines().filter(|line| {
+                    !["key =", "cert =", "ca ="]
+                        .iter()
+                        .any(|key| line.starts_with(key))
+                });
+                let lines: Vec<&str> = lines.chain(["secret = \"secret\""]).collect();
+                fs::write(dir.join("host.toml"), lines.join("\n"))?;
+            }
+            Ok(())
+        },
+        "secret",
+    ),
+];
+
+fn take_over(cluster: &Cluster<'_>, foreign: &Path, files: &[&str]) -> Result<()> {
+    for file in files {
+        fs::copy(foreign.join("b").join(file), cluster.dir().join("b").join(file))?;
+    }
+    Ok(())
+}
+
+/// Host b is none of the others': each of the two sides says so in one line, and no VM counts on it.
+fn stranger(
+    cluster: &mut Cluster<'_>,
+    world: &World,
+    vm: &Path,
+    damage: fn(&Cluster<'_>, &Path) -> Result<()>,
+    words: &str,
+) -> Result<()> {
+    let foreign = cluster.lab().dir().join("foreign");
+    if !foreign.exists() {
+        let hosts = ["a=10.77.1.1:7700", "b=10.77.1.2:7700", "c=10.77.1.3:7700"];
+        let mut init = std::process::Command::new(&world.dunlin);
+        init.arg("init").arg(&foreign).args(["--cluster", "lab"]);
+        for host in hosts {
+            init.args(["--host", host]);
+        }
+        let output = init.output()?;
+        ensure!(
+            output.status.success(),
+            "dunlin init: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let own: Vec<(PathBuf, Vec<u8>)> = ["a", "b"]
+        .iter()
+        .flat_map(|host| {
+            fs::read_dir(cluster.dir().join(host))
+                .into_iter()
+                .flatten()
+                .flatten()
+        })
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| Ok((entry.path(), fs::read(entry.path())?)))
+        .collect::<Result<_>>()?;
+    let restart = |cluster: &mut Cluster<'_>| -> Result<()> {
+        for host in ["a", "b"] {
+            cluster.stop_host(host, nix::sys::signal::Signal::SIGTERM)?;
+            cluster.start_host(host)?;
+        }
+        Ok(())
+    };
+    damage(cluster, &foreign)?;
+    let before = fs::read_to_string(cluster.log("b"))?.len();
+    let played = restart(cluster).and_then(|()| {
+        up_refused(cluster, vm, words)?;
+        let log = fs::read_to_string(cluster.log("b"))?;
+        let told = log[before..].lines().filter(|line| line.contains("refused"));
+        let told: Vec<&str> = told.collect();
+        ensure!(
+            told.len() == 1 && told[0].contains(words),
+            "host b does not say in one line that its keys are the trouble: {told:?}"
+        );
+        Ok(())
+    });
+    for (path, bytes) in own {
+        fs::write(path, bytes)?;
+    }
+    restart(cluster)?;
+    played
 }

@@ -9,7 +9,9 @@
 //! * **Not here:** faults that a simulator finds better (message order, crashes at every step): `sim/`.
 
 pub mod bad_input;
+pub mod interrupt;
 mod run;
+pub mod two_vms;
 
 use std::time::Duration;
 
@@ -46,8 +48,14 @@ pub enum Action {
     PausePrimary(u64),
     /// A planned hand-over by `dunlin failover`.
     Failover,
-    /// SIGINT to the primary's daemon, as Ctrl-C does.
+    /// SIGINT to the primary's daemon, as Ctrl-C does: its VM goes to the backup first.
     InterruptPrimary,
+    /// The same by SIGTERM, as a service manager does.
+    StopPrimary,
+    /// SIGKILL to every process of every host.
+    KillAll,
+    /// After `KillAll` and `Restart`: the VM runs again, on the host that was its last primary.
+    AwaitBootOnLast,
 }
 
 /// A story.
@@ -67,6 +75,8 @@ pub struct Scenario {
     pub disk_mib: Option<u64>,
     /// After each sync both memories are hashed and compared (slow).
     pub audit: bool,
+    /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
+    pub durable: bool,
     /// Counting clients.
     pub connections: usize,
     /// The longest time without an answer that a fault may cost a client.
@@ -85,6 +95,7 @@ impl Scenario {
             vcpus: 1,
             disk_mib: None,
             audit: false,
+            durable: false,
             connections: 2,
             gap_limit: Duration::from_secs(1),
             actions: actions.to_vec(),
@@ -106,9 +117,9 @@ impl Scenario {
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
     use Action::{
-        AwaitAnswers, AwaitProtected, CutBackup, CutPrimary, Failover, InterruptPrimary, KillBackup,
-        KillOthers, KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary, ProtectAlone, Restart,
-        RestoreLinks,
+        AwaitAnswers, AwaitBootOnLast, AwaitProtected, CutBackup, CutPrimary, Failover, InterruptPrimary,
+        KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary,
+        ProtectAlone, Restart, RestoreLinks, StopPrimary,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -238,6 +249,65 @@ pub fn all() -> Vec<Scenario> {
                 answers,
             ],
         ),
+        Scenario {
+            durable: true,
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "power-loss-boots-the-newest-disk",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    // The newest disk is not the preferred host's.
+                    KillPrimary,
+                    answers,
+                    KillAll,
+                    Restart,
+                    AwaitBootOnLast,
+                    AwaitProtected,
+                    answers,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
+        Scenario {
+            durable: true,
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "power-loss-while-protected",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    KillAll,
+                    Restart,
+                    AwaitBootOnLast,
+                    AwaitProtected,
+                    answers,
+                ],
+            )
+        }
+        .with_disk(),
+        Scenario {
+            gap_limit: Duration::from_millis(500),
+            ..Scenario::new(
+                "stopped-daemon-hands-over",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    StopPrimary,
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
         Scenario::new("passive-backup-with-disk", "remus", &there_and_back).with_disk(),
     ];
     for (name, machine, vcpus) in [

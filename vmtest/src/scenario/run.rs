@@ -1,6 +1,6 @@
 //! Plays one scenario.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub struct Outcome {
     pub clients: CounterReport,
     /// The longest gap that a fault cost, in microseconds.
     pub worst_gap_us: u64,
+    /// Medians of the first primary's syncs before it died, by the daemon's names.
+    pub syncs: BTreeMap<String, u64>,
 }
 
 /// Plays `scenario` in a lab of its own.
@@ -62,6 +64,9 @@ pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
 
 fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result<Outcome> {
     let lab = cluster.lab();
+    if scenario.durable {
+        cluster.use_disks()?;
+    }
     for host in ["a", "b", "c"] {
         cluster.start_host(host)?;
     }
@@ -85,13 +90,19 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         connections: scenario.connections,
         give_up: GIVE_UP,
     };
-    let counter = Counter::start(client, &spec)?;
+    let counter = if scenario.actions.contains(&Action::KillAll) {
+        Counter::start_over_boots(client, &spec)?
+    } else {
+        Counter::start(client, &spec)?
+    };
 
     let mut stage = Stage {
         cluster,
         vm: plan.name.clone(),
         counter,
         dead: BTreeSet::new(),
+        last_primary: None,
+        syncs: BTreeMap::new(),
         moments: Vec::new(),
     };
     for (number, &action) in scenario.actions.iter().enumerate() {
@@ -103,11 +114,22 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         cluster,
         counter,
         dead,
+        last_primary,
+        syncs,
         moments,
         ..
     } = stage;
     let (clients, answers) = counter.finish()?;
-    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    // A VM that has booted anew knows nothing of its old connections; what it told on them it must know.
+    let excused = if last_primary.is_some() { clients.resets } else { 0 };
+    ensure!(
+        CounterReport {
+            resets: clients.resets - excused,
+            ..clients.clone()
+        }
+        .is_clean(),
+        "clients were let down: {clients:?}"
+    );
     let gaps = moments.iter().map(|&(from, to)| answers.longest_gap_us(from, to));
     let worst_gap_us = gaps.max().unwrap_or(0);
     ensure!(
@@ -134,6 +156,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     Ok(Outcome {
         clients,
         worst_gap_us,
+        syncs,
     })
 }
 
@@ -142,6 +165,10 @@ struct Stage<'cluster, 'lab> {
     vm: String,
     counter: Counter,
     dead: BTreeSet<String>,
+    /// Who served when all hosts were lost, if they were.
+    last_primary: Option<String>,
+    /// Of the first primary, before it died.
+    syncs: BTreeMap<String, u64>,
     /// From each fault until the clients were served again.
     moments: Vec<(Instant, Instant)>,
 }
@@ -153,6 +180,13 @@ impl Stage<'_, '_> {
             Action::AwaitAnswers(count) => self.counter.await_more(count, PATIENCE),
             Action::KillPrimary => {
                 let primary = self.with_role("primary")?;
+                if self.syncs.is_empty() {
+                    let status = self.cluster.status(&primary)?;
+                    self.syncs = status
+                        .vm(&self.vm)
+                        .map(|vm| vm.sync.median.clone())
+                        .unwrap_or_default();
+                }
                 let at = self.cluster.kill_host(&primary)?;
                 self.dead.insert(primary.clone());
                 self.taken_over(&primary, at)
@@ -165,13 +199,37 @@ impl Stage<'_, '_> {
                 self.dead.insert(primary.clone());
                 self.taken_over(&primary, at)
             }
-            Action::InterruptPrimary => {
-                let primary = self.with_role("primary")?;
+            Action::InterruptPrimary => self.stop_primary(Signal::SIGINT),
+            Action::StopPrimary => self.stop_primary(Signal::SIGTERM),
+            Action::KillAll => {
+                self.last_primary = Some(self.with_role("primary")?);
+                let mut order = Vec::new();
+                // One after the other, though within milliseconds: in this order nobody can take over in between.
+                for role in ["witness", "backup", "primary"] {
+                    if let Some(host) = with_role(&self.cluster.statuses(), &self.vm, role) {
+                        order.push(host);
+                    }
+                }
+                for host in order {
+                    self.cluster.kill_host(&host)?;
+                    self.dead.insert(host);
+                }
+                Ok(())
+            }
+            Action::AwaitBootOnLast => {
                 let at = Instant::now();
-                self.cluster.stop_host(&primary, Signal::SIGINT)?;
-                self.nothing_runs_on(&primary)?;
-                self.dead.insert(primary.clone());
-                self.taken_over(&primary, at)
+                let last = self.last_primary.clone().context("no host was lost before")?;
+                let primary = self.with_role("primary")?;
+                ensure!(
+                    primary == last,
+                    "host {primary} boots the VM, and {last} served it last"
+                );
+                let events = self.cluster.dunlin(&primary, &["events"])?;
+                let told = events.lines().filter(|line| line.contains("cold-start")).count();
+                ensure!(told == 1, "{told} events tell of the cold start: {events}");
+                self.counter.await_more(50, PATIENCE)?;
+                self.moments.push((at, Instant::now()));
+                Ok(())
             }
             Action::KillBackup => {
                 let backup = self.with_role("backup")?;
@@ -251,6 +309,21 @@ impl Stage<'_, '_> {
             .await_status(&format!("a {role}"), PATIENCE, |hosts| {
                 with_role(hosts, &self.vm, role)
             })
+    }
+
+    /// A daemon that is told to end hands its VM over first, and leaves nothing.
+    fn stop_primary(&mut self, signal: Signal) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let at = Instant::now();
+        self.cluster.stop_host(&primary, signal)?;
+        self.nothing_runs_on(&primary)?;
+        self.dead.insert(primary.clone());
+        let log = std::fs::read_to_string(self.cluster.log(&primary))?;
+        ensure!(
+            log.contains("handing-over") && log.contains("ended-here"),
+            "host {primary}'s daemon ended without handing the VM over"
+        );
+        self.taken_over(&primary, at)
     }
 
     fn taken_over(&mut self, old: &str, at: Instant) -> Result<()> {

@@ -16,25 +16,33 @@ use dunlin_core::units::ReplicaId;
 
 impl VmLoop {
     /// A person says that the others are dead. The answer comes when this host speaks, or when it cannot.
-    pub(in crate::vm) fn protect_alone(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
-        let host = |id| self.config.host_name(id).to_owned();
+    pub(in crate::vm) fn protect_alone(&mut self, from_disk: bool, reply: &Sender<Answer>) -> Option<Answer> {
         if self.group.is_leader() {
             return Some(Answer::refused(
                 "a majority of the group answers: there is no need, and it would not be safe",
             ));
         }
         if let Some(leader) = self.group.leader() {
-            let leader = host(leader);
+            let leader = self.config.host_name(leader);
             return Some(Answer::refused(format!(
                 "host '{leader}' leads the VM's group and is not dead; ask it, or end its daemon first"
             )));
         }
-        if !self.may_lead() {
-            return Some(Answer::refused(
-                "this host holds no complete and running copy of the VM, or one that the others have gone on without: \
-                 there is nothing to serve from here",
-            ));
+        if self.may_lead() && !self.agreement.is_fresh() {
+            return self.stand_alone(reply);
         }
+        if !from_disk {
+            return Some(Answer::refused(format!(
+                "this host holds no complete and running copy of the VM, or one that the others have gone on without; if \
+                 no copy is alive anywhere, 'dunlin protect --alone --from-disk {}' boots the VM from this host's disk",
+                self.config.name
+            )));
+        }
+        self.boot_by_order(reply)
+    }
+
+    /// The order itself.
+    pub(in crate::vm) fn stand_alone(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
         let term = self.group.term();
         let others: Vec<ReplicaId> = self.group.links().iter().map(|link| link.peer).collect();
         self.group.may_lead(true);
@@ -76,12 +84,10 @@ impl VmLoop {
         }
     }
 
-    /// The order came to nothing: somebody else leads.
-    pub(in crate::vm) fn order_lost(&mut self) {
+    /// The order came to nothing.
+    pub(in crate::vm) fn order_failed(&mut self, why: &str) {
         if let Some(reply) = self.alone_ordered.take() {
-            let _ = reply.send(Answer::failed(
-                "another host leads the group now; see 'dunlin status'",
-            ));
+            let _ = reply.send(Answer::failed(why));
         }
     }
 

@@ -36,7 +36,9 @@ impl VmLoop {
                 Some(Answer::done("a backup is looked for"))
             }
             Command::VerifyDisk { repair } => self.begin_verification(repair, reply),
-            Command::ProtectAlone | Command::Remove | Command::Inject { .. } => None,
+            Command::ProtectAlone { .. } | Command::Remove | Command::Standing | Command::Inject { .. } => {
+                None
+            }
         }
     }
 

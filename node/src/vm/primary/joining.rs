@@ -302,10 +302,25 @@ impl VmLoop {
         if session.phase == Phase::Connecting {
             tracing::debug!(vm = self.config.name, "host '{host}' cannot be brought in: {why}");
         } else {
-            self.event("backup-lost", format!("host '{host}': {why}"));
+            self.say_backup_lost(&host, why, complete.contains(session.peer));
         }
         if complete.contains(session.peer) || session.phase == Phase::LastSync {
             self.drop_backup();
+        }
+    }
+
+    /// A backup that is refused again and again for the same reason is said once.
+    fn say_backup_lost(&mut self, host: &str, why: &str, was_complete: bool) {
+        let kind = if was_complete {
+            "backup-lost"
+        } else {
+            "join-failed"
+        };
+        let text = format!("host '{host}': {why}");
+        let Some(primary) = self.primary() else { return };
+        if was_complete || primary.join_complaint != text {
+            primary.join_complaint.clone_from(&text);
+            self.event(kind, text);
         }
     }
 

@@ -33,6 +33,8 @@ pub enum BackupJob {
     },
     /// The loop has taken the VM's last frames of the epoch: it may run on.
     LineDrawn,
+    /// The sync that is here whole is not to be acknowledged: its primary's term is over. It is dropped whole.
+    Drop,
     /// This host leads in this term: make the VM a primary's.
     TakeOver(Term),
 }
@@ -135,7 +137,7 @@ impl Backup {
                     self.take_over(term);
                     return Ok(());
                 }
-                Wake::Job(BackupJob::LineDrawn) => {}
+                Wake::Job(BackupJob::LineDrawn | BackupJob::Drop) => {}
                 Wake::Message(SyncMessage::Union { epoch, .. }) if !self.active => {
                     // What the log says about the epoch's end may still be on its way.
                     match self.agreed.then(|| self.jobs.recv()) {
@@ -270,6 +272,7 @@ impl Backup {
                 self.take_over(term);
                 return Err(Broken("taken over in the middle of a sync".into()));
             }
+            Ok(BackupJob::Drop) => return Err(Broken("the primary's term is over".into())),
             Ok(BackupJob::Stop { .. }) => return Err(Broken("two syncs at once".into())),
             Err(_) => return Err(Broken("the VM loop has gone".into())),
         }

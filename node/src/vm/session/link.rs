@@ -14,6 +14,18 @@ use std::time::Duration;
 /// the consensus heartbeats; this is for one that lives but is stuck.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long to wait for a reason on a stream that is broken already.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Tells the primary why this host does not follow, and closes the stream.
+pub fn refuse(stream: Stream, why: &str) {
+    let mut buffer = BytesMut::new();
+    encode(&SyncMessage::Refused { why: why.to_owned() }, &mut buffer);
+    let (_, mut half) = stream.split();
+    // A few bytes into an empty socket do not block; a primary that has gone needs no reason.
+    let _ = half.write_all(&buffer).and_then(|()| half.flush());
+}
+
 /// The sending end; cheap to clone.
 #[derive(Clone)]
 pub struct SyncWriter {
@@ -130,6 +142,18 @@ impl SyncLink {
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Broken("the other host closed the sync's stream".into()))
+            }
+        }
+    }
+
+    /// Why the other host ended the session, if it said so before it closed: more than "broken pipe".
+    #[must_use]
+    pub fn last_words(&self) -> Option<String> {
+        loop {
+            match self.incoming.recv_timeout(LAST_WORDS) {
+                Ok(Ok(SyncMessage::Refused { why })) => return Some(why),
+                Ok(Ok(_)) => {}
+                Ok(Err(_)) | Err(_) => return None,
             }
         }
     }

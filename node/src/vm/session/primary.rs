@@ -18,6 +18,7 @@ use crate::vm::machine::Machine;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use dunlin_core::policy::Manner;
+use dunlin_core::sync::compare::tree::HashTree;
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
 use dunlin_core::sync::dirty::{CarriedDirty, PageSet};
 use dunlin_core::sync::staging::PageDelta;
@@ -98,7 +99,8 @@ impl Primary {
                 {
                     tracing::warn!("resuming the VM after a broken sync: {error}");
                 }
-                why
+                // What the backup said before it closed the stream is the reason; that it is closed is not.
+                self.link.last_words().unwrap_or(why)
             }
         };
         to_loop.send(LoopEvent::SessionEnded { session, why });
@@ -312,6 +314,12 @@ impl Primary {
         figures.hash_us = lap.us();
         let differing = if compared {
             let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
+            figures.list_hashes = our_hashes.len() as u64;
+            if self.audit && !our_hashes.is_empty() {
+                let (_, sent) = HashTree::build(&our_hashes).descend(&HashTree::build(&their_hashes));
+                figures.tree_hashes = sent as u64;
+                figures.tree_rounds = u64::from(our_hashes.len().next_power_of_two().ilog2()) + 1;
+            }
             divergent(&union, &our_hashes, &their_hashes)
                 .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?
         } else {
