@@ -4,6 +4,7 @@ mod check;
 mod init;
 mod show;
 mod talk;
+mod watch;
 
 use crate::control::Request;
 use crate::daemon;

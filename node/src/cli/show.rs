@@ -1,6 +1,6 @@
 //! `status` and `events`: for people and for programs.
 
-use super::talk;
+use super::{talk, watch};
 use crate::control::{HostStatus, VmStatus};
 use anyhow::Result;
 use std::fmt::Write as _;
@@ -14,33 +14,36 @@ const UNPROTECTED: u8 = 3;
 /// Shows how this host's VMs are; the exit code says whether all are protected that ask for it.
 pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {
     let mut last = talk::status(socket)?;
-    show(&last, json, false)?;
+    if watch && !json && std::io::stdout().is_terminal() {
+        return Ok(code_of(&watch::run(socket)?));
+    }
+    show(&last, json)?;
     if watch {
         talk::follow(socket, |_| {
             last = talk::status(socket)?;
-            show(&last, json, true)?;
+            show(&last, json)?;
             Ok(false)
         })?;
     }
-    let unprotected = last.vms.iter().any(|vm| vm.wants_protection && !vm.protected);
-    Ok(if unprotected {
+    Ok(code_of(&last))
+}
+
+fn code_of(status: &HostStatus) -> ExitCode {
+    let unprotected = status.vms.iter().any(|vm| vm.wants_protection && !vm.protected);
+    if unprotected {
         ExitCode::from(UNPROTECTED)
     } else {
         ExitCode::SUCCESS
-    })
+    }
 }
 
-fn show(status: &HostStatus, json: bool, again: bool) -> Result<()> {
+fn show(status: &HostStatus, json: bool) -> Result<()> {
     let text = if json {
         serde_json::to_string(status)? + "\n"
     } else {
         table(status)
     };
     let mut out = std::io::stdout().lock();
-    if again && !json && out.is_terminal() {
-        // From the top of an empty screen.
-        write!(out, "\x1b[H\x1b[2J")?;
-    }
     write!(out, "{text}")?;
     Ok(out.flush()?)
 }
