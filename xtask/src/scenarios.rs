@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, two_vms};
+use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, passers, two_vms};
 use dunlin_vmtest::{image, paths};
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
@@ -15,8 +15,11 @@ pub struct Scenarios {
     /// Say which there are.
     #[arg(long)]
     list: bool,
+    /// How often `connections-come-and-go` kills the primary's host.
+    #[arg(long, default_value_t = 4)]
+    kills: u32,
     /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `two-vms` and `interrupt-leaves-nothing` are stories of their own.
+    /// mistakes, `two-vms`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -26,6 +29,7 @@ impl Scenarios {
         Self {
             quick: true,
             list: false,
+            kills: 4,
             names: Vec::new(),
         }
     }
@@ -98,6 +102,19 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             )
         });
         tell("two-vms", begun, outcome);
+    }
+    if wanted("connections-come-and-go", true) {
+        let begun = Instant::now();
+        let outcome = passers::run(&world, arguments.kills).map(|report| {
+            format!(
+                ", {} kills, {} connections, {} acknowledged, 0 lost, longest step {} ms",
+                arguments.kills,
+                report.connections,
+                report.counted.acknowledged,
+                report.longest_step_us / 1000
+            )
+        });
+        tell("connections-come-and-go", begun, outcome);
     }
     if wanted("interrupt-leaves-nothing", true) {
         let begun = Instant::now();

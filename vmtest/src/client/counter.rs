@@ -266,7 +266,7 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
 }
 
 /// Compares an answer with the one that the last one demands.
-fn judge(report: &mut CounterReport, last: i64, value: i64, unanswered: bool) {
+pub(super) fn judge(report: &mut CounterReport, last: i64, value: i64, unanswered: bool) {
     let expected = last + 1;
     let difference = value.abs_diff(expected);
     if value < expected {
@@ -291,7 +291,7 @@ fn note(record: &mut Record, begun: Instant, sent: Instant, shared: &Shared) {
     }
 }
 
-fn final_count(connection: Option<&mut Connection>, key: &str, timeout: Duration) -> Result<i64> {
+pub(super) fn final_count(connection: Option<&mut Connection>, key: &str, timeout: Duration) -> Result<i64> {
     match connection.context("not connected")?.ask(&["GET", key], timeout)? {
         Answer::Bulk(Some(text)) => Ok(String::from_utf8(text)?.parse()?),
         Answer::Bulk(None) => Ok(0),

@@ -9,7 +9,9 @@
 
 pub mod counter;
 pub mod load;
+pub mod passers;
 mod resp;
 
 pub use counter::{Answers, Counter, CounterReport, CounterSpec};
+pub use passers::{Passers, PassersReport, PassersSpec};
 pub use resp::{Answer, Connection};

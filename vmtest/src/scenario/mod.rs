@@ -10,6 +10,7 @@
 
 pub mod bad_input;
 pub mod interrupt;
+pub mod passers;
 mod run;
 pub mod two_vms;
 

@@ -1,0 +1,106 @@
+//! Clients that open, use and close connections all the time while the primary's host dies, again and again.
+//!
+//! * **Decides:** that connections which began since the last sync survive: no reset, no stall, nothing lost or doubled.
+//! * **Flow:** protected -> traffic -> primary's host killed -> traffic -> the host returns -> protected -> again.
+//!   TCP time stamps and SACK are on for the first half of the kills and off for the second, as the clients' kernel is
+//!   told.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::World;
+use crate::client::{Passers, PassersReport, PassersSpec};
+use crate::cluster::{Cluster, VmPlan, await_service};
+use crate::demo::service;
+use crate::lab::{Lab, LabSpec, Node};
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Clients that come and go.
+const WORKERS: usize = 32;
+/// The longest step that a client may notice.
+const STALL: Duration = Duration::from_secs(2);
+const GIVE_UP: Duration = Duration::from_secs(60);
+/// Connections between two events: enough that some began before the last sync and some after it.
+const SOME: u64 = 96;
+
+/// Plays it with so many kills.
+///
+/// # Errors
+/// When clients were let down, or it does not go as it should; the daemons' logs are kept.
+pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
+    let traces_before = traces::on_this_machine();
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let report = {
+        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        play(&mut cluster, world, kills).or_else(|error| {
+            let kept = cluster.keep_logs("connections-come-and-go");
+            Err(error).context(kept.map_or(String::new(), |dir| format!("logs are in {}", dir.display())))
+        })?
+    };
+    lab.close()?;
+    let left = traces::added_since(&traces_before);
+    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    Ok(report)
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersReport> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let plan = VmPlan::redis("dunlin");
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, service(), PATIENCE)?;
+    set_options(client, true)?;
+    let passers = Passers::start(
+        client,
+        &PassersSpec {
+            target: service(),
+            workers: WORKERS,
+            most_incrs: 7,
+            stall: STALL,
+            give_up: GIVE_UP,
+        },
+    )?;
+    for kill in 0..kills {
+        if kill == kills / 2 {
+            set_options(client, false)?;
+        }
+        let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+        passers.await_more(SOME, PATIENCE)?;
+        cluster.kill_host(&primary)?;
+        let killed = || format!("kill {} of {kills}, of host {primary}", kill + 1);
+        passers.await_more(SOME, PATIENCE).with_context(killed)?;
+        cluster
+            .await_take_over(&plan.name, &primary, PATIENCE)
+            .with_context(killed)?;
+        cluster.start_host(&primary)?;
+    }
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let report = passers.finish()?;
+    ensure!(
+        report.counted.is_clean() && report.stalls == 0,
+        "clients were let down: {report:?}"
+    );
+    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    Ok(report)
+}
+
+/// New connections of this node use TCP time stamps and SACK, or neither.
+fn set_options(node: &Node, on: bool) -> Result<()> {
+    for name in ["tcp_timestamps", "tcp_sack"] {
+        let setting = format!("net.ipv4.{name}={}", u8::from(on));
+        let done = node.command("sysctl")?.args(["-q", "-w", &setting]).status()?;
+        ensure!(done.success(), "sysctl {setting} failed");
+    }
+    Ok(())
+}
