@@ -21,6 +21,9 @@ use bytes::Bytes;
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
+/// How many of the backup's resets are remembered; the oldest goes first.
+const MOST_RESETS: usize = 16;
+
 /// A segment with its payload.
 #[derive(Debug, Clone)]
 pub struct Words {
@@ -83,12 +86,17 @@ pub struct Connection {
     /// What the client was told: everything before this position, and that everything before that one arrived.
     told_to: Option<u32>,
     told_ack: Option<u32>,
+    /// The SYN that the client was told: positions mean nothing across two connections of one name.
+    told_isn: Option<u32>,
     ours: Beginning,
     theirs: Beginning,
     said: Said,
     said_ack: Option<u32>,
     said_fin: Option<u32>,
-    said_rst: Option<u32>,
+    /// Its resets that were not said here yet. There may be many, one for each stray segment, each at its own place.
+    said_rst: VecDeque<u32>,
+    /// It has said a reset, here or before: its connection is gone.
+    gone: bool,
     /// The backup's words on a connection that has not begun here.
     early: Vec<Words>,
     waiting: VecDeque<(FrameId, Words)>,
@@ -106,6 +114,7 @@ impl Connection {
         *self = Self {
             told_to: self.told_to,
             told_ack: self.told_ack,
+            told_isn: self.told_isn,
             ours,
             theirs: ours,
             ..Self::default()
@@ -130,7 +139,8 @@ impl Connection {
             self.said = Said::default();
             self.said_ack = None;
             self.said_fin = None;
-            self.said_rst = None;
+            self.said_rst.clear();
+            self.gone = false;
             self.early.clear();
         }
         let before = self.said.bytes();
@@ -217,7 +227,11 @@ impl Connection {
             self.said_ack = Some(self.said_ack.map_or(ack, |said| later(said, ack)));
         }
         if words.rst {
-            self.said_rst = Some(at(words.seq));
+            self.gone = true;
+            self.said_rst.push_back(at(words.seq));
+            if self.said_rst.len() > MOST_RESETS {
+                self.said_rst.pop_front();
+            }
             return;
         }
         if words.fin {
@@ -244,11 +258,19 @@ impl Connection {
 
     fn told(&mut self, words: &Words) {
         let end = words.end();
+        if words.syn && self.told_isn.replace(words.seq) != Some(words.seq) {
+            (self.told_to, self.told_ack) = (None, None);
+        }
         self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
         if let Some(ack) = words.ack {
             self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
         }
         self.said.forget_before(end);
+        if words.rst
+            && let Some(place) = self.said_rst.iter().position(|at| *at == words.seq)
+        {
+            self.said_rst.drain(..=place);
+        }
     }
 
     /// Whether the backup has said all of it. An error if it has said something else.
@@ -260,10 +282,10 @@ impl Connection {
             return Ok(false);
         }
         if words.rst {
-            return match self.said_rst {
-                Some(at) if at == words.seq => Ok(true),
-                Some(_) => Err(Difference::Flags),
-                None => Ok(false),
+            return match self.said_rst.contains(&words.seq) {
+                true => Ok(true),
+                false if self.said_rst.is_empty() => Ok(false),
+                false => Err(Difference::Flags),
             };
         }
         let bytes = self.judge_bytes(words)?;
@@ -274,7 +296,7 @@ impl Connection {
             .is_none_or(|ack| known(self.told_ack, ack) || known(self.said_ack, ack));
         // A SYN is said by both as soon as there is an offset.
         let whole = bytes && fin && acknowledged;
-        if !whole && self.said_rst.is_some() {
+        if !whole && self.gone {
             // Its connection is gone: it will not say more.
             return Err(Difference::Flags);
         }

@@ -382,3 +382,31 @@ fn every_frame_is_parsed_without_a_copy() {
     assert_eq!(&payload[..], b"payload");
     assert_eq!(payload.as_ptr(), frame.bytes[frame.bytes.len() - 7..].as_ptr());
 }
+
+#[test]
+fn each_stray_segment_is_answered_by_a_reset_at_its_own_place() {
+    let reset = |seq| tcp(1, seq, 0, RST, b"");
+    let mut both = Both::new();
+    // The backup is ahead.
+    both.backup(reset(5)).backup(reset(9));
+    both.primary(reset(5)).primary(reset(9));
+    assert_eq!((both.out(), both.why()), (vec![0, 1], None));
+    // The primary is.
+    both.primary(reset(3)).primary(reset(8)).backup(reset(3));
+    assert_eq!((both.out(), both.why()), (vec![2], None));
+    both.backup(reset(8));
+    assert_eq!((both.out(), both.why()), (vec![3], None));
+    both.backup(reset(20)).primary(reset(21));
+    assert_eq!((both.out(), both.why()), (vec![], Some(Difference::Flags)));
+}
+
+#[test]
+fn a_new_connections_numbers_may_lie_before_those_of_a_former_one_that_a_sync_let_out() {
+    let mut both = Both::new();
+    both.primary(tcp(1, 5000, 7, ACK, b"the old one's last"));
+    both.primary(tcp(1, 100, 51, SYN | ACK, b""));
+    both.sync();
+    both.primary(tcp(1, 101, 51, ACK, b"12:00"));
+    both.backup(tcp(1, 101, 51, ACK, b"12:01"));
+    assert_eq!((both.out(), both.why()), (vec![], Some(Difference::Bytes)));
+}
