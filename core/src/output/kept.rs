@@ -3,8 +3,9 @@
 //! Flow: beside the comparison on the backup; read once, at a take-over.
 //!
 //! Invariants:
-//! 1. A TCP segment that takes sequence numbers is kept until the client acknowledges it or a sync covers it. Of the
-//!    rest the newest are kept: one acknowledgement and one reset of a connection, `MOST_OF_A_FLOW` of any other flow.
+//! 1. A TCP segment that takes sequence numbers is kept until the client acknowledges it, a sync covers it, or a new
+//!    connection of the same name begins. Of the rest the newest are kept: one acknowledgement and one reset of a
+//!    connection, `MOST_OF_A_FLOW` of any other flow.
 //! 2. Frames leave in the order in which the VM said them.
 //! 3. Never more than `MOST_BYTES`: the oldest goes first. The VM's own TCP sends again what was lost by that; a datagram
 //!    may always be lost.
@@ -100,7 +101,14 @@ impl Kept {
 
     /// The VM here said `frame`.
     pub fn said(&mut self, frame: &Frame) {
-        let (of, until) = match parse(frame, Direction::FromVm) {
+        let parsed = parse(frame, Direction::FromVm);
+        if let Parsed::Tcp(segment) = &parsed
+            && segment.syn()
+        {
+            // Words of a former connection of this name would be taken for the new one's.
+            self.forget_flow(Of::Flow(segment.key));
+        }
+        let (of, until) = match parsed {
             Parsed::Tcp(segment) if segment.rst() => (Of::Flow(segment.key), Until::NewerReset),
             Parsed::Tcp(segment) if segment.seq_len() > 0 => {
                 (Of::Flow(segment.key), Until::Acknowledged(segment.seq_end()))
@@ -188,6 +196,14 @@ impl Kept {
         let item = self.items.remove(id)?;
         self.bytes -= cost(&item.frame);
         Some(item)
+    }
+
+    fn forget_flow(&mut self, of: Of) {
+        if let Some(flow) = self.flows.remove(&of) {
+            for id in flow.queue.into_iter().chain(flow.ack).chain(flow.reset) {
+                self.forget(id);
+            }
+        }
     }
 
     /// Whether there was one.

@@ -116,7 +116,7 @@ impl Connection {
     /// Whether another host would get this connection's numbers wrong without being told.
     pub(super) fn is_worth_telling(&self) -> bool {
         let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && self.past.is_none();
-        !alike && !self.is_closed()
+        !alike
     }
 
     /// What to add to the VM's numbers for the client.
@@ -247,9 +247,10 @@ impl Connection {
 
     /// The VM's name for the timestamp `echo` that the client repeats: never one that the VM here has not yet said.
     pub(super) fn ticks_in(&mut self, echo: u32, raise: u32) -> u32 {
+        // Before the first word here, it can be another host's only that has spoken since the take-over.
         let old = self
             .past
-            .filter(|past| past.first.is_none_or(|first| before(echo, first)));
+            .filter(|past| past.first.or(past.floor).is_none_or(|first| before(echo, first)));
         if old.is_none() {
             self.past = None;
         }

@@ -38,6 +38,10 @@ pub const MOST_CONNECTIONS: usize = 65_536;
 /// How many of them may be in their handshake or over: a flood of SYNs must not push out connections that live.
 const MOST_PASSING: usize = 16_384;
 
+/// How many connections that are over another host is told of, the newest: the VM's last acknowledgement may have got lost,
+/// and its client waits for it.
+const MOST_CLOSED_TOLD: usize = 256;
+
 /// A table of another host that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TableError {
@@ -173,10 +177,15 @@ impl Shadow {
     /// For the host that gets a copy of the VM here. Empty if every connection speaks the VM's own numbers.
     #[must_use]
     pub fn table(&self) -> Bytes {
-        let mut told = self
-            .connections
-            .iter()
-            .filter(|(_, one)| one.is_worth_telling())
+        let worth = || self.connections.iter().filter(|(_, one)| one.is_worth_telling());
+        let closed = worth().filter(|(_, one)| one.is_closed()).count();
+        let mut forgotten = closed.saturating_sub(MOST_CLOSED_TOLD);
+        let mut told = worth()
+            .filter(|(_, one)| {
+                let forget = one.is_closed() && forgotten > 0;
+                forgotten -= usize::from(forget);
+                !forget
+            })
             .peekable();
         if self.raise == 0 && told.peek().is_none() {
             return Bytes::new();
@@ -195,10 +204,14 @@ impl Shadow {
         };
         *self = Self { raise, ..Self::new() };
         for (key, connection) in connections {
-            let open = connection.is_open();
+            let passing = match (connection.is_open(), connection.is_closed()) {
+                (true, _) => Some(Passing::Open),
+                (false, true) => Some(Passing::Closed),
+                (false, false) => None,
+            };
             self.connections.insert(key, connection);
-            if open {
-                self.pass(key, Passing::Open);
+            if let Some(passing) = passing {
+                self.pass(key, passing);
             }
         }
         Ok(())
