@@ -1,0 +1,109 @@
+//! What random conversations found, as short as it can be told.
+
+use super::frame::{ACK, FIN, SYN, Seg, read, write};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::Epoch;
+
+fn vm(flags: u8, seq: u32, ack: u32) -> Seg {
+    Seg {
+        from_vm: true,
+        flags,
+        seq,
+        ack,
+        ..Seg::default()
+    }
+}
+
+fn client(flags: u8, seq: u32, ack: u32) -> Seg {
+    Seg {
+        flags,
+        seq,
+        ack,
+        ..Seg::default()
+    }
+}
+
+fn backup() -> Output {
+    Output::new(Voice::Kept, Epoch(1))
+}
+
+fn said(output: &mut Output, seg: &Seg) {
+    output.said(write(seg), 0);
+}
+
+fn heard(output: &mut Output, seg: &Seg) -> Seg {
+    read(&output.heard(&write(seg))).expect("a right checksum")
+}
+
+fn takes_over(output: &mut Output) -> Vec<Seg> {
+    output.take_over(0);
+    output.set_voice(Voice::Alone);
+    std::iter::from_fn(|| output.release(0))
+        .map(|frame| read(&frame).expect("a right checksum"))
+        .collect()
+}
+
+fn left(output: &mut Output, seg: &Seg) -> Seg {
+    said(output, seg);
+    read(&output.release(0).expect("it speaks")).expect("a right checksum")
+}
+
+/// A client in its next handshake resets the connection when it hears an acknowledgement of its last one.
+#[test]
+fn after_a_take_over_nothing_is_said_of_a_former_connection_of_the_same_name() {
+    let mut output = backup();
+    said(&mut output, &vm(ACK, 700, 50));
+    said(&mut output, &vm(FIN | ACK, 700, 50));
+    let syn_ack = vm(SYN | ACK, 900, 1001);
+    said(&mut output, &syn_ack);
+    assert_eq!(takes_over(&mut output), [syn_ack]);
+}
+
+/// The client's FIN was acknowledged, but the acknowledgement got lost: it is repeated in the numbers that the client
+/// knows, even by a host that got its copy of the VM when the connection was over.
+#[test]
+fn the_last_acknowledgement_is_in_the_clients_numbers_on_every_host() {
+    let mut first = backup();
+    said(&mut first, &vm(SYN | ACK, 900, 101));
+    // The old primary's SYN had 400.
+    assert_eq!(heard(&mut first, &client(ACK, 101, 401)).ack, 901);
+    assert_eq!(takes_over(&mut first), []);
+    assert_eq!(left(&mut first, &vm(FIN | ACK, 901, 101)).seq, 401);
+    heard(&mut first, &client(FIN | ACK, 101, 402));
+    assert_eq!(left(&mut first, &vm(ACK, 902, 102)).seq, 402);
+
+    let mut second = backup();
+    second
+        .applied(Epoch(1), &first.draw_line())
+        .expect("a table that can be read");
+    takes_over(&mut second);
+    assert_eq!(heard(&mut second, &client(FIN | ACK, 101, 402)).ack, 902);
+    assert_eq!(left(&mut second, &vm(ACK, 902, 102)).seq, 402);
+}
+
+/// A host that got its copy after a take-over, and whose VM has said nothing since, hears what the client echoes of the
+/// speaking host: it is not of the time before the take-over.
+#[test]
+fn an_echo_from_after_a_take_over_is_known_as_such_before_the_first_word() {
+    let with = |seg: Seg, value, echo| Seg {
+        ticks: Some((value, echo)),
+        ..seg
+    };
+    let mut first = backup();
+    said(&mut first, &with(vm(SYN | ACK, 900, 101), 5000, 1));
+    // The old primary's clock was at 70,000.
+    heard(&mut first, &with(client(ACK, 101, 401), 2, 70_000));
+    takes_over(&mut first);
+
+    let mut second = backup();
+    second
+        .applied(Epoch(1), &first.draw_line())
+        .expect("a table that can be read");
+    let word = left(&mut first, &with(vm(ACK, 901, 101), 5010, 2));
+    let outside = word.ticks.expect("timestamps").0;
+    assert_eq!(outside, 80_010);
+    let echo = with(client(ACK, 101, 401), 3, outside);
+    assert_eq!(heard(&mut first, &echo).ticks, Some((3, 5010)));
+    assert_eq!(heard(&mut second, &echo).ticks, Some((3, 5010)));
+}
