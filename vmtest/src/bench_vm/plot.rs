@@ -30,6 +30,8 @@ struct Figure<'a> {
     bar: Option<f64>,
     /// Series follow each other on one line instead of standing above each other.
     stacked: bool,
+    /// A policy has the same colour in every figure, also in those without the baseline.
+    first_colour: usize,
 }
 
 /// File name and SVG of each figure that has anything to show.
@@ -99,6 +101,7 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
                 lines,
                 bar,
                 stacked: false,
+                first_colour: policies.len() - series.len(),
             };
             drawn.push((format!("{name}.svg"), svg(report, &figure)?));
         }
@@ -111,6 +114,7 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
             lines: pauses,
             bar: None,
             stacked: true,
+            first_colour: 0,
         };
         drawn.push(("pause.svg".to_owned(), svg(report, &figure)?));
     }
@@ -212,7 +216,7 @@ fn paint(
     let small = ("sans-serif", 11).into_font();
     let y_of = |at: usize, slot: usize| at as f64 * group + 0.5 + slot as f64;
     for (index, _) in figure.series.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+        let colour = COLOURS[(index + figure.first_colour) % COLOURS.len()];
         let bars = figure.lines.iter().enumerate().filter_map(|(at, (_, values))| {
             let value = values[index]?;
             let (slot, from) = if figure.stacked {
@@ -261,7 +265,7 @@ fn paint(
     area.draw(&Text::new(shares, (10, 30), small.clone()))?;
     for (index, name) in figure.series.iter().enumerate() {
         let x = i32::try_from(WIDTH)? - 75 * i32::try_from(figure.series.len() - index)?;
-        let colour = COLOURS[index % COLOURS.len()];
+        let colour = COLOURS[(index + figure.first_colour) % COLOURS.len()];
         area.draw(&Rectangle::new([(x, 12), (x + 11, 23)], colour.filled()))?;
         area.draw(&Text::new((*name).to_owned(), (x + 15, 11), small.clone()))?;
     }

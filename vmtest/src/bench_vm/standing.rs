@@ -102,7 +102,7 @@ pub fn measure(spec: &BenchSpec, policy: &str, round: u32, cases: &[Case]) -> Re
         let cluster = cluster(&lab, spec)?;
         let plan = plan(spec, first.service, policy);
         let file = plan.write(&lab, &guest(spec, first.service)?)?;
-        cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+        cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
         let clients = clients(&lab, spec, first.service);
         let begin = || -> Result<()> {
             clients.await_service(first, PATIENCE)?;
