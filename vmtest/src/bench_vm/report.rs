@@ -17,6 +17,7 @@ const LOADED: u32 = 16;
 
 /// Syncs during one load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Syncs {
     /// How many.
     pub count: u64,
@@ -24,6 +25,12 @@ pub struct Syncs {
     pub aborted: u64,
     /// Why they were made: reason -> how many.
     pub reasons: BTreeMap<String, u64>,
+    /// How the copies were kept after the load.
+    pub manner: String,
+    /// How often the manner was changed.
+    pub change_overs: u64,
+    /// The comparison of outputs: `matched`, `by_sync`, `differences`, ...
+    pub compared: BTreeMap<String, u64>,
     /// Mean of each figure over the syncs of this load.
     pub mean: BTreeMap<String, f64>,
     /// Median of each figure over the last 1,000 syncs of this VM, which may reach back to the loads before.
@@ -49,6 +56,7 @@ pub struct Sample {
 
 /// Medians over rounds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Medians {
     /// Requests per second.
     pub per_second: f64,
@@ -64,6 +72,12 @@ pub struct Medians {
     pub pause_p50_ms: f64,
     /// Syncs by reason, in all rounds.
     pub reasons: BTreeMap<String, u64>,
+    /// The comparison of outputs, in all rounds.
+    pub compared: BTreeMap<String, u64>,
+    /// Changes of manner, in all rounds.
+    pub change_overs: u64,
+    /// The manner after each round.
+    pub manners: Vec<String>,
 }
 
 /// All measurements of one policy in one case.
@@ -358,10 +372,13 @@ fn medians(samples: &[Sample]) -> Medians {
         let value = of(&|sample| sample.syncs.mean.get(name).copied().unwrap_or(0.0));
         sync.insert(name.clone(), value);
     }
-    let mut reasons = BTreeMap::new();
-    for (name, count) in samples.iter().flat_map(|sample| &sample.syncs.reasons) {
-        *reasons.entry(name.clone()).or_insert(0) += count;
-    }
+    let added = |figures: fn(&Syncs) -> &BTreeMap<String, u64>| {
+        let mut all = BTreeMap::new();
+        for (name, count) in samples.iter().flat_map(|sample| figures(&sample.syncs)) {
+            *all.entry(name.clone()).or_insert(0) += count;
+        }
+        all
+    };
     Medians {
         per_second: of(&|sample| sample.load.per_second),
         p50_ms: of(&|sample| sample.load.p50_ms),
@@ -369,7 +386,10 @@ fn medians(samples: &[Sample]) -> Medians {
         syncs_per_second: of(&|sample| sample.syncs.count as f64 / sample.took_s.max(1e-9)),
         sync,
         pause_p50_ms: of(&|sample| sample.syncs.median.get("pause_us").copied().unwrap_or(0) as f64 / 1e3),
-        reasons,
+        reasons: added(|syncs| &syncs.reasons),
+        compared: added(|syncs| &syncs.compared),
+        change_overs: samples.iter().map(|sample| sample.syncs.change_overs).sum(),
+        manners: samples.iter().map(|sample| sample.syncs.manner.clone()).collect(),
     }
 }
 

@@ -189,6 +189,9 @@ fn difference(before: &VmStatus, after: &VmStatus) -> Syncs {
         count,
         aborted: after.sync.aborted.saturating_sub(before.sync.aborted),
         reasons: less(&after.sync.reasons, &before.sync.reasons),
+        manner: after.sync.manner.clone(),
+        change_overs: after.sync.change_overs.saturating_sub(before.sync.change_overs),
+        compared: less(&after.sync.compared, &before.sync.compared),
         mean: sums
             .into_iter()
             .filter(|_| count > 0)

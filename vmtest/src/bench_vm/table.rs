@@ -65,7 +65,7 @@ fn syncs(text: &mut String, report: &BenchReport) {
     let with_syncs: Vec<&Row> = report
         .rows
         .iter()
-        .filter(|row| row.policy != BASELINE && row.median.as_ref().is_some_and(|m| m.syncs_per_second > 0.0))
+        .filter(|row| row.policy != BASELINE && row.median.is_some())
         .collect();
     if with_syncs.is_empty() {
         return;
@@ -87,7 +87,7 @@ fn syncs(text: &mut String, report: &BenchReport) {
     for name in ["dirtyP", "dirtyB", "united", "diverg", "KiB"] {
         let _ = write!(text, " {name:>6}");
     }
-    text.push_str("  reasons\n");
+    text.push_str("  reasons; what left by a match and by a sync, differences, changes of manner\n");
     for row in with_syncs {
         sync_line(text, row);
     }
@@ -118,6 +118,24 @@ fn sync_line(text: &mut String, row: &Row) {
     let _ = write!(text, " {:>6.0} ", value("bytes") / 1024.0);
     for (reason, count) in median.reasons.iter().filter(|(_, count)| **count > 0) {
         let _ = write!(text, " {reason} {count}");
+    }
+    let compared = |name: &str| median.compared.get(name).copied().unwrap_or(0);
+    if compared("matched") + compared("differences") > 0 {
+        let _ = write!(
+            text,
+            "; matched {} by sync {} differences {}",
+            compared("matched"),
+            compared("by_sync"),
+            compared("differences")
+        );
+    }
+    if median.change_overs > 0 {
+        let _ = write!(
+            text,
+            "; {} changes, then {}",
+            median.change_overs,
+            median.manners.join(" ")
+        );
     }
     text.push('\n');
 }

@@ -62,6 +62,12 @@ pub struct Sync {
     pub aborted: u64,
     /// Why they were made: reason -> how many. The names are the daemon's.
     pub reasons: BTreeMap<String, u64>,
+    /// How the copies are kept now.
+    pub manner: String,
+    /// How often the manner was changed.
+    pub change_overs: u64,
+    /// The comparison of both VMs' outputs: name of the figure -> count.
+    pub compared: BTreeMap<String, u64>,
     /// Each figure summed up over all of them.
     pub sum: BTreeMap<String, u64>,
     /// Medians over the last ones: name of the figure -> value. The names are the daemon's.
