@@ -89,12 +89,14 @@ impl Clients<'_> {
     /// When anything went wrong for a client.
     pub fn run(&self, case: &Case, seconds: f64) -> Result<Measured> {
         let connections = case.connections;
+        // A transaction is many questions, and a fresh connection a fresh process: two seconds may see none end.
+        let transactions_s = seconds.max(5.0);
         match case.load {
             Load::Redis(words) => redis::run(self, words, connections, seconds),
             Load::Counter => redis::count(self, connections, seconds),
             Load::Memcached => memcached::run(self, connections, seconds),
-            Load::Pgbench(words) => sql::pgbench(self, words, connections, seconds),
-            Load::Sysbench => sql::sysbench(self, connections, seconds),
+            Load::Pgbench(words) => sql::pgbench(self, words, connections, transactions_s),
+            Load::Sysbench => sql::sysbench(self, connections, transactions_s),
             Load::Http(path) => http::run(self, path, connections, seconds),
         }
     }

@@ -70,10 +70,9 @@ fn parse_pgbench(text: &str) -> Result<(u64, f64)> {
     };
     let failed = value("number of failed transactions:")?;
     ensure!(failed == "0", "pgbench: {failed} failed transactions");
-    Ok((
-        value("number of transactions actually processed:")?.parse()?,
-        value("tps =")?.parse()?,
-    ))
+    let processed = value("number of transactions actually processed:")?;
+    ensure!(processed != "0", "pgbench: no transaction ended in its time");
+    Ok((processed.parse()?, value("tps =")?.parse()?))
 }
 
 /// sysbench's read-write transactions. A deadlock that MariaDB resolves is rolled back and tried again; sysbench does
@@ -164,6 +163,13 @@ mod tests {
         let text = "number of clients: 16\nnumber of transactions actually processed: 1234\nnumber of failed transactions: 0 (0.000%)\nlatency average = 64.8 ms\ntps = 246.9 (without initial connection time)\n";
         assert_eq!(parse_pgbench(text).unwrap(), (1234, 246.9));
         assert!(parse_pgbench(&text.replace("transactions: 0 ", "transactions: 2 ")).is_err());
+        let none = text.replace("processed: 1234", "processed: 0");
+        assert!(
+            parse_pgbench(&none)
+                .unwrap_err()
+                .to_string()
+                .contains("no transaction")
+        );
         assert!(parse_pgbench("tps = 3\n").is_err());
     }
 
