@@ -94,7 +94,11 @@ pub(super) fn names(cert: &CertificateDer<'_>, host: &str) -> bool {
 /// Runs the handshake over a blocking socket (which has its own deadline).
 pub(super) fn handshake(conn: &mut Connection, sock: &mut (impl Read + Write)) -> Result<(), LinkError> {
     while conn.is_handshaking() {
-        conn.complete_io(sock).map_err(|e| from_io(e, "TLS handshake"))?;
+        if let Err(e) = conn.complete_io(sock) {
+            // The alert that tells the peer why: rustls itself writes one record of what waits, and another stands before it.
+            while conn.wants_write() && conn.write_tls(sock).is_ok_and(|n| n > 0) {}
+            return Err(from_io(e, "TLS handshake"));
+        }
     }
     Ok(())
 }
