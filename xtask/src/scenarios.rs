@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, passers, two_vms};
+use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, ledger::LedgerSpec, passers, two_vms};
 use dunlin_vmtest::{image, paths};
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
@@ -15,9 +15,15 @@ pub struct Scenarios {
     /// Say which there are.
     #[arg(long)]
     list: bool,
-    /// How often `connections-come-and-go` kills the primary's host.
+    /// How often `connections-come-and-go` and `ledger` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
+    /// How the ledger's disk is replicated.
+    #[arg(long, default_value = "gannet", value_parser = ["gannet", "colo", "sync"])]
+    storage: String,
+    /// Write the ledger's figures to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<std::path::PathBuf>,
     /// Only these (a part of a name is enough); `bad-input` is the table of
     /// mistakes, `two-vms`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
@@ -30,6 +36,8 @@ impl Scenarios {
             quick: true,
             list: false,
             kills: 4,
+            storage: "gannet".to_owned(),
+            json: None,
             names: Vec::new(),
         }
     }
@@ -57,6 +65,7 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
                 if one.quick { " quick" } else { "" }
             );
         }
+        println!("{:40} plover pcx1 quick; --kills N", "ledger");
         return Ok(());
     }
     let dunlin = super::ready(false)?;
@@ -147,9 +156,53 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         });
         tell(one.name, begun, outcome);
     }
+    if wanted("ledger", true) {
+        let begun = Instant::now();
+        let outcome = ledger(arguments, &world.dunlin);
+        tell("ledger", begun, outcome.map(|told| format!(", {told}")));
+    }
     println!("{passed} passed, {failed} failed");
     if failed > 0 {
         bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
     }
     Ok(())
+}
+
+/// PostgreSQL's ledger over kills; returns what it has to tell.
+fn ledger(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
+    let mut say = |line: &str| println!("{line}");
+    let images = paths::guest_images();
+    let spec = LedgerSpec {
+        dunlin: dunlin.to_path_buf(),
+        image: image::ensure_service(image::service("postgresql")?, &images, &mut say)?,
+        clients: image::clients(&images, &mut say)?,
+        kills: arguments.kills,
+        connections: 4,
+        storage: arguments.storage.clone(),
+        disk_mib: 384,
+    };
+    let outcome = scenario::ledger::run(&spec, &mut say)?;
+    if let Some(file) = &arguments.json {
+        std::fs::write(file, serde_json::to_string_pretty(&outcome)?)?;
+    }
+    let mut gaps = outcome.gaps_ms.clone();
+    gaps.sort_unstable();
+    let at = |percent: usize| {
+        gaps.get(gaps.len().saturating_sub(1) * percent / 100)
+            .copied()
+            .unwrap_or(0)
+    };
+    Ok(format!(
+        "{} kills, {} commits told, {} lost, {} connections broken, balances right, images equal {} times, pg_amcheck: {}, \
+         gap ms p50 {} p99 {} worst {}",
+        outcome.kills,
+        outcome.ledger.told,
+        outcome.ledger.lost,
+        outcome.ledger.resets,
+        outcome.equal_images,
+        outcome.amcheck,
+        at(50),
+        at(99),
+        at(100),
+    ))
 }

@@ -29,6 +29,8 @@ pub struct VmPlan {
     pub members: [&'static str; 2],
     /// Tells several VMs in one lab apart: their addresses and MACs.
     pub number: u8,
+    /// Further lines for the file's top.
+    pub top: Vec<String>,
 }
 
 impl VmPlan {
@@ -44,6 +46,7 @@ impl VmPlan {
             sync: Vec::new(),
             members: ["a", "b"],
             number: 0,
+            top: Vec::new(),
         }
     }
 
@@ -106,7 +109,12 @@ impl VmPlan {
         if self.policy != "none" {
             text.push_str("witness = \"c\"\n");
         }
-        text.push_str(&format!("policy = \"{}\"\n\n[sync]\n", self.policy));
+        text.push_str(&format!("policy = \"{}\"\n", self.policy));
+        for line in &self.top {
+            text.push_str(line);
+            text.push('\n');
+        }
+        text.push_str("\n[sync]\n");
         for line in &self.sync {
             text.push_str(line);
             text.push('\n');

@@ -11,6 +11,7 @@
 pub mod bad_input;
 pub mod interrupt;
 pub mod passers;
+pub mod ledger;
 mod run;
 pub mod two_vms;
 

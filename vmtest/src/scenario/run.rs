@@ -398,7 +398,7 @@ fn primary(hosts: &[HostStatus], vm: &str) -> Option<String> {
 }
 
 /// A backup whose memory was torn may run on for a while: its kernel is the first to notice.
-fn no_oops(lab: &Lab) -> Result<()> {
+pub(super) fn no_oops(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {
         for entry in std::fs::read_dir(node.home())?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("serial-") {
