@@ -280,6 +280,14 @@ pub struct DiskFigures {
     pub settled_bytes: u64,
     /// Backup: brought to the image by syncs.
     pub committed_bytes: u64,
+    /// Requests of the VM on this host.
+    pub requests: u64,
+    /// How long they took in all.
+    pub request_ns: u64,
+    /// Backup: syncs that reached the image, and how long that took in all, from the commit.
+    pub settles: u64,
+    /// See `settles`.
+    pub settle_ns: u64,
     /// How new the image is: term, written as its primary, epoch.
     pub generation: (u64, bool, u64),
     /// The image is the state of one moment.

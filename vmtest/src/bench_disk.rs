@@ -8,7 +8,11 @@
 //! * **Invariants:** a service's throughput is that of the slower VM ("the response to every incoming request can be returned to
 //!   the client only when the slower of the primary and secondary successfully processes the request", GANNET VII-B).
 //! * **Source:** GANNET, figures 3 and 4, tables I and II.
-//! * **Not here:** QEMU and a guest: this is the disk port alone, over its NBD socket. Read the figures as ratios.
+//!
+//! Two modes: fio in a guest with everything around it ([`guest`], the default), and `--port`: the disk port alone, over its NBD
+//! socket, for quick figures. Read all of them as ratios.
+
+mod guest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,6 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_guest::disk::{AttachOptions, Disk, DiskConfig, DiskEvent, Limits, MirrorStream, Storage, nbd};
+pub use guest::World;
 use serde::Serialize;
 
 const SIZE_BYTES: u64 = 128 << 20;
@@ -31,12 +36,16 @@ struct Options {
     seconds: u64,
     sync_ms: u64,
     mib_per_s: u64,
+    /// Each host's share of one core, in percent; 0: no limit.
+    host_cpu: u32,
+    /// The disk port alone.
+    port: bool,
     dir: PathBuf,
     json: Option<PathBuf>,
 }
 
-const HELP: &str = "bench disk [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 3] \
-    [--sync-ms 500] [--mib-per-s 20] [--dir DIR] [--json FILE]";
+const HELP: &str = "bench disk [--port] [--host-cpu 60] [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 4] \
+    [--sync-ms 500] [--mib-per-s 8; 20 with --port] [--dir DIR] [--json FILE]";
 const WORKLOADS: [&str; 8] = [
     "randwrite-4k",
     "write-4k",
@@ -61,13 +70,15 @@ pub struct Sample {
     pub primary_mib_per_s: f64,
     /// The backup's fio; none without a backup.
     pub backup_mib_per_s: Option<f64>,
-    /// Mean, microseconds.
+    /// Mean that fio in the guest saw, microseconds.
+    pub guest_latency_us: Option<f64>,
+    /// Mean at the primary's disk port, microseconds (with `--port`: what fio saw).
     pub primary_latency_us: f64,
-    /// Mean, microseconds.
+    /// Mean at the backup's, microseconds.
     pub backup_latency_us: Option<f64>,
     /// From the mark until the sync is on the backup's image: median, milliseconds.
     pub checkpoint_ms: Option<f64>,
-    /// From the call to the return of `commit`, while the backup VM is paused: median, milliseconds.
+    /// With `--port`: from the call to the return of `commit`; else the primary VM's pause in a sync. Median, milliseconds.
     pub commit_ms: Option<f64>,
     /// Of the bytes that both VMs wrote, settled by the lightweight checkpoint.
     pub settled_mib: Option<f64>,
@@ -84,26 +95,45 @@ pub struct Report {
     pub samples: Vec<Sample>,
 }
 
-/// Runs the benchmark; `args` are those after `bench disk`.
+/// Runs the benchmark; `args` are those after `bench disk`. `world` makes what a run with guests needs.
 ///
 /// # Errors
 /// An unknown option, no fio, or a disk port that failed.
-pub fn run(args: &[String]) -> Result<()> {
+pub fn run(args: &[String], world: impl FnOnce() -> Result<World>) -> Result<()> {
     let options = options(args)?;
+    let what = if options.port {
+        "disk ports alone (no QEMU), 16 requests in flight per VM".to_owned()
+    } else {
+        format!(
+            "fio in the guest (TCG, 1 vCPU), 16 threads, direct I/O; each host has {} % of one core",
+            options.host_cpu
+        )
+    };
     let mut report = Report {
         about: format!(
-            "disk ports alone (no QEMU); each host's disk limited to {} MiB/s; 16 requests in flight per VM; a sync every {} ms; {} s each",
+            "{what}; each host's disk limited to {} MiB/s; a sync at the latest every {} ms; {} s each",
             options.mib_per_s, options.sync_ms, options.seconds
         ),
         samples: Vec::new(),
     };
     println!("bench disk: {}", report.about);
-    for workload in &options.workloads {
+    if options.port {
+        for workload in &options.workloads {
+            for storage in &options.storages {
+                let sample = measure(&options, storage, workload)
+                    .with_context(|| format!("bench disk: {storage} under {workload}"))?;
+                println!("{}", line(&sample));
+                report.samples.push(sample);
+            }
+        }
+    } else {
+        let world = world()?;
         for storage in &options.storages {
-            let sample = measure(&options, storage, workload)
-                .with_context(|| format!("bench disk: {storage} under {workload}"))?;
-            println!("{}", line(&sample));
-            report.samples.push(sample);
+            guest::measure(&options, &world, storage, &mut |sample| {
+                println!("{}", line(&sample));
+                report.samples.push(sample);
+            })
+            .with_context(|| format!("bench disk: {storage}"))?;
         }
     }
     println!("\n{}", table(&report));
@@ -119,14 +149,20 @@ fn options(args: &[String]) -> Result<Options> {
     let mut options = Options {
         storages: list("none,gannet,gannet-nolight,colo,sync"),
         workloads: WORKLOADS.map(str::to_owned).to_vec(),
-        seconds: 3,
+        seconds: 4,
         sync_ms: 500,
-        mib_per_s: 20,
+        mib_per_s: 0,
+        host_cpu: 60,
+        port: false,
         dir: std::env::temp_dir(),
         json: None,
     };
     let mut args = args.iter();
     while let Some(name) = args.next() {
+        if name == "--port" {
+            options.port = true;
+            continue;
+        }
         let value = args
             .next()
             .with_context(|| format!("{name} needs a value\n{HELP}"))?;
@@ -136,10 +172,14 @@ fn options(args: &[String]) -> Result<Options> {
             "--seconds" => options.seconds = value.parse()?,
             "--sync-ms" => options.sync_ms = value.parse()?,
             "--mib-per-s" => options.mib_per_s = value.parse()?,
+            "--host-cpu" => options.host_cpu = value.parse()?,
             "--dir" => options.dir = value.into(),
             "--json" => options.json = Some(value.into()),
             _ => bail!("unknown option {name}\n{HELP}"),
         }
+    }
+    if options.mib_per_s == 0 {
+        options.mib_per_s = if options.port { 20 } else { 8 };
     }
     for storage in &options.storages {
         let known = ["none", "gannet", "gannet-nolight", "colo", "sync"];
@@ -251,9 +291,14 @@ impl Host {
 fn result(child: Child) -> Result<(f64, f64)> {
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "fio failed");
-    let text = String::from_utf8(output.stdout)?;
+    fio_result(&String::from_utf8(output.stdout)?)
+}
+
+/// The same, of fio's JSON.
+fn fio_result(text: &str) -> Result<(f64, f64)> {
     let json: serde_json::Value =
-        serde_json::from_str(&text[text.find('{').context("fio printed no JSON")?..])?;
+        serde_json::from_str(&text[text.find('{').context("fio printed no JSON")?..])
+            .with_context(|| format!("fio said: {text}"))?;
     let job = &json["jobs"][0];
     ensure!(job["error"] == 0, "fio reports an I/O error");
     let mut bytes = 0.0;
@@ -291,6 +336,7 @@ fn measure(options: &Options, storage: &str, workload: &str) -> Result<Sample> {
         service_mib_per_s: 0.0,
         primary_mib_per_s: 0.0,
         backup_mib_per_s: None,
+        guest_latency_us: None,
         primary_latency_us: 0.0,
         backup_latency_us: None,
         checkpoint_ms: None,

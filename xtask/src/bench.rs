@@ -113,7 +113,13 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Vm(options) => vm(options),
         Bench::Failover(options) => failover(options),
         Bench::Consensus { args } => bench_consensus::run(args),
-        Bench::Disk { args } => bench_disk::run(args),
+        Bench::Disk { args } => bench_disk::run(args, || {
+            let dunlin = super::ready(true)?;
+            let image = image::ensure_service(&image::FIO, &paths::guest_images(), &mut |line| {
+                println!("{line}")
+            })?;
+            Ok(bench_disk::World { dunlin, image })
+        }),
     }
 }
 

@@ -21,6 +21,7 @@ use dunlin_core::{
     units::{Epoch, Term},
 };
 use std::{
+    collections::VecDeque,
     io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
@@ -45,6 +46,10 @@ struct State {
     light_runs: bool,
     failed: Option<String>,
     stop: bool,
+    /// When each sync that is on its way to the image was committed.
+    committed_at: VecDeque<(Epoch, Instant)>,
+    settles: u64,
+    settle_ns: u64,
 }
 
 /// The role of the host whose VM is the second copy.
@@ -71,6 +76,10 @@ pub struct BackupFigures {
     pub svm_bytes: u64,
     /// Memory of everything, with committed syncs on their way to the image.
     pub held_bytes: u64,
+    /// Syncs that reached the image.
+    pub settles: u64,
+    /// How long these took in all, from their commit.
+    pub settle_ns: u64,
     /// Of the lightweight checkpoint and the buffers.
     pub counters: dunlin_core::disk::io_switch::SwitchCounters,
 }
@@ -92,6 +101,9 @@ impl Backup {
                 light_runs: false,
                 failed: None,
                 stop: false,
+                committed_at: VecDeque::new(),
+                settles: 0,
+                settle_ns: 0,
             }),
             changed: Condvar::new(),
             link: Mutex::new(None),
@@ -148,6 +160,8 @@ impl Backup {
             pvm_bytes: state.switch.pvm_bytes(),
             svm_bytes: state.switch.svm_bytes(),
             held_bytes: state.switch.bytes(),
+            settles: state.settles,
+            settle_ns: state.settle_ns,
             counters: state.switch.counters(),
         }
     }
@@ -500,6 +514,7 @@ impl Backup {
             state = self.wait(state);
         }
         state.switch.commit(epoch)?;
+        state.committed_at.push_back((epoch, Instant::now()));
         state.complete = true;
         state.asked_for_sync = false;
         drop(state);
@@ -585,6 +600,11 @@ impl Backup {
                     self.shared.settle(term, epoch, &buffer, pair).map(|()| {
                         let mut state = self.lock();
                         state.switch.settled(epoch);
+                        while state.committed_at.front().is_some_and(|(at, _)| *at <= epoch) {
+                            let (_, at) = state.committed_at.pop_front().expect("front exists");
+                            state.settles += 1;
+                            state.settle_ns += at.elapsed().as_nanos() as u64;
+                        }
                         state.next_pair = None;
                         drop(state);
                         link.push(Frame::Committed { epoch }, Bytes::new());

@@ -226,6 +226,10 @@ pub struct DiskStatus {
     pub queued_bytes: u64,
     /// Primary: memory that the backup's buffers hold.
     pub peer_held_bytes: u64,
+    /// Requests of the VM since the disk was opened: reads, writes, zeroes, flushes.
+    pub requests: u64,
+    /// How long they took in all, from the port's first sight of them to its answer.
+    pub request_ns: u64,
     /// Backup: its buffers.
     pub backup: BackupFigures,
     /// How new the image is.
@@ -251,7 +255,33 @@ pub struct Disk {
     /// G1. A request holds it shared for as long as it runs.
     gate: RwLock<Role>,
     in_flight: Arc<AtomicU64>,
+    served: Served,
     connections: Mutex<Vec<nbd::Connection>>,
+}
+
+/// Requests of the VM so far, and how long they took in all.
+#[derive(Debug, Default)]
+struct Served {
+    requests: AtomicU64,
+    ns: AtomicU64,
+}
+
+/// A request that is being done.
+struct Timed<'a>(&'a Served, std::time::Instant);
+
+impl Served {
+    fn one(&self) -> Timed<'_> {
+        Timed(self, std::time::Instant::now())
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.0.requests.fetch_add(1, Ordering::Relaxed);
+        self.0
+            .ns
+            .fetch_add(self.1.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
 }
 
 impl Disk {
@@ -272,6 +302,7 @@ impl Disk {
             faults,
             gate: RwLock::new(Role::Idle),
             in_flight: Arc::new(AtomicU64::new(0)),
+            served: Served::default(),
             connections: Mutex::new(Vec::new()),
         }))
     }
@@ -550,6 +581,8 @@ impl Disk {
             copy_left_bytes: 0,
             queued_bytes: 0,
             peer_held_bytes: 0,
+            requests: self.served.requests.load(Ordering::Relaxed),
+            request_ns: self.served.ns.load(Ordering::Relaxed),
             backup: BackupFigures::default(),
             generation: identity.generation,
             consistent: identity.consistent,
@@ -603,6 +636,7 @@ impl nbd::Export for Disk {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let _timed = self.served.one();
         let read = match &*self.role() {
             Role::Idle | Role::Primary(_) => self.shared.image.read(offset, out),
             Role::Backup(backup) => backup.read(offset, out),
@@ -611,6 +645,7 @@ impl nbd::Export for Disk {
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> io::Result<()> {
+        let _timed = self.served.one();
         match &*self.role() {
             Role::Idle => Err(idle_error()),
             Role::Primary(primary) => {
@@ -623,6 +658,7 @@ impl nbd::Export for Disk {
     }
 
     fn zero(&self, offset: u64, len: u64, unmap: bool, fua: bool) -> io::Result<()> {
+        let _timed = self.served.one();
         match &*self.role() {
             Role::Idle => Err(idle_error()),
             Role::Primary(primary) => {
@@ -634,6 +670,7 @@ impl nbd::Export for Disk {
     }
 
     fn flush(&self) -> io::Result<()> {
+        let _timed = self.served.one();
         match &*self.role() {
             Role::Idle | Role::Backup(_) => Ok(()),
             Role::Primary(primary) => primary.flush(),

@@ -45,6 +45,10 @@ fn shown_as(status: &DiskStatus) -> DiskFigures {
         compared_bytes: backup.counters.compared_bytes,
         settled_bytes: backup.counters.settled_bytes,
         committed_bytes: backup.counters.committed_bytes,
+        requests: status.requests,
+        request_ns: status.request_ns,
+        settles: backup.settles,
+        settle_ns: backup.settle_ns,
         generation: (generation.term.0, generation.primary, generation.epoch.0),
         consistent: status.consistent,
     }

@@ -27,7 +27,7 @@ use crate::lab::{Lab, Node};
 
 pub use events::Events;
 pub use plan::VmPlan;
-pub use status::{Failover, HostStatus, Sync, VmStatus};
+pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
 
 /// Where the daemons listen for each other.
 const PORT: u16 = 7700;

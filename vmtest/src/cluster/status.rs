@@ -47,9 +47,37 @@ pub struct VmStatus {
     pub failover: Option<Failover>,
     /// Of work that takes long.
     pub progress: Value,
+    /// The disks.
+    pub disks: Vec<Disk>,
     /// All else that the daemon says.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
+}
+
+/// One disk on one host.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    /// `alone`, `primary` or `backup`.
+    pub role: String,
+    /// What a peer may lack.
+    pub dirty_bytes: u64,
+    /// Memory of the backup's buffers.
+    pub held_bytes: u64,
+    /// The most that they ever held.
+    pub peak_bytes: u64,
+    /// Found equal when idle.
+    pub settled_bytes: u64,
+    /// Brought to the image by syncs.
+    pub committed_bytes: u64,
+    /// Requests of the VM there, and how long they took in all.
+    pub requests: u64,
+    /// See `requests`.
+    pub request_ns: u64,
+    /// Syncs that reached the backup's image, and how long that took in all.
+    pub settles: u64,
+    /// See `settles`.
+    pub settle_ns: u64,
 }
 
 /// Syncs on a primary.

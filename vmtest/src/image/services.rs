@@ -129,6 +129,18 @@ pub const SERVICES: [Service; 7] = [
     },
 ];
 
+/// No service of a user's: fio, for the benchmark of disks.
+pub const FIO: Service = Service {
+    name: "fio",
+    title: "fio on the disk",
+    packages: &["fio"],
+    prepare: None,
+    start: include_str!("services/fio/start.sh"),
+    files: &[("etc/dunlin/job", include_str!("services/fio/job.sh"))],
+    port: 8765,
+    memory_mib: 512,
+};
+
 /// The service of that name.
 ///
 /// # Errors

@@ -1,0 +1,224 @@
+//! The benchmark of disks with everything in it: fio in a guest, two hosts, real syncs.
+//!
+//! * **Decides:** the order: for each storage one VM and all workloads in it, `none` first.
+//! * **Flow:** hosts with a fixed CPU share each -> VM up and protected -> both hosts' disks limited to the same bandwidth ->
+//!   for each workload: a line to the guest, fio's JSON back -> what the hosts' disk ports counted meanwhile.
+//! * **Invariants:** the same guest, job, bandwidth and CPU share in every storage; `none` has one host and the same limits.
+//! * **Source:** GANNET, figures 3 and 4, tables I and II ("we spawned 16 threads in the benchmark").
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use super::{Options, Sample, fio_result};
+use crate::cluster::{Cluster, Disk, HostStatus, VmPlan};
+use crate::demo;
+use crate::image::{FIO, GuestImage};
+use crate::lab::{CpuShare, Lab, LabSpec, Node};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const JOBS: u64 = 16;
+pub(super) const DISK_MIB: u64 = 128;
+
+/// What the runs share.
+pub struct World {
+    /// The executable.
+    pub dunlin: PathBuf,
+    /// fio's guest.
+    pub image: GuestImage,
+}
+
+/// All workloads under one storage.
+pub(super) fn measure(
+    options: &Options,
+    world: &World,
+    storage: &str,
+    say: &mut dyn FnMut(Sample),
+) -> Result<()> {
+    let lab = Lab::new(&LabSpec {
+        host_cpu: (options.host_cpu > 0).then(|| CpuShare::percent(options.host_cpu)),
+        ..LabSpec::three_hosts()
+    })?;
+    {
+        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        if let Err(error) = story(&mut cluster, options, world, storage, say) {
+            let kept = cluster
+                .keep_logs("bench-disk")
+                .map(|dir| format!("logs are in {}", dir.display()));
+            return Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()));
+        }
+    }
+    lab.close()
+}
+
+fn story(
+    cluster: &mut Cluster<'_>,
+    options: &Options,
+    world: &World,
+    storage: &str,
+    say: &mut dyn FnMut(Sample),
+) -> Result<()> {
+    let lab = cluster.lab();
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let (kind, light) = match storage {
+        "none" => ("gannet", true),
+        "gannet-nolight" => ("gannet", false),
+        other => (other, true),
+    };
+    let plan = VmPlan {
+        name: "fio".to_owned(),
+        memory_mib: FIO.memory_mib,
+        disk_mib: Some(DISK_MIB),
+        top: vec![
+            format!("storage = \"{kind}\""),
+            format!("settle_when_idle = {light}"),
+        ],
+        sync: vec![format!("quiet_ms = {}", options.sync_ms)],
+        ..VmPlan::redis(if storage == "none" { "none" } else { "plover" })
+    };
+    let file = plan.write(lab, &world.image)?;
+    for host in ["a", "b"] {
+        // Written once, so that no block is allocated during a measurement.
+        std::fs::write(
+            lab.node(host).home().join("fio.img"),
+            vec![1; (DISK_MIB << 20) as usize],
+        )?;
+    }
+    cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
+    let hosts: &[&str] = if storage == "none" { &["a"] } else { &["a", "b"] };
+    if storage == "none" {
+        cluster.await_status("the VM runs", PATIENCE, |hosts| {
+            hosts
+                .iter()
+                .any(|host| host.vm("fio").is_some_and(|vm| vm.state == "running"))
+                .then_some(())
+        })?;
+    } else {
+        cluster.await_protected("fio", PATIENCE)?;
+    }
+    let client = lab.node("client");
+    // The guest has booted when it answers; this run is thrown away.
+    job(client, "--name=warm --rw=read --bs=64k --size=1m", PATIENCE)?;
+    let limit = format!("bytes-per-s={}", options.mib_per_s << 20);
+    for host in hosts {
+        cluster.dunlin(host, &["inject", "fio", &limit])?;
+    }
+    for workload in &options.workloads {
+        settle(cluster, hosts)?;
+        let before = figures(cluster, hosts)?;
+        let (pattern, block) = workload.split_once('-').context("a workload is PATTERN-BLOCK")?;
+        let part = (DISK_MIB << 20) / JOBS;
+        let line = format!(
+            "--name=job --rw={pattern} --bs={block} --direct=1 --ioengine=psync --thread --numjobs={JOBS} \
+             --group_reporting --time_based --runtime={} --size={part} --offset_increment={part} --rwmixread=50 \
+             --randrepeat=1 --buffer_pattern=0x5a",
+            options.seconds
+        );
+        let text = job(client, &line, PATIENCE + Duration::from_secs(options.seconds * 4))?;
+        let (rate, guest_latency_us) = fio_result(&text)?;
+        let after = figures(cluster, hosts)?;
+        let latency = |at: usize| {
+            let (before, after) = (before.get(at)?, after.get(at)?);
+            let requests = after
+                .0
+                .requests
+                .checked_sub(before.0.requests)
+                .filter(|n| *n > 0)?;
+            Some((after.0.request_ns - before.0.request_ns) as f64 / requests as f64 / 1000.0)
+        };
+        let settled = |figure: fn(&Disk) -> u64| {
+            let (before, after) = (before.get(1)?, after.get(1)?);
+            Some(figure(&after.0).saturating_sub(figure(&before.0)))
+        };
+        let settles = settled(|disk| disk.settles);
+        let checkpoint_ms = settles
+            .filter(|n| *n > 0)
+            .and_then(|n| Some(settled(|disk| disk.settle_ns)? as f64 / n as f64 / 1e6));
+        if storage != "none" {
+            ensure!(
+                after[0].0.role == "primary",
+                "the backup was lost during the measurement"
+            );
+        }
+        say(Sample {
+            storage: storage.into(),
+            workload: workload.clone(),
+            service_mib_per_s: rate,
+            primary_mib_per_s: rate,
+            backup_mib_per_s: None,
+            guest_latency_us: Some(guest_latency_us),
+            primary_latency_us: latency(0).unwrap_or(0.0),
+            backup_latency_us: latency(1),
+            checkpoint_ms,
+            commit_ms: after[0].1,
+            settled_mib: settled(|disk| disk.settled_bytes).map(|bytes| bytes as f64 / f64::from(1 << 20)),
+            syncs: settles.unwrap_or(0),
+        });
+    }
+    cluster.dunlin("a", &["down", "--now", "fio"])?;
+    Ok(())
+}
+
+/// Each host's disk, the primary's first, and the median pause of its syncs.
+fn figures(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<Vec<(Disk, Option<f64>)>> {
+    let mut found = Vec::new();
+    for host in hosts {
+        let status: HostStatus = cluster.status(host)?;
+        let vm = status.vm("fio").context("the VM is gone")?;
+        let pause = vm.sync.median.get("pause_us").map(|us| *us as f64 / 1000.0);
+        found.push((vm.disks.first().cloned().context("the VM has no disk")?, pause));
+    }
+    Ok(found)
+}
+
+/// What the last workload left in the backup's memory is on its image: no run pays for another's writes.
+fn settle(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<()> {
+    if hosts.len() < 2 {
+        return Ok(());
+    }
+    cluster.await_status("an empty backup", PATIENCE, |hosts| {
+        let held = |host: &HostStatus| {
+            host.vm("fio")
+                .and_then(|vm| vm.disks.first())
+                .map(|disk| disk.held_bytes)
+        };
+        let backup = hosts
+            .iter()
+            .find(|host| host.vm("fio").is_some_and(|vm| vm.role == "backup"))?;
+        (held(backup)? < 1 << 20).then_some(())
+    })
+}
+
+/// One fio in the guest; returns what it printed.
+fn job(client: &Node, line: &str, at_most: Duration) -> Result<String> {
+    let target = SocketAddr::new(demo::service().ip(), FIO.port);
+    let line = format!("{line}\n");
+    let asked = client.spawn("fio", move || -> Result<String> {
+        let deadline = Instant::now() + at_most;
+        loop {
+            let text = TcpStream::connect_timeout(&target, Duration::from_secs(2)).and_then(|stream| {
+                stream.set_read_timeout(Some(at_most))?;
+                (&stream).write_all(line.as_bytes())?;
+                let mut reader = BufReader::new(stream);
+                let mut text = String::new();
+                // An empty first line is a guest that is still starting.
+                reader.read_line(&mut text)?;
+                reader.read_to_string(&mut text)?;
+                Ok(text)
+            });
+            match text {
+                Ok(text) if text.contains('{') => return Ok(text),
+                Ok(text) if !text.is_empty() => bail!("fio in the guest said: {}", text.trim()),
+                Ok(_) | Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+                Ok(_) => bail!("the guest does not answer"),
+                Err(error) => return Err(error).context("the guest does not answer"),
+            }
+        }
+    })?;
+    asked.join().map_err(|_| anyhow!("a client thread panicked"))??
+}
