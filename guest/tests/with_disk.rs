@@ -39,6 +39,7 @@ impl HostDisk {
             read_only: false,
             storage: Default::default(),
             limits: Default::default(),
+            group: None,
         };
         let disk = Disk::open(config, move |event| drop(sender.send(event))).unwrap();
         HostDisk { disk, image, events }

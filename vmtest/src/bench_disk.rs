@@ -44,8 +44,8 @@ struct Options {
     json: Option<PathBuf>,
 }
 
-const HELP: &str = "bench disk [--port] [--host-cpu 60] [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 4] \
-    [--sync-ms 500] [--mib-per-s 8; 20 with --port] [--dir DIR] [--json FILE]";
+const HELP: &str = "bench disk [--port] [--host-cpu 80] [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 4] \
+    [--sync-ms 500] [--mib-per-s 4; 20 with --port] [--dir DIR] [--json FILE]";
 const WORKLOADS: [&str; 8] = [
     "randwrite-4k",
     "write-4k",
@@ -152,7 +152,7 @@ fn options(args: &[String]) -> Result<Options> {
         seconds: 4,
         sync_ms: 500,
         mib_per_s: 0,
-        host_cpu: 60,
+        host_cpu: 80,
         port: false,
         dir: std::env::temp_dir(),
         json: None,
@@ -179,7 +179,7 @@ fn options(args: &[String]) -> Result<Options> {
         }
     }
     if options.mib_per_s == 0 {
-        options.mib_per_s = if options.port { 20 } else { 8 };
+        options.mib_per_s = if options.port { 20 } else { 4 };
     }
     for storage in &options.storages {
         let known = ["none", "gannet", "gannet-nolight", "colo", "sync"];
@@ -225,6 +225,7 @@ impl Host {
             read_only: false,
             storage,
             limits: Limits::default(),
+            group: None,
         };
         let (sender, events) = mpsc::channel();
         let sender = Mutex::new(sender);

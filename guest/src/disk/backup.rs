@@ -151,9 +151,10 @@ impl Backup {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn figures(&self) -> BackupFigures {
-        let state = self.lock();
-        BackupFigures {
+    /// Nothing while somebody else holds the state.
+    pub(super) fn figures(&self) -> Option<BackupFigures> {
+        let state = self.state.try_lock().ok()?;
+        Some(BackupFigures {
             joining: state.joining,
             marked: state.switch.marked(),
             committed: state.switch.committed(),
@@ -163,7 +164,7 @@ impl Backup {
             settles: state.settles,
             settle_ns: state.settle_ns,
             counters: state.switch.counters(),
-        }
+        })
     }
 
     pub(super) fn could_settle(&self) -> Option<u64> {
@@ -561,6 +562,9 @@ impl Backup {
     pub(super) fn stop(&self, reason: &str) {
         self.lock().stop = true;
         self.changed.notify_all();
+        if let Some(member) = &self.shared.group {
+            member.group.wake();
+        }
         let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(link) = link {
             link.close(reason);
@@ -597,19 +601,22 @@ impl Backup {
             };
             let done = match work {
                 Work::Settle(epoch, buffer, pair, term) => {
-                    self.shared.settle(term, epoch, &buffer, pair).map(|()| {
-                        let mut state = self.lock();
-                        state.switch.settled(epoch);
-                        while state.committed_at.front().is_some_and(|(at, _)| *at <= epoch) {
-                            let (_, at) = state.committed_at.pop_front().expect("front exists");
-                            state.settles += 1;
-                            state.settle_ns += at.elapsed().as_nanos() as u64;
-                        }
-                        state.next_pair = None;
-                        drop(state);
-                        link.push(Frame::Committed { epoch }, Bytes::new());
-                        self.shared.event(DiskEvent::Committed { epoch });
-                    })
+                    let stopped = || self.lock().stop;
+                    self.shared
+                        .settle(term, epoch, &buffer, pair, &stopped)
+                        .map(|()| {
+                            let mut state = self.lock();
+                            state.switch.settled(epoch);
+                            while state.committed_at.front().is_some_and(|(at, _)| *at <= epoch) {
+                                let (_, at) = state.committed_at.pop_front().expect("front exists");
+                                state.settles += 1;
+                                state.settle_ns += at.elapsed().as_nanos() as u64;
+                            }
+                            state.next_pair = None;
+                            drop(state);
+                            link.push(Frame::Committed { epoch }, Bytes::new());
+                            self.shared.event(DiskEvent::Committed { epoch });
+                        })
                 }
                 Work::Light(from) => {
                     let done = self.light_pass(from);
@@ -618,6 +625,12 @@ impl Backup {
                 }
             };
             if let Err(error) = done {
+                if error.kind() == io::ErrorKind::Interrupted && self.lock().stop {
+                    return;
+                }
+                if let Some(member) = &self.shared.group {
+                    member.group.fail(&error.to_string());
+                }
                 let reason = failed("written", &error);
                 self.lock().failed = Some(reason.clone());
                 link.push(Frame::Refuse, Bytes::copy_from_slice(reason.as_bytes()));

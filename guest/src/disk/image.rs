@@ -172,6 +172,7 @@ impl Image {
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.check(offset, data.len() as u64);
         self.faults.before_write(data.len() as u64)?;
+        super::power::before_write(&self.file, offset, data.len() as u64);
         self.file.write_all_at(data, offset)
     }
 
@@ -182,6 +183,7 @@ impl Image {
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len);
         self.faults.before_write(4096)?;
+        super::power::before_write(&self.file, offset, len);
         let how = if unmap {
             FallocateFlags::FALLOC_FL_PUNCH_HOLE
         } else {
@@ -213,7 +215,10 @@ impl Image {
     /// What the kernel said, or an injected fault.
     pub fn flush(&self) -> io::Result<()> {
         self.faults.before_flush()?;
-        self.file.sync_data()
+        super::power::point();
+        self.file.sync_data()?;
+        super::power::flushed(&self.file);
+        Ok(())
     }
 
     /// Consecutive stretches from `offset` on: (length, holds data).

@@ -24,6 +24,7 @@ fn config(dir: &Path, name: &str, image: PathBuf, format: DiskFormat) -> DiskCon
         read_only: false,
         storage: Storage::Gannet,
         limits: Limits::default(),
+        group: None,
     }
 }
 

@@ -11,7 +11,7 @@
 
 use bytes::Bytes;
 use dunlin_core::{
-    disk::Content,
+    disk::{Content, Generation},
     units::{Epoch, Term},
 };
 use std::{
@@ -48,6 +48,17 @@ pub(super) struct Record {
     pub runs: Vec<(u64, Content)>,
     /// Light only: what was there before, in the same order.
     pub old: Vec<(u64, Content)>,
+}
+
+impl Record {
+    /// How new the image is with it.
+    pub fn generation(&self) -> Generation {
+        Generation {
+            term: self.term,
+            primary: self.kind == Kind::TakeOver,
+            epoch: self.epoch,
+        }
+    }
 }
 
 /// The journal file of one disk.
@@ -150,8 +161,10 @@ impl Journal {
         out.hash.update(&head[..64]);
         let check = out.hash.digest128();
         head[64..80].copy_from_slice(&check.to_le_bytes());
+        super::power::point();
         self.file.write_all_at(&head, self.at)?;
         self.file.sync_data()?;
+        super::power::point();
         self.at = end.next_multiple_of(512);
         self.next += 1;
         Ok(())
@@ -252,10 +265,13 @@ impl Writer<'_> {
 }
 
 /// What the records ask for, in order (J3), and the generation that the image then has.
+/// `counts` says whether a redo counts (a group's other disks may lack theirs): one that does not is as if it had never been.
 pub(super) fn replay(
-    records: Vec<Record>,
+    mut records: Vec<Record>,
+    counts: impl Fn(&Record) -> bool,
     mut put: impl FnMut(u64, &Content) -> io::Result<()>,
 ) -> io::Result<Option<(Kind, Term, Epoch)>> {
+    records.retain(|record| record.kind == Kind::Light || counts(record));
     let last_redo = records.iter().rposition(|record| record.kind != Kind::Light);
     let done = last_redo.map(|at| (records[at].kind, records[at].term, records[at].epoch));
     let (forward, back) = records.split_at(last_redo.map_or(0, |at| at + 1));

@@ -18,6 +18,7 @@ mod dirty_map;
 #[cfg(test)]
 mod fault_tests;
 mod faults;
+mod group;
 mod image;
 #[cfg(test)]
 mod image_tests;
@@ -26,6 +27,9 @@ mod link;
 pub mod nbd;
 #[cfg(test)]
 mod persist_tests;
+mod power;
+#[cfg(test)]
+mod power_tests;
 mod primary;
 mod qcow2;
 mod ranges;
@@ -42,6 +46,7 @@ mod verify;
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
 pub use faults::{Fault, Faults};
+pub use group::{DiskGroup, Member};
 pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
@@ -85,6 +90,8 @@ pub struct DiskConfig {
     pub storage: Storage,
     /// What a backup may hold in memory.
     pub limits: Limits,
+    /// The other disks that move together with this one; none for a VM with one disk.
+    pub group: Option<Member>,
 }
 
 /// What happened to a disk. Told from threads of the disk port: the receiver must only pass it on, and never call the
@@ -503,7 +510,18 @@ impl Disk {
     ///
     /// # Errors
     /// The first copy was never whole, or the image cannot be written: then this host cannot take over.
+    ///
+    /// For a disk that moves together with others: [`take_over_all`].
     pub fn take_over(&self, term: Term) -> Result<TakeOver, DiskError> {
+        let done = self.take_over_alone(term);
+        if let (Err(error), Some(member)) = (&done, &self.shared.group) {
+            // The others wait for this one, and must not move without it.
+            member.group.fail(&error.to_string());
+        }
+        done
+    }
+
+    fn take_over_alone(&self, term: Term) -> Result<TakeOver, DiskError> {
         self.expedite(true);
         let mut role = self.gate();
         let Role::Backup(backup) = &*role else {
@@ -536,7 +554,10 @@ impl Disk {
 
     /// Backup: the VMs are idle, so compare and settle what both wrote (the lightweight checkpoint). Returns at once.
     pub fn idle(&self) {
-        if let Role::Backup(backup) = &*self.role() {
+        // While a commit or a take-over holds the gate there is nothing to be settled.
+        if let Ok(role) = self.gate.try_read()
+            && let Role::Backup(backup) = &*role
+        {
             backup.idle();
         }
     }
@@ -554,13 +575,19 @@ impl Disk {
     /// What the disk is doing.
     #[must_use]
     pub fn status(&self) -> DiskStatus {
-        self.status_of(&self.role())
+        loop {
+            if let Some(status) = self.status_of(&self.role()) {
+                return status;
+            }
+            std::thread::yield_now();
+        }
     }
 
-    /// As [`Self::status`], but nothing while a commit or a take-over is under way: for whoever must not wait.
+    /// As [`Self::status`], but nothing while somebody else holds what it looks at (perhaps over an fdatasync): for whoever must
+    /// not wait, such as a loop whose silence the other hosts would take for death.
     #[must_use]
     pub fn status_now(&self) -> Option<DiskStatus> {
-        Some(self.status_of(&*self.gate.try_read().ok()?))
+        self.status_of(&*self.gate.try_read().ok()?)
     }
 
     /// Backup: bytes taken in so far, if both VMs' buffers hold some: what an idle pass could find equal. Never waits.
@@ -572,10 +599,13 @@ impl Disk {
         }
     }
 
-    fn status_of(&self, role: &Role) -> DiskStatus {
+    fn status_of(&self, role: &Role) -> Option<DiskStatus> {
         let identity = self.shared.identity();
         let mut status = DiskStatus {
-            role: role.name(),
+            role: match role {
+                Role::Primary(_) => "alone",
+                other => other.name(),
+            },
             copied: false,
             dirty_bytes: 0,
             copy_left_bytes: 0,
@@ -589,11 +619,28 @@ impl Disk {
         };
         match role {
             Role::Idle => {}
-            Role::Primary(primary) => primary.describe(&mut status),
-            Role::Backup(backup) => status.backup = backup.figures(),
+            Role::Primary(primary) => primary.describe(&mut status)?,
+            Role::Backup(backup) => status.backup = backup.figures()?,
         }
-        status
+        Some(status)
     }
+}
+
+/// As [`Disk::take_over`] for all disks of a VM: all of them, or none counts after a power loss.
+///
+/// # Errors
+/// The first disk's that could not.
+pub fn take_over_all(disks: &[Arc<Disk>], term: Term) -> Result<(), DiskError> {
+    std::thread::scope(|scope| {
+        let others: Vec<_> = disks
+            .iter()
+            .map(|disk| scope.spawn(move || disk.take_over(term)))
+            .collect();
+        others
+            .into_iter()
+            .map(|other| other.join().expect("a take-over does not panic").map(drop))
+            .fold(Ok(()), Result::and)
+    })
 }
 
 /// What a take-over did.

@@ -99,17 +99,6 @@ impl Primary {
         )
     }
 
-    /// Extents that a peer may lack, and those that the copier has still to send.
-    fn dirty(&self) -> (u64, u64) {
-        let state = self.lock();
-        let left = state
-            .peer
-            .as_ref()
-            .and_then(|peer| peer.copying.as_ref())
-            .map_or(0, |copying| copying.left.len());
-        (state.extents.needed().len(), left)
-    }
-
     fn link(&self) -> Option<Arc<Link>> {
         self.lock().peer.as_ref().map(|peer| peer.link.clone())
     }
@@ -127,16 +116,19 @@ impl Primary {
         }
     }
 
-    pub(super) fn describe(&self, status: &mut DiskStatus) {
-        let (_, copied) = self.peer();
-        let (dirty, left) = self.dirty();
-        status.copied = copied;
-        status.dirty_bytes = dirty * EXTENT_BYTES;
-        status.copy_left_bytes = left * EXTENT_BYTES;
-        if let Some(link) = self.link() {
-            status.queued_bytes = link.queued_bytes();
-            status.peer_held_bytes = link.held_bytes();
+    /// Nothing while somebody else holds the state: whoever asks may not be able to wait.
+    pub(super) fn describe(&self, status: &mut DiskStatus) -> Option<()> {
+        let state = self.state.try_lock().ok()?;
+        status.dirty_bytes = state.extents.needed().len() * EXTENT_BYTES;
+        if let Some(peer) = &state.peer {
+            let left = peer.copying.as_ref().map_or(0, |copying| copying.left.len());
+            status.role = "primary";
+            status.copied = peer.copying.is_none();
+            status.copy_left_bytes = left * EXTENT_BYTES;
+            status.queued_bytes = peer.link.queued_bytes();
+            status.peer_held_bytes = peer.link.held_bytes();
         }
+        Some(())
     }
 
     /// Before a write: waits for room in the queue, if this write has to be mirrored. `None`: nothing to wait for, or

@@ -8,6 +8,7 @@ use super::{
     DiskConfig, DiskError, DiskEvent, DiskFormat, EventSink, Limits,
     dirty_map::DirtyMap,
     faults::Faults,
+    group::Member,
     image::Image,
     journal::{self, Journal, Kind},
     qcow2::Converter,
@@ -49,6 +50,7 @@ pub(super) struct Shared {
     pub ranges: RangeLocks,
     pub limits: Limits,
     pub storage: Storage,
+    pub group: Option<Member>,
     pub dirty: DirtyMap,
     /// Storage `colo` only: COLO's active and hidden disks, as traffic. COLO keeps the backup VM's writes and what mirrored
     /// writes overwrite in image files on the backup's disk; memory has both here too and is what is read, but the disk
@@ -89,7 +91,7 @@ impl Shared {
             journal,
         };
         if !records.is_empty() {
-            recover(&image, &mut ledger, records)?;
+            recover(&image, &mut ledger, records, config.group.as_ref())?;
         }
         Ok(Arc::new(Self {
             name: config.name,
@@ -98,6 +100,7 @@ impl Shared {
             ranges: RangeLocks::default(),
             limits: config.limits,
             storage: config.storage,
+            group: config.group,
             dirty,
             scratch,
             events,
@@ -209,6 +212,7 @@ impl Shared {
         epoch: Epoch,
         buffer: &Buffer,
         pair: Option<[u8; 16]>,
+        stopped: &dyn Fn() -> bool,
     ) -> io::Result<()> {
         let mut ledger = self.ledger();
         ledger.identity.generation = Generation {
@@ -229,20 +233,30 @@ impl Shared {
         if self.storage != Storage::Gannet {
             return self.image.flush();
         }
+        let generation = ledger.identity.generation;
         if buffer.is_empty() && !ledger.lights {
-            return Ok(());
+            return self.agree(generation, false, stopped);
         }
         let runs: Vec<_> = buffer
             .runs()
             .map(|(offset, content)| (offset, content.clone()))
             .collect();
         ledger.journal.append(Kind::Commit, term, epoch, &runs, &[])?;
+        self.agree(generation, true, stopped)?;
         ledger.lights = false;
         put_all(&self.image, buffer)?;
         if ledger.journal.bytes() > JOURNAL_MOST_BYTES {
             ledger.retire(&self.image)?;
         }
         Ok(())
+    }
+
+    /// A1, for a VM with several disks.
+    fn agree(&self, to: Generation, wrote: bool, stopped: &dyn Fn() -> bool) -> io::Result<()> {
+        match &self.group {
+            Some(member) => member.group.agree(member.number, to, wrote, stopped),
+            None => Ok(()),
+        }
     }
 
     /// Sectors that both VMs wrote alike reach the image between two syncs; the record can take them back (J3).
@@ -277,12 +291,15 @@ impl Shared {
                 .collect();
             ledger.journal.append(Kind::TakeOver, term, epoch, &runs, &[])?;
         }
-        put_all(&self.image, buffer)?;
-        ledger.identity.generation = Generation {
+        let generation = Generation {
             term,
             primary: true,
             epoch,
         };
+        // Nothing stops a take-over but a disk that cannot: its host must not speak.
+        self.agree(generation, true, &|| false)?;
+        put_all(&self.image, buffer)?;
+        ledger.identity.generation = generation;
         ledger.identity.consistent = true;
         ledger.retire(&self.image)
     }
@@ -293,7 +310,7 @@ impl Shared {
         let path = state_dir.join(format!("{}.journal", self.name));
         let (journal, records) = Journal::open(&path, ledger.identity.journal_from)?;
         ledger.journal = journal;
-        recover(&self.image, &mut ledger, records)
+        recover(&self.image, &mut ledger, records, self.group.as_ref())
     }
 
     // ---- verification ----
@@ -343,7 +360,14 @@ impl Ledger {
     }
 }
 
-fn recover(image: &Image, ledger: &mut Ledger, records: Vec<journal::Record>) -> Result<(), DiskError> {
+fn recover(
+    image: &Image,
+    ledger: &mut Ledger,
+    records: Vec<journal::Record>,
+    group: Option<&Member>,
+) -> Result<(), DiskError> {
+    let mark = group.map(|member| member.group.mark());
+    let counts = |record: &journal::Record| mark.is_none_or(|mark| record.generation() <= mark);
     let beyond = records
         .iter()
         .flat_map(|record| record.runs.iter().chain(&record.old))
@@ -355,9 +379,9 @@ fn recover(image: &Image, ledger: &mut Ledger, records: Vec<journal::Record>) ->
     if beyond {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal is of another disk").into());
     }
-    if let Some((kind, term, epoch)) =
-        journal::replay(records, |offset, content| put(image, offset, content, true))?
-    {
+    if let Some((kind, term, epoch)) = journal::replay(records, counts, |offset, content| {
+        put(image, offset, content, true)
+    })? {
         ledger.identity.generation = Generation {
             term,
             primary: kind == Kind::TakeOver,

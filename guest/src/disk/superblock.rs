@@ -111,9 +111,11 @@ impl Superblock {
         slot[56..72].copy_from_slice(&identity.pair);
         let check = xxh3_64(&slot[..80]);
         slot[80..USED_BYTES].copy_from_slice(&check.to_le_bytes());
+        super::power::point();
         self.file
             .write_all_at(&slot, (sequence % 2) * SLOT_BYTES as u64)?;
         self.file.sync_data()?;
+        super::power::point();
         self.sequence = sequence;
         Ok(())
     }

@@ -48,6 +48,7 @@ impl Host {
             read_only: false,
             storage,
             limits,
+            group: None,
         };
         Self::of(config)
     }
@@ -223,6 +224,7 @@ fn an_image_in_use_is_refused_in_one_line() {
         read_only: false,
         storage: Storage::Gannet,
         limits: Limits::default(),
+        group: None,
     };
     let error = Disk::open(config, |_| {}).err().unwrap().to_string();
     assert!(

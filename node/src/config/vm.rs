@@ -49,6 +49,12 @@ pub struct DiskReplication {
 }
 
 impl DiskReplication {
+    /// Whether the lightweight checkpoint is to run.
+    #[must_use]
+    pub fn settles_when_idle(&self) -> bool {
+        self.settle_when_idle && self.storage == Storage::Gannet
+    }
+
     /// A sync is asked for at an eighth of the limit, writers are slowed down from a quarter on.
     fn limits(memory_mib: u64) -> BufferLimits {
         BufferLimits {

@@ -351,7 +351,10 @@ impl VmLoop {
             }
             _ => None,
         };
-        let disks = (backup.phase == Phase::Synced && !self.config.spec.disks.is_empty())
+        let settles = self.config.policy.backup_is_active()
+            && self.config.disks.settles_when_idle()
+            && !self.config.spec.disks.is_empty();
+        let disks = (settles && backup.phase == Phase::Synced)
             .then(|| backup.disks_idle.deadline_us().max(self.now_us()));
         [look, disks].into_iter().flatten().min()
     }

@@ -13,7 +13,8 @@ use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::Stream;
 use dunlin_guest::DiskSpec;
 use dunlin_guest::disk::{
-    AttachOptions, Disk, DiskConfig, DiskEvent, DiskStatus, Fault, MirrorStream, Storage,
+    AttachOptions, Disk, DiskConfig, DiskEvent, DiskGroup, DiskStatus, Fault, Member, MirrorStream,
+    take_over_all,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,6 +28,22 @@ pub struct Disks {
     replication: DiskReplication,
     /// When the figures are due again, and the last ones.
     shown: Mutex<(u64, Vec<DiskFigures>)>,
+}
+
+/// Several disks move from one sync to the next together.
+fn group(config: &VmConfig, state: &Path) -> Result<Option<Arc<DiskGroup>>, String> {
+    let count = config.spec.disks.len();
+    if count < 2 {
+        return Ok(None);
+    }
+    if count > 64 {
+        return Err("a VM has at most 64 disks".into());
+    }
+    let path = state.join("disks.mark");
+    std::fs::create_dir_all(state)
+        .and_then(|()| DiskGroup::open(&path, count))
+        .map(Some)
+        .map_err(|error| format!("the disks' common mark {}: {error}", path.display()))
 }
 
 /// Figures are no older than this.
@@ -143,8 +160,10 @@ impl Disks {
         let copies = Arc::new(Copies::default());
         copies.lock().resize(config.spec.disks.len(), Copy::default());
         let (mut disks, mut ends) = (Vec::new(), Vec::new());
+        let group = group(config, state)?;
         for (number, spec) in config.spec.disks.iter().enumerate() {
-            let disk_config = disk_config(config, state, number, spec);
+            let member = group.clone().map(|group| Member { group, number });
+            let disk_config = disk_config(config, state, number, spec, member);
             let (copies, to_loop) = (copies.clone(), to_loop.clone());
             let disk = Disk::open(disk_config, move |event| {
                 copies.note(number, &event);
@@ -171,7 +190,8 @@ impl Disks {
     /// How new the images are, of a VM that does not run here. What a crash left half-done on them is completed.
     pub fn look(config: &VmConfig, state: &Path) -> Result<Vec<DiskStanding>, String> {
         let look = |(number, spec)| {
-            let disk = Disk::open(disk_config(config, state, number, spec), |_| {});
+            let member = group.clone().map(|group| Member { group, number });
+            let disk = Disk::open(disk_config(config, state, number, spec, member), |_| {});
             let status = disk.map_err(|error| error.to_string())?.status();
             Ok(DiskStanding {
                 consistent: status.consistent,
@@ -291,7 +311,7 @@ impl Disks {
 
     /// Backup: bytes taken in so far, if an idle pass could find some of them equal.
     pub fn could_settle(&self) -> Option<u64> {
-        if !self.replication.settle_when_idle || self.replication.storage != Storage::Gannet {
+        if !self.replication.settles_when_idle() {
             return None;
         }
         self.disks
@@ -341,15 +361,17 @@ impl Disks {
 
     /// What the backup's VM wrote since the last sync becomes the images' truth, durably.
     pub fn take_over(&self, term: Term) -> Result<(), Broken> {
-        let done = self
-            .disks
-            .iter()
-            .try_for_each(|disk| disk.take_over(term).map(drop));
-        done.map_err(|error| Broken::new("taking the disk over", error))
+        take_over_all(&self.disks, term).map_err(|error| Broken::new("taking the disk over", error))
     }
 }
 
-fn disk_config(config: &VmConfig, state: &Path, number: usize, spec: &DiskSpec) -> DiskConfig {
+fn disk_config(
+    config: &VmConfig,
+    state: &Path,
+    number: usize,
+    spec: &DiskSpec,
+    group: Option<Member>,
+) -> DiskConfig {
     DiskConfig {
         name: format!("{}-{number}", config.name),
         image: spec.path.clone(),
@@ -358,6 +380,7 @@ fn disk_config(config: &VmConfig, state: &Path, number: usize, spec: &DiskSpec) 
         read_only: false,
         storage: config.disks.storage,
         limits: config.disks.limits,
+        group,
     }
 }
 
