@@ -351,7 +351,8 @@ impl VmLoop {
             }
             _ => None,
         };
-        let settles = self.config.policy.backup_is_active()
+        // Only while it is looked at (`run_backup`): a deadline that nobody moves on would keep the loop spinning.
+        let settles = backup.manner.backup_runs()
             && self.config.disks.settles_when_idle()
             && !self.config.spec.disks.is_empty();
         let disks = (settles && backup.phase == Phase::Synced)
