@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
-use dunlin_vmtest::{bench_consensus, bench_disk, paths};
+use dunlin_vmtest::{bench_consensus, bench_disk, image, paths};
 
 /// What to measure.
 #[derive(Subcommand)]

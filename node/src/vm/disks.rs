@@ -189,6 +189,7 @@ impl Disks {
 
     /// How new the images are, of a VM that does not run here. What a crash left half-done on them is completed.
     pub fn look(config: &VmConfig, state: &Path) -> Result<Vec<DiskStanding>, String> {
+        let group = group(config, state)?;
         let look = |(number, spec)| {
             let member = group.clone().map(|group| Member { group, number });
             let disk = Disk::open(disk_config(config, state, number, spec, member), |_| {});

@@ -10,8 +10,8 @@
 
 pub mod bad_input;
 pub mod interrupt;
-pub mod passers;
 pub mod ledger;
+pub mod passers;
 mod run;
 pub mod two_vms;
 
