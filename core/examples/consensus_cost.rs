@@ -1,5 +1,6 @@
 //! What one agreed 64-byte proposal costs the leader and a follower in CPU time, without any transport.
 //! `cargo run --release -p dunlin-core --example consensus_cost`
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // it measures
 
 use bytes::Bytes;
 use dunlin_core::consensus::{

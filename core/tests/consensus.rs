@@ -1,5 +1,6 @@
 //! What the consensus core promises, one promise a test; the sentences of the papers are in `paper.rs`, whole stories in
 //! `testdata/consensus`, faults in the simulator.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // the scenarios are files
 
 mod group;
 

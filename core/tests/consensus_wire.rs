@@ -1,5 +1,6 @@
 //! Property tests of the consensus codec (W1 to W3 of `wire::consensus`) from seeded random messages; a failure prints the
 //! seed, and `SEED=n cargo test -p dunlin-core --test consensus_wire` repeats it.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a seed may be given
 
 use bytes::Bytes;
 use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};

@@ -3,6 +3,7 @@
 //!
 //! Quick by default; `DUNLIN_DISK_OPS=1000000 cargo test -p dunlin-core --test disk_model` is the full run,
 //! `DUNLIN_DISK_SEED=n` repeats one seed.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a seed may be given
 
 use bytes::Bytes;
 use dunlin_core::{

@@ -10,6 +10,7 @@ mod consensus;
 mod guest;
 mod link;
 mod log;
+mod output;
 mod script;
 pub mod seeds;
 mod transport;
@@ -25,7 +26,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -65,6 +66,11 @@ pub const TARGETS: [Target; 13] = [
         name: "nbd",
         about: "what QEMU's block layer asks",
         run: guest::nbd,
+    },
+    Target {
+        name: "output",
+        about: "frames of guests and clients, as the commit rule compares them",
+        run: output::output,
     },
     Target {
         name: "ring",

@@ -33,6 +33,7 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     add("log", log());
     add("mirror", mirror());
     add("nbd", nbd());
+    add("output", output());
     add("ring", ring());
     add("shm", shm());
     add("step", step());
@@ -522,5 +523,22 @@ fn tcp() -> Vec<Vec<u8>> {
         ]
         .concat(),
         says(&frame(1, 4, 0, &[3; 64])),
+    ]
+}
+
+/// A handshake and a few words, said by both VMs and heard from the client; then a sync, a take-over and its table.
+fn output() -> Vec<Vec<u8>> {
+    // What follows the kind: how, peer, port, length, payload, sequence, acknowledgement, options, flags.
+    let say = |who: u8, flags: u8, seq: u8| vec![who, 0, 1, 1, 4, b'd', b'a', b't', b'a', seq, 7, 0, flags];
+    let both = [say(0, 18, 1), say(2, 18, 1), say(0, 24, 2), say(2, 24, 2)].concat();
+    let client = [say(4, 2, 9), say(5, 18, 1), say(6, 18, 3)].concat();
+    let udp = vec![0, 2, 1, 1, 2, b'h', b'i', 2, 2, 1, 1, 2, b'h', b'i'];
+    vec![
+        [&both[..], &[7], &both, &[8]].concat(),
+        [&client[..], &[8], &client, &[9, 4, 1, 2, 3, 4]].concat(),
+        udp,
+        vec![
+            0, 3, 20, 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1,
+        ],
     ]
 }

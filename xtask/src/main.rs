@@ -77,6 +77,8 @@ fn run(task: Task) -> Result<()> {
             let begun = std::time::Instant::now();
             setup::run()?;
             verify::run()?;
+            // Three real replicas, one killed (SIGKILL) and started again every second.
+            dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;
             println!(
                 "xtask: all of it passed in {:.0} s",

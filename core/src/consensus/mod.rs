@@ -18,6 +18,8 @@
 //! recovery; a new view takes the best log of a majority), APUS (GAIA 2.1.2: leader and backups both write one-sidedly,
 //! one round).
 //!
+//! Longer than 400 lines: the routing, and a page of plain getters; no decision is in here but C5's order.
+//!
 //! Not here: clocks, sockets, files, threads, random sources. Time and the seed are arguments.
 
 mod alone;

@@ -12,6 +12,9 @@
 //! Source: APUS (GAIA 2.1.2, steps L1 to L4: log locally and write to all backups, one round); Raft 5.3; check-quorum:
 //! Ongaro 6.2; reads: Ongaro 6.4; the member rule's barrier: Ongaro's correction of 2015.
 //!
+//! Longer than 400 lines: a leader's peers are touched by sending, acknowledging, recovering and reading alike, and one file shows
+//! that `matched` rises in one place only (P2).
+//!
 //! Not here: hand-over and elections (`election`), counting (`quorum`).
 
 use super::quorum::majority;

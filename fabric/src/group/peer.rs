@@ -13,9 +13,9 @@ use crate::link::Stream;
 use crate::transport::ring::{Found, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
 use crate::transport::{self, Memory, RegionId, Transport, TransportError};
-use dunlin_core::consensus::{Entry, Message};
-use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
-use dunlin_core::wire::consensus::{decode, encode, encode_append};
+use dunlin_core::consensus::Message;
+use dunlin_core::units::{Index, ReplicaId, Term};
+use dunlin_core::wire::consensus::{decode, encode};
 use std::collections::VecDeque;
 
 const CONTROL: RegionId = RegionId(0);
@@ -133,7 +133,8 @@ pub(super) enum Heard {
 
 /// What `progress` found.
 pub(super) struct Progress {
-    pub(super) grants: bool,
+    /// Look again before waiting.
+    pub(super) busy: bool,
     pub(super) came_up: bool,
 }
 
@@ -142,6 +143,10 @@ pub(super) struct Peer {
     pub(super) id: ReplicaId,
     pub(super) transport: Box<dyn Transport>,
     pub(super) watched_for_write: bool,
+    /// The system said that the link is readable, and it was not read to its end since.
+    pub(super) readable: bool,
+    /// The newest `Lead` that is not written yet: it is a word, so only the newest counts, and entries go first.
+    lead_due: Option<[u64; 3]>,
     out: Option<Outgoing>,
     log_out: Option<Channel>,
     lead: WordReader,
@@ -151,6 +156,8 @@ pub(super) struct Peer {
     log: Option<(RingReader, u64)>,
     /// The cursors that the peer was told: mail, log.
     told: (u64, u64),
+    /// The peer should know how far its rings were read, and the link was too full to tell it.
+    owes_cursor: bool,
     /// Something was written that others wait for; something was written at all.
     urgent: bool,
     dirty: bool,
@@ -162,13 +169,18 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(id: ReplicaId, stream: Stream) -> Result<Self, TransportError> {
-        let mut transport = transport::over(stream)?;
+        Self::over(id, transport::over(stream)?)
+    }
+
+    pub(super) fn over(id: ReplicaId, mut transport: Box<dyn Transport>) -> Result<Self, TransportError> {
         transport.register(CONTROL, CONTROL_EPOCH, CONTROL_BYTES)?;
         let key = transport.opened(CONTROL).expect("just registered").key;
         Ok(Self {
             id,
             transport,
             watched_for_write: false,
+            readable: true,
+            lead_due: None,
             out: None,
             log_out: None,
             lead: WordReader::new(LEAD, key),
@@ -177,6 +189,7 @@ impl Peer {
             mail: RingReader::new(MAIL, CONTROL_EPOCH, key),
             log: None,
             told: (0, 0),
+            owes_cursor: false,
             urgent: false,
             dirty: false,
             heard_us: None,
@@ -197,12 +210,27 @@ impl Peer {
         self.mail.torn() + self.log.as_ref().map_or(0, |(ring, _)| ring.torn())
     }
 
-    /// Lets bytes land and looks at grants.
-    pub(super) fn progress(&mut self, budget: usize, now_us: u64) -> Result<Progress, TransportError> {
+    /// Lets bytes land and looks at grants. `asked`: `readable` is what the system says.
+    pub(super) fn progress(
+        &mut self,
+        budget: usize,
+        now_us: u64,
+        asked: bool,
+    ) -> Result<Progress, TransportError> {
         if let Some(failed) = self.failed.take() {
             return Err(failed);
         }
-        let progress = self.transport.progress(budget)?;
+        let by_itself = self.transport.lands_by_itself();
+        let progress = if by_itself || self.readable || !asked || self.transport.wants_write() {
+            if by_itself && asked {
+                self.transport.hint(self.readable);
+            }
+            let progress = self.transport.progress(budget)?;
+            self.readable = progress.more;
+            progress
+        } else {
+            transport::Progress::default()
+        };
         let mut came_up = false;
         if progress.grants {
             if self.out.is_none()
@@ -233,7 +261,7 @@ impl Peer {
             return Err(TransportError::Breach("its ring does not move"));
         }
         Ok(Progress {
-            grants: progress.grants,
+            busy: progress.grants || progress.more,
             came_up,
         })
     }
@@ -256,6 +284,10 @@ impl Peer {
 
     /// The next thing that this peer has said.
     pub(super) fn hear(&mut self, buffer: &mut Vec<u8>, now_us: u64) -> Option<Heard> {
+        if !self.has_something() && !self.owes_cursor {
+            self.torn_since_us = None;
+            return None;
+        }
         let control = self.transport.region(CONTROL)?;
         let mut torn = false;
         let log = self
@@ -326,12 +358,13 @@ impl Peer {
         }
         let epoch = self.log.as_ref().map_or(0, |(_, epoch)| *epoch);
         if let Some(out) = &mut self.out {
+            self.owes_cursor = false;
             match out.cursor.put(&mut *self.transport, [mail, epoch, log]) {
                 Ok(()) => {
                     self.told = (mail, log);
                     self.urgent = true;
                 }
-                Err(TransportError::Full) => {}
+                Err(TransportError::Full) => self.owes_cursor = true,
                 Err(e) => self.failed = Some(e),
             }
         }
@@ -343,7 +376,8 @@ impl Peer {
         let sent = match message {
             Message::Lead { term, commit, beat } => {
                 self.dirty = true;
-                out.lead.put(to, [term.0, commit.0, *beat]).map(|()| true)
+                self.lead_due = Some([term.0, commit.0, *beat]);
+                Ok(true)
             }
             Message::Ack { term, durable, beat } => {
                 self.urgent = true;
@@ -359,21 +393,14 @@ impl Peer {
         self.sent(sent, counters);
     }
 
-    pub(super) fn send_entries<'a>(
-        &mut self,
-        term: Term,
-        prev: Viewstamp,
-        entries: impl ExactSizeIterator<Item = &'a Entry>,
-        counters: &mut Counters,
-    ) {
+    /// `bytes`: an encoded `Append` of `term`.
+    pub(super) fn send_entries(&mut self, term: Term, bytes: &[u8], counters: &mut Counters) {
         let Some(out) = &mut self.out else { return };
-        let mut bytes = Vec::with_capacity(256);
-        encode_append(term, prev, entries, &mut bytes);
         self.urgent = true;
         let to = &mut *self.transport;
         let sent = match self.log_out.as_mut().filter(|c| c.ring.epoch() == term.0) {
-            Some(channel) => channel.push(to, &bytes),
-            None => out.mail.push(to, &bytes),
+            Some(channel) => channel.push(to, bytes),
+            None => out.mail.push(to, bytes),
         };
         self.sent(sent, counters);
     }
@@ -424,11 +451,13 @@ impl Peer {
         }
         (self.urgent, self.dirty) = (false, false);
         let to = &mut *self.transport;
+        let lead = self.lead_due.take().zip(self.out.as_mut());
+        let led = lead.map_or(Ok(()), |(word, out)| out.lead.put(to, word));
         let mut drained = self.out.as_mut().map_or(Ok(()), |o| o.mail.drain(to));
         if let Some(channel) = &mut self.log_out {
             drained = drained.and(channel.drain(to));
         }
-        self.sent(drained.map(|()| true), counters);
+        self.sent(led.and(drained).map(|()| true), counters);
         self.transport.flush()
     }
 }

@@ -269,7 +269,15 @@ pub fn initiate_on(
     let [status, high, low] = talk.array()?;
     let mut rest = vec![0; usize::from(u16::from_be_bytes([high, low])).min(HELLO_MAX)];
     talk.take(&mut rest)?;
-    let reason = || String::from_utf8_lossy(&rest).into_owned();
+    // A peer's words: one line, and not a long one, whatever it sent.
+    let reason = || {
+        let text = String::from_utf8_lossy(&rest);
+        let printable = text
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .take(500);
+        printable.collect::<String>()
+    };
     let welcome = match status {
         OK => Welcome::decode(&rest).ok_or(LinkError::Garbage("its welcome does not decode"))?,
         OTHER_CLUSTER => return Err(LinkError::OtherCluster),

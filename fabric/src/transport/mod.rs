@@ -98,6 +98,8 @@ pub struct Progress {
     pub landed: bool,
     /// A grant of the peer appeared or went away.
     pub grants: bool,
+    /// It stopped for its budget: call it again before waiting.
+    pub more: bool,
 }
 
 /// One link to one peer.
@@ -145,6 +147,15 @@ pub trait Transport: Send {
     /// Lets things happen: every poller must call it, since some fabrics land writes only here. Handles at most about
     /// `budget` bytes.
     fn progress(&mut self, budget: usize) -> Result<Progress, TransportError>;
+
+    /// Whether the peer's writes land without `progress`: then looking at the memory is enough between two calls, and cheap.
+    /// Else `progress` costs a system call, and is worth it only when the first descriptor is readable.
+    fn lands_by_itself(&self) -> bool {
+        true
+    }
+
+    /// The owner has asked the system whether the first descriptor is readable: the next `progress` need not.
+    fn hint(&mut self, _readable: bool) {}
 
     /// Announces that we are about to sleep on `fds`. Look at the memory once more after it, then sleep.
     fn arm(&mut self) -> Result<(), TransportError>;

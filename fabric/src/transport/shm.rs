@@ -235,13 +235,17 @@ impl Transport for Shm {
     fn progress(&mut self, _budget: usize) -> Result<Progress, TransportError> {
         let mut progress = Progress {
             landed: true,
-            grants: false,
+            ..Progress::default()
         };
         self.calls = self.calls.wrapping_add(1);
         if self.calls % SOCKET_EVERY == 0 || self.theirs.is_none() {
             self.listen(&mut progress)?;
         }
         Ok(progress)
+    }
+
+    fn hint(&mut self, readable: bool) {
+        self.calls = if readable { SOCKET_EVERY - 1 } else { 0 };
     }
 
     fn arm(&mut self) -> Result<(), TransportError> {

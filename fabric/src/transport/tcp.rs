@@ -272,6 +272,7 @@ impl Transport for Tcp {
             self.push_out()?;
         }
         let mut taken = 0;
+        progress.more = true;
         while taken < budget {
             if self.from > 0 {
                 self.inbox.copy_within(self.from..self.to, 0);
@@ -286,15 +287,23 @@ impl Transport for Tcp {
                     self.to += n;
                     self.take_in(&mut progress)?;
                     if n < room && !self.stream.is_encrypted() {
-                        break; // the socket is empty: the next read would only say so
+                        progress.more = false; // the socket is empty: the next read would only say so
+                        break;
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    progress.more = false;
+                    break;
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(TransportError::Closed(e.to_string())),
             }
         }
         Ok(progress)
+    }
+
+    fn lands_by_itself(&self) -> bool {
+        false
     }
 
     fn arm(&mut self) -> Result<(), TransportError> {

@@ -561,7 +561,7 @@ impl Transport for Verbs {
     fn progress(&mut self, _budget: usize) -> Result<Progress, TransportError> {
         let mut progress = Progress {
             landed: true,
-            grants: false,
+            ..Progress::default()
         };
         self.push_out()?;
         self.listen(&mut progress)?;

@@ -24,8 +24,8 @@ pub(super) const VARIABLE: &str = "DUNLIN_BENCH_CHILD";
 pub(super) enum Part {
     /// A replica.
     Replica(replica::ReplicaPart),
-    /// One end of the raw ping-pong; 0 leads.
-    PingPong { seconds: f64 },
+    /// One end of the raw ping-pong; 0 leads. `checked`: with records and words that are believed only whole.
+    PingPong { seconds: f64, checked: bool },
     /// Syncs a file over and over.
     Fdatasync { seconds: f64 },
 }
@@ -93,7 +93,8 @@ pub(super) fn main(config: &str) -> Result<()> {
     let config: Config = serde_json::from_str(config).context("the child's configuration")?;
     match &config.part {
         Part::Replica(part) => replica::child(&config, part),
-        Part::PingPong { seconds } => raw::ping_pong_child(&config, *seconds),
+        Part::PingPong { seconds, checked } if *checked => raw::checked_child(&config, *seconds),
+        Part::PingPong { seconds, .. } => raw::ping_pong_child(&config, *seconds),
         Part::Fdatasync { seconds } => raw::fdatasync_child(&config, *seconds),
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! * **Flow:** three processes; the leader writes a payload one-sidedly to both followers, each writes 8 bytes back, the
 //!   leader goes on when the first has answered (as a majority would). The same transports and wait policies as `Group`'s.
-//! * **Not here:** checksums, terms, logs.
+//!   Twice: bare (the last word of the payload counts up, nothing is checked), and checked (a ring record out, a cumulative word
+//!   back, each believed only with its checksum): what any fabric must do whose writes may tear.
+//! * **Not here:** terms, logs.
 
 use super::child::{Config, Links, Part, Scratch, figure, say, spawn, write_keys};
 use super::{Durability, Fabric, Figure, Series, Wait};
 use anyhow::{Context, Result, bail};
+use dunlin_fabric::transport::ring::{Found, Place, RingReader, RingWriter, Sent};
+use dunlin_fabric::transport::word::{SLOT_BYTES, WordReader, WordWriter};
 use dunlin_fabric::transport::{self, RegionId, Transport, TransportError};
 use dunlin_fabric::wait::Idle;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -42,14 +46,29 @@ pub(super) fn figures(running: &mut super::child::Running, expected: usize) -> R
     Ok(figures)
 }
 
-pub(super) fn ping_pong(scratch: &Scratch, fabric: Fabric, wait: Wait, seconds: f64) -> Result<Series> {
+pub(super) fn ping_pong(
+    scratch: &Scratch,
+    fabric: Fabric,
+    wait: Wait,
+    seconds: f64,
+    checked: bool,
+) -> Result<Series> {
     let dir = scratch.sub("pingpong")?;
     write_keys(&dir)?;
-    let start = |me| spawn(&config(&dir, me, fabric, wait, Part::PingPong { seconds }));
+    let start = |me| {
+        spawn(&config(
+            &dir,
+            me,
+            fabric,
+            wait,
+            Part::PingPong { seconds, checked },
+        ))
+    };
     let _followers = [start(1)?, start(2)?];
     let figures = figures(&mut start(0)?, PAYLOADS.len())?;
     let name = serde_json::to_value(fabric)?;
-    let what = format!("raw ping-pong {}", name.as_str().unwrap_or("?"));
+    let kind = if checked { "checked" } else { "raw" };
+    let what = format!("{kind} ping-pong {}", name.as_str().unwrap_or("?"));
     Ok(Series {
         what,
         wait: wait.policy().to_string(),
@@ -112,7 +131,7 @@ fn write(link: &mut dyn Transport, at: usize, bytes: &[u8]) -> Result<()> {
     }
 }
 
-pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
+fn links_up(config: &Config) -> Result<(Vec<Box<dyn Transport>>, Links)> {
     let arrivals = Links::new(config)?;
     let peers = if config.me == 0 { 2 } else { 1 };
     let mut links: Vec<Box<dyn Transport>> = Vec::new();
@@ -128,6 +147,11 @@ pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
     wait_until(&mut links, Wait::Polite, |links| {
         links.iter().all(|l| l.granted(R).is_some())
     })?;
+    Ok((links, arrivals))
+}
+
+pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
+    let (mut links, _arrivals) = links_up(config)?;
     // The last word of a payload, at a fixed place, counts up; the answer is one word.
     let last = REGION_BYTES - 8;
     let word = |link: &dyn Transport, at: usize| link.region(R).map_or(0, |m| m.load(at));
@@ -160,6 +184,92 @@ pub(super) fn ping_pong_child(config: &Config, seconds: f64) -> Result<()> {
                 }
                 Ok(begin.elapsed().as_secs_f64())
             };
+        run(&mut Vec::new(), 0.1, &mut links)?;
+        let elapsed = run(&mut samples, seconds, &mut links)?;
+        say(&figure(payload, 1, samples, elapsed))?;
+    }
+    Ok(())
+}
+
+/// A ring in the region, and a word before it.
+const RING: Place = Place {
+    region: R,
+    offset: SLOT_BYTES,
+    bytes: REGION_BYTES - SLOT_BYTES,
+};
+
+struct Checked {
+    ring: RingWriter,
+    word: WordWriter,
+    record: RingReader,
+    answer: WordReader,
+}
+
+impl Checked {
+    fn over(link: &dyn Transport) -> Result<Self> {
+        let theirs = link.granted(R).context("a grant")?;
+        let ours = link.opened(R).context("a region")?;
+        Ok(Self {
+            ring: RingWriter::new(RING, theirs.epoch, theirs.key),
+            word: WordWriter::new(R, 0, theirs.epoch, theirs.key),
+            record: RingReader::new(RING, ours.epoch, ours.key),
+            answer: WordReader::new(0, ours.key),
+        })
+    }
+}
+
+/// A record out, believed only with its checksum; a word back with the reader's cursor, believed likewise.
+pub(super) fn checked_child(config: &Config, seconds: f64) -> Result<()> {
+    let (mut links, _arrivals) = links_up(config)?;
+    let mut ends: Vec<Checked> = links.iter().map(|l| Checked::over(&**l)).collect::<Result<_>>()?;
+    if config.me > 0 {
+        let (end, mut seen, mut record) = (&mut ends[0], 0u64, Vec::new());
+        loop {
+            wait_until(&mut links, config.wait, |links| {
+                links[0]
+                    .region(R)
+                    .is_some_and(|memory| end.record.next(memory, &mut record) == Found::Message)
+            })?;
+            seen += 1;
+            end.word.put(&mut *links[0], [seen, end.record.consumed(), 0])?;
+            links[0].flush()?;
+        }
+    }
+    let mut n = 0u64;
+    for payload in PAYLOADS {
+        let bytes = vec![7u8; payload];
+        let mut run =
+            |samples: &mut Vec<u64>, length: f64, links: &mut [Box<dyn Transport>]| -> Result<f64> {
+                let begin = Instant::now();
+                while begin.elapsed().as_secs_f64() < length {
+                    n += 1;
+                    let t = Instant::now();
+                    for (link, end) in links.iter_mut().zip(&mut ends) {
+                        // The slower follower may be a lap behind: as many records as fit.
+                        while end.ring.send(&mut **link, &bytes)? != Sent::Whole {
+                            link.progress(1 << 20)?;
+                            if let Some([_, cursor, _]) = link.region(R).and_then(|m| end.answer.get(m)) {
+                                end.ring.give_back(cursor);
+                            }
+                            std::thread::yield_now();
+                        }
+                        link.flush()?;
+                    }
+                    wait_until(links, config.wait, |links| {
+                        let mut answered = false;
+                        for (link, end) in links.iter().zip(&mut ends) {
+                            if let Some([seen, cursor, _]) = link.region(R).and_then(|m| end.answer.get(m)) {
+                                end.ring.give_back(cursor);
+                                answered |= seen >= n;
+                            }
+                        }
+                        answered
+                    })?;
+                    samples.push(t.elapsed().as_nanos() as u64);
+                }
+                Ok(begin.elapsed().as_secs_f64())
+            };
+        let mut samples = Vec::new();
         run(&mut Vec::new(), 0.1, &mut links)?;
         let elapsed = run(&mut samples, seconds, &mut links)?;
         say(&figure(payload, 1, samples, elapsed))?;

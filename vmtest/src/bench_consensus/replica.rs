@@ -114,11 +114,13 @@ pub(super) fn measure(
     })
 }
 
-struct Clock(Instant);
+/// Since when, and what it said last: what waits does not need to read it again.
+struct Clock(Instant, std::cell::Cell<u64>);
 
 impl Clock {
     fn now_us(&self) -> u64 {
-        self.0.elapsed().as_micros() as u64
+        self.1.set(self.0.elapsed().as_micros() as u64);
+        self.1.get()
     }
 }
 
@@ -154,7 +156,7 @@ impl Loop<'_> {
     }
 
     fn wait(&mut self) {
-        let now = self.clock.now_us();
+        let now = self.clock.1.get();
         self.group.wait(now, now + 5_000); // arriving links do not wake it
     }
 }
@@ -162,7 +164,7 @@ impl Loop<'_> {
 pub(super) fn child(config: &Config, part: &ReplicaPart) -> Result<()> {
     let mut group = group(config, part)?;
     let links = Links::new(config)?;
-    let clock = Clock(Instant::now());
+    let clock = Clock(Instant::now(), std::cell::Cell::new(0));
     match part.job {
         Job::Measure { seconds } => {
             group.may_lead(config.me == 0);

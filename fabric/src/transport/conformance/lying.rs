@@ -162,8 +162,8 @@ impl Transport for Lying {
         if self.stalled > 0 {
             self.stalled -= 1;
             return Ok(Progress {
-                landed: false,
                 grants,
+                ..Progress::default()
             });
         }
         let inbound = &mut *inbound;
@@ -204,7 +204,11 @@ impl Transport for Lying {
             }
             inbound.last = Some(last);
         }
-        Ok(Progress { landed: true, grants })
+        Ok(Progress {
+            landed: true,
+            grants,
+            ..Progress::default()
+        })
     }
 
     fn arm(&mut self) -> Result<(), TransportError> {
