@@ -275,6 +275,11 @@ impl Output {
         self.stall_us
     }
 
+    /// A sync begins because the backup said something else, or not what was waited for.
+    pub fn sync_is_forced(&mut self) {
+        self.tally.forced += 1;
+    }
+
     /// What has left so far.
     #[must_use]
     pub fn tally(&self) -> &Tally {

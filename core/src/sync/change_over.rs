@@ -25,6 +25,8 @@ pub struct Tally {
     pub released: u64,
     /// Of these, those that left by a sync and not by a match.
     pub by_sync: u64,
+    /// Syncs that were begun because the backup said something else, or not what was waited for.
+    pub forced: u64,
     /// How long all of them together were held.
     pub held_us: u64,
 }
@@ -102,8 +104,9 @@ const HOPELESS_FRAMES: f64 = 8.0;
 /// A trial is repeated no sooner than this after the last, and no later than that.
 const SHORTEST_BACKOFF_US: u64 = 2_000_000;
 const LONGEST_BACKOFF_US: u64 = 120_000_000;
-/// The share of frames that leave by syncs from which on matching is in doubt.
-const DOUBT: f64 = 0.02;
+/// So many forced syncs in one window put matching in doubt. Routine syncs, which cover as many frames as there are
+/// connections, do not.
+const DOUBT: u64 = 2;
 /// The load is another one when this many times more, or less, leaves in the same manner.
 const OTHER_LOAD: f64 = 2.5;
 
@@ -225,10 +228,8 @@ impl ChangeOver {
             }
         }
         self.score = Some(score);
-        let by_sync = (tally.by_sync - window.at.by_sync) as f64;
-        let released = (tally.released - window.at.released) as f64;
         // Invariant 3.
-        if self.chosen == Manner::Match && by_sync < DOUBT * released {
+        if self.chosen == Manner::Match && tally.forced - window.at.forced < DOUBT {
             return;
         }
         let due = self

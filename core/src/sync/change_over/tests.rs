@@ -47,6 +47,7 @@ impl World {
             self.tally.held_us += frames * vm.held_us[row];
             self.owed_by_sync += frames as f64 * vm.by_sync[row];
             self.tally.by_sync += self.owed_by_sync as u64;
+            self.tally.forced += self.owed_by_sync as u64;
             self.owed_by_sync = self.owed_by_sync.fract();
             if self.now_us.is_multiple_of(20_000) {
                 self.choice.observe(self.now_us, &self.tally);
@@ -63,7 +64,7 @@ impl World {
 const MATCHING: Vm = Vm {
     per_ms: [5.0, 0.2, 3.0],
     held_us: [200, 60_000, 4_000],
-    by_sync: [0.001, 1.0, 1.0],
+    by_sync: [0.0004, 1.0, 1.0],
 };
 /// One shared counter from 16 clients, as measured: matching 408/s, a passive backup some 4,000/s.
 const COUNTER: Vm = Vm {

@@ -148,7 +148,13 @@ impl VmLoop {
             stall_us,
             log_is_long,
         };
-        match decide(&limits, &sight) {
+        let decision = decide(&limits, &sight);
+        let forced = match decision {
+            Decision::Sync(Reason::Differs | Reason::Idle) => matches,
+            Decision::Sync(Reason::Limit) => matches && sight.waited_us > 0 && !log_is_long,
+            _ => false,
+        };
+        match decision {
             Decision::LookAgain { at_us } => primary.next_look_us = at_us,
             Decision::Sync(reason) => {
                 let reasons = &mut primary.sync_status.reasons;
@@ -172,6 +178,9 @@ impl VmLoop {
                     self.begin_sync(false);
                 }
             }
+        }
+        if forced {
+            self.output.sync_is_forced();
         }
     }
 
