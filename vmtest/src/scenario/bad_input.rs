@@ -407,7 +407,9 @@ fn stranger(
     let played = restart(cluster).and_then(|()| {
         up_refused(cluster, vm, words)?;
         let log = fs::read_to_string(cluster.log("b"))?;
-        let told = log[before..].lines().filter(|line| line.contains("refused"));
+        let told = log[before..]
+            .lines()
+            .filter(|line| line.contains("connection from"));
         let told: Vec<&str> = told.collect();
         ensure!(
             told.len() == 1 && told[0].contains(words),
