@@ -105,3 +105,9 @@ fn a_vm_says_how_its_disks_are_replicated() {
         assert_eq!(disks.limits.most_bytes, 64 << 20);
     }
 }
+
+#[test]
+fn a_vm_without_a_word_on_it_is_kept_by_what_pays() {
+    let plain = vm(&GOOD.replace("policy = 'plover'", "")).expect("a good file");
+    assert_eq!(plain.policy, dunlin_core::policy::Policy::Dunlin);
+}

@@ -133,6 +133,7 @@ struct VmFile {
     members: Vec<String>,
     #[serde(default)]
     witness: Option<String>,
+    #[serde(default = "usual_policy")]
     policy: String,
     #[serde(default = "gannet")]
     storage: String,
@@ -157,6 +158,10 @@ fn disk_memory_mib() -> u64 {
 
 fn yes() -> bool {
     true
+}
+
+fn usual_policy() -> String {
+    Policy::Dunlin.name().to_owned()
 }
 
 impl VmConfig {
