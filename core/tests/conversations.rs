@@ -72,17 +72,21 @@ fn conversations_get_everywhere() {
     assert!(total(|seen| seen.lost_backups) > 50, "{seen:?}");
 }
 
-/// Whatever is equal leaves without a sync, however the network and the hosts behave. What is left are resets that
-/// answer stray segments after the end of a connection: of these the two VMs' timing decides.
-#[test]
-fn guests_that_say_the_same_need_no_sync() {
-    let equal = |plan| Plan {
+/// `plan`, with guests that say the same, and clients that wait for it.
+fn equal(plan: Plan) -> Plan {
+    Plan {
         differs_percent: 0,
         drop_percent: 0,
         patience_us: 1_000_000,
         resets: false,
         ..plan
-    };
+    }
+}
+
+/// Whatever is equal leaves without a sync, however the network and the hosts behave. What is left are resets that
+/// answer stray segments after the end of a connection: of these the two VMs' timing decides.
+#[test]
+fn guests_that_say_the_same_need_no_sync() {
     let seen: Vec<Seen> = plans(500)
         .map(|plan| converse(&equal(plan)).expect("it holds"))
         .collect();
@@ -111,7 +115,16 @@ fn what_is_broken_is_found() {
         found(Broken::ReleasesAcks, "B: "),
         "bytes that only one VM has got"
     );
-    assert!(found(Broken::TranslatesNothing, "a reset that nobody meant"));
+    // A backup that hears the wrong numbers says nothing, and so a sync mends what it does: no client sees that.
+    let forced: u64 = plans(100)
+        .filter_map(|plan| {
+            let broken = Some(Broken::TranslatesNothing);
+            let plan = equal(plan);
+            converse(&Plan { broken, ..plan }).ok()
+        })
+        .map(|seen| seen.forced)
+        .sum();
+    assert!(forced > 100, "only {forced} syncs for a backup that is deaf");
     assert!(
         found(Broken::TakesOverWithoutAWord, "C: "),
         "timestamps that go back"

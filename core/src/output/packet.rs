@@ -402,4 +402,6 @@ fn parse_options(bytes: &[u8], options: Range<usize>) -> (Option<Timestamps>, Ra
 }
 
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;

@@ -115,7 +115,10 @@ impl Connection {
 
     /// Whether another host would get this connection's numbers wrong without being told.
     pub(super) fn is_worth_telling(&self) -> bool {
-        let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && self.past.is_none();
+        let unsettled = self
+            .past
+            .is_some_and(|past| past.floor.is_some() && past.first.is_none());
+        let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled;
         !alike
     }
 
@@ -184,6 +187,8 @@ impl Connection {
             (true, false, Some(peer_isn)) => segment.seq == peer_isn,
             // The third step of the handshake, or what came in its place: within the first window, which is never scaled.
             (false, false, Some(peer_isn)) => segment.seq.wrapping_sub(peer_isn).wrapping_sub(1) <= 0xffff,
+            // The other end has heard the SYN of a dead primary, and does not take this host's for the same connection.
+            (false, false, None) => self.past.is_some(),
             _ => false,
         };
         // A VM that sent bytes with or right behind its SYN leaves it open how many of them are acknowledged.
@@ -196,7 +201,28 @@ impl Connection {
             && found.echo != 0
         {
             let ticks = found.echo.wrapping_sub(said);
-            self.ticks = (ticks != raise).then_some(ticks);
+            match &mut self.past {
+                // The numbers are alike, so this host repeats a SYN from before the last sync, and its clock is right, too.
+                // The echo may be older than a take-over: it tells about the past only.
+                None if self.numbers == Numbers::Known(0) => {
+                    let (floor, first) = (None, None);
+                    self.past = (ticks != raise).then_some(Past { ticks, floor, first });
+                }
+                None => self.ticks = (ticks != raise).then_some(ticks),
+                // The client heard another host, before this one took over: what that added is past already.
+                Some(past)
+                    if self.numbers != Numbers::Known(0)
+                        || past.first.is_none_or(|first| before(found.echo, first)) =>
+                {
+                    let floor = Some(found.echo.wrapping_add(MARGIN_TICKS));
+                    *past = Past {
+                        ticks,
+                        floor,
+                        first: None,
+                    };
+                }
+                Some(_) => {}
+            }
         }
     }
 
@@ -222,9 +248,17 @@ impl Connection {
 
     /// Another host spoke until now, and added `raise` to timestamps; this one adds `more` to that.
     pub(super) fn take_over(&mut self, raise: u32, more: u32) {
+        let unsettled = self
+            .past
+            .filter(|past| past.first.is_none())
+            .and_then(|past| past.floor);
+        let reached = match (self.echo, unsettled) {
+            (Some(echo), unsettled) => later(unsettled, echo),
+            (None, unsettled) => unsettled,
+        };
         self.past = Some(Past {
             ticks: self.ticks.unwrap_or(raise),
-            floor: self.echo.map(|echo| echo.wrapping_add(more)),
+            floor: reached.map(|reached| reached.wrapping_add(more)),
             first: None,
         });
         self.ticks = self.ticks.map(|ticks| ticks.wrapping_add(more));

@@ -19,11 +19,12 @@
 //! translation can serve; when a frame leaves (`gate`).
 
 mod connection;
+mod quoted;
 mod recent;
 mod rewrite;
 mod table;
 
-use super::packet::{Direction, FlowKey, Parsed, Segment, parse};
+use super::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
 use crate::agreed::Frame;
 use crate::wire::WireError;
 use bytes::Bytes;
@@ -95,8 +96,12 @@ impl Shadow {
 
     /// An agreed input on its way into the VM here: the client's numbers become the VM's. Learns what the client says.
     pub fn inbound(&mut self, frame: &Frame) -> Frame {
-        let Parsed::Tcp(segment) = parse(frame, Direction::ToVm) else {
-            return frame.clone();
+        let segment = match parse(frame, Direction::ToVm) {
+            Parsed::Tcp(segment) => segment,
+            Parsed::Datagram(error) if error.key.protocol != UDP => {
+                return quoted::inbound(frame, &error, &self.connections);
+            }
+            _ => return frame.clone(),
         };
         let raise = self.raise;
         let Some(connection) = self.connections.used(&segment.key) else {
@@ -134,6 +139,12 @@ impl Shadow {
             }
             self.connections.insert(segment.key, Connection::alike());
         }
+        // What the client will echo is the other host's, but settled by the same rule at about the same time.
+        if let Some(connection) = self.connections.used(&segment.key)
+            && let Some(found) = segment.timestamps
+        {
+            connection.ticks_out(found.value, self.raise);
+        }
         self.said(&segment);
     }
 
@@ -150,7 +161,7 @@ impl Shadow {
             self.connections.remove(&segment.key);
         }
         let raise = self.raise;
-        let mut out = Rewriter::new(frame, &segment);
+        let mut out = Rewriter::of(frame, &segment);
         let connection = self.connections.used(&segment.key);
         if let Some(delta) = connection.as_ref().and_then(|one| one.delta()) {
             out.set(segment.tcp + 4, segment.seq.wrapping_add(delta));
@@ -223,8 +234,11 @@ impl Shadow {
             return;
         };
         let was_closed = connection.is_closed();
-        if segment.rst() && connection.ends_with(segment) {
-            self.connections.remove(&segment.key);
+        if segment.rst() {
+            // One that ends nothing repeats the numbers of a stray segment: there is nothing to learn from it.
+            if connection.ends_with(segment) {
+                self.connections.remove(&segment.key);
+            }
             return;
         }
         connection.said(segment);
@@ -265,7 +279,7 @@ fn translated_in(
     if !segment.ack_flag() {
         return (frame.clone(), None);
     }
-    let mut out = Rewriter::new(frame, segment);
+    let mut out = Rewriter::of(frame, segment);
     let ack = connection.clamped(segment.ack.wrapping_sub(delta));
     out.set(segment.tcp + 8, ack);
     for at in segment.sack.clone().step_by(4) {
@@ -281,12 +295,19 @@ fn translated_in(
 
 /// `frame` of a connection that only the common raise concerns.
 fn lowered(frame: &Frame, segment: &Segment, raise: u32) -> Frame {
-    let mut out = Rewriter::new(frame, segment);
+    let mut out = Rewriter::of(frame, segment);
     if let Some(found) = segment.timestamps
         && segment.ack_flag()
         && found.echo != 0
     {
-        out.lower(found.at + 4, raise);
+        // Linux resets a connection whose SYN is answered with an echo from outside the time since. The VM said this SYN
+        // before the last sync, so whether a take-over has raised what is echoed, or a primary whose clock is ahead has
+        // said it again, nobody here knows; 0 is no echo at all.
+        let echo = match segment.syn() {
+            true => 0,
+            false => found.echo.wrapping_sub(raise),
+        };
+        out.set(found.at + 4, echo);
     }
     out.finish()
 }

@@ -1,4 +1,4 @@
-//! Changes numbers inside a TCP segment and mends its checksum.
+//! Changes numbers inside a TCP segment (or an ICMP message) and mends its checksum.
 //!
 //! The checksum is mended by the difference (RFC 1624, equation 3), never computed anew: a segment that was damaged on
 //! its way stays one that its receiver throws away.
@@ -11,22 +11,30 @@ use std::net::IpAddr;
 /// A frame of which some numbers change. It is copied when the first one does.
 pub(super) struct Rewriter<'a> {
     frame: &'a Frame,
-    tcp: usize,
+    /// Where what the checksum counts begins.
+    start: usize,
+    checksum: usize,
     copy: Option<BytesMut>,
     difference: u32,
 }
 
 impl<'a> Rewriter<'a> {
-    pub(super) fn new(frame: &'a Frame, segment: &Segment) -> Self {
+    /// The parser found a header to begin at `start`, and its checksum to be at `checksum`.
+    pub(super) fn new(frame: &'a Frame, start: usize, checksum: usize) -> Self {
         Self {
             frame,
-            tcp: segment.tcp,
+            start,
+            checksum,
             copy: None,
             difference: 0,
         }
     }
 
-    /// Sets the number at `at`, which the parser found to be inside the segment.
+    pub(super) fn of(frame: &'a Frame, segment: &Segment) -> Self {
+        Self::new(frame, segment.tcp, segment.tcp + 16)
+    }
+
+    /// Sets the number at `at`, which the parser found to be inside.
     pub(super) fn set(&mut self, at: usize, number: u32) {
         let new = number.to_be_bytes();
         let old = self.number_at(at).to_be_bytes();
@@ -35,7 +43,7 @@ impl<'a> Rewriter<'a> {
         }
         for (n, (old, new)) in old.into_iter().zip(new).enumerate() {
             // An option may begin at an odd byte; the sum is over words that begin where the header does.
-            let shift = if (at + n - self.tcp) % 2 == 0 { 8 } else { 0 };
+            let shift = if (at + n - self.start) % 2 == 0 { 8 } else { 0 };
             self.difference += (u32::from(new) << shift) + (0xffff - (u32::from(old) << shift));
         }
         let copy = self
@@ -51,7 +59,7 @@ impl<'a> Rewriter<'a> {
 
     fn number_at(&self, at: usize) -> u32 {
         let bytes = self.copy.as_deref().unwrap_or(&self.frame.bytes);
-        u32_at(bytes, at).expect("the parser found it inside the segment")
+        u32_at(bytes, at).expect("the parser found it inside")
     }
 
     /// The frame with all that was set.
@@ -59,7 +67,7 @@ impl<'a> Rewriter<'a> {
         let Some(mut copy) = self.copy else {
             return self.frame.clone();
         };
-        let at = self.tcp + 16;
+        let at = self.checksum;
         let old = u16_at(&copy, at).expect("a parsed header is whole");
         let new = !fold(u64::from(!old) + u64::from(self.difference));
         copy[at..at + 2].copy_from_slice(&new.to_be_bytes());
