@@ -11,6 +11,7 @@ mod guest;
 mod link;
 mod log;
 mod output;
+mod packet;
 mod script;
 pub mod seeds;
 mod transport;
@@ -26,7 +27,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -71,6 +72,11 @@ pub const TARGETS: [Target; 14] = [
         name: "output",
         about: "frames of guests and clients, as the commit rule compares them",
         run: output::output,
+    },
+    Target {
+        name: "packet",
+        about: "frames of clients and guests, the table of connections",
+        run: packet::packet,
     },
     Target {
         name: "ring",

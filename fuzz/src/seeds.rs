@@ -5,6 +5,7 @@ use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, ReplicaSet};
 use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
+use dunlin_core::output::shadow::Shadow;
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::compare::{BLOCK_BYTES, DivergentPage};
 use dunlin_core::sync::dirty::PageSet;
@@ -34,6 +35,7 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     add("mirror", mirror());
     add("nbd", nbd());
     add("output", output());
+    add("packet", packet());
     add("ring", ring());
     add("shm", shm());
     add("step", step());
@@ -86,6 +88,59 @@ fn announce() -> Vec<Vec<u8>> {
         .iter()
         .map(|frame| [&[frame.len() as u8], frame.as_slice()].concat())
         .collect()
+}
+
+/// A TCP segment of one connection; the target sums it.
+fn segment(from_vm: bool, flags: u8, seq: u32, ack: u32, ticks: [u32; 2], payload: &[u8]) -> Vec<u8> {
+    let (vm, peer) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let (src, dst) = if from_vm { (vm, peer) } else { (peer, vm) };
+    let ports: [u8; 4] = if from_vm { [0, 80, 9, 9] } else { [9, 9, 0, 80] };
+    let length = [0, 52 + payload.len() as u8];
+    let ip = [
+        &[2; 12][..],
+        &[8, 0, 0x45, 0],
+        &length,
+        &[0, 1, 0x40, 0, 64, 6, 0, 0],
+        &src,
+        &dst,
+    ]
+    .concat();
+    let [value, echo] = ticks.map(u32::to_be_bytes);
+    let options = [&[1, 1, 8, 10][..], &value, &echo].concat();
+    let head = [
+        &ports[..],
+        &seq.to_be_bytes(),
+        &ack.to_be_bytes(),
+        &[0x80, flags, 1, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    [ip, head, options, payload.to_vec()].concat()
+}
+
+/// A backup that learns a connection's numbers, takes over, and tells another.
+fn packet() -> Vec<Vec<u8>> {
+    const SYN_ACK: u8 = 0x12;
+    const ACK: u8 = 0x10;
+    let steps = [
+        (1, segment(true, SYN_ACK, 100, 501, [7, 3], b"")),
+        (0, segment(false, ACK, 501, 901, [4, 70], b"")),
+        (1, segment(true, ACK, 101, 501, [8, 4], b"some bytes")),
+        (0, segment(false, ACK, 501, 905, [5, 71], b"")),
+        (3, vec![]),
+        (2, segment(true, 0x11, 111, 501, [9, 5], b"")),
+        (0, segment(false, 0x11, 501, 912, [6, 10_071], b"")),
+    ];
+    let (mut out, mut script) = (Vec::new(), Vec::new());
+    for (way, bytes) in steps {
+        script.extend([way, bytes.len() as u8]);
+        script.extend(&bytes);
+        out.push([&[0][..], &script].concat());
+    }
+    let mut shadow = Shadow::new();
+    shadow.take_over();
+    let table = shadow.table();
+    out.push([&[table.len() as u8][..], &table, &script].concat());
+    out
 }
 
 fn entry(kind: EntryKind, index: u64, payload: &'static [u8]) -> Entry {
