@@ -10,7 +10,7 @@ mod conversation;
 use conversation::{Broken, Plan, Seen, converse};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{RngSeed, TestRunner};
 
 fn any_plan() -> impl Strategy<Value = Plan> {
     (
@@ -41,8 +41,30 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         )
 }
 
+/// The same 1,000 everywhere; `DUNLIN_CONVERSATIONS=100000 cargo test --release` looks further, with other ones each time.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "how much a test looks at is not a setting of the core"
+)]
+fn config() -> ProptestConfig {
+    let more = std::env::var("DUNLIN_CONVERSATIONS").ok();
+    let cases = more
+        .as_deref()
+        .map_or(1000, |count| count.parse().expect("a number"));
+    ProptestConfig {
+        cases,
+        rng_seed: if more.is_some() {
+            RngSeed::Random
+        } else {
+            RngSeed::Fixed(1)
+        },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(config())]
 
     #[test]
     fn a_client_sees_one_unbroken_stream_that_both_vms_said(plan in any_plan()) {

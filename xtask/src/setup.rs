@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 12] = [
+const PACKAGES: [(&str, &str); 13] = [
     ("qemu-system-x86", "runs the VMs"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
     (
@@ -16,6 +16,10 @@ const PACKAGES: [(&str, &str); 12] = [
     (
         "redis-tools",
         "the guest's redis-server (redis-check-rdb is the same program) and redis-benchmark",
+    ),
+    (
+        "busybox-static",
+        "all that is in the small guest of the QEMU tests",
     ),
     ("iproute2", "hosts as network namespaces, bridges and TAPs"),
     ("nftables", "cuts hosts off from each other in the tests"),

@@ -111,6 +111,9 @@ impl Output {
             self.kept.said(&frame);
             return;
         }
+        if !self.shadow.is_empty() {
+            self.shadow.will_leave(&frame);
+        }
         match &mut self.comparison {
             Some(comparison) => {
                 let id = self.gate.arrived(frame.clone(), now_us);

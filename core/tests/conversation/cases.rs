@@ -107,3 +107,36 @@ fn an_echo_from_after_a_take_over_is_known_as_such_before_the_first_word() {
     assert_eq!(heard(&mut first, &echo).ticks, Some((3, 5010)));
     assert_eq!(heard(&mut second, &echo).ticks, Some((3, 5010)));
 }
+
+/// A connection of the same ends is over, and a new one is answered; a sync covers the answer before it leaves. The copy
+/// must not take the new one's numbers for the old one's.
+#[test]
+fn a_held_answer_ends_the_translation_of_a_former_connection_of_the_same_name() {
+    let mut first = backup();
+    said(&mut first, &vm(SYN | ACK, 900, 101));
+    heard(&mut first, &client(ACK, 101, 401));
+    takes_over(&mut first);
+    assert_eq!(left(&mut first, &vm(FIN | ACK, 901, 101)).seq, 401);
+
+    first.set_voice(Voice::Protected);
+    let last = vm(ACK, 902, 101);
+    let syn_ack = vm(SYN | ACK, 7000, 60_001);
+    said(&mut first, &last);
+    said(&mut first, &syn_ack);
+    let mut second = backup();
+    second
+        .applied(Epoch(1), &first.draw_line())
+        .expect("a table that can be read");
+    first.acknowledged(Epoch(1));
+    let leaves = |output: &mut Output| read(&output.release(0).expect("covered")).expect("a right checksum");
+    assert_eq!(
+        leaves(&mut first).seq,
+        402,
+        "of the old one, in the old one's numbers"
+    );
+    assert_eq!(leaves(&mut first), syn_ack);
+
+    let answer = client(ACK, 60_001, 7001);
+    assert_eq!(heard(&mut first, &answer), answer);
+    assert_eq!(heard(&mut second, &answer), answer);
+}

@@ -66,7 +66,7 @@ pub fn host(spec: &VmSpec) -> Vec<Finding> {
     }
     findings.push(tracking());
     findings.extend(qemu(spec));
-    findings.push(acceleration(spec.accel));
+    findings.push(acceleration(spec));
     findings.push(memory(spec.memory_bytes()));
     findings.extend(network(spec));
     findings.extend(files(spec));
@@ -157,8 +157,7 @@ fn try_tracking(device: &File) -> Result<Vec<u64>, MemoryError> {
 /// Runs a QEMU without a machine, as the real one will run; it ends when dropped.
 fn throw_away(spec: &VmSpec) -> Result<(Launched, String), Finding> {
     let binary = executable(spec).map_err(|e| Finding::bad("QEMU", e, "apt-get install qemu-system-x86"))?;
-    let kvm = accel::choose(spec.accel).is_ok_and(|(accel, _)| accel == Accel::Kvm);
-    let user = spawn::choose_user(spec.run_as.as_deref(), kvm)
+    let user = spawn::choose_user(spec.run_as.as_deref())
         .map_err(|why| Finding::bad("QEMU's user", why, "set vm.run_as to an ordinary user"))?;
     let as_user = user
         .as_ref()
@@ -249,9 +248,11 @@ fn ask(spec: &VmSpec, launched: &Launched, as_user: &str) -> Vec<Finding> {
     findings
 }
 
-fn acceleration(wanted: Accel) -> Finding {
+fn acceleration(spec: &VmSpec) -> Finding {
     const WHAT: &str = "acceleration";
-    match accel::choose(wanted) {
+    // Whether there is such a user is the finding on QEMU itself.
+    let user = spawn::choose_user(spec.run_as.as_deref()).ok().flatten();
+    match accel::choose(spec.accel, user.as_ref()) {
         Ok((Accel::Kvm, _)) => Finding::good(WHAT, "KVM"),
         Ok((_, None)) => Finding::good(WHAT, "TCG, as the VM's file says"),
         Ok((_, Some(why))) => Finding::good(WHAT, why),

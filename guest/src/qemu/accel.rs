@@ -7,17 +7,20 @@
 //! Not here:   the CPU model.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use super::spawn::User;
 use crate::spec::Accel;
 
 /// `KVM_GET_API_VERSION`, `_IO(0xAE, 0x00)`.
 const KVM_GET_API_VERSION: libc::Ioctl = 0xAE00;
 
-/// The accelerator to use, and why it is not KVM if it is not.
-pub fn choose(wanted: Accel) -> Result<(Accel, Option<String>), String> {
-    match (wanted, opens(), hardware()) {
+/// The accelerator to use for a QEMU that runs as `user` (`None`: as we do), and why it is not KVM if it is not.
+pub fn choose(wanted: Accel, user: Option<&User>) -> Result<(Accel, Option<String>), String> {
+    let opens = opens().and_then(|()| user.map_or(Ok(()), is_for));
+    match (wanted, opens, hardware()) {
         (Accel::Tcg, ..) => Ok((Accel::Tcg, None)),
         (_, Ok(()), Ok(())) => Ok((Accel::Kvm, None)),
         // A person who asks for KVM may know better than the CPU flags, but not better than the device.
@@ -45,6 +48,22 @@ pub fn opens() -> Result<(), String> {
         12 => Ok(()),
         version => Err(format!("/dev/kvm answers API version {version}, not 12")),
     }
+}
+
+/// May that user open it? What holds for us (root) need not hold for QEMU.
+pub fn is_for(user: &User) -> Result<(), String> {
+    let device = std::fs::metadata("/dev/kvm").map_err(|e| format!("/dev/kvm: {e}"))?;
+    if user.uid == 0 || user.reads_and_writes(&device) {
+        return Ok(());
+    }
+    Err(format!(
+        "user {} may not open /dev/kvm (owner {}, group {}, mode {:o}): give it to a group of its own, as Debian's udev does \
+         (groupadd -f --system kvm; chgrp kvm /dev/kvm; chmod 660 /dev/kvm)",
+        user.name,
+        device.uid(),
+        device.gid(),
+        device.mode() & 0o777
+    ))
 }
 
 /// Does the CPU have what KVM needs to run any guest?
@@ -87,9 +106,9 @@ mod tests {
 
     #[test]
     fn auto_always_finds_one_and_says_why_it_is_tcg() {
-        let (accel, why) = choose(Accel::Auto).unwrap();
+        let (accel, why) = choose(Accel::Auto, None).unwrap();
         assert_ne!(accel, Accel::Auto);
         assert_eq!(accel == Accel::Tcg, why.is_some());
-        assert_eq!(choose(Accel::Tcg), Ok((Accel::Tcg, None)));
+        assert_eq!(choose(Accel::Tcg, None), Ok((Accel::Tcg, None)));
     }
 }

@@ -100,9 +100,12 @@ impl Qemu {
             );
         }
         let binary = executable(spec)?;
-        let accel = accel::choose(spec.accel).map_err(StartError::Host)?;
-        let user =
-            spawn::choose_user(spec.run_as.as_deref(), accel.0 == Accel::Kvm).map_err(StartError::Host)?;
+        let user = spawn::choose_user(spec.run_as.as_deref()).map_err(StartError::Host)?;
+        let accel = accel::choose(spec.accel, user.as_ref()).map_err(StartError::Host)?;
+        let user = match accel.0 {
+            Accel::Kvm => user.map(spawn::User::with_kvm),
+            _ => user,
+        };
 
         let ram = memfd(&format!("dunlin-ram-{}", spec.name))?;
         ram.set_len(spec.memory_bytes())?;

@@ -9,6 +9,7 @@
 //! Not here:   the command line.
 
 use std::ffi::CString;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
@@ -30,8 +31,28 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
+/// Of the three mode bits of an owner, a group or everybody.
+const READ_AND_WRITE: u32 = 0o6;
+
+impl User {
+    /// Whether it may open a device for reading and writing, as its owner, by the device's group (which it gets where
+    /// it needs it, but never root's) or because anybody may.
+    pub fn reads_and_writes(&self, device: &Metadata) -> bool {
+        let may = |shift: u32| (device.mode() >> shift) & READ_AND_WRITE == READ_AND_WRITE;
+        (device.uid() == self.uid && may(6)) || (device.gid() != 0 && may(3)) || may(0)
+    }
+
+    /// The same user with the group of /dev/kvm.
+    #[must_use]
+    pub fn with_kvm(mut self) -> Self {
+        let group = std::fs::metadata("/dev/kvm").map(|device| device.gid());
+        self.groups.extend(group.ok().filter(|group| *group != 0));
+        self
+    }
+}
+
 /// Which user QEMU is to run as: `None` keeps ours (we are an ordinary user already).
-pub fn choose_user(run_as: Option<&str>, kvm: bool) -> Result<Option<User>, String> {
+pub fn choose_user(run_as: Option<&str>) -> Result<Option<User>, String> {
     if !rustix::process::geteuid().is_root() {
         return match run_as.map(look_up) {
             Some(Some(user)) if user.uid == rustix::process::geteuid().as_raw() => Ok(None),
@@ -42,7 +63,7 @@ pub fn choose_user(run_as: Option<&str>, kvm: bool) -> Result<Option<User>, Stri
             None => Ok(None),
         };
     }
-    let mut user = match run_as {
+    let user = match run_as {
         Some(name) => look_up(name).ok_or_else(|| {
             format!(
                 "vm.run_as: there is no user {name:?}; create it (useradd --system {name}) or name another"
@@ -52,10 +73,6 @@ pub fn choose_user(run_as: Option<&str>, kvm: bool) -> Result<Option<User>, Stri
             .or_else(|| look_up("nobody"))
             .ok_or("neither user dunlin nor nobody exists: set vm.run_as to an ordinary user")?,
     };
-    if kvm {
-        user.groups
-            .extend(std::fs::metadata("/dev/kvm").map(|device| device.gid()));
-    }
     Ok(Some(user))
 }
 

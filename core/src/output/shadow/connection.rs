@@ -61,6 +61,9 @@ pub(super) struct Connection {
     pub(super) past: Option<Past>,
     pub(super) vm_fin: Option<Fin>,
     pub(super) peer_fin: Option<Fin>,
+    /// The VM has begun another connection between the same ends. Its SYN is still held: until that leaves, what leaves
+    /// is of this one, but all that comes is for the other.
+    pub(super) superseded: bool,
 }
 
 /// The later of two numbers on the circle.
@@ -87,6 +90,7 @@ impl Connection {
             past: None,
             vm_fin: None,
             peer_fin: None,
+            superseded: false,
         }
     }
 
@@ -119,7 +123,7 @@ impl Connection {
             .past
             .is_some_and(|past| past.floor.is_some() && past.first.is_none());
         let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled;
-        !alike
+        !alike && !self.superseded
     }
 
     /// What to add to the VM's numbers for the client.

@@ -104,7 +104,8 @@ impl Shadow {
             _ => return frame.clone(),
         };
         let raise = self.raise;
-        let Some(connection) = self.connections.used(&segment.key) else {
+        let known = self.connections.used(&segment.key);
+        let Some(connection) = known.filter(|known| !known.superseded) else {
             return lowered(frame, &segment, raise);
         };
         if !intact(frame, &segment) {
@@ -146,6 +147,16 @@ impl Shadow {
             connection.ticks_out(found.value, self.raise);
         }
         self.said(&segment);
+    }
+
+    /// The VM here, which speaks, has said this; it may be held for long before it leaves.
+    pub fn will_leave(&mut self, frame: &Frame) {
+        if let Parsed::Tcp(segment) = parse(frame, Direction::FromVm)
+            && segment.syn()
+            && let Some(known) = self.connections.used(&segment.key)
+        {
+            known.superseded |= known.isn != Some(segment.seq);
+        }
     }
 
     /// What the VM here says on its way to the client: its numbers become the client's.
