@@ -145,6 +145,10 @@ enum Command {
         /// End it at once, without asking the guest to switch itself off
         #[arg(long)]
         now: bool,
+        /// Take the VM away from this host alone, though no majority of its hosts can agree to it. The other hosts
+        /// are not asked: one that lives goes on, one that returns keeps its part, until the same is said there
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -208,6 +212,6 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
-        Command::Down { vm, now } => talk::down(socket, &vm, now),
+        Command::Down { vm, now, force } => talk::down(socket, &vm, now, force),
     }
 }

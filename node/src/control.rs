@@ -4,6 +4,7 @@ pub mod client;
 pub mod server;
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What is asked of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,6 +23,9 @@ pub enum Request {
         vm: String,
         /// Do not wait for the guest.
         now: bool,
+        /// On this host alone, without the group's agreement.
+        #[serde(default)]
+        force: bool,
     },
     /// How everything is.
     Status,
@@ -209,6 +213,9 @@ pub struct HostStatus {
     pub links: String,
     /// The VMs in whose groups it is.
     pub vms: Vec<VmStatus>,
+    /// Connections to this host that were refused, by what was wrong with them.
+    #[serde(default)]
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// One VM, as this host sees it.
@@ -255,6 +262,29 @@ pub struct VmStatus {
     /// The disks, in the order of the VM's file; none while the VM is not on this host.
     #[serde(default)]
     pub disks: Vec<DiskFigures>,
+    /// What other hosts said that was not believed.
+    #[serde(default)]
+    pub bad_input: BadInput,
+}
+
+/// What a VM's group heard that was counted, told once per host and minute, and dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BadInput {
+    /// Messages that end too early.
+    pub too_short: u64,
+    /// Messages with bytes left over.
+    pub too_long: u64,
+    /// Messages with an unknown tag or an impossible count.
+    pub unknown: u64,
+    /// Messages that the protocol forbids.
+    pub forbidden: u64,
+    /// Links that were ended for a frame of impossible length, or for a checksum that stayed wrong.
+    pub links_broken: u64,
+    /// Connections from hosts that are not in the VM's group.
+    pub unknown_members: u64,
+    /// Records whose checksum did not fit when they were looked at. A write that is under way looks the same: a few
+    /// are usual.
+    pub torn: u64,
 }
 
 /// One disk on this host.

@@ -13,13 +13,13 @@ use crate::vm::event::{Command, LoopEvent};
 use crate::vm::{self, Ended, Host, VmHandle};
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, after, select, unbounded};
-use dunlin_fabric::link::{Auth, Identity, Listener};
+use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long a daemon that was told to end waits for its VMs to be handed over.
@@ -32,6 +32,8 @@ pub struct Daemon {
     vms: Mutex<BTreeMap<String, VmHandle>>,
     /// One person's request that changes the set of VMs at a time.
     changing: Mutex<()>,
+    /// Who was refused, once this host listens.
+    refusals: OnceLock<Refusals>,
 }
 
 /// Bad input: exit code 2.
@@ -55,12 +57,20 @@ impl Daemon {
         Ok(())
     }
 
+    /// Connections that were refused, by what was wrong; every kind is there from the start.
+    fn refused(&self) -> BTreeMap<String, u64> {
+        let counts = self.refusals.get().map(Refusals::counts).unwrap_or_default();
+        LinkError::KINDS
+            .into_iter()
+            .map(|kind| (kind.to_owned(), counts.get(kind).copied().unwrap_or(0)))
+            .collect()
+    }
+
     /// A loop has ended: for good, or with the daemon.
     fn vm_ended(&self, ended: &Ended) {
-        let handle = self.vms().remove(&ended.vm);
-        if let Some(mut handle) = handle {
-            handle.join();
-        }
+        // It is listed until it is forgotten: whoever waits for its end may start one of the same name at once.
+        let thread = self.vms().get_mut(&ended.vm).and_then(VmHandle::take_thread);
+        vm::join(thread);
         if ended.forget
             && let Err(error) = store::forget(&self.host.state, &ended.vm)
         {
@@ -70,6 +80,7 @@ impl Daemon {
                 format!("the VM's state could not be removed: {error}"),
             );
         }
+        self.vms().remove(&ended.vm);
     }
 }
 
@@ -94,6 +105,7 @@ pub fn run(path: &Path) -> Result<()> {
         host,
         vms: Mutex::default(),
         changing: Mutex::default(),
+        refusals: OnceLock::new(),
     });
     let address = config
         .cluster
@@ -102,6 +114,8 @@ pub fn run(path: &Path) -> Result<()> {
         .context("checked with the file")?;
     let listener = Listener::bind_with(address, identity, peers::policy(&daemon))
         .map_err(|error| BadInput(format!("{address}: {error}")))?;
+    // Nobody else sets it.
+    let _ = daemon.refusals.set(listener.refusals());
     let socket = ControlSocket::bind(&config.control).map_err(|error| BadInput(error.to_string()))?;
     if let Some(address) = config.metrics {
         metrics::serve(address, &daemon)
@@ -166,7 +180,9 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>) -> Result<()> {
     hand_over_all(daemon, &signals);
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
-    handles.iter_mut().for_each(VmHandle::join);
+    handles
+        .iter_mut()
+        .for_each(|handle| vm::join(handle.take_thread()));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Prometheus metrics, served as text on a local port; made from the same status that people see.
 
-use crate::control::{DiskFigures, VmStatus};
+use crate::control::{BadInput, DiskFigures, HostStatus, VmStatus};
 use crate::daemon::{Daemon, requests};
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use std::net::SocketAddr;
@@ -93,6 +93,19 @@ const FIGURES: &[Figure] = &[
     ),
 ];
 
+type BadFigure = (&'static str, fn(&BadInput) -> u64);
+
+/// What other hosts said and was not believed, by what was wrong with it.
+const BAD_INPUT: &[BadFigure] = &[
+    ("message-too-short", |bad| bad.too_short),
+    ("message-too-long", |bad| bad.too_long),
+    ("message-unknown", |bad| bad.unknown),
+    ("message-forbidden", |bad| bad.forbidden),
+    ("link-broken", |bad| bad.links_broken),
+    ("unknown-member", |bad| bad.unknown_members),
+    ("checksum", |bad| bad.torn),
+];
+
 type DiskFigure = (&'static str, &'static str, fn(&DiskFigures) -> u64);
 
 /// The same for each disk.
@@ -142,7 +155,7 @@ pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
         .name("metrics".into())
         .spawn(move || {
             for request in server.incoming_requests() {
-                let response = match page(&daemon) {
+                let response = match page(&requests::status(&daemon)) {
                     Ok(text) => tiny_http::Response::from_string(text),
                     Err(error) => tiny_http::Response::from_string(error.to_string()).with_status_code(500),
                 };
@@ -153,8 +166,8 @@ pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn page(daemon: &Daemon) -> prometheus::Result<String> {
-    let status = requests::status(daemon);
+/// The whole page.
+fn page(status: &HostStatus) -> prometheus::Result<String> {
     let registry = Registry::new();
     for (name, help, figure) in FIGURES {
         let gauge = GaugeVec::new(Opts::new(*name, *help), &["vm"])?;
@@ -173,6 +186,31 @@ fn page(daemon: &Daemon) -> prometheus::Result<String> {
         }
         registry.register(Box::new(gauge))?;
     }
+    let bad = GaugeVec::new(
+        Opts::new(
+            "dunlin_bad_input_total",
+            "What the VM's other hosts said and was not believed (a few of 'checksum' are writes under way)",
+        ),
+        &["vm", "what"],
+    )?;
+    for vm in &status.vms {
+        for (what, count) in BAD_INPUT {
+            bad.with_label_values(&[vm.name.as_str(), what])
+                .set(count(&vm.bad_input) as f64);
+        }
+    }
+    registry.register(Box::new(bad))?;
+    let refused = GaugeVec::new(
+        Opts::new(
+            "dunlin_refused_connections_total",
+            "Connections to this host that were refused",
+        ),
+        &["what"],
+    )?;
+    for (what, count) in &status.refused {
+        refused.with_label_values(&[what]).set(*count as f64);
+    }
+    registry.register(Box::new(refused))?;
     let role = GaugeVec::new(
         Opts::new("dunlin_role", "1 for the role of this host"),
         &["vm", "role"],
@@ -184,4 +222,36 @@ fn page(daemon: &Daemon) -> prometheus::Result<String> {
     let mut text = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut text)?;
     String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_believed_is_counted_by_what_was_wrong() {
+        let vm = VmStatus {
+            name: "shop".into(),
+            bad_input: BadInput {
+                too_short: 3,
+                links_broken: 1,
+                ..BadInput::default()
+            },
+            ..VmStatus::default()
+        };
+        let status = HostStatus {
+            vms: vec![vm],
+            refused: [("other-cluster".to_owned(), 7)].into(),
+            ..HostStatus::default()
+        };
+        let page = page(&status).expect("a page");
+        for line in [
+            "dunlin_bad_input_total{vm=\"shop\",what=\"message-too-short\"} 3",
+            "dunlin_bad_input_total{vm=\"shop\",what=\"message-too-long\"} 0",
+            "dunlin_bad_input_total{vm=\"shop\",what=\"link-broken\"} 1",
+            "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
+        ] {
+            assert!(page.lines().any(|found| found == line), "no {line} in {page}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod backup;
 mod cold;
 mod connect;
 mod disks;
+mod ending;
 pub mod event;
 mod machine;
 mod nics;
@@ -133,12 +134,17 @@ impl VmHandle {
         status
     }
 
-    /// Waits until the loop has ended.
-    pub fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic in the loop has been printed by its thread already.
-            let _ = thread.join();
-        }
+    /// The loop's thread, to wait for its end without holding the handle; once.
+    pub fn take_thread(&mut self) -> Option<JoinHandle<()>> {
+        self.thread.take()
+    }
+}
+
+/// Waits until a loop has ended.
+pub fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread {
+        // A panic in the loop has been printed by its thread already.
+        let _ = thread.join();
     }
 }
 

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use dunlin_vmtest::scenario::{self, World, bad_input, interrupt, ledger::LedgerSpec, passers, two_vms};
+use dunlin_vmtest::scenario::{
+    self, World, bad_input, interrupt, ledger::LedgerSpec, life, passers, two_vms,
+};
 use dunlin_vmtest::{image, paths};
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
@@ -25,7 +27,7 @@ pub struct Scenarios {
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
     /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `two-vms`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
+    /// mistakes, `life`, `two-vms`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -101,6 +103,11 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             }
         }
     };
+    if wanted("life", true) {
+        let begun = Instant::now();
+        let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));
+        tell("life", begun, outcome);
+    }
     if wanted("two-vms", true) {
         let begun = Instant::now();
         let outcome = two_vms::run(&world).map(|outcome| {
@@ -139,6 +146,13 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
                 ", {} acknowledged, 0 lost, worst gap {gap_ms} ms",
                 outcome.clients.acknowledged
             );
+            if outcome.silences.0 > 0 {
+                words.push_str(&format!(
+                    "; nothing left in {} silences of {} ms together",
+                    outcome.silences.0,
+                    outcome.silences.1.as_millis()
+                ));
+            }
             if one.audit {
                 let of = |name: &str| outcome.syncs.get(name).copied().unwrap_or_default();
                 words.push_str(&format!(

@@ -75,6 +75,9 @@ fn what_does_not_decode_is_counted_and_told_once_a_minute() {
         5,
         "too short, too long, unknown, empty, impossible"
     );
+    let counters = group.counters();
+    assert_eq!((counters.short, counters.long), (2, 1));
+    assert_eq!(counters.unknown + counters.forbidden, 2);
     assert_eq!(told, [(PEER, 1)], "the first one only");
     // A minute later it is told again, with the number.
     assert_eq!(mail.send(&mut peer, &unknown).unwrap(), Sent::Whole);
@@ -98,7 +101,12 @@ fn a_wrong_checksum_is_counted_and_never_believed() {
     let heard = group.counters().heard;
     assert_eq!(breaches(&mut group, 1000), []);
     assert_eq!(group.counters().heard, heard);
-    assert!(group.counters().torn > 0);
+    let torn = group.counters().torn;
+    assert!(torn > 0);
+    // One that stays wrong ends the link, and is remembered.
+    assert_eq!(breaches(&mut group, 10_000_000), [(PEER, 1)]);
+    assert_eq!(group.counters().broken, 1);
+    assert!(group.counters().torn >= torn);
 }
 
 #[test]
@@ -112,16 +120,22 @@ fn a_frame_that_is_too_long_ends_the_link_and_nothing_else() {
     frame.extend_from_slice(&[1, 0, 0, 0]);
     frame.extend_from_slice(&[0; 16]);
     theirs.write_all(&frame).unwrap();
-    let mut lost = None;
+    let (mut lost, mut told) = (None, Vec::new());
     while let Some(event) = group.poll(1000) {
-        if let GroupEvent::LinkLost { peer, why } = event {
-            lost = Some((peer, why));
+        match event {
+            GroupEvent::LinkLost { peer, why, broken } => {
+                assert!(broken, "whoever hears it knows that a breach is told");
+                lost = Some((peer, why));
+            }
+            GroupEvent::Breach { peer, .. } => told.push(peer),
+            _ => {}
         }
     }
     let (peer, why) = lost.expect("the link ends");
     assert_eq!(peer, PEER);
     assert!(why.contains("impossible region or length"), "{why}");
     assert!(group.links().iter().all(|link| !link.connected));
+    assert_eq!((told, group.counters().broken), (vec![PEER], 1));
 }
 
 #[test]

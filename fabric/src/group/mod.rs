@@ -128,6 +128,8 @@ pub enum GroupEvent {
         peer: ReplicaId,
         /// Why, for the log.
         why: String,
+        /// It broke the link by what it wrote: `Breach` tells of that, not every time.
+        broken: bool,
     },
     /// See [`Group::read`].
     ReadReady {
@@ -178,6 +180,21 @@ pub struct LinkState {
     pub heard_us: Option<u64>,
 }
 
+/// In which way a peer's words are bad.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bad {
+    /// A message ends too early.
+    Short,
+    /// A message has bytes left over.
+    Long,
+    /// A tag or a count that is unknown or impossible.
+    Unknown,
+    /// Understood, and forbidden by the protocol.
+    Forbidden,
+    /// A frame or a record that ended the link: impossible lengths, a checksum that stays wrong.
+    Broken,
+}
+
 /// Counters, for status and benchmarks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
@@ -185,8 +202,18 @@ pub struct Counters {
     pub heard: u64,
     /// Records that were not (yet) believed when looked at.
     pub torn: u64,
-    /// Messages that were not understood, or forbidden.
+    /// All that was bad, in whichever way; the next five are its parts.
     pub bad: u64,
+    /// [`Bad::Short`].
+    pub short: u64,
+    /// [`Bad::Long`].
+    pub long: u64,
+    /// [`Bad::Unknown`].
+    pub unknown: u64,
+    /// [`Bad::Forbidden`].
+    pub forbidden: u64,
+    /// [`Bad::Broken`].
+    pub broken: u64,
     /// Messages given up because a peer's ring and queue were full.
     pub given_up: u64,
 }
@@ -276,7 +303,7 @@ impl Group {
     /// A connected (or accepted) stream of purpose `Log` to this member. Replaces an older link to it.
     pub fn add_link(&mut self, id: ReplicaId, stream: Stream) -> Result<(), TransportError> {
         let peer = Peer::new(id, stream)?;
-        self.peers.retain(|p| p.id != id); // closing its descriptors takes them out of epoll
+        self.remove_link(id);
         for (fd, whose) in peer.transport.fds().into_iter().zip([u64::from(id.0), OTHER]) {
             if let Some(fd) = fd {
                 self.watch(fd, libc::EPOLLIN, whose)
@@ -291,7 +318,8 @@ impl Group {
 
     /// Ends the link to a member.
     pub fn remove_link(&mut self, id: ReplicaId) {
-        self.peers.retain(|p| p.id != id);
+        let ended = self.peers.extract_if(.., |p| p.id == id); // closing its descriptors takes them out of epoll
+        self.counters.torn += ended.map(|p| p.torn()).sum::<u64>();
     }
 
     fn watch(&self, fd: RawFd, events: i32, whose: u64) -> std::io::Result<()> {
@@ -372,7 +400,7 @@ impl Group {
                     }
                 }
                 Err(why) => {
-                    self.lose(at, why.to_string());
+                    self.lose(at, &why);
                     busy = true;
                     continue;
                 }
@@ -385,7 +413,7 @@ impl Group {
                         self.counters.heard += 1;
                         self.step(Event::Received { from, message });
                     }
-                    Heard::Bad(what) => self.breach(from, what),
+                    Heard::Bad(bad, what) => self.breach(from, bad, what),
                 }
             }
             at += 1;
@@ -393,16 +421,29 @@ impl Group {
         busy
     }
 
-    fn lose(&mut self, at: usize, why: String) {
-        let peer = self.peers.swap_remove(at).id;
-        self.events.push_back(GroupEvent::LinkLost { peer, why });
+    fn lose(&mut self, at: usize, error: &TransportError) {
+        let lost = self.peers.swap_remove(at);
+        self.counters.torn += lost.torn();
+        let (peer, why) = (lost.id, error.to_string());
+        let broken = matches!(error, TransportError::Breach(_));
+        if broken {
+            self.breach(peer, Bad::Broken, why.clone());
+        }
+        self.events.push_back(GroupEvent::LinkLost { peer, why, broken });
         self.step(Event::LinkLost { peer });
     }
 
     /// Counted always, told once per peer and minute.
-    fn breach(&mut self, peer: ReplicaId, what: String) {
+    fn breach(&mut self, peer: ReplicaId, bad: Bad, what: String) {
         const QUIET_US: u64 = 60_000_000;
         self.counters.bad += 1;
+        *match bad {
+            Bad::Short => &mut self.counters.short,
+            Bad::Long => &mut self.counters.long,
+            Bad::Unknown => &mut self.counters.unknown,
+            Bad::Forbidden => &mut self.counters.forbidden,
+            Bad::Broken => &mut self.counters.broken,
+        } += 1;
         let now = self.now_us;
         let at = self.breaches.iter().position(|b| b.0 == peer).unwrap_or_else(|| {
             self.breaches.push((peer, 0, 0));
@@ -509,7 +550,7 @@ impl Group {
             Action::ReadReady { id, index } => self.events.push_back(GroupEvent::ReadReady { id, index }),
             Action::ReadRefused { id } => self.events.push_back(GroupEvent::ReadRefused { id }),
             Action::TransferFailed { to } => self.events.push_back(GroupEvent::TransferFailed { to }),
-            Action::Breach { from, what } => self.breach(from, what.to_owned()),
+            Action::Breach { from, what } => self.breach(from, Bad::Forbidden, what.to_owned()),
         }
     }
 
@@ -538,7 +579,7 @@ impl Group {
         while at < self.peers.len() {
             match self.peers[at].flush(all, &mut self.counters) {
                 Ok(()) => at += 1,
-                Err(why) => self.lose(at, why.to_string()),
+                Err(why) => self.lose(at, &why),
             }
         }
     }

@@ -8,14 +8,14 @@
 //! 3. a peer whose ring does not move for [`STUCK_US`] though something waits is given up: better a new link.
 //! **Not here**: what messages mean.
 
-use super::Counters;
+use super::{Bad, Counters};
 use crate::link::Stream;
 use crate::transport::ring::{Found, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
 use crate::transport::{self, Memory, RegionId, Transport, TransportError};
 use dunlin_core::consensus::Message;
 use dunlin_core::units::{Index, ReplicaId, Term};
-use dunlin_core::wire::consensus::{decode, encode};
+use dunlin_core::wire::consensus::{WireError, decode, encode};
 use std::collections::VecDeque;
 
 const CONTROL: RegionId = RegionId(0);
@@ -128,7 +128,7 @@ struct Outgoing {
 /// What was heard.
 pub(super) enum Heard {
     Message(Message),
-    Bad(String),
+    Bad(Bad, String),
 }
 
 /// What `progress` found.
@@ -255,10 +255,12 @@ impl Peer {
             }
         }
         let stuck = self.out.as_mut().is_some_and(|o| o.mail.is_stuck(now_us))
-            || self.log_out.as_mut().is_some_and(|c| c.is_stuck(now_us))
-            || self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us);
+            || self.log_out.as_mut().is_some_and(|c| c.is_stuck(now_us));
         if stuck {
-            return Err(TransportError::Breach("its ring does not move"));
+            return Err(TransportError::Closed("its ring does not move".into()));
+        }
+        if self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us) {
+            return Err(TransportError::Breach("a record whose checksum stays wrong"));
         }
         Ok(Progress {
             busy: progress.grants || progress.more,
@@ -312,7 +314,14 @@ impl Peer {
             self.heard_us = Some(now_us);
             return Some(match decode(buffer) {
                 Ok(message) => Heard::Message(message),
-                Err(e) => Heard::Bad(format!("a message that does not decode: {e}")),
+                Err(e) => {
+                    let bad = match e {
+                        WireError::Short { .. } => Bad::Short,
+                        WireError::Long { .. } => Bad::Long,
+                        _ => Bad::Unknown,
+                    };
+                    Heard::Bad(bad, format!("a message that does not decode: {e}"))
+                }
             });
         }
         let control = self.transport.region(CONTROL)?;
@@ -340,7 +349,10 @@ impl Peer {
             self.urgent |= self.out.as_ref().is_some_and(|o| !o.mail.queue.is_empty());
             self.urgent |= self.log_out.as_ref().is_some_and(|c| !c.queue.is_empty());
             if !fine {
-                return Some(Heard::Bad("a cursor beyond what was written".into()));
+                return Some(Heard::Bad(
+                    Bad::Forbidden,
+                    "a cursor beyond what was written".into(),
+                ));
             }
         }
         None

@@ -10,9 +10,9 @@ use super::{Hello, Identity, LinkError, Stream, Welcome, handshake};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,27 @@ pub struct Refusal {
     pub unreported: u64,
 }
 
+/// How many connections a listener has refused, by [`LinkError::kind`]. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals(Arc<Mutex<BTreeMap<&'static str, u64>>>);
+
+impl Refusals {
+    /// The counts so far; kinds that never came are not there.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, kind: &'static str) {
+        *self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(kind)
+            .or_default() += 1;
+    }
+}
+
 type Accepted = Result<(Hello, Stream), Refusal>;
 
 /// A listening socket and its threads; dropping it ends them.
@@ -56,7 +77,7 @@ struct Shared {
     policy: Policy,
     closing: AtomicBool,
     running: AtomicUsize,
-    refused: AtomicU64,
+    refused: Refusals,
     reports: Mutex<BTreeMap<IpAddr, (Instant, u64)>>,
 }
 
@@ -82,7 +103,7 @@ impl Listener {
             policy,
             closing: AtomicBool::new(false),
             running: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
+            refused: Refusals::default(),
             reports: Mutex::default(),
         });
         let (sender, queue) = sync_channel(HANDSHAKES);
@@ -120,7 +141,13 @@ impl Listener {
     /// How many connections were refused so far, reported or not.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.shared.refused.load(Ordering::Relaxed)
+        self.shared.refused.counts().values().sum()
+    }
+
+    /// The same by kind, for whoever does not have the listener.
+    #[must_use]
+    pub fn refusals(&self) -> Refusals {
+        self.shared.refused.clone()
     }
 }
 
@@ -139,7 +166,7 @@ impl Shared {
             };
             if self.running.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES {
                 self.running.fetch_sub(1, Ordering::AcqRel);
-                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.refused.note("too-many");
                 continue; // dropped: the member tries again, the stranger may too
             }
             let (this, sender) = (self.clone(), sender.clone());
@@ -173,7 +200,7 @@ impl Shared {
     }
 
     fn report(&self, from: SocketAddr, error: LinkError) -> Option<Refusal> {
-        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.refused.note(error.kind());
         let now = Instant::now();
         let mut reports = self.reports.lock().expect("no panic under this lock");
         if reports.len() >= REMEMBERED {

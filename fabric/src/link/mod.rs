@@ -21,7 +21,7 @@ mod stream;
 mod tls;
 
 pub use hello::{Hello, Purpose, Welcome};
-pub use listener::{Listener, Policy, Refusal};
+pub use listener::{Listener, Policy, Refusal, Refusals};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use crate::keys;
@@ -109,6 +109,40 @@ pub enum LinkError {
 }
 
 impl LinkError {
+    /// Every [`kind`](Self::kind) of a refusal, for counters.
+    pub const KINDS: [&'static str; 12] = [
+        "other-cluster",
+        "other-version",
+        "other-protection",
+        "wrong-secret",
+        "untrusted",
+        "other-name",
+        "unknown-host",
+        "not-wanted",
+        "garbage",
+        "timeout",
+        "system",
+        "too-many",
+    ];
+
+    /// One word for what is wrong.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::OtherCluster => "other-cluster",
+            Self::OtherVersion { .. } => "other-version",
+            Self::OtherMode { .. } => "other-protection",
+            Self::WrongSecret => "wrong-secret",
+            Self::Untrusted(_) => "untrusted",
+            Self::NameMismatch { .. } => "other-name",
+            Self::UnknownMember(_) => "unknown-host",
+            Self::Refused(_) => "not-wanted",
+            Self::Garbage(_) => "garbage",
+            Self::Timeout(_) => "timeout",
+            Self::BadKeys(_) | Self::NoSecret | Self::Io { .. } => "system",
+        }
+    }
+
     fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Io { what, source }
     }

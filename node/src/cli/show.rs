@@ -79,6 +79,12 @@ fn describe(text: &mut String, vm: &VmStatus) {
         "  frames: {} in, {} out, {} held; log: {} agreed, {lag} to apply",
         vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
     );
+    if vm.leader.is_none() {
+        let _ = writeln!(
+            text,
+            "  nobody leads its group: 'dunlin events' says why, and what can be done"
+        );
+    }
     for peer in &vm.peers {
         let _ = writeln!(
             text,

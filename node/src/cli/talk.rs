@@ -168,13 +168,20 @@ pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> 
 }
 
 /// Shuts a VM down and waits until this host has forgotten it. A host that takes over meanwhile is asked again.
-pub fn down(socket: &Path, vm: &str, now: bool) -> Result<ExitCode> {
+pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode> {
     let request = Request::Down {
         vm: vm.to_owned(),
         now,
+        force,
     };
-    let answer = ask(socket, &request)?;
-    if let Answer::Failed { .. } = answer {
+    let answer = loop {
+        match ask(socket, &request)? {
+            // Another host leads since: it is asked.
+            Answer::Failed { code, .. } if code == AGAIN => std::thread::yield_now(),
+            answer => break answer,
+        }
+    };
+    if force || matches!(answer, Answer::Failed { .. }) {
         return Ok(print(&answer));
     }
     let mut asked_in = None;

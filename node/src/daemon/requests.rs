@@ -73,6 +73,7 @@ pub fn status(daemon: &Daemon) -> HostStatus {
         host: daemon.host.name.clone(),
         links: daemon.host.identity.protection().to_owned(),
         vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
+        refused: daemon.refused(),
     }
 }
 
@@ -111,6 +112,10 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
         | Request::Inject { vm, .. } => vm.clone(),
         _ => return Answer::refused("this is for other hosts to ask"),
     };
+    if matches!(request, Request::Down { .. }) {
+        // An `up` that is under way here comes first: a host that it has not reached yet would keep its part for ever.
+        drop(daemon.changing.lock().unwrap_or_else(PoisonError::into_inner));
+    }
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
         return Answer::refused(format!(
             "there is no VM '{vm}' on this host; 'dunlin status' lists them"
@@ -118,7 +123,7 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
     };
     let is_about_this_host = matches!(
         request,
-        Request::Protect { alone: true, .. } | Request::Inject { .. }
+        Request::Protect { alone: true, .. } | Request::Inject { .. } | Request::Down { force: true, .. }
     );
     match status.leader {
         Some(leader) if leader != daemon.host.name && !is_about_this_host => {
@@ -134,7 +139,8 @@ fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
 
 fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     let (vm, command) = match request {
-        Request::Down { vm, now } => (vm, Command::Down { now: *now }),
+        Request::Down { vm, force: true, .. } => (vm, Command::ForceDown),
+        Request::Down { vm, now, .. } => (vm, Command::Down { now: *now }),
         Request::Failover { vm } => (vm, Command::Failover),
         Request::Protect {
             vm,

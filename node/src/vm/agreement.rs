@@ -126,18 +126,24 @@ impl VmLoop {
                     self.agreement.leads = false;
                     self.follows(term, leader);
                 }
+                // One that broke its last link may go on like that.
+                GroupEvent::LinkUp { peer } if self.broke.remove(&peer) => {}
                 GroupEvent::LinkUp { peer } => {
                     self.event(
                         "link-up",
                         format!("the log's link to host '{}' stands", self.config.host_name(peer)),
                     );
                 }
-                GroupEvent::LinkLost { peer, why } => {
+                GroupEvent::LinkLost { peer, why, broken } => {
                     let host = self.config.host_name(peer).to_owned();
-                    self.event(
-                        "link-lost",
-                        format!("the log's link to host '{host}' is lost: {why}"),
-                    );
+                    if broken {
+                        self.broke.insert(peer);
+                    } else {
+                        self.event(
+                            "link-lost",
+                            format!("the log's link to host '{host}' is lost: {why}"),
+                        );
+                    }
                     self.log_link_lost(peer);
                     self.peer_link_lost(peer);
                 }
@@ -152,7 +158,7 @@ impl VmLoop {
                     let host = self.config.host_name(peer);
                     self.event(
                         "breach",
-                        format!("host '{host}' said what agreement forbids ({count}): {what}"),
+                        format!("host '{host}' said what is not believed ({count} times so far): {what}"),
                     );
                 }
             }
@@ -177,7 +183,8 @@ impl VmLoop {
             && (self.agreement.state.life != Life::Fresh
                 || self.agreement.is_fresh()
                 || self.agreement.leads);
-        !self.witness && self.failure.is_none() && (by_life || self.cold.has_mandate())
+        let serves = self.failure.is_none() && (by_life || self.cold.has_mandate());
+        !self.witness && (serves || self.leads_to_end())
     }
 
     /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.

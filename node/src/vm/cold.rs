@@ -147,6 +147,22 @@ impl VmLoop {
             && self.group.role() != ConsensusRole::Recovering;
         if by_itself || self.cold.order.is_some() {
             self.hold_inquest();
+        } else if now_us - since_us > LEADERLESS_US && self.group.role() == ConsensusRole::Recovering {
+            self.complain_of_oblivion();
+        }
+    }
+
+    /// The log was in memory only, and nobody is there who could tell what it said.
+    fn complain_of_oblivion(&mut self) {
+        let vm = &self.config.name;
+        let why = format!(
+            "nobody leads the VM's group, and this host does not know any more what was agreed (durability = \"memory\"): it \
+             waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin protect --alone --from-disk {vm}' \
+             boots it from the disk of the host where it is said; 'dunlin down --force {vm}' takes it away"
+        );
+        if self.cold.complaint != why {
+            self.event("waiting", &*why);
+            self.cold.complaint = why;
         }
     }
 

@@ -204,6 +204,8 @@ pub enum Command {
         /// Do not wait for the guest.
         now: bool,
     },
+    /// Forget the VM on this host alone, though nobody agrees to it.
+    ForceDown,
     /// The group has forgotten this VM.
     Remove,
 }

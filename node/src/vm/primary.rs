@@ -204,6 +204,8 @@ impl VmLoop {
     pub(super) fn leads(&mut self) {
         let state = self.agreement.state;
         match &self.role {
+            // All that it was elected for; the order is carried out in this step.
+            Role::None if self.leads_to_end() => {}
             Role::None if self.may_boot_cold() => self.boot_cold(),
             Role::None if state.life == Life::Fresh => {
                 self.propose(&Agreed::Complete {
@@ -298,11 +300,13 @@ impl VmLoop {
         let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
         let state = self.host.state.join("vms").join(&config.name);
         let shared = self.shared.clone();
+        self.starts_under_way += 1;
         let work = move || {
             let result = Machine::start(&config, start, term, &state, &shared, &to_loop);
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
+            self.starts_under_way -= 1;
             self.machine_started(session, Err(format!("a thread to start QEMU: {error}")));
         }
     }
@@ -436,6 +440,14 @@ impl VmLoop {
             if let Some(nics) = &self.nics {
                 nics.send(&frame);
             }
+        }
+    }
+
+    /// The guest was asked to switch itself off; it has only so long.
+    pub(super) fn await_powerdown(&mut self) {
+        let quit_at_us = self.now_us() + POWERDOWN_US;
+        if let Some(primary) = self.primary() {
+            primary.quit_at_us = Some(quit_at_us);
         }
     }
 

@@ -6,12 +6,13 @@ use super::agreement::{Agreement, Election};
 use super::backup::BackupRole;
 use super::cold::Cold;
 use super::connect::Connector;
+use super::ending::Order;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
 use super::primary::PrimaryRole;
 use super::{Ended, Host, Shared};
 use crate::config::{Durability, VmConfig};
-use crate::control::{Answer, FailoverStatus, PeerStatus, VmStatus};
+use crate::control::{Answer, BadInput, FailoverStatus, PeerStatus, VmStatus};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
@@ -20,6 +21,7 @@ use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -56,10 +58,20 @@ pub struct VmLoop {
     pub(super) frames_out: u64,
     pub(super) shared: Arc<Shared>,
     pub(super) ending: Option<Ended>,
+    /// Who ordered the VM's end, until that can be carried out.
+    pub(super) orders: Vec<Order>,
+    /// Threads that start a QEMU.
+    pub(super) starts_under_way: u32,
     /// The VM was shut down by agreement, at that time, and this host leads.
     pub(super) down_since_us: Option<u64>,
     /// Who ordered this host to serve alone, until it does.
     pub(super) alone_ordered: Option<Sender<Answer>>,
+    /// Connections of hosts that are not in the group, and when that was told of each (there are as many as hosts in the
+    /// cluster: others get no link).
+    strangers: u64,
+    strangers_told_us: BTreeMap<String, u64>,
+    /// Peers whose last link ended for what they wrote: that is told by `breach`, once a minute.
+    pub(super) broke: BTreeSet<ReplicaId>,
     events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
@@ -89,6 +101,8 @@ impl VmLoop {
             .ok_or("this host is not in the VM's group")?;
         let members = config.group.iter().map(|host| host.member).collect();
         let durability = match host.cluster.durability {
+            // Its few entries are kept, so that its host boots it again: there is no second copy to ask.
+            _ if !config.policy.is_replicated() => dunlin_core::consensus::Durability::Disk,
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
@@ -120,7 +134,7 @@ impl VmLoop {
                 )
             })
             .collect();
-        Ok(Self {
+        let mut this = Self {
             me: member.id,
             witness: member.witness,
             group,
@@ -138,15 +152,23 @@ impl VmLoop {
             frames_out: 0,
             shared,
             ending: None,
+            orders: Vec::new(),
+            starts_under_way: 0,
             down_since_us: None,
             alone_ordered: None,
+            strangers: 0,
+            strangers_told_us: BTreeMap::new(),
+            broke: BTreeSet::new(),
             events,
             connectors,
             born: Instant::now(),
             shown_us: 0,
             host,
             config,
-        })
+        };
+        // Whoever asks before the loop's first turn hears of a VM with a name.
+        this.show(SHOW_US);
+        Ok(this)
     }
 
     /// Runs until the VM is shut down or the daemon ends.
@@ -156,7 +178,7 @@ impl VmLoop {
         if let Err(error) = rustix::process::setpriority_process(None, LOOP_NICE) {
             tracing::debug!(vm = self.config.name, "the loop's priority: {error}");
         }
-        while self.ending.is_none() {
+        while !self.is_over() {
             self.wait();
             while let Ok(event) = self.events.try_recv() {
                 self.handle(event);
@@ -181,6 +203,7 @@ impl VmLoop {
         self.look_after_loss();
         self.run_primary();
         self.run_backup();
+        self.end_by_order();
         // What the last steps proposed leaves now, not a wake-up later.
         self.follow_group();
         self.apply_agreed_entries();
@@ -264,7 +287,10 @@ impl VmLoop {
             LoopEvent::LogLink(peer, stream) => self.add_log_link(peer, stream),
             LoopEvent::Command(command, reply) => self.command(command, reply),
             LoopEvent::Shutdown => self.shut_down_host(),
-            LoopEvent::MachineStarted { session, result } => self.machine_started(session, result),
+            LoopEvent::MachineStarted { session, result } => {
+                self.starts_under_way -= 1;
+                self.machine_started(session, result);
+            }
             LoopEvent::SessionConnected { session, result } => self.session_connected(session, result),
             LoopEvent::JoinProgress {
                 session,
@@ -291,17 +317,40 @@ impl VmLoop {
 
     fn accept(&mut self, hello: &Hello, stream: Stream) {
         let Some(peer) = self.config.member(&hello.from) else {
-            self.event(
-                "link-refused",
-                format!("host '{}' is not in this VM's group", hello.from),
-            );
-            return;
+            return self.refuse_stranger(&hello.from);
         };
         match hello.purpose {
             Purpose::Log => self.add_log_link(peer.id, stream),
             Purpose::Sync => self.accept_join(peer.id, hello.term, stream),
             Purpose::Mirror => self.accept_mirror(peer.id, &hello.extra, stream),
             Purpose::Control => {}
+        }
+    }
+
+    /// A host of the cluster that is not in this VM's group: counted, and told once a minute.
+    fn refuse_stranger(&mut self, host: &str) {
+        const QUIET_US: u64 = 60_000_000;
+        let now_us = self.now_us();
+        self.strangers += 1;
+        let told_us = self.strangers_told_us.insert(host.to_owned(), now_us);
+        match told_us.filter(|told_us| now_us - told_us < QUIET_US) {
+            Some(told_us) => {
+                self.strangers_told_us.insert(host.to_owned(), told_us);
+            }
+            None => self.event("link-refused", format!("host '{host}' is not in this VM's group")),
+        }
+    }
+
+    fn bad_input(&self) -> BadInput {
+        let counters = self.group.counters();
+        BadInput {
+            too_short: counters.short,
+            too_long: counters.long,
+            unknown: counters.unknown,
+            forbidden: counters.forbidden,
+            links_broken: counters.broken,
+            unknown_members: self.strangers,
+            torn: counters.torn,
         }
     }
 
@@ -343,7 +392,12 @@ impl VmLoop {
                 Some(disks) => disks.inject(disk, fault),
                 None => Answer::failed("the VM is not on this host"),
             }),
-            Command::Failover | Command::Protect | Command::VerifyDisk { .. } | Command::Down { .. } => {
+            Command::Down { now } => {
+                self.order_down(now, &reply);
+                None
+            }
+            Command::ForceDown => Some(self.force_down()),
+            Command::Failover | Command::Protect | Command::VerifyDisk { .. } => {
                 self.primary_command(command, &reply)
             }
         };
@@ -396,6 +450,7 @@ impl VmLoop {
                 .machine()
                 .map(|machine| machine.disks.figures(now_us))
                 .unwrap_or_default(),
+            bad_input: self.bad_input(),
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

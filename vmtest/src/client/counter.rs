@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
@@ -80,12 +80,14 @@ struct Record {
 pub struct Counter {
     shared: Arc<Shared>,
     begun: Instant,
+    begun_wall: SystemTime,
     workers: Vec<JoinHandle<Result<Record>>>,
 }
 
 /// All answers of all workers, for questions about times.
 pub struct Answers {
     begun: Instant,
+    begun_wall: SystemTime,
     per_worker_us: Vec<Vec<u64>>,
 }
 
@@ -106,7 +108,7 @@ impl Counter {
             goal: AtomicU64::new(u64::MAX),
             ..Shared::default()
         });
-        let begun = Instant::now();
+        let (begun, begun_wall) = (Instant::now(), SystemTime::now());
         let mut workers = Vec::new();
         for number in 0..spec.connections {
             let (shared, spec) = (Arc::clone(&shared), spec.clone());
@@ -118,6 +120,7 @@ impl Counter {
         Ok(Self {
             shared,
             begun,
+            begun_wall,
             workers,
         })
     }
@@ -173,6 +176,7 @@ impl Counter {
         total.latency_p99_us = rank(99).map_or(0, |&latency| u64::from(latency));
         let answers = Answers {
             begun: self.begun,
+            begun_wall: self.begun_wall,
             per_worker_us,
         };
         total.longest_gap_us = answers.longest_gap_us(self.begun, Instant::now());
@@ -181,6 +185,17 @@ impl Counter {
 }
 
 impl Answers {
+    /// How many answers came after `from` and before `to`, by the machine's clock, which the daemons' events go by too.
+    pub fn count_between(&self, from: SystemTime, to: SystemTime) -> usize {
+        let since = |at: SystemTime| {
+            let span = at.duration_since(self.begun_wall).unwrap_or_default();
+            u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+        };
+        let (from, to) = (since(from), since(to));
+        let all = self.per_worker_us.iter().flatten();
+        all.filter(|&&at| at > from && at < to).count()
+    }
+
     /// The longest time without an answer on any one connection that overlaps with `from..to`.
     pub fn longest_gap_us(&self, from: Instant, to: Instant) -> u64 {
         let since = |at: Instant| {
@@ -301,7 +316,22 @@ pub(super) fn final_count(connection: Option<&mut Connection>, key: &str, timeou
 
 #[cfg(test)]
 mod tests {
-    use super::{CounterReport, judge};
+    use super::{Answers, CounterReport, judge};
+    use std::time::{Duration, Instant, SystemTime};
+
+    #[test]
+    fn answers_between_two_moments_are_counted_over_all_connections() {
+        let begun_wall = SystemTime::now();
+        let answers = Answers {
+            begun: Instant::now(),
+            begun_wall,
+            per_worker_us: vec![vec![1_000, 5_000, 9_000], vec![4_000]],
+        };
+        let at = |ms| begun_wall + Duration::from_millis(ms);
+        assert_eq!(answers.count_between(at(1), at(9)), 2);
+        assert_eq!(answers.count_between(at(0), at(100)), 4);
+        assert_eq!(answers.count_between(at(9), at(1)), 0);
+    }
 
     #[test]
     fn lost_and_doubled_are_told_apart() {

@@ -11,7 +11,7 @@ mod events;
 mod plan;
 mod status;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::lab::{Lab, Node};
+use crate::lab::{Freezer, Lab, Node};
 
-pub use events::Events;
+pub use events::{Event, Events};
 pub use plan::VmPlan;
 pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
 
@@ -45,6 +45,8 @@ pub struct Cluster<'lab> {
     dir: PathBuf,
     hosts: Vec<String>,
     daemons: BTreeMap<String, Child>,
+    /// Hosts that stand still: whatever is started there stands still too, so nobody asks them.
+    frozen: BTreeMap<String, Freezer>,
 }
 
 impl<'lab> Cluster<'lab> {
@@ -69,6 +71,7 @@ impl<'lab> Cluster<'lab> {
             dir,
             hosts,
             daemons: BTreeMap::new(),
+            frozen: BTreeMap::new(),
         })
     }
 
@@ -111,9 +114,30 @@ impl<'lab> Cluster<'lab> {
         &self.hosts
     }
 
-    /// The names of the hosts whose daemon was started and not ended by us.
+    /// The names of the hosts whose daemon was started and not ended by us, and that do not stand still.
     pub fn running(&self) -> Vec<String> {
-        self.daemons.keys().cloned().collect()
+        let running = self.daemons.keys();
+        running
+            .filter(|host| !self.frozen.contains_key(*host))
+            .cloned()
+            .collect()
+    }
+
+    /// The host stands still from when this returns, until it is thawed.
+    pub fn freeze(&mut self, host: &str) -> Result<()> {
+        let freezer = self.lab.node(host).freeze()?;
+        self.frozen.insert(host.to_owned(), freezer);
+        Ok(())
+    }
+
+    /// The host goes on where it stood.
+    pub fn thaw(&mut self, host: &str) {
+        self.frozen.remove(host);
+    }
+
+    /// Who stands still.
+    pub fn frozen(&self) -> BTreeSet<String> {
+        self.frozen.keys().cloned().collect()
     }
 
     /// Starts the daemon of `host` and waits until it says that it is ready.
@@ -289,10 +313,20 @@ impl<'lab> Cluster<'lab> {
             .with_context(|| format!("status of host {host} is not what is expected: {text}"))
     }
 
+    /// What has happened on a host since its daemon began.
+    pub fn events(&self, host: &str) -> Result<Vec<Event>> {
+        let text = self.dunlin(host, &["events", "--json"])?;
+        text.lines()
+            .map(|line| {
+                serde_json::from_str(line).with_context(|| format!("an event of host {host}: {line}"))
+            })
+            .collect()
+    }
+
     /// What all running hosts say; a host that cannot answer is left out.
     pub fn statuses(&self) -> Vec<HostStatus> {
-        self.daemons
-            .keys()
+        self.running()
+            .iter()
             .filter_map(|host| self.status(host).ok())
             .collect()
     }
@@ -367,6 +401,7 @@ impl<'lab> Cluster<'lab> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
+        self.frozen.clear();
         for (host, mut child) in std::mem::take(&mut self.daemons) {
             let _ = self.lab.node(&host).kill_all();
             let _ = child.kill();

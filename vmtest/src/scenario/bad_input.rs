@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::World;
+use super::secrets::Secrets;
 use crate::cluster::{Cluster, VmPlan};
 use crate::lab::{Lab, LabSpec};
 use crate::traces;
@@ -171,6 +172,9 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
     for (name, damage, words) in STRANGERS {
         table.note(name, stranger(cluster, world, &good, damage, words));
     }
+    // Keys that were refused are as secret as others, and host a's shared secret has been in use.
+    let looked = Secrets::of(cluster.dir()).and_then(|secrets| secrets.look(cluster));
+    table.note("no-secret-told", looked.map(drop));
     Ok(())
 }
 

@@ -11,8 +11,10 @@
 pub mod bad_input;
 pub mod interrupt;
 pub mod ledger;
+pub mod life;
 pub mod passers;
 mod run;
+mod secrets;
 pub mod two_vms;
 
 use std::time::Duration;
@@ -46,6 +48,20 @@ pub enum Action {
     CutBackup,
     /// Plug all cables in.
     RestoreLinks,
+    /// These roles' hosts stand still (all of their processes at once), and stay so.
+    Freeze(&'static [&'static str]),
+    /// What needs a frozen backup's word stays where it is: until the group has agreed to go on without it.
+    AwaitDropped,
+    /// Backup and witness are frozen: nothing leaves, and the primary says that it has no majority.
+    AwaitSilence,
+    /// The frozen host that is a witness, or one that is not, or each, goes on where it stood.
+    Thaw(Thawed),
+    /// The backup's host stands still again and again, each time for so many milliseconds: too short to be dropped.
+    Stutter(usize, u64),
+    /// The backup's host gets that much of one core, in percent.
+    SlowBackup(u32),
+    /// SIGKILL to the primary's host while others are frozen, who then go on: the backup takes over.
+    KillPrimaryAndThaw,
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
     PausePrimary(u64),
     /// A planned hand-over by `dunlin failover`.
@@ -56,8 +72,21 @@ pub enum Action {
     StopPrimary,
     /// SIGKILL to every process of every host.
     KillAll,
+    /// After `KillAll`: only the daemon of the last primary's host is started.
+    RestartLast,
+    /// `dunlin protect --alone --from-disk` there; what a person is told before it says so.
+    BootFromDisk,
     /// After `KillAll` and `Restart`: the VM runs again, on the host that was its last primary.
     AwaitBootOnLast,
+}
+
+/// Which of the frozen hosts go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thawed {
+    /// The witness.
+    Witness,
+    /// All.
+    All,
 }
 
 /// A story.
@@ -79,6 +108,8 @@ pub struct Scenario {
     pub audit: bool,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
     pub durable: bool,
+    /// Each host's share of the CPU, in percent of one core; none: as much as there is.
+    pub cpu: Option<u32>,
     /// Counting clients.
     pub connections: usize,
     /// The longest time without an answer that a fault may cost a client.
@@ -98,6 +129,7 @@ impl Scenario {
             disk_mib: None,
             audit: false,
             durable: false,
+            cpu: None,
             connections: 2,
             gap_limit: Duration::from_secs(1),
             actions: actions.to_vec(),
@@ -119,9 +151,10 @@ impl Scenario {
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
     use Action::{
-        AwaitAnswers, AwaitBootOnLast, AwaitProtected, CutBackup, CutPrimary, Failover, InterruptPrimary,
-        KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryDaemon, KillWitness, PausePrimary,
-        ProtectAlone, Restart, RestoreLinks, StopPrimary,
+        AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence, BootFromDisk, CutBackup,
+        CutPrimary, Failover, Freeze, InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary,
+        KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, PausePrimary, ProtectAlone, Restart, RestartLast,
+        RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -309,6 +342,100 @@ pub fn all() -> Vec<Scenario> {
                 ],
             )
         }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "nothing-leaves-without-the-backup",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    // Two of three are there, and both say the same.
+                    Freeze(&["witness"]),
+                    answers,
+                    AwaitProtected,
+                    // Nobody is left who could say it, nor agree that it need not be said.
+                    Freeze(&["backup"]),
+                    AwaitSilence,
+                    Thaw(Thawed::Witness),
+                    answers,
+                    Thaw(Thawed::All),
+                    AwaitProtected,
+                    answers,
+                    // The witness is there to agree.
+                    Freeze(&["backup"]),
+                    AwaitDropped,
+                    answers,
+                    Thaw(Thawed::All),
+                    AwaitProtected,
+                    answers,
+                    Freeze(&["backup", "witness"]),
+                    AwaitSilence,
+                    KillPrimaryAndThaw,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "stuttering-backup",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    Stutter(30, 100),
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        },
+        Scenario {
+            cpu: Some(100),
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "slow-backup",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    SlowBackup(15),
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    SlowBackup(100),
+                    answers,
+                ],
+            )
+        },
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "alone-from-disk-by-order",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    // The newest disk is not the preferred host's.
+                    KillPrimary,
+                    answers,
+                    KillAll,
+                    RestartLast,
+                    BootFromDisk,
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    answers,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .with_disk()
         .quick(),
         Scenario::new("passive-backup-with-disk", "remus", &there_and_back).with_disk(),
     ];

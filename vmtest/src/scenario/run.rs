@@ -2,23 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
-use super::{Action, Scenario};
+use super::secrets::Secrets;
+use super::{Action, Scenario, Thawed};
 use crate::client::{Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service};
 use crate::demo::service;
 use crate::image::GuestImage;
-use crate::lab::{Lab, LabSpec};
+use crate::lab::{CpuShare, Lab, LabSpec};
 use crate::traces;
 
 /// Nothing in a scenario may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The longest that any client waits for one answer before it counts as stuck.
 const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// The host that is every VM's witness.
+const WITNESS: &str = "c";
 
 /// What all scenarios run with.
 #[derive(Clone, Debug)]
@@ -38,6 +42,8 @@ pub struct Outcome {
     pub worst_gap_us: u64,
     /// Medians of the first primary's syncs before it died, by the daemon's names.
     pub syncs: BTreeMap<String, u64>,
+    /// How often the clients were watched while nothing could leave, and for how long together.
+    pub silences: (usize, Duration),
 }
 
 /// Plays `scenario` in a lab of its own.
@@ -46,7 +52,10 @@ pub struct Outcome {
 /// When it does not go as it should; the daemons' logs are kept, and the error says where.
 pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
     let traces_before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let lab = Lab::new(&LabSpec {
+        host_cpu: scenario.cpu.map(CpuShare::percent),
+        ..LabSpec::three_hosts()
+    })?;
     let outcome = {
         let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
         play(&mut cluster, world, scenario).or_else(|error| {
@@ -104,6 +113,8 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         last_primary: None,
         syncs: BTreeMap::new(),
         moments: Vec::new(),
+        frozen_at: SystemTime::UNIX_EPOCH,
+        silences: Vec::new(),
     };
     for (number, &action) in scenario.actions.iter().enumerate() {
         stage
@@ -117,6 +128,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         last_primary,
         syncs,
         moments,
+        silences,
         ..
     } = stage;
     let (clients, answers) = counter.finish()?;
@@ -138,11 +150,27 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         worst_gap_us / 1000,
         scenario.gap_limit.as_millis()
     );
+    for &(from, to) in &silences {
+        // An answer that both had said when the backup was frozen may be on its way: one for each client, who says
+        // nothing more before it has that.
+        let told = answers.count_between(from, to);
+        ensure!(
+            told <= scenario.connections,
+            "{told} answers within {:?} to {} clients, and no backup could have said them",
+            to.duration_since(from).unwrap_or_default(),
+            scenario.connections
+        );
+    }
     no_oops(lab)?;
     for host in &dead {
         cluster.start_host(host)?;
     }
     let primary = primary(&cluster.statuses(), &plan.name).context("nobody is the primary at the end")?;
+    let looked = Secrets::of(cluster.dir())?.look(cluster)?;
+    ensure!(
+        looked.qemus > 0 && looked.bytes > 10_000,
+        "no running VM was searched for secrets: mend the test ({looked:?})"
+    );
     cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
     let left = traces::after_down(cluster)?;
     ensure!(left.is_empty(), "left after down: {}", left.join(", "));
@@ -157,6 +185,13 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         clients,
         worst_gap_us,
         syncs,
+        silences: (
+            silences.len(),
+            silences
+                .iter()
+                .map(|(from, to)| to.duration_since(*from).unwrap_or_default())
+                .sum(),
+        ),
     })
 }
 
@@ -171,6 +206,10 @@ struct Stage<'cluster, 'lab> {
     syncs: BTreeMap<String, u64>,
     /// From each fault until the clients were served again.
     moments: Vec<(Instant, Instant)>,
+    /// When the newest frozen host stood still.
+    frozen_at: SystemTime,
+    /// From when to when nothing could leave, by the machine's clock.
+    silences: Vec<(SystemTime, SystemTime)>,
 }
 
 impl Stage<'_, '_> {
@@ -265,6 +304,59 @@ impl Stage<'_, '_> {
                     self.cluster.start_host(&host)?;
                 }
                 Ok(())
+            }
+            Action::RestartLast => {
+                let last = self.last_primary.clone().context("no host was lost before")?;
+                self.dead.remove(&last);
+                self.cluster.start_host(&last)
+            }
+            Action::BootFromDisk => self.boot_from_disk(),
+            Action::Freeze(roles) => {
+                for role in roles {
+                    let host = self.with_role(role)?;
+                    self.cluster.freeze(&host)?;
+                }
+                self.frozen_at = SystemTime::now();
+                Ok(())
+            }
+            Action::AwaitDropped => self.dropped(),
+            Action::AwaitSilence => {
+                let at = Instant::now();
+                self.falls_silent()?;
+                self.silences.push((self.frozen_at, SystemTime::now()));
+                self.moments.push((at, Instant::now()));
+                Ok(())
+            }
+            Action::Thaw(which) => {
+                for host in self.cluster.frozen() {
+                    // In this lab the witness is always the same.
+                    if which == Thawed::All || host == WITNESS {
+                        self.cluster.thaw(&host);
+                    }
+                }
+                Ok(())
+            }
+            Action::Stutter(times, ms) => self.stutter(times, Duration::from_millis(ms)),
+            Action::SlowBackup(percent) => {
+                // After a take-over nobody is the backup: whoever was slow is not to be it any more.
+                let hosts = match with_role(&self.cluster.statuses(), &self.vm, "backup") {
+                    Some(host) => vec![host],
+                    None => self.cluster.running(),
+                };
+                for host in hosts {
+                    let share = CpuShare::percent(percent);
+                    self.cluster.lab().node(&host).set_cpu_share(Some(share))?;
+                }
+                Ok(())
+            }
+            Action::KillPrimaryAndThaw => {
+                let primary = self.with_role("primary")?;
+                let at = self.cluster.kill_host(&primary)?;
+                self.dead.insert(primary.clone());
+                for host in self.cluster.frozen() {
+                    self.cluster.thaw(&host);
+                }
+                self.taken_over(&primary, at)
             }
             Action::CutPrimary => {
                 let primary = self.with_role("primary")?;
@@ -364,6 +456,77 @@ impl Stage<'_, '_> {
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
                 (!vm.protected).then_some(())
             })
+    }
+
+    /// The backup was frozen: what needs its word waits until the group has agreed to go on without it, and that is said
+    /// before anything leaves.
+    fn dropped(&mut self) -> Result<()> {
+        let at = Instant::now();
+        self.unprotected(at)?;
+        let primary = self.with_role("primary")?;
+        let agreed = self.unprotected_since_freeze(&primary)?.with_context(|| {
+            format!("host {primary} goes on without its backup, and no event tells that it was agreed")
+        })?;
+        self.silences.push((self.frozen_at, agreed));
+        Ok(())
+    }
+
+    /// When the primary was allowed to speak alone, if it was since the backup was frozen.
+    fn unprotected_since_freeze(&self, primary: &str) -> Result<Option<SystemTime>> {
+        let events = self.cluster.events(primary)?;
+        let unprotected = events.iter().filter(|event| event.kind == "unprotected");
+        Ok(unprotected
+            .map(|event| event.at())
+            .find(|at| *at > self.frozen_at))
+    }
+
+    /// A backup that is late again and again; each time nothing leaves meanwhile.
+    fn stutter(&mut self, times: usize, pause: Duration) -> Result<()> {
+        for _ in 0..times {
+            let (primary, backup) = self.cluster.await_protected(&self.vm, PATIENCE)?;
+            self.cluster.freeze(&backup)?;
+            self.frozen_at = SystemTime::now();
+            // The fault itself is a length of time; nothing is waited for here.
+            std::thread::sleep(pause);
+            let until = SystemTime::now();
+            self.cluster.thaw(&backup);
+            // On a busy machine it may have been long enough.
+            let until = self
+                .unprotected_since_freeze(&primary)?
+                .map_or(until, |agreed| agreed.min(until));
+            self.silences.push((self.frozen_at, until));
+            self.counter.await_more(5, PATIENCE)?;
+        }
+        Ok(())
+    }
+
+    /// All hosts were lost, with all that was agreed. This host says what a person can do, refuses less than that, and
+    /// does it.
+    fn boot_from_disk(&mut self) -> Result<()> {
+        let at = Instant::now();
+        let last = self.last_primary.clone().context("no host was lost before")?;
+        self.cluster
+            .await_status("a host that says what a person can do", PATIENCE, |_| {
+                let events = self.cluster.events(&last).ok()?;
+                events
+                    .iter()
+                    .any(|event| event.kind == "waiting" && event.text.contains("--from-disk"))
+                    .then_some(())
+            })?;
+        let refused = self.cluster.output(&last, &["protect", "--alone", &self.vm])?;
+        let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(
+            refused.status.code() == Some(2) && words.contains("--from-disk"),
+            "without a living copy and without --from-disk: {} ({words})",
+            refused.status
+        );
+        self.cluster
+            .dunlin(&last, &["protect", "--alone", "--from-disk", &self.vm])?;
+        self.unprotected(at)?;
+        let events = self.cluster.events(&last)?;
+        let told = events.iter().filter(|event| event.kind == "cold-start").count();
+        ensure!(told == 1, "{told} events tell of the cold start: {events:?}");
+        Ok(())
     }
 
     fn nothing_runs_on(&self, host: &str) -> Result<()> {

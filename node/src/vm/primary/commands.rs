@@ -1,21 +1,20 @@
-//! What people ask of a primary: a hand-over, a shut-down, serving alone.
+//! What people ask of a primary: a hand-over, a backup, a comparison of its disks.
 //!
 //! Invariant 1: a VM that was handed over stands still here until the group has said who goes on.
 //!
 //! Not here: the other end of a hand-over (`backup`).
 
-use super::{AGAIN, POWERDOWN_US, Phase};
+use super::{AGAIN, Phase};
 use crate::control::Answer;
 use crate::vm::Ended;
 use crate::vm::event::Command;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::verification;
 use crossbeam_channel::Sender;
-use dunlin_core::agreed::Agreed;
 use dunlin_core::output::gate::Voice;
 
 impl VmLoop {
-    /// `failover`, `protect`, `down`: the primary's business.
+    /// `failover`, `protect`, `verify-disk`: the primary's business.
     pub(in crate::vm) fn primary_command(
         &mut self,
         command: Command,
@@ -27,7 +26,6 @@ impl VmLoop {
             ));
         }
         match command {
-            Command::Down { now } => Some(self.begin_down(now)),
             Command::Failover => self.begin_hand_over(reply),
             Command::Protect => {
                 if let Some(primary) = self.primary() {
@@ -36,9 +34,12 @@ impl VmLoop {
                 Some(Answer::done("a backup is looked for"))
             }
             Command::VerifyDisk { repair } => self.begin_verification(repair, reply),
-            Command::ProtectAlone { .. } | Command::Remove | Command::Standing | Command::Inject { .. } => {
-                None
-            }
+            Command::Down { .. }
+            | Command::ForceDown
+            | Command::ProtectAlone { .. }
+            | Command::Remove
+            | Command::Standing
+            | Command::Inject { .. } => None,
         }
     }
 
@@ -69,25 +70,6 @@ impl VmLoop {
         match std::thread::Builder::new().name("verify-disk".into()).spawn(work) {
             Ok(_detached) => None,
             Err(error) => Some(Answer::failed(format!("a thread for the comparison: {error}"))),
-        }
-    }
-
-    pub(super) fn begin_down(&mut self, now: bool) -> Answer {
-        let quit_at_us = self.now_us() + POWERDOWN_US;
-        let powerdown = self
-            .machine()
-            .map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
-        match (now, powerdown) {
-            (false, Some(Ok(_))) => {
-                if let Some(primary) = self.primary() {
-                    primary.quit_at_us = Some(quit_at_us);
-                }
-                Answer::done("the guest was asked to switch itself off")
-            }
-            _ => {
-                self.propose(&Agreed::Down);
-                Answer::done("the VM is being ended")
-            }
         }
     }
 

@@ -1,0 +1,174 @@
+//! The end of a VM: by its group's agreement, or, where no group is left to agree, on this host alone.
+//!
+//! Flow: `dunlin down` -> an *order*, which waits for a leader -> this host leads: the guest is asked to switch itself off, or
+//! `Agreed::Down` is proposed -> every member forgets the VM. Another host leads: whoever asked is sent there.
+//!
+//! Invariants:
+//! 1. A host with an order may be elected without a living copy, since a VM that failed or never ran has to end too; all
+//!    that it does as leader is to have `Down` agreed.
+//! 2. If nobody leads within [`PATIENCE_US`] nothing has changed, and the answer says what can be done.
+//! 3. An end by force concerns this host alone, and is refused while a leader is known.
+//! 4. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
+//!
+//! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
+
+use super::Ended;
+use super::primary::AGAIN;
+use super::run::{Role, VmLoop};
+use crate::control::Answer;
+use crossbeam_channel::Sender;
+use dunlin_core::agreed::{Agreed, Life};
+
+/// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
+const PATIENCE_US: u64 = 5_000_000;
+
+/// A person's order to end the VM everywhere.
+pub struct Order {
+    now: bool,
+    until_us: u64,
+    reply: Sender<Answer>,
+}
+
+impl VmLoop {
+    /// It is carried out at the end of this step, or of a later one.
+    pub(super) fn order_down(&mut self, now: bool, reply: &Sender<Answer>) {
+        self.orders.push(Order {
+            now,
+            until_us: self.now_us() + PATIENCE_US,
+            reply: reply.clone(),
+        });
+    }
+
+    /// Whether this host may lead although it has nothing to serve (invariant 1).
+    pub(super) fn leads_to_end(&self) -> bool {
+        !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
+    }
+
+    /// Carries out what was ordered, if it can be now.
+    pub(super) fn end_by_order(&mut self) {
+        if self.orders.is_empty() {
+            return;
+        }
+        if self.agreement.state.life == Life::Down {
+            return self.answer_orders(&Answer::done("the VM is being ended"));
+        }
+        if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
+            let why = format!("host '{}' leads the VM's group", self.config.host_name(leader));
+            return self.answer_orders(&Answer::Failed { why, code: AGAIN });
+        }
+        if self.agreement.leads && self.group.is_leader() {
+            let now = self.orders.iter().any(|order| order.now);
+            if let Some(answer) = self.begin_down(now) {
+                return self.answer_orders(&answer);
+            }
+        }
+        let now_us = self.now_us();
+        if self.orders.iter().any(|order| order.until_us <= now_us) {
+            let answer = Answer::failed(self.why_not_ended());
+            self.orders.retain(|order| {
+                let waits = order.until_us > now_us;
+                if !waits {
+                    // Whoever asked may have gone: here and below.
+                    let _ = order.reply.send(answer.clone());
+                }
+                waits
+            });
+        }
+    }
+
+    fn answer_orders(&mut self, answer: &Answer) {
+        for order in self.orders.drain(..) {
+            let _ = order.reply.send(answer.clone());
+        }
+    }
+
+    /// This host leads: politely where there is a guest to ask. Nothing where it cannot be done yet.
+    fn begin_down(&mut self, now: bool) -> Option<Answer> {
+        match &self.role {
+            // It is being taken over: then it can be asked.
+            Role::Backup(_) if !now => return None,
+            Role::Primary(_) if !now => {
+                let asked = self
+                    .machine()
+                    .map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
+                if let Some(Ok(_)) = asked {
+                    self.await_powerdown();
+                    return Some(Answer::done("the guest was asked to switch itself off"));
+                }
+            }
+            Role::Primary(_) | Role::Backup(_) | Role::None => {}
+        }
+        self.propose(&Agreed::Down)
+            .then(|| Answer::done("the VM is being ended"))
+    }
+
+    /// Invariant 2, in words.
+    fn why_not_ended(&self) -> String {
+        let vm = &self.config.name;
+        let here = &self.host.name;
+        let away: Vec<String> = self
+            .others()
+            .filter(|(_, connected)| !connected)
+            .map(|(name, _)| format!("'{name}'"))
+            .collect();
+        let why = if self.witness {
+            format!("nobody leads its group, and host '{here}' is only its witness")
+        } else if away.is_empty() {
+            "its hosts are there, and none of them can lead ('dunlin events' says why)".to_owned()
+        } else {
+            format!(
+                "no majority of its hosts can agree to that: {} cannot be reached",
+                away.join(" and ")
+            )
+        };
+        format!(
+            "VM '{vm}' is not ended: {why}. Nothing was changed. If no host serves it any more, 'dunlin down --force {vm}' \
+             takes it away from host '{here}' alone"
+        )
+    }
+
+    fn others(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.config
+            .group
+            .iter()
+            .filter(|host| host.member.id != self.me)
+            .map(|host| (host.name.as_str(), self.is_connected(host.member.id)))
+    }
+
+    /// On this host alone (invariant 3).
+    pub(super) fn force_down(&mut self) -> Answer {
+        let vm = self.config.name.clone();
+        if let Some(leader) = self.group.leader() {
+            return Answer::refused(format!(
+                "host '{}' leads the VM's group: 'dunlin down {vm}' ends it on all hosts, and --force is for a VM that \
+                 nobody leads",
+                self.config.host_name(leader)
+            ));
+        }
+        let others: Vec<String> = self.others().map(|(name, _)| format!("'{name}'")).collect();
+        let others = match others.as_slice() {
+            [] => String::new(),
+            names => format!(
+                " Nothing was said to {}: whoever of them lives goes on as it can, and whoever returns keeps its part of the \
+                 VM until 'dunlin down --force {vm}' is said there.",
+                names.join(" and ")
+            ),
+        };
+        let text = format!(
+            "VM '{vm}' is taken away from host '{}', and nobody has agreed to it.{others} Its disks stay as they are.",
+            self.host.name
+        );
+        self.event("down-by-force", text.clone());
+        self.drop_machine();
+        self.answer_orders(&Answer::done("the VM was taken away from this host by force"));
+        self.ending = Some(Ended { vm, forget: true });
+        Answer::done(text)
+    }
+
+    /// Whether the loop may end (invariant 4; a daemon that ends takes its QEMUs with it).
+    pub(super) fn is_over(&self) -> bool {
+        self.ending
+            .as_ref()
+            .is_some_and(|ended| !ended.forget || self.starts_under_way == 0)
+    }
+}

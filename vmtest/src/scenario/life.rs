@@ -1,0 +1,182 @@
+//! The life of a VM as a person steers it: begun, ended before it has begun, come back with its host, ended where nobody
+//! is left to agree.
+//!
+//! * **Decides:** which answers a person has a right to: an exit code, a line that says what to do, and nothing left.
+//! * **Flow:** [`run`] plays the parts one after the other in one lab; each begins and ends without a VM.
+//! * **Invariants:** (1) a command that fails has changed nothing; (2) after `down` nothing of the VM is left, wherever it
+//!   was said.
+//! * **Not here:** clients (`run`), mistakes in files (`bad_input`).
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::World;
+use crate::cluster::{Cluster, VmPlan, await_service};
+use crate::lab::{Lab, LabSpec};
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often a VM without a second copy is started and ended at once: an answer that is lost now and then is found.
+const TIMES: usize = 8;
+
+/// Plays it. Returns how many commands ended a VM.
+///
+/// # Errors
+/// When it does not go as it should; the daemons' logs are kept.
+pub fn run(world: &World) -> Result<usize> {
+    let before = traces::on_this_machine();
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let ended = {
+        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        play(&mut cluster, world).or_else(|error| {
+            let kept = cluster.keep_logs("life");
+            Err(error).context(kept.map_or(String::new(), |dir| format!("logs are in {}", dir.display())))
+        })?
+    };
+    lab.close()?;
+    let left = traces::added_since(&before);
+    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    Ok(ended)
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let bare = VmPlan::redis("none");
+    let file = bare.write(cluster.lab(), &world.image)?;
+    comes_back_with_its_host(cluster, &bare, &file).context("a VM without protection")?;
+    for number in 1..=TIMES {
+        up_and_down(cluster, "a", "a", &file).with_context(|| format!("policy none, {number}. time"))?;
+    }
+    let whole = VmPlan::redis("dunlin");
+    let file = whole.write(cluster.lab(), &world.image)?;
+    does_not_start(cluster, &file).context("a VM that does not start")?;
+    for host in ["a", "b", "c"] {
+        up_and_down(cluster, "a", host, &file).with_context(|| format!("ended from host {host}"))?;
+    }
+    nobody_is_left_to_agree(cluster, &whole, &file).context("a VM without a majority")?;
+    // Its name is free again, on all hosts.
+    up_and_down(cluster, "b", "a", &file).context("after an end by force")?;
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    Ok(TIMES + 9)
+}
+
+/// `down` at once after `up --no-wait` takes the VM away everywhere.
+fn up_and_down(cluster: &Cluster<'_>, up: &str, down: &str, file: &Path) -> Result<()> {
+    cluster.dunlin(up, &["up", "--no-wait", &file.to_string_lossy()])?;
+    cluster.dunlin(down, &["down", "--now", "redis"])?;
+    gone(cluster)
+}
+
+/// The host where `down` was said knows the VM no more; the others hear of it at once, but on their own.
+fn gone(cluster: &Cluster<'_>) -> Result<()> {
+    cluster.await_status("no host knows the VM", PATIENCE, |hosts| {
+        hosts.iter().all(|host| host.vms.is_empty()).then_some(())
+    })?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        let folder = cluster.dir().join(&host).join("state/vms/redis");
+        ensure!(!folder.exists(), "host {host}: {} is left", folder.display());
+    }
+    Ok(())
+}
+
+/// Nobody but its own host could run it: so that host boots it again.
+fn comes_back_with_its_host(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, plan.service(), PATIENCE)?;
+    cluster.kill_daemon("a")?;
+    cluster.start_host("a")?;
+    cluster.await_status("the VM runs again", PATIENCE, |hosts| {
+        let vm = hosts.iter().find_map(|host| host.vm(&plan.name))?;
+        (vm.role == "primary" && vm.state == "running").then_some(())
+    })?;
+    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    let told = cluster.events("a")?;
+    ensure!(
+        told.iter().any(|event| event.kind == "cold-start"),
+        "no event tells that it was booted again: {told:?}"
+    );
+    cluster.dunlin("a", &["down", "--now", &plan.name])?;
+    gone(cluster)
+}
+
+/// What `up` says of a VM that cannot start has to work: "end it with 'dunlin down'".
+fn does_not_start(cluster: &Cluster<'_>, file: &Path) -> Result<()> {
+    let broken = cluster.lab().dir().join("broken.toml");
+    let text = fs::read_to_string(file)?;
+    let damaged = text.replace("vmlinuz", "initrd.img");
+    ensure!(damaged != text, "the damage changes nothing: mend the test");
+    fs::write(&broken, damaged)?;
+    let output = cluster.output("a", &["up", &broken.to_string_lossy()])?;
+    failed(&output, 1, &["did not start", "dunlin down redis"])?;
+    cluster.dunlin("a", &["down", "redis"])?;
+    gone(cluster)
+}
+
+/// Two of three hosts are dead: `down` cannot be agreed on and says so; by force one host is freed, and no other.
+fn nobody_is_left_to_agree(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let output = cluster.output("a", &["down", "--force", &plan.name])?;
+    failed(&output, 2, &["leads", "dunlin down redis"])?;
+    for host in ["b", "c"] {
+        cluster.kill_host(host)?;
+    }
+    cluster.await_status("host a has no majority", PATIENCE, |hosts| {
+        let vm = hosts.iter().find_map(|host| host.vm(&plan.name))?;
+        (vm.role == "primary" && vm.state == "no-majority").then_some(())
+    })?;
+    let output = cluster.output("a", &["down", &plan.name])?;
+    failed(&output, 1, &["'b' and 'c'", "--force", "Nothing was changed"])?;
+    let status = cluster.status("a")?;
+    let role = status.vm(&plan.name).map(|vm| vm.role.as_str());
+    ensure!(
+        role == Some("primary"),
+        "a refused command has changed something: {role:?}"
+    );
+    let said = cluster.dunlin("a", &["down", "--force", &plan.name])?;
+    ensure!(
+        ["'b' and 'c'", "Nothing was said", "--force"]
+            .iter()
+            .all(|word| said.contains(word)),
+        "it does not say what it did not do: {said}"
+    );
+    gone(cluster)?;
+    for host in ["b", "c"] {
+        cluster.start_host(host)?;
+        let status = cluster.status(host)?;
+        ensure!(
+            status.vm(&plan.name).is_some(),
+            "host {host} was never told, and has forgotten the VM"
+        );
+    }
+    for host in ["b", "c"] {
+        failed(&cluster.output(host, &["down", &plan.name])?, 1, &["--force"])?;
+        cluster.dunlin(host, &["down", "--force", &plan.name])?;
+    }
+    gone(cluster)
+}
+
+fn failed(output: &Output, code: i32, words: &[&str]) -> Result<()> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(code),
+        "{} instead of exit code {code}: {said}",
+        output.status
+    );
+    ensure!(said.trim().lines().count() == 1, "not one line but: {said}");
+    for word in words {
+        ensure!(said.contains(word), "the message does not say \"{word}\": {said}");
+    }
+    Ok(())
+}
