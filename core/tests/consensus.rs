@@ -32,6 +32,31 @@ fn a_leader_is_elected_and_agrees_in_groups_of_one_to_seven() {
     }
 }
 
+/// What a follower knows of an entry when it has got it, and nothing else: not even its leader knows more.
+fn known_on_arrival(durability: Durability, size: u8) -> bool {
+    let members: Vec<_> = (0..size).map(Member::full).collect();
+    let mut group = Group::new(durability, &members);
+    let leader = group.elect();
+    let node = group.nodes.get_mut(&leader).unwrap();
+    let before = node.entry(node.committed()).unwrap().stamp;
+    let index = node.propose(Bytes::from_static(b"one")).unwrap();
+    let message = node.append_message(before.term, before, index);
+    assert!(node.committed() < index);
+    let follower = group.nodes.get_mut(&((leader + 1) % size)).unwrap();
+    let from = ReplicaId(leader);
+    follower.step(group.now_us, Event::Received { from, message }, &mut Vec::new());
+    assert_eq!(follower.appended().index, index);
+    follower.committed() == index
+}
+
+#[test]
+fn a_follower_counts_itself_and_its_leader_where_two_are_a_majority() {
+    assert!(known_on_arrival(Durability::Memory, 2));
+    assert!(known_on_arrival(Durability::Memory, 3));
+    assert!(!known_on_arrival(Durability::Memory, 4));
+    assert!(!known_on_arrival(Durability::Disk, 3));
+}
+
 #[test]
 fn nothing_is_agreed_without_a_majority() {
     let mut group = Group::new(Durability::Memory, &three());

@@ -36,11 +36,13 @@ pub enum Bug {
     ReadsAlone,
     /// Completeness counts only when agreed, not when appended.
     CompleteWhenCommitted,
+    /// A follower takes itself and its leader for a majority in groups of any size.
+    TwoAreAlwaysEnough,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::CommitsOldTerm,
         Self::VotesBeforePersist,
         Self::AcksBeforePersist,
@@ -53,5 +55,6 @@ impl Bug {
         Self::ChangesTwoAtOnce,
         Self::ReadsAlone,
         Self::CompleteWhenCommitted,
+        Self::TwoAreAlwaysEnough,
     ];
 }

@@ -7,13 +7,15 @@
 //! - F1 nothing is taken from a leader of an older term than the promised one, whatever the transport let through;
 //! - F2 `matched` is what is known to equal the log of this term's leader; only that is acknowledged and committed;
 //! - F3 an agreed entry is never cut;
-//! - F4 an acknowledgement leaves only when the promise of its term is on disk (C5).
+//! - F4 an acknowledgement leaves only when the promise of its term is on disk (C5);
+//! - F5 what this follower and its leader hold is agreed where two are a majority.
 //!
 //! Source: APUS (GAIA 2.1.2, steps B1, B2: "all replicas store inputs to local SSD (L2, B1)"); fabric.md "safety rests on
 //! terms in acknowledgements"; Raft 5.3.
 //!
 //! Not here: how entries get here (the fabric's ring per peer and term), the rest of a recovery (`recover`).
 
+use super::quorum::majority;
 use super::{Action, Bug, Consensus, Durability, Entry, EntryKind, Message, Promise, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 
@@ -231,9 +233,13 @@ impl Consensus {
         }
     }
 
-    /// F2: agreed is what the leader says, as far as the logs are known to be equal.
-    fn advance_follower(&mut self, out: &mut Vec<Action>) {
-        let mut through = self.following.commit.min(self.following.matched);
+    /// F2: agreed is what the leader says, as far as the logs are known to be equal; and what this host can count itself (F5).
+    pub(super) fn advance_follower(&mut self, out: &mut Vec<Action>) {
+        let mut through = self
+            .following
+            .commit
+            .min(self.following.matched)
+            .max(self.counted());
         if self.bugged(Bug::CommitsUnmatched) {
             through = self.following.commit.min(self.log.last().index);
         }
@@ -241,6 +247,34 @@ impl Consensus {
             self.order.commit(through, self.log.last().index);
             out.push(Action::Committed { through });
         }
+    }
+
+    /// F5: where two are a majority, whoever holds an entry of the leader's own term holds it with the leader, so it is
+    /// agreed: the backup's VM need not wait a round trip for being told. It counts itself only where it would acknowledge
+    /// (F4), and the leader only where it holds what it sends: with a disk its own write may still be under way.
+    fn counted(&self) -> Index {
+        let held = self.acknowledged();
+        let may = self.followers_count()
+            && self.role != Role::Recovering
+            && self.promise_kept.term == self.promise.term
+            && self.is_member(self.cfg.me)
+            && self.leader.is_some_and(|leader| self.is_member(leader));
+        let own_term = || {
+            self.log
+                .stamp(held)
+                .is_some_and(|stamp| stamp.term == self.promise.term)
+        };
+        if may && own_term() { held } else { Index(0) }
+    }
+
+    fn is_member(&self, id: ReplicaId) -> bool {
+        self.log.members().iter().any(|member| member.id == id)
+    }
+
+    /// Whether followers know by themselves what is agreed (F5).
+    pub(super) fn followers_count(&self) -> bool {
+        let two_are_enough = majority(self.log.members().len()) <= 2 || self.bugged(Bug::TwoAreAlwaysEnough);
+        self.cfg.durability == Durability::Memory && two_are_enough
     }
 
     /// What may be acknowledged now.

@@ -1,6 +1,7 @@
 //! What it decides: what a majority is, and what it has agreed on.
 //!
-//! Flow: acknowledgement (or own disk) -> `advance_commit` -> `Committed`, told to the followers with `Lead`.
+//! Flow: acknowledgement (or own disk) -> `advance_commit` -> `Committed`, told to the followers with `Lead`: at once, or
+//! where they can count themselves (F5 in `follow`) with the next beat.
 //!
 //! Invariants:
 //! - Q1 an entry is counted only if it is of the leader's own term; earlier ones are agreed with it (Raft 5.4.2);
@@ -60,7 +61,9 @@ impl Consensus {
         }
         self.order.commit(held, self.log.last().index);
         out.push(Action::Committed { through: held });
-        self.say_lead(out);
+        if !self.followers_count() {
+            self.say_lead(out);
+        }
         self.answer_reads(out);
     }
 

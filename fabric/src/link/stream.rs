@@ -238,6 +238,17 @@ impl AsFd for ReadHalf {
 }
 
 impl WriteHalf {
+    /// Bytes that the other end has not got yet, as far as the system knows (SIOCOUTQ).
+    pub fn in_flight(&self) -> io::Result<usize> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: this ioctl writes one int.
+        let result = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        match result {
+            0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Ends both directions of the stream.
     pub fn shutdown(&self) {
         self.shared.shutdown();

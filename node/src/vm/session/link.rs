@@ -7,12 +7,15 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// A peer that says nothing for this long in the middle of a sync is given up. Its death is noticed much sooner, by
 /// the consensus heartbeats; this is for one that lives but is stuck.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
+const AT_ONCE_BYTES: usize = 16 << 10;
 
 /// How long to wait for a reason on a stream that is broken already.
 const LAST_WORDS: Duration = Duration::from_millis(100);
@@ -50,7 +53,33 @@ impl SyncWriter {
     }
 }
 
+impl SyncWriter {
+    /// Sends if nobody has to wait for that; whether it was done.
+    pub fn send_at_once(&self, message: &SyncMessage) -> Result<bool, Broken> {
+        let mut outgoing = match self.half.try_lock() {
+            Ok(outgoing) => outgoing,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // A sync is being sent.
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        outgoing
+            .send_at_once(message)
+            .map_err(|error| Broken::new("the other host does not take the sync", error))
+    }
+}
+
 impl Outgoing {
+    fn send_at_once(&mut self, message: &SyncMessage) -> io::Result<bool> {
+        self.buffer.clear();
+        encode(message, &mut self.buffer);
+        if self.half.in_flight()? + self.buffer.len() > AT_ONCE_BYTES {
+            return Ok(false);
+        }
+        self.half.write_all(&self.buffer)?;
+        self.half.flush()?;
+        Ok(true)
+    }
+
     fn send(&mut self, message: &SyncMessage) -> io::Result<()> {
         self.buffer.clear();
         encode(message, &mut self.buffer);
