@@ -54,7 +54,8 @@ struct Counts {
 struct Light {
     equal: Vec<Shared>,
     on_image: usize,
-    compared: u64,
+    /// The last committed sync when the pieces were looked for.
+    seen_at: Epoch,
 }
 
 /// A primary and a backup, and what each VM was told.
@@ -211,9 +212,7 @@ impl World {
         }
         let at = self.rng.below(self.snapshots.len() as u64) as usize;
         let epoch = self.snapshots[at].0;
-        while self.light.is_some() {
-            self.light();
-        }
+        // An idle pass may be under way: a commit does not wait for it.
         match self.switch.commit(epoch) {
             Err(SwitchError::MarkMissing { .. }) => {
                 assert!(self.switch.marked() < epoch, "D2: a mark that is here is enough");
@@ -248,16 +247,12 @@ impl World {
             None => {
                 let from = self.rng.below(DISK);
                 let pieces = self.switch.in_both(from, 1 + self.rng.below(DISK));
-                let compared = pieces.iter().map(|piece| piece.ours.len()).sum();
-                let equal: Vec<_> = pieces
-                    .into_iter()
-                    .filter(|piece| piece.ours.same_bytes(&piece.theirs))
-                    .collect();
+                let equal: Vec<_> = pieces.into_iter().filter(Shared::is_equal).collect();
                 if !equal.is_empty() {
                     self.light = Some(Light {
                         equal,
                         on_image: 0,
-                        compared,
+                        seen_at: self.switch.committed(),
                     });
                 }
             }
@@ -272,7 +267,7 @@ impl World {
                     ..light
                 });
             }
-            Some(light) => self.switch.forget_equal(light.compared, &light.equal),
+            Some(light) => self.switch.forget_equal(light.seen_at, &light.equal),
         }
     }
 

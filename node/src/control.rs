@@ -318,6 +318,15 @@ pub struct DiskFigures {
     pub settles: u64,
     /// See `settles`.
     pub settle_ns: u64,
+    /// Backup: syncs asked for because its buffers filled up.
+    #[serde(default)]
+    pub asked_syncs: u64,
+    /// Backup: writes of its VM that were delayed because its buffers were nearly full.
+    #[serde(default)]
+    pub delayed_writes: u64,
+    /// Backup: how long the lightweight checkpoint compared and wrote.
+    #[serde(default)]
+    pub light_ns: u64,
     /// How new the image is: term, written as its primary, epoch.
     pub generation: (u64, bool, u64),
     /// The image is the state of one moment.

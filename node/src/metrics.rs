@@ -145,6 +145,31 @@ const DISK_FIGURES: &[DiskFigure] = &[
         "Backup: brought to the image by syncs",
         |disk| disk.committed_bytes,
     ),
+    (
+        "dunlin_disk_light_ns_total",
+        "Backup: time that the comparison when idle took, with what it brought to the image",
+        |disk| disk.light_ns,
+    ),
+    (
+        "dunlin_disk_settles_total",
+        "Backup: syncs that reached the image",
+        |disk| disk.settles,
+    ),
+    (
+        "dunlin_disk_settle_ns_total",
+        "Backup: time that these took in all, from their commit",
+        |disk| disk.settle_ns,
+    ),
+    (
+        "dunlin_disk_asked_syncs_total",
+        "Backup: syncs asked for because its buffers filled up",
+        |disk| disk.asked_syncs,
+    ),
+    (
+        "dunlin_disk_delayed_writes_total",
+        "Backup: writes of its VM that were delayed because its buffers were nearly full",
+        |disk| disk.delayed_writes,
+    ),
 ];
 
 /// Serves metrics until the daemon ends.

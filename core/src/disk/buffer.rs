@@ -8,6 +8,7 @@
 
 use bytes::Bytes;
 use std::{collections::BTreeMap, ops::Range};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// What one run holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,14 +50,20 @@ impl Content {
         }
     }
 
-    /// The same bytes, whatever the form.
+    /// 128-bit hash of the bytes, whatever the form.
     #[must_use]
-    pub fn same_bytes(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Data(a), Self::Data(b)) => a == b,
-            (Self::Zero(a), Self::Zero(b)) => a == b,
-            (Self::Data(data), Self::Zero(len)) | (Self::Zero(len), Self::Data(data)) => {
-                data.len() as u64 == *len && data.iter().all(|byte| *byte == 0)
+    pub fn hash(&self) -> u128 {
+        match self {
+            Self::Data(data) => xxh3_128(data),
+            Self::Zero(len) => {
+                let mut hash = Xxh3::new();
+                let mut left = *len;
+                while left > 0 {
+                    let now = left.min(ZEROES.len() as u64);
+                    hash.update(&ZEROES[..now as usize]);
+                    left -= now;
+                }
+                hash.digest128()
             }
         }
     }
@@ -70,6 +77,8 @@ impl Content {
         }
     }
 }
+
+static ZEROES: [u8; 4096] = [0; 4096];
 
 #[derive(Clone, Debug)]
 struct Run {
@@ -310,6 +319,18 @@ pub struct Shared {
     pub theirs: Content,
 }
 
+impl Shared {
+    /// "If the sector in the PVM buffer has the same hash value as the same-indexed sector in the SVM buffer" (V).
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        match (&self.ours, &self.theirs) {
+            // Two trims may be as long as the disk: nothing is hashed for them.
+            (Content::Zero(ours), Content::Zero(theirs)) => ours == theirs,
+            (ours, theirs) => ours.len() == theirs.len() && ours.hash() == theirs.hash(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,6 +376,26 @@ mod tests {
         buffer.put(1 << 30, data(4096, 7));
         assert_eq!(buffer.runs_len(), 3);
         assert!(buffer.bytes() < 8192);
+    }
+
+    #[test]
+    fn pieces_are_equal_by_their_bytes_whatever_the_form() {
+        let pair = |ours: Content, theirs: Content| {
+            let piece = Shared {
+                offset: 0,
+                ours,
+                theirs,
+            };
+            piece.is_equal()
+        };
+        assert!(pair(data(4096, 1), data(4096, 1)));
+        assert!(pair(data(5000, 0), Content::Zero(5000)));
+        assert!(pair(Content::Zero(1 << 60), Content::Zero(1 << 60)));
+        assert!(!pair(data(4096, 0), Content::Zero(4095)));
+        assert!(!pair(Content::Zero(512), data(512, 1)));
+        let mut last = vec![1; 4096];
+        last[4095] = 2;
+        assert!(!pair(data(4096, 1), Content::Data(Bytes::from(last))));
     }
 
     #[test]

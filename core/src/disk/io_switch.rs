@@ -415,10 +415,14 @@ impl Switch {
             .intersection(&self.svm, from, COMPARE_BYTES, max_bytes)
     }
 
-    /// Idle time, second half: these equal pieces are on the image and leave memory, unless they changed meanwhile.
+    /// Idle time, second half: these equal pieces are on the image and leave memory, unless they changed meanwhile, or
+    /// another sync than `seen_at` was committed since [`Self::in_both`] found them: then they are on the image's way anyhow, as
+    /// a part of that sync, and perhaps newer.
     /// "We can safely flush this sector into the secondary storage and free the corresponding memory space" (V).
-    pub fn forget_equal(&mut self, compared_bytes: u64, equal: &[Shared]) {
-        self.counters.compared_bytes += compared_bytes;
+    pub fn forget_equal(&mut self, seen_at: Epoch, equal: &[Shared]) {
+        if self.committed != seen_at {
+            return;
+        }
         let Some(segment) = self.segments.front_mut() else {
             return;
         };
@@ -436,6 +440,11 @@ impl Switch {
             self.svm.carve(range);
             self.counters.settled_bytes += piece.ours.len();
         }
+    }
+
+    /// So many bytes were compared in idle time.
+    pub fn compared(&mut self, bytes: u64) {
+        self.counters.compared_bytes += bytes;
     }
 
     fn note_peak(&mut self) {

@@ -12,10 +12,12 @@ use super::{
     DiskError, DiskEvent, Shared,
     link::{self, Link, MirrorStream, ReceiveError, Tuning},
 };
+use crate::memory::hash::on_threads;
 use bytes::Bytes;
 use dunlin_core::{
     disk::{
         Buffer, Content, ExtentSet, Pressure, Storage, Switch,
+        buffer::Shared as Piece,
         mirror::{Frame, Hello, MOST_PAYLOAD_BYTES},
     },
     units::{Epoch, Term},
@@ -42,14 +44,15 @@ struct State {
     asked_for_sync: bool,
     expedite: bool,
     light: Option<u64>,
-    /// A pass of the lightweight checkpoint is writing to the image.
-    light_runs: bool,
     failed: Option<String>,
     stop: bool,
     /// When each sync that is on its way to the image was committed.
     committed_at: VecDeque<(Epoch, Instant)>,
     settles: u64,
     settle_ns: u64,
+    asked_syncs: u64,
+    delayed_writes: u64,
+    light_ns: u64,
 }
 
 /// The role of the host whose VM is the second copy.
@@ -80,6 +83,12 @@ pub struct BackupFigures {
     pub settles: u64,
     /// How long these took in all, from their commit.
     pub settle_ns: u64,
+    /// Syncs asked for because the buffers filled up.
+    pub asked_syncs: u64,
+    /// Writes of the VM here that were delayed because the buffers were nearly full.
+    pub delayed_writes: u64,
+    /// How long the lightweight checkpoint compared and wrote.
+    pub light_ns: u64,
     /// Of the lightweight checkpoint and the buffers.
     pub counters: dunlin_core::disk::io_switch::SwitchCounters,
 }
@@ -98,12 +107,14 @@ impl Backup {
                 asked_for_sync: false,
                 expedite: false,
                 light: None,
-                light_runs: false,
                 failed: None,
                 stop: false,
                 committed_at: VecDeque::new(),
                 settles: 0,
                 settle_ns: 0,
+                asked_syncs: 0,
+                delayed_writes: 0,
+                light_ns: 0,
             }),
             changed: Condvar::new(),
             link: Mutex::new(None),
@@ -163,6 +174,9 @@ impl Backup {
             held_bytes: state.switch.bytes(),
             settles: state.settles,
             settle_ns: state.settle_ns,
+            asked_syncs: state.asked_syncs,
+            delayed_writes: state.delayed_writes,
+            light_ns: state.light_ns,
             counters: state.switch.counters(),
         })
     }
@@ -404,6 +418,7 @@ impl Backup {
             }
             _ if !state.asked_for_sync => {
                 state.asked_for_sync = true;
+                state.asked_syncs += 1;
                 link.push(Frame::NeedSync, Bytes::new());
                 self.shared.event(DiskEvent::NeedSync);
             }
@@ -451,6 +466,7 @@ impl Backup {
             return Err(io::Error::other(reason));
         }
         let until = Instant::now() + Tuning::default().throttle;
+        state.delayed_writes += u64::from(state.switch.pressure() >= Pressure::Throttle);
         while state.switch.pressure() >= Pressure::Throttle && !state.expedite && !state.stop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -509,11 +525,9 @@ impl Backup {
         if let Some(reason) = &state.failed {
             return Err(DiskError::Failed(reason.clone()));
         }
-        // A piece that the idle pass is about to write belongs to the sync that is being committed: let it finish.
+        // An idle pass that is writing is not waited for: what it writes is a part of this sync, the flusher is one thread, and so
+        // the sync's own bytes come after it.
         state.light = None;
-        while state.light_runs {
-            state = self.wait(state);
-        }
         state.switch.commit(epoch)?;
         state.committed_at.push_back((epoch, Instant::now()));
         state.complete = true;
@@ -593,7 +607,6 @@ impl Backup {
                         break Work::Settle(epoch, buffer, state.next_pair, state.term);
                     }
                     if let Some(from) = state.light.take() {
-                        state.light_runs = true;
                         break Work::Light(from);
                     }
                     state = self.wait(state);
@@ -619,8 +632,9 @@ impl Backup {
                         })
                 }
                 Work::Light(from) => {
+                    let begun = Instant::now();
                     let done = self.light_pass(from);
-                    self.lock().light_runs = false;
+                    self.lock().light_ns += begun.elapsed().as_nanos() as u64;
                     done
                 }
             };
@@ -640,35 +654,62 @@ impl Backup {
         }
     }
 
-    /// One step of algorithm 1, on at most [`LIGHT_BYTES`]; asks for the next one itself.
+    /// One step of algorithm 1, on at most [`HASH_BYTES`]; asks for the next one itself.
     /// "If the sector in the PVM buffer has the same hash value as the same-indexed sector in the SVM buffer, then we can
     /// safely flush this sector into the secondary storage and free the corresponding memory space" (V).
     fn light_pass(&self, from: u64) -> io::Result<()> {
-        let (pieces, term) = {
+        let (pieces, term, seen_at) = {
             let state = self.lock();
-            (state.switch.in_both(from, LIGHT_BYTES), state.term)
+            let pieces = state.switch.in_both(from, HASH_BYTES);
+            (pieces, state.term, state.switch.committed())
         };
         let Some(last) = pieces.last() else { return Ok(()) };
         let next = last.offset + last.ours.len();
-        let compared = pieces.iter().map(|piece| piece.ours.len()).sum();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let verdicts = on_threads(&pieces, cores, Piece::is_equal);
+        self.lock()
+            .switch
+            .compared(pieces.iter().map(|piece| piece.ours.len()).sum());
+        // A long trim in both buffers holds no memory, and what it hides on the image would have to go through the journal.
         let equal: Vec<_> = pieces
             .into_iter()
-            .filter(|piece| piece.ours.same_bytes(&piece.theirs))
+            .zip(verdicts)
+            .filter_map(|(piece, equal)| (equal && piece.ours.len() <= LIGHT_BYTES).then_some(piece))
             .collect();
-        if !equal.is_empty() {
-            self.shared.settle_equal(term, &equal)?;
+        let overtaken = |state: &State| state.stop || state.switch.committed() != seen_at;
+        for batch in batches(&equal) {
+            if overtaken(&self.lock()) {
+                return Ok(());
+            }
+            self.shared.settle_equal(term, batch)?;
         }
         let mut state = self.lock();
-        state.switch.forget_equal(compared, &equal);
-        if !state.stop {
+        // All at once: what is cut out of a run moves the rest of it, and then nothing is known of that any more.
+        state.switch.forget_equal(seen_at, &equal);
+        if !overtaken(&state) {
             state.light.get_or_insert(next);
         }
         Ok(())
     }
 }
 
-/// Bytes that one step of the lightweight checkpoint compares: a commit waits for no more than this.
+/// Bytes that one step of the lightweight checkpoint compares: so many that each core gets a share worth waking it for.
+const HASH_BYTES: u64 = 8 << 20;
+/// Bytes that it brings to the image at once: a committed sync, and a take-over, wait for no more than this.
 const LIGHT_BYTES: u64 = 256 << 10;
+
+/// Pieces in groups of about [`LIGHT_BYTES`].
+fn batches(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    let mut bytes = 0;
+    pieces.split_inclusive(move |piece| {
+        bytes += piece.ours.len();
+        let full = bytes >= LIGHT_BYTES;
+        if full {
+            bytes = 0;
+        }
+        full
+    })
+}
 
 fn failed(what: &str, error: &io::Error) -> String {
     format!("the backup's disk cannot be {what}: {error}")

@@ -76,6 +76,85 @@ fn an_io_error_on_the_primarys_disk_is_told_to_the_guest_and_to_the_node() {
 }
 
 #[test]
+fn an_error_that_a_backup_never_saw_is_kept_from_the_guest_until_its_copy_is_ended() {
+    let (_dir, primary, backup) = pair("held", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    primary.disk.hold_errors(true);
+    primary.disk.faults().full(true);
+    thread::scope(|scope| {
+        let writes = || nbd::Export::write(&*primary.disk, 0, Bytes::from_static(&[1; 512]), false);
+        let told = scope.spawn(writes);
+        primary.wait(|event| matches!(event, DiskEvent::ImageFailed { full: true, .. }));
+        assert!(!told.is_finished(), "the guest was told");
+        // A copy that ends lets go of its disk: nothing may wait for the held request.
+        primary.disk.reset();
+        assert_eq!(
+            told.join().unwrap().unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
+    });
+    assert_eq!(primary.disk.status().role, "idle");
+}
+
+#[test]
+fn a_trim_of_the_whole_disk_in_both_buffers_goes_through_no_journal() {
+    let (_dir, primary, backup) = pair("trims", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    for host in [&primary, &backup] {
+        nbd::Export::zero(&*host.disk, 0, 8 * MIB, true, false).unwrap();
+        host.write(4 * MIB, 7, 4096);
+    }
+    while backup.disk.status().backup.counters.mirrored_bytes < 8 * MIB + 4096 {
+        thread::yield_now();
+    }
+    backup.disk.idle();
+    while backup.disk.status().backup.counters.settled_bytes < 4096 {
+        thread::yield_now();
+    }
+    // The pass goes on behind the write; a sync ends it.
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let counters = backup.disk.status().backup.counters;
+    assert_eq!(counters.settled_bytes, 4096, "the trims stay for the sync");
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}
+
+#[test]
+fn the_lightweight_checkpoint_of_many_sectors_finds_each_that_differs() {
+    let (_dir, primary, backup) = pair("many", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    // Enough for every core to get a share of them.
+    primary.write(0, 1, 8 * MIB as usize);
+    backup.write(0, 1, 8 * MIB as usize);
+    let differ = [0u64, 777, 1024, 2047];
+    for sector in differ {
+        backup.write(sector * 4096, 2, 4096);
+    }
+    while backup.disk.status().backup.counters.mirrored_bytes < 8 * MIB {
+        thread::yield_now();
+    }
+    backup.disk.idle();
+    let equal = 8 * MIB - 4 * 4096;
+    while backup.disk.status().backup.counters.settled_bytes < equal {
+        thread::yield_now();
+    }
+    for sector in differ {
+        assert_eq!(backup.byte(sector * 4096), 2);
+        assert_eq!(
+            backup.image_byte(sector * 4096),
+            0,
+            "sector {sector} differs and stays in memory"
+        );
+    }
+    assert_eq!(backup.image_byte(4096), 1);
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}
+
+#[test]
 fn a_backup_ten_times_slower_slows_nothing_until_its_buffers_fill() {
     let limits = Limits {
         sync_at_bytes: 2 * MIB,

@@ -141,6 +141,11 @@ impl Image {
         self.size_bytes
     }
 
+    /// What makes it misbehave; the journal beside it shares them, being on the same disk.
+    pub(super) fn faults(&self) -> &Arc<Faults> {
+        &self.faults
+    }
+
     /// Opened without the right to write.
     #[must_use]
     pub fn read_only(&self) -> bool {

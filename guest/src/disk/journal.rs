@@ -9,6 +9,7 @@
 //! Source: *GANNET* IV-A: "all the checkpoint states should be well received by the secondary node first and then applied
 //! in a transactional (atomic) fashion". Not here: when a record is history (`Superblock`).
 
+use super::faults::Faults;
 use bytes::Bytes;
 use dunlin_core::{
     disk::{Content, Generation},
@@ -19,6 +20,7 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::Path,
+    sync::Arc,
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -67,11 +69,12 @@ pub(super) struct Journal {
     file: File,
     at: u64,
     next: u64,
+    faults: Arc<Faults>,
 }
 
 impl Journal {
-    /// Opens or makes the file and reads the records from number `from` on.
-    pub fn open(path: &Path, from: u64) -> io::Result<(Self, Vec<Record>)> {
+    /// Opens or makes the file and reads the records from number `from` on. `faults` are those of the disk that it is on.
+    pub fn open(path: &Path, from: u64, faults: Arc<Faults>) -> io::Result<(Self, Vec<Record>)> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -82,6 +85,7 @@ impl Journal {
             file,
             at: 0,
             next: from,
+            faults,
         };
         let mut records = Vec::new();
         while let Some(record) = journal.read_next()? {
@@ -120,6 +124,7 @@ impl Journal {
     ) -> io::Result<()> {
         let mut out = Writer {
             file: &self.file,
+            faults: &self.faults,
             at: self.at + HEAD_BYTES as u64,
             chunk: Vec::new(),
             hash: Xxh3::new(),
@@ -163,6 +168,7 @@ impl Journal {
         head[64..80].copy_from_slice(&check.to_le_bytes());
         super::power::point();
         self.file.write_all_at(&head, self.at)?;
+        self.faults.before_flush()?;
         self.file.sync_data()?;
         super::power::point();
         self.at = end.next_multiple_of(512);
@@ -240,6 +246,7 @@ const KEEP_BYTES: u64 = 64 << 20;
 /// Gathers small pieces, hashes what it writes.
 struct Writer<'a> {
     file: &'a File,
+    faults: &'a Faults,
     at: u64,
     chunk: Vec<u8>,
     hash: Xxh3,
@@ -257,6 +264,7 @@ impl Writer<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.faults.before_write(self.chunk.len() as u64)?;
         self.file.write_all_at(&self.chunk, self.at)?;
         self.at += self.chunk.len() as u64;
         self.chunk.clear();

@@ -67,7 +67,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Condvar, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -263,7 +263,35 @@ pub struct Disk {
     gate: RwLock<Role>,
     in_flight: Arc<AtomicU64>,
     served: Served,
+    held: Held,
     connections: Mutex<Vec<nbd::Connection>>,
+}
+
+/// Requests that failed on the VM's disk, and whose VM is not told yet.
+#[derive(Default)]
+struct Held {
+    hold: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Held {
+    fn set(&self, hold: bool) {
+        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = hold;
+        self.changed.notify_all();
+    }
+
+    /// An error stays here for as long as errors are held.
+    fn pass<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if result.is_err() {
+            let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(
+                self.changed
+                    .wait_while(hold, |hold| *hold)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+        result
+    }
 }
 
 /// Requests of the VM so far, and how long they took in all.
@@ -310,6 +338,7 @@ impl Disk {
             gate: RwLock::new(Role::Idle),
             in_flight: Arc::new(AtomicU64::new(0)),
             served: Served::default(),
+            held: Held::default(),
             connections: Mutex::new(Vec::new()),
         }))
     }
@@ -339,6 +368,7 @@ impl Disk {
 
     /// Hangs up on every NBD client and waits for requests in flight. The role stays.
     pub fn hang_up(&self) {
+        self.hold_errors(false);
         self.expedite(true);
         let connections =
             std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
@@ -429,6 +459,7 @@ impl Disk {
 
     /// Any role -> Idle. A backup's buffers are dropped; its image then is the last committed sync.
     pub fn reset(&self) {
+        self.hold_errors(false);
         self.expedite(true);
         let mut role = self.gate();
         match std::mem::replace(&mut *role, Role::Idle) {
@@ -550,6 +581,13 @@ impl Disk {
             Role::Primary(primary) => primary.expedite(on),
             Role::Backup(backup) => backup.expedite(on),
         }
+    }
+
+    /// Primary: while a backup could go on in this VM's place, a request that the image fails is not answered: the VM is not
+    /// told what the other copy never saw, and is ended instead ([`DiskEvent::ImageFailed`] comes at once). `false` lets go of
+    /// all of them. A VM with such a request does not come to a stop.
+    pub fn hold_errors(&self, hold: bool) {
+        self.held.set(hold);
     }
 
     /// Backup: the VMs are idle, so compare and settle what both wrote (the lightweight checkpoint). Returns at once.
@@ -688,40 +726,52 @@ impl nbd::Export for Disk {
             Role::Idle | Role::Primary(_) => self.shared.image.read(offset, out),
             Role::Backup(backup) => backup.read(offset, out),
         };
-        read.inspect_err(|error| self.shared.image_failed("read", error))
+        self.held
+            .pass(read.inspect_err(|error| self.shared.image_failed("read", error)))
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> io::Result<()> {
         let _timed = self.served.one();
-        match &*self.role() {
+        let done = match &*self.role() {
             Role::Idle => Err(idle_error()),
             Role::Primary(primary) => {
-                primary.write(offset, data)?;
-                if fua { primary.flush() } else { Ok(()) }
+                let written = primary.write(offset, data);
+                if fua {
+                    written.and_then(|()| primary.flush())
+                } else {
+                    written
+                }
             }
             // On a backup a write is as durable as its VM: both live and die in memory until a sync or a take-over.
             Role::Backup(backup) => backup.write(offset, Content::Data(data)),
-        }
+        };
+        self.held.pass(done)
     }
 
     fn zero(&self, offset: u64, len: u64, unmap: bool, fua: bool) -> io::Result<()> {
         let _timed = self.served.one();
-        match &*self.role() {
+        let done = match &*self.role() {
             Role::Idle => Err(idle_error()),
             Role::Primary(primary) => {
-                primary.zero(offset, len, unmap)?;
-                if fua { primary.flush() } else { Ok(()) }
+                let zeroed = primary.zero(offset, len, unmap);
+                if fua {
+                    zeroed.and_then(|()| primary.flush())
+                } else {
+                    zeroed
+                }
             }
             Role::Backup(backup) => backup.write(offset, Content::Zero(len)),
-        }
+        };
+        self.held.pass(done)
     }
 
     fn flush(&self) -> io::Result<()> {
         let _timed = self.served.one();
-        match &*self.role() {
+        let done = match &*self.role() {
             Role::Idle | Role::Backup(_) => Ok(()),
             Role::Primary(primary) => primary.flush(),
-        }
+        };
+        self.held.pass(done)
     }
 
     fn status(&self, offset: u64, len: u64) -> io::Result<Vec<(u64, bool)>> {

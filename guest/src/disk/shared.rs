@@ -76,7 +76,8 @@ impl Shared {
         let raw = converter.as_ref().map_or(&*config.image, Converter::raw);
         let image = Image::open(raw, config.read_only, faults.clone())?;
         let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
-        let (journal, records) = Journal::open(&path("journal"), identity.journal_from).map_err(state)?;
+        let (journal, records) =
+            Journal::open(&path("journal"), identity.journal_from, faults.clone()).map_err(state)?;
         let dirty =
             DirtyMap::open(&path("dirty"), image.size_bytes(), identity.pair != [0; 16]).map_err(state)?;
         sync_dir(&config.state_dir).map_err(state)?;
@@ -262,13 +263,12 @@ impl Shared {
     /// Sectors that both VMs wrote alike reach the image between two syncs; the record can take them back (J3).
     pub fn settle_equal(&self, term: Term, pieces: &[Piece]) -> io::Result<()> {
         let mut ledger = self.ledger();
-        let mut runs: Vec<(u64, Content)> = Vec::with_capacity(pieces.len());
-        let mut old = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            let mut before = vec![0; piece.ours.len() as usize];
-            self.image.read(piece.offset, &mut before)?;
-            old.push((piece.offset, Content::Data(before.into())));
-            runs.push((piece.offset, piece.ours.clone()));
+        let runs = joined(pieces);
+        let mut old = Vec::with_capacity(runs.len());
+        for (offset, content) in &runs {
+            let mut before = vec![0; content.len() as usize];
+            self.image.read(*offset, &mut before)?;
+            old.push((*offset, Content::Data(before.into())));
         }
         let epoch = ledger.identity.generation.epoch;
         ledger.lights = true;
@@ -308,7 +308,8 @@ impl Shared {
     pub fn roll_back(&self, state_dir: &Path) -> Result<(), DiskError> {
         let mut ledger = self.ledger();
         let path = state_dir.join(format!("{}.journal", self.name));
-        let (journal, records) = Journal::open(&path, ledger.identity.journal_from)?;
+        let (journal, records) =
+            Journal::open(&path, ledger.identity.journal_from, self.image.faults().clone())?;
         ledger.journal = journal;
         recover(&self.image, &mut ledger, records, self.group.as_ref())
     }
@@ -390,6 +391,29 @@ fn recover(
     }
     ledger.retire(image)?;
     Ok(())
+}
+
+/// Neighbouring pieces as one run: fewer and longer accesses.
+fn joined(pieces: &[Piece]) -> Vec<(u64, Content)> {
+    let mut runs = Vec::new();
+    let mut open: Option<(u64, Vec<u8>)> = None;
+    let close = |(offset, bytes): (u64, Vec<u8>)| (offset, Content::Data(bytes.into()));
+    for piece in pieces {
+        match (&piece.ours, &mut open) {
+            (Content::Data(data), Some((start, bytes))) if *start + bytes.len() as u64 == piece.offset => {
+                bytes.extend(data);
+            }
+            (Content::Data(data), _) => {
+                runs.extend(open.replace((piece.offset, data.to_vec())).map(close));
+            }
+            (zero @ Content::Zero(_), _) => {
+                runs.extend(open.take().map(close));
+                runs.push((piece.offset, zero.clone()));
+            }
+        }
+    }
+    runs.extend(open.map(close));
+    runs
 }
 
 fn put(image: &Image, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {

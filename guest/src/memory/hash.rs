@@ -30,22 +30,22 @@ pub fn differing(a: &[u64; BLOCKS_PER_PAGE], b: &[u64; BLOCKS_PER_PAGE]) -> u16 
         .fold(0, |mask, i| mask | 1 << i)
 }
 
-/// `work` for each page, on up to `threads` threads, in order.
-pub(super) fn on_threads<T: Send + Copy + Default>(
-    pages: &[u64],
+/// `work` for each item (of about a page each), on up to `threads` threads, in order.
+pub(crate) fn on_threads<I: Sync, T: Send + Copy + Default>(
+    items: &[I],
     threads: usize,
-    work: impl Fn(u64) -> T + Sync,
+    work: impl Fn(&I) -> T + Sync,
 ) -> Vec<T> {
-    let mut answers = vec![T::default(); pages.len()];
-    let share = pages.len().div_ceil(threads.max(1)).max(PAGES_PER_THREAD);
-    let fill = |(pages, answers): (&[u64], &mut [T])| {
-        pages
+    let mut answers = vec![T::default(); items.len()];
+    let share = items.len().div_ceil(threads.max(1)).max(PAGES_PER_THREAD);
+    let fill = |(items, answers): (&[I], &mut [T])| {
+        items
             .iter()
             .zip(answers)
-            .for_each(|(page, answer)| *answer = work(*page));
+            .for_each(|(item, answer)| *answer = work(item));
     };
     std::thread::scope(|scope| {
-        let mut shares = pages.chunks(share).zip(answers.chunks_mut(share));
+        let mut shares = items.chunks(share).zip(answers.chunks_mut(share));
         let own = shares.next();
         for other in shares {
             scope.spawn(|| fill(other));

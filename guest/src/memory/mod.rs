@@ -172,7 +172,7 @@ impl Memory {
 
     /// 128-bit hashes of pages, in their order, on up to `threads` threads.
     pub fn hash_pages(&self, pages: &[u64], threads: usize) -> Vec<u128> {
-        hash::on_threads(pages, threads, |page| {
+        hash::on_threads(pages, threads, |&page| {
             let mut copy = [0; PAGE_BYTES];
             self.copy_page(page, &mut copy);
             hash::page(&copy)
@@ -182,7 +182,7 @@ impl Memory {
     /// 64-bit hashes of each page's sixteen blocks. Two blocks of equal hash are *taken* to be equal only until the
     /// patched page's 128-bit hash has been compared.
     pub fn hash_blocks(&self, pages: &[u64], threads: usize) -> Vec<[u64; BLOCKS_PER_PAGE]> {
-        hash::on_threads(pages, threads, |page| {
+        hash::on_threads(pages, threads, |&page| {
             let mut copy = [0; PAGE_BYTES];
             self.copy_page(page, &mut copy);
             hash::blocks(&copy)

@@ -71,10 +71,12 @@ pub enum QemuEvent {
     },
     /// The guest's kernel reported a panic.
     GuestPanicked,
-    /// A disk request failed; the VM may be stopped by it.
+    /// A disk request failed.
     BlockIoError {
         /// QEMU's words.
         reason: String,
+        /// The VM stands still until it is told to go on, and then tries again (QEMU does so where there is no room left).
+        stopped: bool,
     },
     /// Anything else.
     Other(String),
@@ -254,7 +256,10 @@ impl Connection {
             },
             "RESET" => QemuEvent::Reset { guest },
             "GUEST_PANICKED" => QemuEvent::GuestPanicked,
-            "BLOCK_IO_ERROR" => QemuEvent::BlockIoError { reason: reason() },
+            "BLOCK_IO_ERROR" => QemuEvent::BlockIoError {
+                reason: reason(),
+                stopped: data["action"] == "stop",
+            },
             other => QemuEvent::Other(other.to_owned()),
         });
     }

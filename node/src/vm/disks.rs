@@ -66,6 +66,9 @@ fn shown_as(status: &DiskStatus) -> DiskFigures {
         request_ns: status.request_ns,
         settles: backup.settles,
         settle_ns: backup.settle_ns,
+        asked_syncs: backup.asked_syncs,
+        delayed_writes: backup.delayed_writes,
+        light_ns: backup.light_ns,
         generation: (generation.term.0, generation.primary, generation.epoch.0),
         consistent: status.consistent,
     }
@@ -307,6 +310,13 @@ impl Disks {
     pub fn expedite(&self, on: bool) {
         for disk in &self.disks {
             disk.expedite(on);
+        }
+    }
+
+    /// Primary: a request that an image fails is not answered while this holds (a complete backup could go on instead).
+    pub fn hold_errors(&self, hold: bool) {
+        for disk in &self.disks {
+            disk.hold_errors(hold);
         }
     }
 

@@ -65,6 +65,8 @@ pub struct PrimaryRole {
     backup_applied: Index,
     disk_asks: bool,
     quit_at_us: Option<u64>,
+    /// The VM stands still because its disk is full.
+    room: Option<Room>,
     hand_over: Option<Sender<Answer>>,
     /// The VM stands here, and the group was asked to follow the backup.
     handed: bool,
@@ -114,6 +116,17 @@ enum Stage {
     Acknowledged,
 }
 
+/// How long a VM whose disk is full waits until it tries again.
+const ROOM_US: u64 = 1_000_000;
+
+/// A VM whose disk is full.
+#[derive(Clone, Copy)]
+struct Room {
+    retry_at_us: u64,
+    /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
+    tried: bool,
+}
+
 impl PrimaryRole {
     fn new(machine: Option<Arc<Machine>>) -> Self {
         Self {
@@ -130,6 +143,7 @@ impl PrimaryRole {
             backup_applied: Index(0),
             disk_asks: false,
             quit_at_us: None,
+            room: None,
             hand_over: None,
             handed: false,
             join_complaint: String::new(),
@@ -169,6 +183,10 @@ impl VmLoop {
         {
             tracing::warn!(vm = self.config.name, "ending QEMU: {error}");
         }
+        if let Some(machine) = self.machine() {
+            // Nobody is left to be told.
+            machine.disks.hold_errors(false);
+        }
         self.close_backup_session();
         self.role = Role::None;
         self.nics = None;
@@ -180,6 +198,7 @@ impl VmLoop {
         match (&primary.machine, &primary.session, self.output.voice()) {
             (None, _, _) => "starting",
             (_, _, Voice::Shut) => "no-majority",
+            _ if primary.room.is_some() => "disk-full",
             (
                 _,
                 Some(Session {
@@ -257,7 +276,10 @@ impl VmLoop {
         match &self.role {
             Role::None if alone => self.boot(),
             Role::Backup(_) if alone => self.speak_after_take_over(),
-            Role::Primary(_) if alone => {
+            Role::Primary(primary) if alone => {
+                if let Some(machine) = &primary.machine {
+                    machine.disks.hold_errors(false);
+                }
                 self.output.set_voice(Voice::Alone);
                 self.stands_alone();
                 if self.config.policy.is_replicated() {
@@ -279,6 +301,9 @@ impl VmLoop {
                     primary.last_sync_us = now_us;
                     if let Some(session) = &mut primary.session {
                         session.phase = Phase::Synced;
+                    }
+                    if let Some(machine) = &primary.machine {
+                        machine.disks.hold_errors(true);
                     }
                 }
                 self.event("protected", "a complete second copy of the VM follows");
@@ -312,6 +337,12 @@ impl VmLoop {
     }
 
     pub(super) fn machine_started(&mut self, session: u64, result: Result<Started, String>) {
+        if let Ok(started) = &result {
+            // A disk that misbehaves does so for every copy of the VM on this host.
+            for (disk, fault) in &self.injected {
+                started.machine.disks.inject(*disk, *fault);
+            }
+        }
         if matches!(&self.role, Role::Backup(_)) {
             return self.backup_started(session, result);
         }
@@ -480,7 +511,7 @@ impl VmLoop {
                     self.propose(&Agreed::Down);
                 }
                 QemuEvent::GuestPanicked => self.event("guest-panicked", "the guest's kernel panicked"),
-                QemuEvent::BlockIoError { reason } => self.event("disk-error", reason),
+                QemuEvent::BlockIoError { reason, stopped } => self.guest_disk_failed(&reason, stopped),
                 _ => {}
             }
         }
@@ -495,6 +526,60 @@ impl VmLoop {
             );
             self.propose(&Agreed::Down);
         }
+        self.look_for_room();
+    }
+
+    /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the
+    /// VM goes on.
+    fn guest_disk_failed(&mut self, reason: &str, stopped: bool) {
+        let retry_at_us = self.now_us() + ROOM_US;
+        let Some(primary) = self.primary().filter(|_| stopped) else {
+            return self.event("disk-error", reason);
+        };
+        let known = primary.room.replace(Room {
+            retry_at_us,
+            tried: false,
+        });
+        if known.is_none() {
+            self.event(
+                "waits-for-room",
+                format!("the VM stands still until there is room on its disk ({reason}); nothing is lost"),
+            );
+        }
+    }
+
+    fn look_for_room(&mut self) {
+        let now_us = self.now_us();
+        let Some(primary) = self.primary() else { return };
+        let Some(room) = primary.room.filter(|room| room.retry_at_us <= now_us) else {
+            return;
+        };
+        if room.tried {
+            primary.room = None;
+            return self.event("has-room", "the VM goes on: there is room on its disk again");
+        }
+        primary.room = Some(Room {
+            retry_at_us: now_us + ROOM_US,
+            tried: true,
+        });
+        if let Some(machine) = primary.machine.clone()
+            && primary.sync.is_none()
+            && let Err(error) = machine.qemu.cont()
+        {
+            self.machine_died(&format!("it does not go on after its disk was full: {error}"));
+        }
+    }
+
+    /// This host's disk cannot serve the VM. A complete backup can: it has never seen the request that failed, and the VM here is
+    /// not told of it either.
+    pub(super) fn leave_to_the_backup(&mut self, why: &str) {
+        let follows = |session: &Session| session.phase == Phase::Synced;
+        let protected = self.agreement.state.complete.0.count_ones() > 1;
+        let primary = self.primary();
+        if protected && primary.is_some_and(|primary| primary.session.as_ref().is_some_and(follows)) {
+            self.event("left-to-backup", format!("{why}: the backup goes on with the VM"));
+            self.end_copy(why);
+        }
     }
 
     /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.
@@ -505,6 +590,10 @@ impl VmLoop {
             .unwrap_or_default();
         let own_words = own_words.lines().last().unwrap_or_default();
         self.event("qemu-died", format!("QEMU: {why}; {own_words}"));
+        self.end_copy(&format!("{why} {own_words}"));
+    }
+
+    fn end_copy(&mut self, why: &str) {
         let was_primary = matches!(self.role, Role::Primary(_));
         let protected = self.agreement.state.complete.0.count_ones() > 1;
         self.drop_machine();
@@ -513,7 +602,7 @@ impl VmLoop {
             if protected {
                 self.group.step_down();
             } else {
-                self.failure = Some(format!("QEMU ended without a backup: {why} {own_words}"));
+                self.failure = Some(format!("QEMU ended without a backup: {why}"));
             }
         }
     }

@@ -20,6 +20,7 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
+use dunlin_guest::disk::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -72,6 +73,8 @@ pub struct VmLoop {
     strangers_told_us: BTreeMap<String, u64>,
     /// Peers whose last link ended for what they wrote: that is told by `breach`, once a minute.
     pub(super) broke: BTreeSet<ReplicaId>,
+    /// Tests only: what was injected into which disk.
+    pub(super) injected: Vec<(usize, Fault)>,
     events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
@@ -159,6 +162,7 @@ impl VmLoop {
             strangers: 0,
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
+            injected: Vec::new(),
             events,
             connectors,
             born: Instant::now(),
@@ -388,10 +392,12 @@ impl VmLoop {
             }
             Command::ProtectAlone { from_disk } => self.protect_alone(from_disk, &reply),
             Command::Standing => Some(Answer::Standing(self.standing())),
-            Command::Inject { disk, fault } => Some(match self.machine().map(|machine| &machine.disks) {
-                Some(disks) => disks.inject(disk, fault),
-                None => Answer::failed("the VM is not on this host"),
-            }),
+            Command::Inject { disk, fault } => {
+                // A disk is as bad for the next copy of the VM on this host.
+                self.injected.push((disk, fault));
+                let disks = self.machine().map(|machine| &machine.disks);
+                Some(disks.map_or_else(|| Answer::done(""), |disks| disks.inject(disk, fault)))
+            }
             Command::Down { now } => {
                 self.order_down(now, &reply);
                 None

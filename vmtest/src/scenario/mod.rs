@@ -76,6 +76,19 @@ pub enum Action {
     RestartLast,
     /// `dunlin protect --alone --from-disk` there; what a person is told before it says so.
     BootFromDisk,
+    /// The primary's disk misbehaves (a fault of `dunlin inject`): the backup goes on with the VM, and the old primary's events
+    /// say why, with this word.
+    BreakPrimaryDisk(&'static str, &'static str),
+    /// The backup's disk misbehaves: the primary goes on without it, and both say why.
+    BreakBackupDisk(&'static str),
+    /// A fault in the disk of whoever has that role; nothing is expected of it yet.
+    Inject(&'static str, &'static str),
+    /// No disk misbehaves any more, on any host that runs.
+    MendDisks,
+    /// An event of that kind is told by whoever has that role.
+    AwaitTold(&'static str, &'static str),
+    /// The primary is in that state.
+    AwaitState(&'static str),
     /// After `KillAll` and `Restart`: the VM runs again, on the host that was its last primary.
     AwaitBootOnLast,
 }
@@ -151,9 +164,10 @@ impl Scenario {
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
     use Action::{
-        AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence, BootFromDisk, CutBackup,
-        CutPrimary, Failover, Freeze, InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary,
-        KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, PausePrimary, ProtectAlone, Restart, RestartLast,
+        AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence, AwaitState, AwaitTold,
+        BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary, Failover, Freeze, Inject,
+        InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
+        KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary, ProtectAlone, Restart, RestartLast,
         RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
@@ -438,6 +452,113 @@ pub fn all() -> Vec<Scenario> {
         .with_disk()
         .quick(),
         Scenario::new("passive-backup-with-disk", "remus", &there_and_back).with_disk(),
+        Scenario::new(
+            "full-disk-on-the-primary",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                BreakPrimaryDisk("full=on", "disk-full"),
+                answers,
+                // It is still full: brought in as a backup, it fails, and the VM does not mind.
+                AwaitTold("none", "mirror-failed"),
+                answers,
+                MendDisks,
+                AwaitProtected,
+                answers,
+                KillPrimary,
+                answers,
+            ],
+        )
+        .with_disk(),
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "full-disk-without-a-backup",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    KillBackup,
+                    answers,
+                    Inject("primary", "full=on"),
+                    AwaitState("disk-full"),
+                    AwaitTold("primary", "waits-for-room"),
+                    MendDisks,
+                    answers,
+                    AwaitTold("primary", "has-room"),
+                    Restart,
+                    AwaitProtected,
+                    answers,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .with_disk(),
+        Scenario::new(
+            "disk-error-on-the-primary",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                BreakPrimaryDisk("write-error=on", "disk-error"),
+                answers,
+                MendDisks,
+                AwaitProtected,
+                answers,
+                BreakPrimaryDisk("flush-error=on", "disk-error"),
+                answers,
+                MendDisks,
+                AwaitProtected,
+                answers,
+            ],
+        )
+        .with_disk(),
+        Scenario::new(
+            "disk-error-on-the-backup",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                BreakBackupDisk("write-error=on"),
+                answers,
+                MendDisks,
+                AwaitProtected,
+                answers,
+                BreakBackupDisk("full=on"),
+                answers,
+                MendDisks,
+                AwaitProtected,
+                answers,
+                KillPrimary,
+                answers,
+            ],
+        )
+        .with_disk(),
+        Scenario {
+            // A take-over brings what the backup holds to its disk first.
+            gap_limit: Duration::from_secs(20),
+            ..Scenario::new(
+                "backup-disk-ten-times-slower",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    Inject("primary", "bytes-per-s=16777216"),
+                    Inject("backup", "bytes-per-s=1677721"),
+                    AwaitAnswers(600),
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                    MendDisks,
+                    Restart,
+                    AwaitProtected,
+                    answers,
+                ],
+            )
+        }
+        .with_disk(),
     ];
     for (name, machine, vcpus) in [
         ("audited-pc-1", "pc", 1),

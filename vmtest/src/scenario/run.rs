@@ -387,6 +387,52 @@ impl Stage<'_, '_> {
                 self.moments.push((at, Instant::now()));
                 Ok(())
             }
+            Action::BreakPrimaryDisk(fault, told) => {
+                let primary = self.with_role("primary")?;
+                let at = Instant::now();
+                self.cluster.dunlin(&primary, &["inject", &self.vm, fault])?;
+                self.taken_over(&primary, at)?;
+                self.told(&primary, told)?;
+                self.told(&primary, "left-to-backup")
+            }
+            Action::BreakBackupDisk(fault) => {
+                let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
+                let before = self.count_told(&backup, "mirror-failed")?;
+                let at = Instant::now();
+                self.cluster.dunlin(&backup, &["inject", &self.vm, fault])?;
+                self.cluster
+                    .await_status("a backup that says what failed", PATIENCE, |_| {
+                        let after = self.count_told(&backup, "mirror-failed").ok()?;
+                        (after > before).then_some(())
+                    })?;
+                self.unprotected(at)?;
+                self.told(&primary, "mirror-lost")
+            }
+            Action::Inject(role, fault) => {
+                let host = self.with_role(role)?;
+                self.cluster.dunlin(&host, &["inject", &self.vm, fault]).map(drop)
+            }
+            Action::MendDisks => {
+                for host in self.cluster.running() {
+                    if self.with_role("witness")? != host {
+                        self.cluster.dunlin(&host, &["inject", &self.vm, "none"])?;
+                    }
+                }
+                Ok(())
+            }
+            Action::AwaitTold(role, kind) => self.cluster.await_status(kind, PATIENCE, |hosts| {
+                // A host whose copy of the VM has just failed has no role, or that of a backup that is tried again.
+                let asked = hosts
+                    .iter()
+                    .filter(|host| role == "none" || host.vm(&self.vm).is_some_and(|vm| vm.role == role));
+                let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
+                told.any(|count| count > 0).then_some(())
+            }),
+            Action::AwaitState(state) => self.cluster.await_status(state, PATIENCE, |hosts| {
+                let host = with_role(hosts, &self.vm, "primary")?;
+                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
+                (vm.state == state).then_some(())
+            }),
             Action::Failover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
@@ -394,6 +440,24 @@ impl Stage<'_, '_> {
                 self.taken_over(&primary, at)
             }
         }
+    }
+
+    /// How many of a host's events are of that kind.
+    fn count_told(&self, host: &str, kind: &str) -> Result<usize> {
+        let events = self.cluster.dunlin(host, &["events"])?;
+        Ok(events
+            .lines()
+            .filter(|line| line.split_whitespace().any(|word| word == kind))
+            .count())
+    }
+
+    fn told(&self, host: &str, kind: &str) -> Result<()> {
+        ensure!(
+            self.count_told(host, kind)? > 0,
+            "no event '{kind}' on host {host}: {}",
+            self.cluster.dunlin(host, &["events"])?
+        );
+        Ok(())
     }
 
     fn with_role(&self, role: &str) -> Result<String> {

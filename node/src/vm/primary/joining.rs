@@ -222,6 +222,7 @@ impl VmLoop {
             DiskEvent::ImageFailed { reason, full } => {
                 let kind = if full { "disk-full" } else { "disk-error" };
                 self.event(kind, format!("disk {number}: {reason}"));
+                self.leave_to_the_backup(&format!("disk {number} of this host fails"));
             }
             DiskEvent::CopyStarted { .. }
             | DiskEvent::CopyProgress { .. }

@@ -398,7 +398,8 @@ impl VmLoop {
         let observe = primary.change_over.as_ref().map(|_| primary.observe_at_us);
         let look = (self.output.voice() == Voice::Protected && primary.sync.is_none())
             .then_some(primary.next_look_us);
-        [drain, look, observe, primary.quit_at_us]
+        let room = primary.room.map(|room| room.retry_at_us);
+        [drain, look, observe, primary.quit_at_us, room]
             .into_iter()
             .flatten()
             .min()
