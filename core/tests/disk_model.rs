@@ -232,6 +232,9 @@ impl World {
         if self.light.is_some() {
             return;
         }
+        if self.rng.below(2) == 0 {
+            self.switch.join_settled();
+        }
         let Some((epoch, buffer)) = self.switch.next_settled() else {
             return;
         };

@@ -76,12 +76,21 @@ pub struct Sample {
     pub primary_latency_us: f64,
     /// Mean at the backup's, microseconds.
     pub backup_latency_us: Option<f64>,
-    /// From the mark until the sync is on the backup's image: median, milliseconds.
+    /// From the mark (with guests: from the commit) until the sync is on the backup's image, milliseconds: median (with guests:
+    /// mean, of all syncs, those that are on their way when the load ends too).
     pub checkpoint_ms: Option<f64>,
+    /// Bytes that one such sync brings to the image, MiB, mean.
+    pub checkpoint_mib: Option<f64>,
     /// With `--port`: from the call to the return of `commit`; else the primary VM's pause in a sync. Median, milliseconds.
     pub commit_ms: Option<f64>,
     /// Of the bytes that both VMs wrote, settled by the lightweight checkpoint.
     pub settled_mib: Option<f64>,
+    /// How long it compared and wrote, seconds.
+    pub settle_s: Option<f64>,
+    /// What the backup still held in memory when the load ended, MiB.
+    pub left_mib: Option<f64>,
+    /// Writes of the backup's VM that were delayed because its buffers were nearly full.
+    pub delayed_writes: Option<u64>,
     /// Syncs taken.
     pub syncs: u64,
 }
@@ -341,8 +350,12 @@ fn measure(options: &Options, storage: &str, workload: &str) -> Result<Sample> {
         primary_latency_us: 0.0,
         backup_latency_us: None,
         checkpoint_ms: None,
+        checkpoint_mib: None,
         commit_ms: None,
         settled_mib: None,
+        settle_s: None,
+        left_mib: None,
+        delayed_writes: None,
         syncs: 0,
     };
     if storage == "none" {
@@ -388,12 +401,18 @@ fn measure(options: &Options, storage: &str, workload: &str) -> Result<Sample> {
         }
     }
     let (ours, theirs) = (result(ours)?, result(theirs)?);
+    let figures = backup.disk.status().backup;
     (sample.primary_mib_per_s, sample.primary_latency_us) = ours;
     (sample.backup_mib_per_s, sample.backup_latency_us) = (Some(theirs.0), Some(theirs.1));
     sample.service_mib_per_s = ours.0.min(theirs.0);
     sample.checkpoint_ms = median(&mut syncs.checkpoint);
     sample.commit_ms = median(&mut syncs.commit);
-    sample.settled_mib = Some(backup.disk.status().backup.counters.settled_bytes as f64 / f64::from(1 << 20));
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    sample.settled_mib = Some(mib(figures.counters.settled_bytes));
+    sample.settle_s = Some(figures.light_ns as f64 / 1e9);
+    sample.left_mib = Some(mib(figures.held_bytes));
+    sample.delayed_writes = Some(figures.delayed_writes);
+    sample.checkpoint_mib = Some(mib(figures.counters.committed_bytes) / syncs.epoch.max(1) as f64);
     sample.syncs = syncs.epoch;
     ensure!(
         primary.disk.status().role == "primary",
@@ -438,15 +457,19 @@ fn median(values: &mut [f64]) -> Option<f64> {
 fn line(sample: &Sample) -> String {
     let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     format!(
-        "{:13} {:15} service {:7.1} MiB/s  latency us {:>9.0} / {:>9}  checkpoint ms {:>7}  commit ms {:>6}  settled MiB {:>6}",
+        "{:13} {:15} service {:7.1} MiB/s  latency us {:>9.0} / {:>9}  checkpoint ms {:>7} of MiB {:>5}  commit ms {:>6}  \
+         settled MiB {:>6} in s {:>5}  left MiB {:>6}",
         sample.workload,
         sample.storage,
         sample.service_mib_per_s,
         sample.primary_latency_us,
         or_dash(sample.backup_latency_us),
         or_dash(sample.checkpoint_ms),
+        or_dash(sample.checkpoint_mib),
         or_dash(sample.commit_ms),
         or_dash(sample.settled_mib),
+        or_dash(sample.settle_s),
+        or_dash(sample.left_mib),
     )
 }
 
@@ -472,23 +495,32 @@ pub fn table(report: &Report) -> String {
         }
         out.push('\n');
     }
-    let rate = |storage: &str| {
+    let rate = |storage: &str, workload: &str| {
         let found = report
             .samples
             .iter()
-            .find(|s| s.workload == "randwrite-4k" && s.storage == storage);
+            .find(|s| s.workload == workload && s.storage == storage);
         found.map(|sample| sample.service_mib_per_s)
     };
-    if let (Some(none), Some(gannet), Some(colo)) = (rate("none"), rate("gannet"), rate("colo")) {
-        let word = |met: bool| if met { "met" } else { "MISSED" };
-        let (first, second) = (gannet / none, gannet / colo);
+    let word = |met: bool| if met { "met" } else { "MISSED" };
+    let shares: Vec<(f64, &str)> = WORKLOADS
+        .iter()
+        .filter_map(|workload| Some((rate("gannet", workload)? / rate("none", workload)?, *workload)))
+        .collect();
+    if let Some((lowest, where_)) = shares.iter().min_by(|a, b| a.0.total_cmp(&b.0)) {
+        let mean = (shares.iter().map(|(share, _)| share.ln()).sum::<f64>() / shares.len() as f64).exp();
         out += &format!(
-            "target {}: gannet at least 0.9 of none on randwrite-4k: {first:.2}\n",
-            word(first >= 0.9)
+            "target {}: gannet at least 0.9 of none: {lowest:.2} at its lowest ({where_}), {mean:.2} in the geometric mean of {} \
+             loads\n",
+            word(*lowest >= 0.9),
+            shares.len()
         );
+    }
+    if let (Some(gannet), Some(colo)) = (rate("gannet", "randwrite-4k"), rate("colo", "randwrite-4k")) {
         out += &format!(
-            "target {}: gannet at least twice colo on randwrite-4k: {second:.2}\n",
-            word(second >= 2.0)
+            "target {}: gannet at least twice colo on randwrite-4k: {:.2}\n",
+            word(gannet / colo >= 2.0),
+            gannet / colo
         );
     }
     out

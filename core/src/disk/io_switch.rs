@@ -374,6 +374,20 @@ impl Switch {
         self.settled.front().cloned()
     }
 
+    /// All committed syncs whose bytes are not on the image yet become one: what a later one overwrites is not written at all.
+    /// A disk that is slower than its primary's catches up by this.
+    pub fn join_settled(&mut self) {
+        let Some((epoch, _)) = self.settled.back().filter(|_| self.settled.len() > 1) else {
+            return;
+        };
+        let epoch = *epoch;
+        let mut all = Buffer::default();
+        for (_, buffer) in self.settled.drain(..) {
+            all.merge(Buffer::clone(&buffer));
+        }
+        self.settled.push_back((epoch, Arc::new(all)));
+    }
+
     /// Its bytes are on the image.
     pub fn settled(&mut self, epoch: Epoch) {
         while self.settled.front().is_some_and(|(front, _)| *front <= epoch) {

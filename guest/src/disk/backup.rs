@@ -603,6 +603,10 @@ impl Backup {
                     if state.stop || state.failed.is_some() {
                         return;
                     }
+                    // Disks that move together move sync by sync.
+                    if self.shared.group.is_none() {
+                        state.switch.join_settled();
+                    }
                     if let Some((epoch, buffer)) = state.switch.next_settled() {
                         break Work::Settle(epoch, buffer, state.next_pair, state.term);
                     }

@@ -213,6 +213,41 @@ fn a_lost_backup_leaves_the_primary_alone_with_its_dirty_extents() {
 }
 
 #[test]
+fn a_connection_that_holds_its_disk_longest_ends_it_in_good_order() {
+    struct Tell(std::sync::mpsc::Sender<bool>);
+    impl Drop for Tell {
+        fn drop(&mut self) {
+            self.0.send(std::thread::panicking()).unwrap();
+        }
+    }
+    let dir = Dir::new("longest");
+    let image = dir.0.join("a.img");
+    fs::File::create(&image).unwrap().set_len(MIB).unwrap();
+    let config = DiskConfig {
+        name: "disk0".into(),
+        image,
+        format: Default::default(),
+        state_dir: dir.0.join("a"),
+        read_only: false,
+        storage: Storage::Gannet,
+        limits: Limits::default(),
+        group: None,
+    };
+    let (sender, ended) = channel();
+    let tell = Tell(sender);
+    let disk = Disk::open(config, move |_| {
+        let _kept_as_long_as_the_disk = &tell;
+    })
+    .unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    disk.serve(ours).unwrap();
+    drop(disk);
+    drop(theirs);
+    let panicked = ended.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(!panicked, "a panic ends the whole daemon");
+}
+
+#[test]
 fn an_image_in_use_is_refused_in_one_line() {
     let dir = Dir::new("lock");
     let host = Host::open(&dir.0, "a", 1, Storage::Gannet, Limits::default());

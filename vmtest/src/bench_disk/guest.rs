@@ -122,6 +122,9 @@ fn story(
         let text = job(client, &line, PATIENCE + Duration::from_secs(options.seconds * 4))?;
         let (rate, guest_latency_us) = fio_result(&text)?;
         let after = figures(cluster, hosts)?;
+        // Syncs that wait for a slow disk are counted too.
+        settle(cluster, hosts)?;
+        let settled_all = figures(cluster, hosts)?;
         let latency = |at: usize| {
             let (before, after) = (before.get(at)?, after.get(at)?);
             let requests = after
@@ -132,13 +135,12 @@ fn story(
             Some((after.0.request_ns - before.0.request_ns) as f64 / requests as f64 / 1000.0)
         };
         let settled = |figure: fn(&Disk) -> u64| {
-            let (before, after) = (before.get(1)?, after.get(1)?);
+            let (before, after) = (before.get(1)?, settled_all.get(1)?);
             Some(figure(&after.0).saturating_sub(figure(&before.0)))
         };
-        let settles = settled(|disk| disk.settles);
-        let checkpoint_ms = settles
-            .filter(|n| *n > 0)
-            .and_then(|n| Some(settled(|disk| disk.settle_ns)? as f64 / n as f64 / 1e6));
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let settles = settled(|disk| disk.settles).filter(|n| *n > 0);
+        let each = |sum: Option<u64>, unit: f64| Some(sum? as f64 / settles? as f64 / unit);
         if storage != "none" {
             ensure!(
                 after[0].0.role == "primary",
@@ -154,9 +156,13 @@ fn story(
             guest_latency_us: Some(guest_latency_us),
             primary_latency_us: latency(0).unwrap_or(0.0),
             backup_latency_us: latency(1),
-            checkpoint_ms,
+            checkpoint_ms: each(settled(|disk| disk.settle_ns), 1e6),
+            checkpoint_mib: each(settled(|disk| disk.committed_bytes), f64::from(1 << 20)),
             commit_ms: after[0].1,
-            settled_mib: settled(|disk| disk.settled_bytes).map(|bytes| bytes as f64 / f64::from(1 << 20)),
+            settled_mib: settled(|disk| disk.settled_bytes).map(mib),
+            settle_s: settled(|disk| disk.light_ns).map(|ns| ns as f64 / 1e9),
+            left_mib: after.get(1).map(|(disk, _)| mib(disk.held_bytes)),
+            delayed_writes: settled(|disk| disk.delayed_writes),
             syncs: settles.unwrap_or(0),
         });
     }

@@ -78,6 +78,10 @@ pub struct Disk {
     pub settles: u64,
     /// See `settles`.
     pub settle_ns: u64,
+    /// Writes of the backup's VM that were delayed because its buffers were nearly full.
+    pub delayed_writes: u64,
+    /// How long the lightweight checkpoint compared and wrote.
+    pub light_ns: u64,
 }
 
 /// Syncs on a primary.

@@ -447,7 +447,10 @@ impl Stage<'_, '_> {
         let events = self.cluster.dunlin(host, &["events"])?;
         Ok(events
             .lines()
-            .filter(|line| line.split_whitespace().any(|word| word == kind))
+            .filter(|line| {
+                line.split_whitespace()
+                    .any(|word| word.trim_end_matches(':') == kind)
+            })
             .count())
     }
 

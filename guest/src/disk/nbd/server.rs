@@ -95,7 +95,10 @@ impl Connection {
     /// Hangs up, waits for the requests in flight.
     pub fn close(&mut self) {
         let _already_closed = self.control.shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
+        // The trap: the connection's own thread may be the last that holds the export, and with it this value.
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
             let _panicked = thread.join();
         }
     }
