@@ -457,11 +457,12 @@ fn median(values: &mut [f64]) -> Option<f64> {
 fn line(sample: &Sample) -> String {
     let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     format!(
-        "{:13} {:15} service {:7.1} MiB/s  latency us {:>9.0} / {:>9}  checkpoint ms {:>7} of MiB {:>5}  commit ms {:>6}  \
+        "{:13} {:15} service {:7.1} MiB/s (backup's VM {:>5})  latency us {:>9.0} / {:>9}  checkpoint ms {:>7} of MiB {:>5}  commit ms {:>6}  \
          settled MiB {:>6} in s {:>5}  left MiB {:>6}",
         sample.workload,
         sample.storage,
         sample.service_mib_per_s,
+        or_dash(sample.backup_mib_per_s),
         sample.primary_latency_us,
         or_dash(sample.backup_latency_us),
         or_dash(sample.checkpoint_ms),
@@ -520,6 +521,24 @@ pub fn table(report: &Report) -> String {
         out += &format!(
             "target {}: gannet at least twice colo on randwrite-4k: {:.2}\n",
             word(gannet / colo >= 2.0),
+            gannet / colo
+        );
+    }
+    // GANNET's own measure: the slower of the two VMs.
+    let slower = |storage: &str| {
+        let found = report
+            .samples
+            .iter()
+            .find(|s| s.workload == "randwrite-4k" && s.storage == storage);
+        found.map(|s| {
+            s.backup_mib_per_s
+                .map_or(s.service_mib_per_s, |rate| rate.min(s.service_mib_per_s))
+        })
+    };
+    if let (Some(none), Some(gannet), Some(colo)) = (slower("none"), slower("gannet"), slower("colo")) {
+        out += &format!(
+            "by the slower VM, randwrite-4k: gannet {:.2} of none, {:.2} times colo\n",
+            gannet / none,
             gannet / colo
         );
     }
