@@ -234,7 +234,11 @@ impl Backup {
             })?;
             // An acknowledgement for many frames; at once where somebody waits for it.
             if at_once || unacked_bytes >= 256 << 10 || reader.buffer().is_empty() {
-                let held_bytes = self.lock().switch.bytes();
+                // What the VM here writes beyond its primary is no reason to slow the primary down.
+                let held_bytes = {
+                    let state = self.lock();
+                    state.switch.bytes() - state.switch.svm_bytes()
+                };
                 link.push(
                     Frame::Ack {
                         through: number,

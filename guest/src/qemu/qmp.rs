@@ -124,9 +124,13 @@ impl Qmp {
         self.lock().execute(command, arguments, ANSWER_TIMEOUT)
     }
 
-    /// The events that have come, without waiting. To be called when [`Qmp::as_fd`] is readable; `Closed` when QEMU is gone.
+    /// The events that have come, without waiting: none while another thread's command has no answer yet (a `stop` waits for every
+    /// request to a slow disk); it keeps them for the next call. To be called when [`Qmp::as_fd`] is readable; `Closed` when QEMU
+    /// is gone.
     pub fn poll_events(&self) -> Result<Vec<QemuEvent>, QmpError> {
-        let mut connection = self.lock();
+        let Ok(mut connection) = self.0.try_lock() else {
+            return Ok(Vec::new());
+        };
         while connection.fill()? {}
         while let Some(line) = connection.line()? {
             connection.queue_event(&line);
