@@ -46,7 +46,7 @@ struct Options {
 
 const HELP: &str = "bench disk [--port] [--host-cpu 80] [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 4] \
     [--sync-ms 500] [--mib-per-s 4; 20 with --port] [--dir DIR] [--json FILE]";
-const WORKLOADS: [&str; 8] = [
+const WORKLOADS: [&str; 9] = [
     "randwrite-4k",
     "write-4k",
     "randwrite-1m",
@@ -55,7 +55,11 @@ const WORKLOADS: [&str; 8] = [
     "rw-4k",
     "randrw-1m",
     "rw-1m",
+    PACED,
 ];
+/// Random writes with pauses, as a service makes them that waits for its clients: what the lightweight checkpoint is for.
+const PACED: &str = "paced-4k";
+const PACED_PER_S: u64 = 128;
 
 /// One storage under one workload.
 #[derive(Clone, Debug, Serialize)]
@@ -284,8 +288,9 @@ impl Host {
                 "--uri=nbd+unix:///disk0?socket={}",
                 self.socket.display()
             ))
+            .args((workload == PACED).then(|| format!("--rate_iops={PACED_PER_S}")))
             .args([
-                format!("--rw={pattern}"),
+                format!("--rw={}", if workload == PACED { "randwrite" } else { pattern }),
                 format!("--bs={block}"),
                 format!("--runtime={seconds}"),
             ])
@@ -506,6 +511,7 @@ pub fn table(report: &Report) -> String {
     let word = |met: bool| if met { "met" } else { "MISSED" };
     let shares: Vec<(f64, &str)> = WORKLOADS
         .iter()
+        .filter(|workload| **workload != PACED)
         .filter_map(|workload| Some((rate("gannet", workload)? / rate("none", workload)?, *workload)))
         .collect();
     if let Some((lowest, where_)) = shares.iter().min_by(|a, b| a.0.total_cmp(&b.0)) {
@@ -522,6 +528,18 @@ pub fn table(report: &Report) -> String {
             "target {}: gannet at least twice colo on randwrite-4k: {:.2}\n",
             word(gannet / colo >= 2.0),
             gannet / colo
+        );
+    }
+    let checkpoint = |storage: &str| {
+        let found = report
+            .samples
+            .iter()
+            .find(|s| s.workload == PACED && s.storage == storage);
+        found.and_then(|s| s.checkpoint_ms)
+    };
+    if let (Some(with), Some(without)) = (checkpoint("gannet"), checkpoint("gannet-nolight")) {
+        out += &format!(
+            "checkpoint under {PACED}: {with:.1} ms with the lightweight checkpoint, {without:.1} ms without\n"
         );
     }
     // GANNET's own measure: the slower of the two VMs.

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -128,8 +128,9 @@ impl Qmp {
     /// request to a slow disk); it keeps them for the next call. To be called when [`Qmp::as_fd`] is readable; `Closed` when QEMU
     /// is gone.
     pub fn poll_events(&self) -> Result<Vec<QemuEvent>, QmpError> {
-        let Ok(mut connection) = self.0.try_lock() else {
-            return Ok(Vec::new());
+        let mut connection = match self.0.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(Vec::new()),
+            other => other.expect("no thread panics while it holds the QMP connection"),
         };
         while connection.fill()? {}
         while let Some(line) = connection.line()? {

@@ -78,7 +78,11 @@ fn story(
             format!("storage = \"{kind}\""),
             format!("settle_when_idle = {light}"),
         ],
-        sync: vec![format!("quiet_ms = {}", options.sync_ms)],
+        // A guest that starts writes much of its memory while the first copy of it is made.
+        sync: vec![
+            format!("quiet_ms = {}", options.sync_ms),
+            "staging_mib = 768".to_owned(),
+        ],
         ..VmPlan::redis(if storage == "none" { "none" } else { "plover" })
     };
     let file = plan.write(lab, &world.image)?;
@@ -113,8 +117,13 @@ fn story(
         let before = figures(cluster, hosts)?;
         let (pattern, block) = workload.split_once('-').context("a workload is PATTERN-BLOCK")?;
         let part = (DISK_MIB << 20) / JOBS;
+        let (pattern, pace) = if workload == super::PACED {
+            ("randwrite", format!("--rate_iops={}", super::PACED_PER_S / JOBS))
+        } else {
+            (pattern, String::new())
+        };
         let line = format!(
-            "--name=job --rw={pattern} --bs={block} --direct=1 --ioengine=psync --thread --numjobs={JOBS} \
+            "--name=job {pace} --rw={pattern} --bs={block} --direct=1 --ioengine=psync --thread --numjobs={JOBS} \
              --group_reporting --time_based --runtime={} --size={part} --offset_increment={part} --rwmixread=50 \
              --randrepeat=1 --buffer_pattern=0x5a",
             options.seconds
