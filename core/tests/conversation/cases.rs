@@ -1,6 +1,6 @@
 //! What random conversations found, as short as it can be told.
 
-use super::frame::{ACK, FIN, SYN, Seg, read, write};
+use super::frame::{ACK, FIN, RST, SYN, Seg, read, write};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::Epoch;
@@ -139,4 +139,22 @@ fn a_held_answer_ends_the_translation_of_a_former_connection_of_the_same_name() 
     let answer = client(ACK, 60_001, 7001);
     assert_eq!(heard(&mut first, &answer), answer);
     assert_eq!(heard(&mut second, &answer), answer);
+}
+
+/// A VM loses the client's reset inside, and goes on; a segment that was overtaken by the reset must not reach it in the
+/// other VM's numbers.
+#[test]
+fn a_reset_that_a_vm_may_have_lost_does_not_end_the_translation() {
+    let mut first = backup();
+    said(&mut first, &vm(SYN | ACK, 900, 101));
+    heard(&mut first, &client(ACK, 101, 401));
+    said(&mut first, &vm(ACK, 901, 101));
+    heard(&mut first, &client(RST, 101, 0));
+    let overtaken = Seg {
+        sack: vec![(411, 421)],
+        ..client(ACK, 101, 401)
+    };
+    said(&mut first, &vm(ACK, 931, 101));
+    let own = heard(&mut first, &overtaken);
+    assert_eq!((own.ack, own.sack), (901, vec![(911, 921)]));
 }

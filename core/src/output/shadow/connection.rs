@@ -61,6 +61,8 @@ pub(super) struct Connection {
     pub(super) past: Option<Past>,
     pub(super) vm_fin: Option<Fin>,
     pub(super) peer_fin: Option<Fin>,
+    /// Where the client's reset stood. The VM may have lost it inside: then it goes on, and must not hear other numbers.
+    pub(super) reset: Option<u32>,
     /// The VM has begun another connection between the same ends. Its SYN is still held: until that leaves, what leaves
     /// is of this one, but all that comes is for the other.
     pub(super) superseded: bool,
@@ -90,6 +92,7 @@ impl Connection {
             past: None,
             vm_fin: None,
             peer_fin: None,
+            reset: None,
             superseded: false,
         }
     }
@@ -115,6 +118,11 @@ impl Connection {
     pub(super) fn is_closed(&self) -> bool {
         let acknowledged = |fin: Option<Fin>| fin.is_some_and(|fin| fin.acknowledged);
         acknowledged(self.vm_fin) && acknowledged(self.peer_fin)
+    }
+
+    /// Nothing more of it matters to the client.
+    pub(super) fn is_over(&self) -> bool {
+        self.reset.is_some() || self.is_closed()
     }
 
     /// Whether another host would get this connection's numbers wrong without being told.
@@ -232,6 +240,9 @@ impl Connection {
 
     /// The client said `segment`, which is whole; its acknowledgement is `ack` in the VM's numbers.
     pub(super) fn heard(&mut self, segment: &Segment, ack: Option<u32>) {
+        if segment.rst() && self.said_ack == Some(segment.seq) {
+            self.reset = Some(segment.seq);
+        }
         if let Some(ack) = ack {
             self.heard_ack = later(self.heard_ack, ack);
             if let Some(fin) = &mut self.vm_fin {

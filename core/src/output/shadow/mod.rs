@@ -40,8 +40,8 @@ pub const MOST_CONNECTIONS: usize = 65_536;
 const MOST_PASSING: usize = 16_384;
 
 /// How many connections that are over another host is told of, the newest: the VM's last acknowledgement may have got lost,
-/// and its client waits for it.
-const MOST_CLOSED_TOLD: usize = 256;
+/// and its client waits for it; or the client's reset, and the VM goes on.
+const MOST_OVER_TOLD: usize = 256;
 
 /// A table of another host that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum TableError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Passing {
     Open,
-    Closed,
+    Over,
 }
 
 /// The connections of one VM whose numbers may differ from the client's.
@@ -111,16 +111,12 @@ impl Shadow {
         if !intact(frame, &segment) {
             return frame.clone();
         }
-        let was_closed = connection.is_closed();
+        let was_over = connection.is_over();
         connection.learn(&segment, raise);
-        let ends = segment.rst() && connection.said_ack == Some(segment.seq);
         let (frame, ack) = translated_in(frame, &segment, connection, raise);
         connection.heard(&segment, ack);
-        let is_closed = connection.is_closed();
-        if ends {
-            self.connections.remove(&segment.key);
-        } else if is_closed && !was_closed {
-            self.pass(segment.key, Passing::Closed);
+        if connection.is_over() && !was_over {
+            self.pass(segment.key, Passing::Over);
         }
         frame
     }
@@ -200,11 +196,11 @@ impl Shadow {
     #[must_use]
     pub fn table(&self) -> Bytes {
         let worth = || self.connections.iter().filter(|(_, one)| one.is_worth_telling());
-        let closed = worth().filter(|(_, one)| one.is_closed()).count();
-        let mut forgotten = closed.saturating_sub(MOST_CLOSED_TOLD);
+        let over = worth().filter(|(_, one)| one.is_over()).count();
+        let mut forgotten = over.saturating_sub(MOST_OVER_TOLD);
         let mut told = worth()
             .filter(|(_, one)| {
-                let forget = one.is_closed() && forgotten > 0;
+                let forget = one.is_over() && forgotten > 0;
                 forgotten -= usize::from(forget);
                 !forget
             })
@@ -226,9 +222,9 @@ impl Shadow {
         };
         *self = Self { raise, ..Self::new() };
         for (key, connection) in connections {
-            let passing = match (connection.is_open(), connection.is_closed()) {
+            let passing = match (connection.is_open(), connection.is_over()) {
                 (true, _) => Some(Passing::Open),
-                (false, true) => Some(Passing::Closed),
+                (false, true) => Some(Passing::Over),
                 (false, false) => None,
             };
             self.connections.insert(key, connection);
@@ -244,7 +240,7 @@ impl Shadow {
         let Some(connection) = self.connections.used(&segment.key) else {
             return;
         };
-        let was_closed = connection.is_closed();
+        let was_over = connection.is_over();
         if segment.rst() {
             // One that ends nothing repeats the numbers of a stray segment: there is nothing to learn from it.
             if connection.ends_with(segment) {
@@ -253,13 +249,13 @@ impl Shadow {
             return;
         }
         connection.said(segment);
-        if connection.is_closed() && !was_closed {
-            self.pass(segment.key, Passing::Closed);
+        if connection.is_over() && !was_over {
+            self.pass(segment.key, Passing::Over);
         }
     }
 
-    /// A connection in its handshake, or one that is over (its last acknowledgement may have to be repeated): kept
-    /// until enough others are.
+    /// A connection in its handshake, or one that is over (the VM may not have got the client's last word, nor the client
+    /// the VM's): kept until enough others are.
     fn pass(&mut self, key: FlowKey, why: Passing) {
         self.passing.push_back((key, why));
         if self.passing.len() <= MOST_PASSING {
@@ -269,7 +265,7 @@ impl Shadow {
             && let Some(known) = self.connections.get(&key)
             && match why {
                 Passing::Open => known.is_open(),
-                Passing::Closed => known.is_closed(),
+                Passing::Over => known.is_over(),
             }
         {
             self.connections.remove(&key);

@@ -1,7 +1,7 @@
 //! The translation as bytes, for the host that gets a copy of the VM.
 //!
 //! Layout, all numbers big-endian: the version (1 byte), the common raise (4), how many connections follow (4); then for
-//! each: NIC (1), VLAN (4), 4 or 6 (1), the VM's address, the peer's address, the ports (2 and 2), and twelve numbers, each
+//! each: NIC (1), VLAN (4), 4 or 6 (1), the VM's address, the peer's address, the ports (2 and 2), and thirteen numbers, each
 //! with a bit in the two bytes before them that says whether it is there.
 
 use super::connection::{Connection, Fin, Numbers, Past};
@@ -15,7 +15,7 @@ const VERSION: u8 = 1;
 /// The least that a connection takes.
 const LEAST_BYTES: usize = 6 + 8 + 4 + 2;
 /// How many numbers a connection can have.
-const NUMBERS: usize = 12;
+const NUMBERS: usize = 13;
 
 /// What a table says.
 pub(super) type Table = (u32, Vec<(FlowKey, Connection)>);
@@ -105,6 +105,7 @@ fn numbers_of(connection: &Connection) -> [Option<u32>; NUMBERS] {
         // Only of one that is over.
         end(connection.peer_fin.filter(|_| connection.is_closed())),
         connection.echo,
+        connection.reset,
     ]
 }
 
@@ -122,6 +123,7 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
         vm_fin,
         peer_fin,
         echo,
+        reset,
     ] = numbers;
     let numbers = match delta {
         Some(delta) => Numbers::Known(delta),
@@ -138,6 +140,7 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
         past: past.map(|ticks| Past { ticks, floor, first }),
         vm_fin: fin(vm_fin),
         peer_fin: fin(peer_fin),
+        reset,
         ..Connection::with(numbers)
     })
 }

@@ -139,7 +139,7 @@ fn a_connection_that_is_over_can_repeat_its_last_word_on_every_host() {
 #[test]
 fn of_connections_that_are_over_only_the_last_are_told() {
     let mut shadow = Shadow::new();
-    for port in 1000..1000 + 2 * MOST_CLOSED_TOLD as u16 {
+    for port in 1000..1000 + 2 * MOST_OVER_TOLD as u16 {
         let side = |seg: Seg| Seg { port, ..seg };
         shadow.overheard(&side(Seg::from_vm(SYN | ACK, B, C + 1)).frame());
         into(&mut shadow, &side(Seg::to_vm(FIN | ACK, C + 1, P + 1)));
@@ -151,7 +151,7 @@ fn of_connections_that_are_over_only_the_last_are_told() {
     let mut other = Shadow::new();
     other.load(&shadow.table()).unwrap();
     let told: Vec<u16> = other.connections.iter().map(|(key, _)| key.peer_port).collect();
-    let last = 1000 + MOST_CLOSED_TOLD as u16..1000 + 2 * MOST_CLOSED_TOLD as u16;
+    let last = 1000 + MOST_OVER_TOLD as u16..1000 + 2 * MOST_OVER_TOLD as u16;
     assert_eq!(told, std::iter::once(1001).chain(last).collect::<Vec<_>>());
 }
 
@@ -193,14 +193,25 @@ fn a_reset_of_a_new_primary_is_said_in_the_clients_numbers() {
     );
 }
 
+/// A VM may lose the reset inside, and hears the client's stray segments then.
 #[test]
-fn the_clients_reset_ends_a_connection_if_the_vm_must_believe_it() {
+fn after_a_reset_that_the_vm_must_believe_the_connection_is_over_and_translated() {
     let mut shadow = accepted();
     shadow.overheard(&Seg::from_vm(ACK, B1, C + 1).frame());
+    let is_over = |shadow: &Shadow| shadow.connections.iter().all(|(_, one)| one.is_over());
     into(&mut shadow, &Seg::to_vm(RST, C + 500, 0));
-    assert!(!shadow.is_empty());
+    assert!(!is_over(&shadow));
     into(&mut shadow, &Seg::to_vm(RST, C + 1, 0));
-    assert!(shadow.is_empty());
+    assert!(is_over(&shadow));
+    let mut other = Shadow::new();
+    other.load(&shadow.table()).unwrap();
+    assert!(is_over(&other));
+    for shadow in [&mut shadow, &mut other] {
+        let stray = into(shadow, &Seg::to_vm(ACK, C + 1, P + 1));
+        assert_eq!(stray.ack, B1);
+        shadow.overheard(&Seg::from_vm(SYN | ACK, 300, C + 900).frame());
+        assert!(!is_over(shadow), "the next one of this name");
+    }
 }
 
 #[test]
