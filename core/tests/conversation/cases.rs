@@ -158,3 +158,36 @@ fn a_reset_that_a_vm_may_have_lost_does_not_end_the_translation() {
     let own = heard(&mut first, &overtaken);
     assert_eq!((own.ack, own.sack), (901, vec![(911, 921)]));
 }
+
+/// Both VMs ended the stream, but the client's FIN came to the backup's before its own and to the primary's not at all.
+/// So the client heard a FIN that acknowledges nothing, and acknowledged it: the backup's VM thinks that all is said.
+#[test]
+fn a_repeated_end_of_a_forgotten_connection_is_acknowledged_and_not_reset() {
+    let mut first = backup();
+    heard(&mut first, &client(FIN | ACK, 50, 700));
+    said(&mut first, &vm(FIN | ACK, 700, 51));
+    heard(&mut first, &client(ACK, 51, 701));
+    assert_eq!(takes_over(&mut first), []);
+    let repeats = |output: &mut Output| {
+        heard(output, &client(FIN | ACK, 50, 701));
+        left(output, &vm(RST, 701, 0))
+    };
+    // What acknowledges it may get lost once more.
+    assert_eq!(repeats(&mut first), vm(ACK, 701, 51));
+    assert_eq!(repeats(&mut first), vm(ACK, 701, 51));
+
+    let mut second = backup();
+    second
+        .applied(Epoch(1), &first.draw_line())
+        .expect("a table that can be read");
+    // Its own VM says the reset while it is the backup.
+    heard(&mut second, &client(FIN | ACK, 50, 701));
+    said(&mut second, &vm(RST, 701, 0));
+    assert_eq!(takes_over(&mut second), [vm(ACK, 701, 51)]);
+    assert_eq!(repeats(&mut second), vm(ACK, 701, 51));
+    assert_eq!(
+        left(&mut second, &vm(RST, 690, 0)),
+        vm(RST, 690, 0),
+        "the answer to something else"
+    );
+}

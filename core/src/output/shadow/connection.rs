@@ -130,7 +130,8 @@ impl Connection {
         let unsettled = self
             .past
             .is_some_and(|past| past.floor.is_some() && past.first.is_none());
-        let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled;
+        let alike =
+            self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled && !self.is_closed();
         !alike && !self.superseded
     }
 
@@ -186,6 +187,16 @@ impl Connection {
     /// Whether `segment` of the VM, a RST, ends it. A RST that answers a stray segment carries that one's numbers.
     pub(super) fn ends_with(&self, segment: &Segment) -> bool {
         self.sent.is_none_or(|sent| sent == segment.seq)
+    }
+
+    /// What the client is told in place of `segment`, a reset: the VM has forgotten the connection, both ends of which are
+    /// closed, and the client repeats itself, because what acknowledged its end never left or got lost. Without
+    /// replication there is no such client: the VM forgets when its own FIN is acknowledged, and that FIN would have
+    /// acknowledged the client's. But the client may have heard another VM's, which did not.
+    pub(super) fn last_word(&self, segment: &Segment) -> Option<u32> {
+        let (vm, peer) = self.vm_fin.zip(self.peer_fin)?;
+        let is_answer = segment.rst() && !segment.ack_flag() && segment.payload.is_empty();
+        (self.is_closed() && is_answer && segment.seq == vm.end).then_some(peer.end)
     }
 
     /// The first word of the client since the VM here opened it: the client repeats the number that *it* was told.
@@ -254,9 +265,10 @@ impl Connection {
                 self.echo = later(self.echo, found.echo);
             }
         }
-        if segment.fin() {
-            let acknowledged = self.peer_fin.is_some_and(|fin| fin.acknowledged);
+        if segment.fin() && self.peer_fin.is_none_or(|fin| !fin.acknowledged) {
             let end = segment.seq_end();
+            // The one that the VM has acknowledged may have come before anything was known here.
+            let acknowledged = self.said_ack.is_some_and(|ack| !before(ack, end));
             self.peer_fin = Some(Fin { end, acknowledged });
         }
     }

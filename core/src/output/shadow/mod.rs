@@ -13,6 +13,8 @@
 //! 3. What a client sees of a connection's timestamps never goes back, whichever host speaks.
 //! 4. A connection whose numbers are not known for certain is left alone: the comparison finds the difference, and a
 //!    sync mends it.
+//! 5. Both ends have closed a connection, but the client is not known to have heard that its own end was: what it repeats
+//!    is acknowledged, even when the VM has forgotten the connection and says a reset.
 //!
 //! Source: RFC 9293, 7323 (PAWS), 2018, 1624. COLO's rewriter in QEMU moves sequence numbers, too; timestamps, SACK and
 //! a translation that outlives the fail-over are ours. Not here: signed segments (TCP-MD5, TCP-AO), which no
@@ -24,7 +26,7 @@ mod recent;
 mod rewrite;
 mod table;
 
-use super::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
+use super::packet::{ACK, Direction, FlowKey, Parsed, Segment, UDP, parse};
 use crate::agreed::Frame;
 use crate::wire::WireError;
 use bytes::Bytes;
@@ -155,7 +157,8 @@ impl Shadow {
         }
     }
 
-    /// What the VM here says on its way to the client: its numbers become the client's.
+    /// What the VM here says on its way to the client: its numbers become the client's. A reset that answers the repeated
+    /// end of a connection that is closed becomes the acknowledgement.
     pub fn outbound(&mut self, frame: &Frame) -> Frame {
         let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
             return frame.clone();
@@ -172,6 +175,10 @@ impl Shadow {
         let connection = self.connections.used(&segment.key);
         if let Some(delta) = connection.as_ref().and_then(|one| one.delta()) {
             out.set(segment.tcp + 4, segment.seq.wrapping_add(delta));
+        }
+        if let Some(ack) = connection.as_ref().and_then(|one| one.last_word(&segment)) {
+            out.set(segment.tcp + 8, ack);
+            out.set_flags(segment.tcp + 12, ACK);
         }
         if let Some(found) = segment.timestamps {
             let outside = match connection {
@@ -243,7 +250,7 @@ impl Shadow {
         let was_over = connection.is_over();
         if segment.rst() {
             // One that ends nothing repeats the numbers of a stray segment: there is nothing to learn from it.
-            if connection.ends_with(segment) {
+            if connection.ends_with(segment) && !connection.is_closed() {
                 self.connections.remove(&segment.key);
             }
             return;

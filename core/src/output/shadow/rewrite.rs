@@ -52,6 +52,11 @@ impl<'a> Rewriter<'a> {
         copy[at..at + 4].copy_from_slice(&new);
     }
 
+    /// Sets the flags of the TCP header whose word with them is at `at`; the rest of that word stays.
+    pub(super) fn set_flags(&mut self, at: usize, flags: u8) {
+        self.set(at, self.number_at(at) & 0xff00_ffff | u32::from(flags) << 16);
+    }
+
     /// Takes `delta` from the number at `at`.
     pub(super) fn lower(&mut self, at: usize, delta: u32) {
         self.set(at, self.number_at(at).wrapping_sub(delta));
