@@ -191,3 +191,25 @@ fn a_repeated_end_of_a_forgotten_connection_is_acknowledged_and_not_reset() {
         "the answer to something else"
     );
 }
+
+/// The VM's SYN-ACK is older than the sync, and repeated when the client's answer is in the VM's ring already: the numbers
+/// stay open, but the clock must not.
+#[test]
+fn after_a_late_answer_to_a_repeated_syn_ack_echoes_are_in_the_vms_own_time() {
+    let with = |seg: Seg, value, echo| Seg {
+        ticks: Some((value, echo)),
+        ..seg
+    };
+    let mut first = backup();
+    let answer = with(client(ACK, 101, 901), 2, 5000);
+    assert_eq!(heard(&mut first, &answer), answer);
+    said(&mut first, &with(vm(SYN | ACK, 900, 101), 5300, 1));
+    said(&mut first, &with(vm(FIN | ACK, 901, 101), 5310, 2));
+    takes_over(&mut first);
+    // Of the old primary, then of this one.
+    let echoes = |output: &mut Output, echo| heard(output, &with(client(ACK, 101, 901), 3, echo)).ticks;
+    assert_eq!(echoes(&mut first, 5290), Some((3, 5290)));
+    let word = left(&mut first, &with(vm(FIN | ACK, 901, 101), 5400, 2));
+    assert_eq!(word.ticks, Some((15_400, 2)));
+    assert_eq!(echoes(&mut first, 15_400), Some((3, 5400)));
+}

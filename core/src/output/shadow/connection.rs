@@ -259,11 +259,12 @@ impl Connection {
             if let Some(fin) = &mut self.vm_fin {
                 fin.acknowledged |= !before(ack, fin.end);
             }
-            if let Some(found) = segment.timestamps
-                && found.echo != 0
-            {
-                self.echo = later(self.echo, found.echo);
-            }
+        }
+        if let Some(found) = segment.timestamps
+            && segment.ack_flag()
+            && found.echo != 0
+        {
+            self.echo = later(self.echo, found.echo);
         }
         if segment.fin() && self.peer_fin.is_none_or(|fin| !fin.acknowledged) {
             let end = segment.seq_end();

@@ -30,7 +30,7 @@ use super::packet::{ACK, Direction, FlowKey, Parsed, Segment, UDP, parse};
 use crate::agreed::Frame;
 use crate::wire::WireError;
 use bytes::Bytes;
-use connection::{Connection, MARGIN_TICKS, Numbers};
+use connection::{Connection, MARGIN_TICKS};
 use recent::Recent;
 use rewrite::{Rewriter, intact};
 use std::collections::VecDeque;
@@ -280,31 +280,34 @@ impl Shadow {
     }
 }
 
-/// `frame` in the VM's numbers, and what it acknowledges in them.
+/// `frame` in the VM's numbers, and what it acknowledges in them, if they are known.
 fn translated_in(
     frame: &Frame,
     segment: &Segment,
     connection: &mut Connection,
     raise: u32,
 ) -> (Frame, Option<u32>) {
-    let Numbers::Known(delta) = connection.numbers else {
-        return (frame.clone(), None);
-    };
     if !segment.ack_flag() {
         return (frame.clone(), None);
     }
     let mut out = Rewriter::of(frame, segment);
-    let ack = connection.clamped(segment.ack.wrapping_sub(delta));
-    out.set(segment.tcp + 8, ack);
-    for at in segment.sack.clone().step_by(4) {
-        out.lower(at, delta);
+    let ack = connection
+        .delta()
+        .map(|delta| connection.clamped(segment.ack.wrapping_sub(delta)));
+    if let (Some(delta), Some(ack)) = (connection.delta(), ack) {
+        out.set(segment.tcp + 8, ack);
+        for at in segment.sack.clone().step_by(4) {
+            out.lower(at, delta);
+        }
     }
+    // Also where the numbers stay open: the VM repeated its SYN when the answer to it was in the VM's ring already, and had
+    // passed here as one of an unknown connection. What the VM says has its timestamps raised.
     if let Some(found) = segment.timestamps
         && found.echo != 0
     {
         out.set(found.at + 4, connection.ticks_in(found.echo, raise));
     }
-    (out.finish(), Some(ack))
+    (out.finish(), ack)
 }
 
 /// `frame` of a connection that only the common raise concerns.
