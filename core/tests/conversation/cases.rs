@@ -213,3 +213,29 @@ fn after_a_late_answer_to_a_repeated_syn_ack_echoes_are_in_the_vms_own_time() {
     assert_eq!(word.ticks, Some((15_400, 2)));
     assert_eq!(echoes(&mut first, 15_400), Some((3, 5400)));
 }
+
+/// Two take-overs, and not a word of the VM between them: what the client echoes is of the first host still.
+#[test]
+fn an_echo_from_before_two_take_overs_is_known_as_such() {
+    let with = |seg: Seg, value, echo| Seg {
+        ticks: Some((value, echo)),
+        ..seg
+    };
+    let mut first = backup();
+    said(&mut first, &with(vm(SYN | ACK, 900, 101), 5000, 1));
+    takes_over(&mut first);
+    // The client heard the old primary, whose clock was at 70,000 then.
+    let echo = with(client(ACK, 101, 401), 2, 70_000);
+    assert_eq!(heard(&mut first, &echo).ticks, Some((2, 5000)));
+
+    let mut second = backup();
+    second
+        .applied(Epoch(1), &first.draw_line())
+        .expect("a table that can be read");
+    takes_over(&mut second);
+    assert_eq!(heard(&mut second, &echo).ticks, Some((2, 5000)));
+    let word = left(&mut second, &with(vm(ACK, 901, 101), 5600, 2));
+    assert_eq!(word.ticks, Some((90_000, 2)), "ten seconds for each");
+    let echo = with(client(ACK, 101, 401), 3, 90_000);
+    assert_eq!(heard(&mut second, &echo).ticks, Some((3, 5600)));
+}

@@ -276,16 +276,15 @@ impl Connection {
 
     /// Another host spoke until now, and added `raise` to timestamps; this one adds `more` to that.
     pub(super) fn take_over(&mut self, raise: u32, more: u32) {
-        let unsettled = self
-            .past
-            .filter(|past| past.first.is_none())
-            .and_then(|past| past.floor);
+        let silent = self.past.filter(|past| past.first.is_none());
+        let unsettled = silent.and_then(|past| past.floor);
         let reached = match (self.echo, unsettled) {
             (Some(echo), unsettled) => later(unsettled, echo),
             (None, unsettled) => unsettled,
         };
         self.past = Some(Past {
-            ticks: self.ticks.unwrap_or(raise),
+            // If nothing was said since the take-over before, the client still echoes what it heard before that one.
+            ticks: silent.map_or(self.ticks.unwrap_or(raise), |past| past.ticks),
             floor: reached.map(|reached| reached.wrapping_add(more)),
             first: None,
         });
