@@ -118,6 +118,17 @@ enum Command {
         #[arg(long, requires = "alone")]
         from_disk: bool,
     },
+    /// Brings a new machine in, in the place of a dead host: it has the dead one's name, address and keys, and its
+    /// daemon runs. Never start the dead one again
+    #[command(
+        after_help = "Example, after the new machine's daemon was started as host a:\n  dunlin replace redis a"
+    )]
+    Replace {
+        /// The VM
+        vm: String,
+        /// The host's name
+        host: String,
+    },
     /// Compares the disks of a VM's two hosts, block by block, while it runs
     #[command(after_help = "Exit codes: 0 equal; 1 not compared (no backup, or it was lost); 4 they differ.")]
     VerifyDisk {
@@ -209,6 +220,13 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
         Command::Protect { vm, alone, from_disk } => {
             talk::simple(socket, &Request::Protect { vm, alone, from_disk })
+        }
+        Command::Replace { vm, host } => {
+            let request = Request::Replace { vm: vm.clone(), host };
+            match talk::simple(socket, &request)? {
+                ExitCode::SUCCESS => talk::wait_until_up(socket, &vm),
+                code => Ok(code),
+            }
         }
         Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),

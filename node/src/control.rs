@@ -49,6 +49,13 @@ pub enum Request {
         #[serde(default)]
         from_disk: bool,
     },
+    /// A dead host's place is taken by a new machine of the same name, which knows nothing of the VM.
+    Replace {
+        /// Which VM.
+        vm: String,
+        /// The host's name.
+        host: String,
+    },
     /// Compare the images of both hosts block by block.
     VerifyDisk {
         /// Which VM.
@@ -78,6 +85,9 @@ pub enum Request {
     Install {
         /// The text of its vm.toml.
         text: String,
+        /// The group runs already, and is about to make this host a member.
+        #[serde(default)]
+        newcomer: bool,
     },
     /// Daemon to daemon: what do you hold of this VM, whom nobody leads?
     Standing {

@@ -32,6 +32,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+/// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
+/// list of members but the group's.
+pub const NEWCOMER: &str = "newcomer";
+
 /// What all VMs of a host share.
 pub struct Host {
     /// Its name.

@@ -85,7 +85,8 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             origin,
             qemu_version,
         } => prepare(daemon, &text, &origin, &qemu_version),
-        Request::Install { text } => install(daemon, &text),
+        Request::Install { text, newcomer } => install(daemon, &text, newcomer),
+        Request::Replace { vm, host } => replace(daemon, &vm, &host),
         Request::Remove { vm } => match sender(daemon, &vm) {
             Some(to_loop) => vm::command(&to_loop, Command::Remove),
             None => Answer::done("not here"),
@@ -108,6 +109,7 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
         Request::Down { vm, .. }
         | Request::Failover { vm }
         | Request::Protect { vm, .. }
+        | Request::Replace { vm, .. }
         | Request::VerifyDisk { vm, .. }
         | Request::Inject { vm, .. } => vm.clone(),
         _ => return Answer::refused("this is for other hosts to ask"),
@@ -129,7 +131,7 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
         Some(leader) if leader != daemon.host.name && !is_about_this_host => {
             peers::converse(daemon, &leader, &request, each)
         }
-        _ => here(daemon, &request, each),
+        _ => from_peer(daemon, request, each),
     }
 }
 
@@ -203,7 +205,13 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         }
     }
     for (n, host) in hosts.iter().enumerate() {
-        if let Answer::Failed { why, code } = on(host, Request::Install { text: text.into() }) {
+        if let Answer::Failed { why, code } = on(
+            host,
+            Request::Install {
+                text: text.into(),
+                newcomer: false,
+            },
+        ) {
             for host in &hosts[..n] {
                 // What cannot be reached now has nothing to run either: it needs a majority.
                 let _ = on(
@@ -266,13 +274,60 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Ans
     Answer::done("ready")
 }
 
-fn install(daemon: &Daemon, text: &str) -> Answer {
+/// Brings a new machine in, in the place of a dead one of that name; asked of the host that serves the VM.
+fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
+    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let origin = format!("VM '{vm}'");
+    let text = match store::text(&daemon.host.state, vm) {
+        Ok(text) => text,
+        Err(error) => return Answer::failed(format!("the VM's file in this host's state folder: {error}")),
+    };
+    let config = match VmConfig::parse(&text, &origin, &daemon.host.cluster) {
+        Ok(config) => config,
+        Err(error) => return Answer::failed(error.to_string()),
+    };
+    let Some(member) = config.member(host) else {
+        return Answer::refused(format!("host '{host}' has no part in VM '{vm}'"));
+    };
+    let Some(to_loop) = sender(daemon, vm) else {
+        return Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name));
+    };
+    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
+        Ok(version) => version,
+        Err(why) => return Answer::failed(why),
+    };
+    let request = Request::Prepare {
+        text: text.clone(),
+        origin,
+        qemu_version,
+    };
+    // Nothing is changed before the new machine has said that it is there and can take part.
+    if let Answer::Failed { why, code } = peers::ask(daemon, host, &request) {
+        return Answer::Failed { why, code };
+    }
+    if let Answer::Failed { why, code } = vm::command(&to_loop, Command::RemoveMember(member.id)) {
+        return Answer::Failed { why, code };
+    }
+    let request = Request::Install { text, newcomer: true };
+    match peers::ask(daemon, host, &request) {
+        Answer::Failed { why, code } => Answer::Failed {
+            why: format!(
+                "the group goes on without host '{host}', which did not take the VM; say it again: {why}"
+            ),
+            code,
+        },
+        _ => Answer::done(format!("host '{host}' is brought in anew")),
+    }
+}
+
+fn install(daemon: &Daemon, text: &str, newcomer: bool) -> Answer {
     let config = match VmConfig::parse(text, "the VM's file", &daemon.host.cluster) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
     let name = config.name.clone();
-    if let Err(error) = store::keep(&daemon.host.state, &name, text) {
+    let kept = store::keep(&daemon.host.state, &name, text, newcomer);
+    if let Err(error) = kept {
         return Answer::failed(format!("host '{}': its state folder: {error}", daemon.host.name));
     }
     match daemon.start_vm(config) {

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use crate::vm::NEWCOMER;
+
 /// Keeps a second daemon out of the state folder, for as long as the file is open.
 pub fn lock(state: &Path) -> Result<File, String> {
     let path = state.join("lock");
@@ -22,16 +24,24 @@ fn folder(state: &Path, vm: &str) -> PathBuf {
     state.join("vms").join(vm)
 }
 
-/// Keeps a VM's configuration, durably.
-pub fn keep(state: &Path, vm: &str, text: &str) -> io::Result<()> {
+/// Keeps a VM's configuration, durably; and whether this host came to its group later.
+pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()> {
     let folder = folder(state, vm);
     std::fs::create_dir_all(&folder)?;
+    if newcomer {
+        File::create(folder.join(NEWCOMER))?.sync_all()?;
+    }
     let (new, path) = (folder.join("vm.toml.new"), folder.join("vm.toml"));
     let mut file = File::create(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, &path)?;
     File::open(&folder)?.sync_all()
+}
+
+/// A VM's configuration.
+pub fn text(state: &Path, vm: &str) -> io::Result<String> {
+    std::fs::read_to_string(folder(state, vm).join("vm.toml"))
 }
 
 /// Forgets a VM: its configuration first, so that a half-removed one is not started again.
@@ -73,7 +83,7 @@ mod tests {
     fn a_kept_vm_is_found_until_it_is_forgotten() {
         let state = tempfile::tempdir().expect("a folder");
         assert_eq!(all(state.path()).expect("nothing yet"), []);
-        keep(state.path(), "v", "text").expect("kept");
+        keep(state.path(), "v", "text", false).expect("kept");
         assert_eq!(
             all(state.path()).expect("one"),
             [("v".to_owned(), "text".to_owned())]

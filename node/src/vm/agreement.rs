@@ -7,9 +7,9 @@
 //!
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
 
-use super::Ended;
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
+use super::{Ended, NEWCOMER};
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
@@ -241,6 +241,25 @@ impl VmLoop {
             }
             self.group.applied(self.agreement.applied);
             self.cut_log_where_nothing_syncs();
+        }
+        self.settle_in();
+    }
+
+    /// The group has made this host a member: from now on it is one like the others, over restarts as well.
+    fn settle_in(&mut self) {
+        if self.newcomer
+            && self
+                .group
+                .core()
+                .members()
+                .iter()
+                .any(|member| member.id == self.me)
+        {
+            let file = self.host.state.join("vms").join(&self.config.name).join(NEWCOMER);
+            match std::fs::remove_file(file) {
+                Ok(()) => self.newcomer = false,
+                Err(error) => tracing::debug!(vm = self.config.name, "still a newcomer: {error}"),
+            }
         }
     }
 

@@ -208,6 +208,8 @@ pub enum Command {
     ForceDown,
     /// The group has forgotten this VM.
     Remove,
+    /// The group is to go on without this member, whose machine is gone for good.
+    RemoveMember(ReplicaId),
 }
 
 /// Where to send a loop's events. Cheap to clone.

@@ -6,11 +6,12 @@
 //! 3. One sync at a time; the next one begins when the backup has applied the last.
 //!
 //! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `alone` serves by a
-//! person's order and takes the other hosts back. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
+//! person's order and takes the other hosts back, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
 mod alone;
 mod commands;
 mod joining;
+mod replacing;
 mod syncing;
 
 use super::event::{LoopEvent, Started};
@@ -70,6 +71,8 @@ pub struct PrimaryRole {
     hand_over: Option<Sender<Answer>>,
     /// The VM stands here, and the group was asked to follow the backup.
     handed: bool,
+    /// A member that a person wants out of the group: since which entry that is so, and who asked.
+    leaving: Option<(Index, Sender<Answer>)>,
     /// Why the last join failed.
     join_complaint: String,
     /// Syncs so far.
@@ -146,6 +149,7 @@ impl PrimaryRole {
             room: None,
             hand_over: None,
             handed: false,
+            leaving: None,
             join_complaint: String::new(),
             sync_status: SyncStatus::default(),
             progress: None,
@@ -488,6 +492,7 @@ impl VmLoop {
             return;
         }
         self.follow_qemu();
+        self.say_who_left();
         self.readmit_hosts();
         self.miss_silent_backup();
         self.observe_output();

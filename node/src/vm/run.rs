@@ -10,7 +10,7 @@ use super::ending::Order;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
 use super::primary::PrimaryRole;
-use super::{Ended, Host, Shared};
+use super::{Ended, Host, NEWCOMER, Shared};
 use crate::config::{Durability, VmConfig};
 use crate::control::{Answer, BadInput, FailoverStatus, PeerStatus, VmStatus};
 use crossbeam_channel::{Receiver, Sender};
@@ -75,6 +75,8 @@ pub struct VmLoop {
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
+    /// The group has not made this host a member yet.
+    pub(super) newcomer: bool,
     events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
@@ -102,7 +104,11 @@ impl VmLoop {
         let member = config
             .member(&host.name)
             .ok_or("this host is not in the VM's group")?;
-        let members = config.group.iter().map(|host| host.member).collect();
+        let newcomer = host.state.join("vms").join(&config.name).join(NEWCOMER).exists();
+        let members = match newcomer {
+            true => Vec::new(),
+            false => config.group.iter().map(|host| host.member).collect(),
+        };
         let durability = match host.cluster.durability {
             // Its few entries are kept, so that its host boots it again: there is no second copy to ask.
             _ if !config.policy.is_replicated() => dunlin_core::consensus::Durability::Disk,
@@ -163,6 +169,7 @@ impl VmLoop {
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
             injected: Vec::new(),
+            newcomer,
             events,
             connectors,
             born: Instant::now(),
@@ -403,6 +410,7 @@ impl VmLoop {
                 None
             }
             Command::ForceDown => Some(self.force_down()),
+            Command::RemoveMember(member) => self.remove_member(member, &reply),
             Command::Failover | Command::Protect | Command::VerifyDisk { .. } => {
                 self.primary_command(command, &reply)
             }

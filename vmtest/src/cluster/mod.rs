@@ -178,6 +178,21 @@ impl<'lab> Cluster<'lab> {
         Ok(())
     }
 
+    /// A new machine in a dead one's place: its configuration and keys are copied to it, and nothing else is there. Disks
+    /// are as large as they were, and empty.
+    pub fn renew_host(&self, host: &str) -> Result<()> {
+        let state = self.dir.join(host).join("state");
+        fs::remove_dir_all(&state).with_context(|| format!("{}: the state folder", state.display()))?;
+        for entry in fs::read_dir(self.lab.node(host).home())? {
+            let entry = entry?;
+            if entry.path().extension().is_some_and(|kind| kind == "img") {
+                let bytes = entry.metadata()?.len();
+                File::create(entry.path())?.set_len(bytes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The file that a host's daemon writes its messages to.
     pub fn log(&self, host: &str) -> PathBuf {
         self.lab.node(host).home().join("daemon.log")

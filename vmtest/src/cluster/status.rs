@@ -49,9 +49,21 @@ pub struct VmStatus {
     pub progress: Value,
     /// The disks.
     pub disks: Vec<Disk>,
+    /// The other hosts of its group.
+    pub peers: Vec<Peer>,
     /// All else that the daemon says.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
+}
+
+/// Another host of a VM's group.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    /// Its name.
+    pub host: String,
+    /// Whether the log's link to it stands.
+    pub connected: bool,
 }
 
 /// One disk on one host.

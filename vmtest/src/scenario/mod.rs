@@ -42,6 +42,10 @@ pub enum Action {
     KillPrimaryDaemon,
     /// Start the daemons of all dead hosts.
     Restart,
+    /// New machines take the places of all dead hosts: same names and keys, nothing in their state folders, empty disks.
+    Replace,
+    /// All hosts take part in the group.
+    AwaitAllLinked,
     /// Pull the cable of the primary's host; then wait for the take-over. It must stop speaking.
     CutPrimary,
     /// Pull the cable of the backup's host.
@@ -164,11 +168,11 @@ impl Scenario {
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
     use Action::{
-        AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence, AwaitState, AwaitTold,
-        BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary, Failover, Freeze, Inject,
-        InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
-        KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary, ProtectAlone, Restart, RestartLast,
-        RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
+        AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence,
+        AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary,
+        Failover, Freeze, Inject, InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary,
+        KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary, ProtectAlone, Replace,
+        Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -298,6 +302,31 @@ pub fn all() -> Vec<Scenario> {
                 answers,
             ],
         ),
+        Scenario::new(
+            "new-machines-replace-dead-hosts",
+            "dunlin",
+            &[
+                AwaitProtected,
+                answers,
+                KillPrimary,
+                answers,
+                Replace,
+                AwaitProtected,
+                answers,
+                KillPrimary,
+                answers,
+                Replace,
+                AwaitProtected,
+                KillWitness,
+                Replace,
+                AwaitAllLinked,
+                answers,
+                KillPrimary,
+                answers,
+            ],
+        )
+        .with_disk()
+        .quick(),
         Scenario {
             durable: true,
             gap_limit: Duration::from_secs(60),

@@ -305,6 +305,26 @@ impl Stage<'_, '_> {
                 }
                 Ok(())
             }
+            Action::Replace => {
+                for host in std::mem::take(&mut self.dead) {
+                    self.cluster.renew_host(&host)?;
+                    self.cluster.start_host(&host)?;
+                    let primary = self.with_role("primary")?;
+                    self.cluster.dunlin(&primary, &["replace", &self.vm, &host])?;
+                }
+                Ok(())
+            }
+            Action::AwaitAllLinked => {
+                let vm = self.vm.clone();
+                let all = |hosts: &[HostStatus]| {
+                    let primary = primary(hosts, &vm)?;
+                    let status = hosts.iter().find(|host| host.host == primary)?.vm(&vm)?;
+                    status.peers.iter().all(|peer| peer.connected).then_some(())
+                };
+                self.cluster
+                    .await_status("every host takes part", PATIENCE, all)
+                    .map(drop)
+            }
             Action::RestartLast => {
                 let last = self.last_primary.clone().context("no host was lost before")?;
                 self.dead.remove(&last);

@@ -38,6 +38,7 @@ impl VmLoop {
             | Command::ForceDown
             | Command::ProtectAlone { .. }
             | Command::Remove
+            | Command::RemoveMember(_)
             | Command::Standing
             | Command::Inject { .. } => None,
         }
