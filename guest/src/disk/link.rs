@@ -301,7 +301,10 @@ impl Link {
                     .and_then(|()| writer.write_all(&large))
                     .and_then(|()| writer.flush());
                 if let Err(error) = written {
-                    self.close(&format!("the peer cannot be written to: {error}"));
+                    // Not closed here: the peer's last word, which says why, may still lie in the socket for whoever reads.
+                    let reason = format!("the peer cannot be written to: {error}");
+                    self.finish(&reason);
+                    return Err(Closed(reason));
                 }
                 head.clear();
             }
