@@ -7,6 +7,7 @@ mod agreement;
 mod backup;
 mod cold;
 mod connect;
+mod dies_at;
 mod disks;
 mod ending;
 pub mod event;
@@ -15,6 +16,7 @@ mod nics;
 mod primary;
 pub use cold::Holding;
 pub use connect::ask_host;
+pub use dies_at::{DiesAt, Line};
 pub use primary::AGAIN;
 mod run;
 mod session;
@@ -75,6 +77,7 @@ pub(crate) struct Shared {
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
+    dies_at: Arc<DiesAt>,
 }
 
 impl VmHandle {
@@ -118,6 +121,11 @@ impl VmHandle {
     #[must_use]
     pub fn sender(&self) -> LoopSender {
         self.to_loop.clone()
+    }
+
+    /// Tests only: this host's daemon dies at that line of a sync.
+    pub fn die_at(&self, line: Line) {
+        self.shared.dies_at.choose(line);
     }
 
     /// How the VM is, with medians.

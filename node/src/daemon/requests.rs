@@ -135,6 +135,18 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
     }
 }
 
+/// Tests only.
+fn die_at(daemon: &Daemon, vm: &str, line: Result<vm::Line, String>) -> Answer {
+    match (line, daemon.vms().get(vm)) {
+        (Ok(line), Some(handle)) => {
+            handle.die_at(line);
+            Answer::done("this daemon dies there")
+        }
+        (Err(why), _) => Answer::refused(why),
+        (_, None) => Answer::refused(format!("there is no VM '{vm}' on this host")),
+    }
+}
+
 fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
     daemon.vms().get(vm).map(vm::VmHandle::sender)
 }
@@ -156,16 +168,13 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         ),
         Request::Protect { vm, .. } => (vm, Command::Protect),
         Request::VerifyDisk { vm, repair } => (vm, Command::VerifyDisk { repair: *repair }),
-        Request::Inject { vm, disk, fault } => match fault.parse() {
-            Ok(fault) if std::env::var_os("DUNLIN_FAULTS").is_some() => {
-                (vm, Command::Inject { disk: *disk, fault })
-            }
-            Ok(_) => {
-                return Answer::refused(
-                    "this daemon takes no faults: it was started without DUNLIN_FAULTS=1",
-                );
-            }
-            Err(why) => return Answer::refused(why),
+        Request::Inject { .. } if std::env::var_os("DUNLIN_FAULTS").is_none() => {
+            return Answer::refused("this daemon takes no faults: it was started without DUNLIN_FAULTS=1");
+        }
+        Request::Inject { vm, disk, fault } => match (vm::DiesAt::line(fault), fault.parse()) {
+            (Some(line), _) => return die_at(daemon, vm, line),
+            (None, Ok(fault)) => (vm, Command::Inject { disk: *disk, fault }),
+            (None, Err(why)) => return Answer::refused(why),
         },
         _ => return Answer::refused("this host does not know that request"),
     };

@@ -1,8 +1,8 @@
 //! One QEMU with what the host holds of its ports: shared between the loop and a session's thread.
 
-use super::Shared;
 use super::disks::Disks;
 use super::event::{LoopSender, Started};
+use super::{DiesAt, Shared};
 use crate::config::VmConfig;
 use dunlin_core::units::Term;
 use dunlin_guest::frames::FramePort;
@@ -16,6 +16,8 @@ pub struct Machine {
     pub qemu: Qemu,
     /// Its disks. After `qemu`: a process that still writes must be gone before they close.
     pub disks: Disks,
+    /// Tests only.
+    pub dies_at: Arc<DiesAt>,
 }
 
 /// The NICs' ports: the loop's alone.
@@ -52,7 +54,11 @@ impl Machine {
         let mut qemu = Qemu::start(&config.spec, start, ports).map_err(|error| error.to_string())?;
         let colo = qemu.take_colo();
         Ok(Started {
-            machine: Arc::new(Self { qemu, disks }),
+            machine: Arc::new(Self {
+                qemu,
+                disks,
+                dies_at: shared.dies_at.clone(),
+            }),
             ports: frames,
             colo,
         })

@@ -214,6 +214,21 @@ impl<'lab> Cluster<'lab> {
         self.reap(host)
     }
 
+    /// Waits until a daemon has died by its own hand, as it was told to; what it started has to go with it.
+    pub fn await_death(&mut self, host: &str, at_most: Duration) -> Result<()> {
+        let deadline = Instant::now() + at_most;
+        while let Some(child) = self.daemons.get_mut(host) {
+            if child.try_wait()?.is_some() {
+                self.daemons.remove(host);
+            } else if Instant::now() > deadline {
+                bail!("the daemon of host {host} does not come to the line where it is to die");
+            } else {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+
     /// Asks a daemon to end, as a service manager or Ctrl-C does, and waits until it has.
     pub fn stop_host(&mut self, host: &str, signal: Signal) -> Result<()> {
         let Some(child) = self.daemons.get(host) else {

@@ -93,8 +93,6 @@ fn gone(cluster: &Cluster<'_>) -> Result<()> {
 /// Nobody but its own host could run it: so that host boots it again.
 fn comes_back_with_its_host(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
-    await_service(client, plan.service(), PATIENCE)?;
     cluster.kill_daemon("a")?;
     cluster.start_host("a")?;
     cluster.await_status("the VM runs again", PATIENCE, |hosts| {

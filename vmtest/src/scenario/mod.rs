@@ -66,6 +66,8 @@ pub enum Action {
     SlowBackup(u32),
     /// SIGKILL to the primary's host while others are frozen, who then go on: the backup takes over.
     KillPrimaryAndThaw,
+    /// The daemon of that role dies at a line of its next sync (`dunlin inject VM die-at=LINE`).
+    DieAt(&'static str, &'static str),
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
     PausePrimary(u64),
     /// A planned hand-over by `dunlin failover`.
@@ -169,7 +171,7 @@ impl Scenario {
 pub fn all() -> Vec<Scenario> {
     use Action::{
         AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence,
-        AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary,
+        AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary, DieAt,
         Failover, Freeze, Inject, InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary,
         KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary, ProtectAlone, Replace,
         Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
@@ -455,6 +457,31 @@ pub fn all() -> Vec<Scenario> {
                 ],
             )
         },
+        Scenario::new(
+            "death-in-a-sync",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                DieAt("backup", "backup-acknowledged"),
+                answers,
+                Restart,
+                AwaitProtected,
+                answers,
+                DieAt("backup", "backup-half-applied"),
+                answers,
+                Restart,
+                AwaitProtected,
+                answers,
+                DieAt("primary", "primary-stopped"),
+                answers,
+                Restart,
+                AwaitProtected,
+                answers,
+                DieAt("primary", "primary-captured"),
+                answers,
+            ],
+        ),
         Scenario {
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(

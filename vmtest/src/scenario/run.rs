@@ -238,6 +238,20 @@ impl Stage<'_, '_> {
                 self.dead.insert(primary.clone());
                 self.taken_over(&primary, at)
             }
+            Action::DieAt(role, line) => {
+                let host = self.with_role(role)?;
+                let fault = format!("die-at={line}");
+                self.cluster.dunlin(&host, &["inject", &self.vm, &fault])?;
+                self.cluster.await_death(&host, PATIENCE)?;
+                let at = Instant::now();
+                self.nothing_runs_on(&host)?;
+                self.dead.insert(host.clone());
+                if role == "primary" {
+                    self.taken_over(&host, at)
+                } else {
+                    self.unprotected(at)
+                }
+            }
             Action::InterruptPrimary => self.stop_primary(Signal::SIGINT),
             Action::StopPrimary => self.stop_primary(Signal::SIGTERM),
             Action::KillAll => {

@@ -10,6 +10,7 @@
 use super::link::SyncLink;
 use super::primary::unexpected;
 use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use crate::vm::Line;
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
@@ -278,6 +279,7 @@ impl Backup {
         }
         // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
         let _ = self.link.send(&SyncMessage::Staged { epoch });
+        self.machine.dies_at.pass(Line::BackupAcknowledged);
         let started = Instant::now();
         let audit = if self.audit {
             Some(self.receive_audit(epoch)?)
@@ -308,6 +310,7 @@ impl Backup {
             }
             // Invariant 3: also what a reset on the way to the load has written is the same on both sides now.
             memory.scan_dirty().map(drop)?;
+            machine.dies_at.pass(Line::BackupHalfApplied);
             match audit {
                 Some(expected) if hash_all(memory) != expected => Err(std::io::Error::other(
                     "audit: the two memories differ after the sync",

@@ -13,6 +13,7 @@ use super::ahead::Copied;
 use super::link::SyncLink;
 use super::{Broken, copy_out, hash_all, page_set};
 use crate::control::SyncFigures;
+use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
@@ -258,6 +259,7 @@ impl Primary {
         self.machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the VM", error))?;
         self.stands.set(!hand_over);
+        self.machine.dies_at.pass(Line::PrimaryStopped);
         figures.stop_us = lap.us();
         self.report(SyncStep::Stopped);
         let device_state = Bytes::from(
@@ -292,6 +294,7 @@ impl Primary {
             }
             Err(_) => return Err(Broken("the VM loop has gone".into())),
         };
+        self.machine.dies_at.pass(Line::PrimaryCaptured);
         if !hand_over {
             qemu.cont()
                 .map_err(|error| Broken::new("resuming the VM", error))?;
