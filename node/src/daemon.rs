@@ -81,6 +81,11 @@ impl Daemon {
             );
         }
         self.vms().remove(&ended.vm);
+        if ended.forget {
+            self.host
+                .events
+                .push(&ended.vm, "forgotten", "this host has no part in the VM any more");
+        }
     }
 }
 

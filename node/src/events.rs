@@ -22,6 +22,8 @@ struct Shared {
 #[derive(Default)]
 struct Log {
     next_seq: u64,
+    /// How often whoever follows was told to look at the status again.
+    nudges: u64,
     kept: VecDeque<Event>,
 }
 
@@ -68,15 +70,28 @@ impl Events {
         self.shared.more.notify_all();
     }
 
-    /// What happened from `seq` on; waits for the first of it if `wait` is given, at most that long.
+    /// The status shows by now what the last events told: whoever waits for events wakes, though there is none.
+    pub fn nudge(&self) {
+        self.log().nudges += 1;
+        self.shared.more.notify_all();
+    }
+
+    /// How often it was nudged; give it to [`Self::since`].
     #[must_use]
-    pub fn since(&self, seq: u64, wait: Option<Duration>) -> Vec<Event> {
+    pub fn nudges(&self) -> u64 {
+        self.log().nudges
+    }
+
+    /// What happened from `seq` on; waits for the first of it, or for another nudge than `nudges`, if `wait` is given,
+    /// at most that long.
+    #[must_use]
+    pub fn since(&self, seq: u64, wait: Option<Duration>, nudges: u64) -> Vec<Event> {
         let mut log = self.log();
         if let Some(wait) = wait {
             let waited = self
                 .shared
                 .more
-                .wait_timeout_while(log, wait, |log| log.next_seq <= seq);
+                .wait_timeout_while(log, wait, |log| log.next_seq <= seq && log.nudges == nudges);
             log = waited
                 .map(|(log, _)| log)
                 .unwrap_or_else(|poisoned| poisoned.into_inner().0);
@@ -86,5 +101,25 @@ impl Events {
             .filter(|event| event.seq >= seq)
             .cloned()
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nudge_that_came_before_the_wait_ends_it_and_brings_no_event() {
+        let events = Events::new("a");
+        events.push("shop", "started", "it runs");
+        let before = events.nudges();
+        assert_eq!(events.since(0, None, before).len(), 1);
+        events.nudge();
+        // Without the nudge this would wait for an hour.
+        let hour = Some(Duration::from_secs(3600));
+        assert!(events.since(1, hour, before).is_empty());
+        events.push("shop", "down", "it is shut down");
+        let told = events.since(1, hour, events.nudges());
+        assert_eq!(told.iter().map(|event| event.seq).collect::<Vec<_>>(), [1]);
     }
 }

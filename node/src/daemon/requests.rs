@@ -46,10 +46,11 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
 }
 
 fn events(daemon: &Daemon, follow: bool, mut stream: &UnixStream) {
-    let mut next = 0;
+    let (mut next, mut nudges, mut waits) = (0, 0, false);
     loop {
-        let wait = (follow && next > 0).then_some(Duration::from_secs(5));
-        for event in daemon.host.events.since(next, wait) {
+        let wait = waits.then_some(Duration::from_secs(5));
+        let seen = std::mem::replace(&mut nudges, daemon.host.events.nudges());
+        for event in daemon.host.events.since(next, wait, seen) {
             next = event.seq + 1;
             if stream.answer(&Answer::Event(event)).is_err() {
                 return;
@@ -60,7 +61,7 @@ fn events(daemon: &Daemon, follow: bool, mut stream: &UnixStream) {
             return;
         }
         // A reader who has gone is noticed although nothing happens.
-        next = next.max(1);
+        waits = true;
         if stream.answer(&Answer::Alive).is_err() {
             return;
         }

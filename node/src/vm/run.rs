@@ -22,6 +22,7 @@ use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
@@ -81,6 +82,8 @@ pub struct VmLoop {
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
     shown_us: u64,
+    /// An event was told in this step.
+    told: Cell<bool>,
 }
 
 /// The loop's thread goes before the guests' threads.
@@ -174,6 +177,7 @@ impl VmLoop {
             connectors,
             born: Instant::now(),
             shown_us: 0,
+            told: Cell::new(false),
             host,
             config,
         };
@@ -222,7 +226,14 @@ impl VmLoop {
         self.flush_ports();
         let now_us = self.now_us();
         self.end_when_others_know(now_us);
-        self.show(now_us);
+        if self.told.take() {
+            // Whoever was woken by an event may have looked too early.
+            self.shown_us = 0;
+            self.show(now_us.max(SHOW_US));
+            self.host.events.nudge();
+        } else {
+            self.show(now_us);
+        }
     }
 
     /// A leader whose VM was shut down stays until the others have heard of the agreement: they end their links then.
@@ -245,6 +256,7 @@ impl VmLoop {
     }
 
     pub(super) fn event(&self, kind: &str, text: impl Into<String>) {
+        self.told.set(true);
         self.host.events.push(&self.config.name, kind, text);
     }
 
