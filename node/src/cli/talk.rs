@@ -184,18 +184,28 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
     if force || matches!(answer, Answer::Failed { .. }) {
         return Ok(print(&answer));
     }
-    let mut asked_in = None;
-    follow(socket, |_| {
+    let term = || -> Result<Option<u64>> {
         let status = status(socket)?;
-        let Some(here) = status.vms.iter().find(|here| here.name == vm) else {
-            return Ok(true);
-        };
-        if asked_in.replace(here.term).is_some_and(|term| term != here.term) {
-            // Refused while nobody leads: the next term asks again.
-            let _ = ask(socket, &request)?;
+        let here = status.vms.iter().find(|here| here.name == vm);
+        Ok(here.map(|here| here.term))
+    };
+    let (mut asked_in, mut failed) = (None, None);
+    follow(socket, |_| {
+        let Some(now) = term()? else { return Ok(true) };
+        if asked_in.replace(now).is_some_and(|before| before != now) {
+            match ask(socket, &request)? {
+                // The next look asks again.
+                Answer::Failed { code, .. } if code == AGAIN => asked_in = Some(u64::MAX),
+                // Or it has ended since that look.
+                answer @ Answer::Failed { .. } => failed = term()?.map(|_| answer),
+                _ => return Ok(term()?.is_none()),
+            }
         }
-        Ok(false)
+        Ok(failed.is_some())
     })?;
+    if let Some(answer) = failed {
+        return Ok(print(&answer));
+    }
     println!("VM '{vm}' is down");
     Ok(ExitCode::SUCCESS)
 }

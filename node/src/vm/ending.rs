@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. A host with an order may be elected without a living copy, since a VM that failed or never ran has to end too; all
 //!    that it does as leader is to have `Down` agreed.
-//! 2. If nobody leads within [`PATIENCE_US`] nothing has changed, and the answer says what can be done.
+//!    An order lasts until that is agreed: without it the host would give up the lead with `Down` on its way.
+//! 2. If nothing is agreed within [`PATIENCE_US`] the answer says so, and what can be done.
 //! 3. An end by force concerns this host alone, and is refused while a leader is known.
 //! 4. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //!
@@ -44,13 +45,18 @@ impl VmLoop {
         !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
     }
 
+    /// The group has agreed.
+    pub(super) fn answer_ended(&mut self) {
+        if self.agreement.state.life == Life::Down {
+            self.answer_orders(&Answer::done("the VM is ended"));
+        }
+    }
+
     /// Carries out what was ordered, if it can be now.
     pub(super) fn end_by_order(&mut self) {
+        self.answer_ended();
         if self.orders.is_empty() {
             return;
-        }
-        if self.agreement.state.life == Life::Down {
-            return self.answer_orders(&Answer::done("the VM is being ended"));
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
             let why = format!("host '{}' leads the VM's group", self.config.host_name(leader));
@@ -82,7 +88,7 @@ impl VmLoop {
         }
     }
 
-    /// This host leads: politely where there is a guest to ask. Nothing where it cannot be done yet.
+    /// This host leads: politely where there is a guest to ask; else the answer comes when the group has agreed.
     fn begin_down(&mut self, now: bool) -> Option<Answer> {
         match &self.role {
             // It is being taken over: then it can be asked.
@@ -98,8 +104,11 @@ impl VmLoop {
             }
             Role::Primary(_) | Role::Backup(_) | Role::None => {}
         }
-        self.propose(&Agreed::Down)
-            .then(|| Answer::done("the VM is being ended"))
+        let term = self.group.term();
+        if self.down_proposed != Some(term) && self.propose(&Agreed::Down) {
+            self.down_proposed = Some(term);
+        }
+        None
     }
 
     /// Invariant 2, in words.
@@ -121,8 +130,12 @@ impl VmLoop {
                 away.join(" and ")
             )
         };
+        let changed = match self.down_proposed {
+            Some(_) => "It may be agreed yet.",
+            None => "Nothing was changed.",
+        };
         format!(
-            "VM '{vm}' is not ended: {why}. Nothing was changed. If no host serves it any more, 'dunlin down --force {vm}' \
+            "VM '{vm}' is not ended: {why}. {changed} If no host serves it any more, 'dunlin down --force {vm}' \
              takes it away from host '{here}' alone"
         )
     }

@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
-use dunlin_core::units::{Epoch, ReplicaId};
+use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
@@ -62,6 +62,8 @@ pub struct VmLoop {
     pub(super) ending: Option<Ended>,
     /// Who ordered the VM's end, until that can be carried out.
     pub(super) orders: Vec<Order>,
+    /// The end was proposed, in that term.
+    pub(super) down_proposed: Option<Term>,
     /// Threads that start a QEMU.
     pub(super) starts_under_way: u32,
     /// The VM was shut down by agreement, at that time, and this host leads.
@@ -165,6 +167,7 @@ impl VmLoop {
             shared,
             ending: None,
             orders: Vec::new(),
+            down_proposed: None,
             starts_under_way: 0,
             down_since_us: None,
             alone_ordered: None,
@@ -200,6 +203,7 @@ impl VmLoop {
             }
             self.step();
         }
+        self.answer_ended();
         self.show(u64::MAX);
         let ended = self.ending.take();
         self.role = Role::None;

@@ -21,9 +21,14 @@ impl VmLoop {
         reply: &Sender<Answer>,
     ) -> Option<Answer> {
         if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
-            return Some(Answer::failed(
-                "this host does not serve the VM; ask the one that does ('dunlin status')",
-            ));
+            return Some(Answer::failed(match self.group.leader() {
+                Some(leader) => format!(
+                    "this host does not serve the VM now: host '{}' leads its group ('dunlin status')",
+                    self.config.host_name(leader)
+                ),
+                None => "nobody leads the VM's group, so nobody serves it; 'dunlin events' says why, and what can be done"
+                    .to_owned(),
+            }));
         }
         match command {
             Command::Failover => self.begin_hand_over(reply),
