@@ -291,13 +291,10 @@ impl VmLoop {
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();
-                if self.group.is_leader() {
-                    self.down_since_us = Some(self.now_us());
+                if self.group.is_leader() || self.tells_end {
+                    self.tell_the_end();
                 } else {
-                    self.ending = Some(Ended {
-                        vm: self.config.name.clone(),
-                        forget: true,
-                    });
+                    self.forget_vm();
                 }
             }
         }

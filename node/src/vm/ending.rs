@@ -9,19 +9,27 @@
 //!    An order lasts until that is agreed: without it the host would give up the lead with `Down` on its way.
 //! 2. If nothing is agreed within [`PATIENCE_US`] the answer says so, and what can be done.
 //! 3. An end by force concerns this host alone, and is refused while a leader is known.
-//! 4. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
+//! 4. Who led when the end was agreed tells each other host, and is the last to forget: one whose link did not stand yet
+//!    has to hear of it too, and no host may hear of it when the next VM of that name is there.
+//! 5. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
 use super::Ended;
+use super::connect::ask_host;
+use super::event::LoopEvent;
 use super::primary::AGAIN;
 use super::run::{Role, VmLoop};
-use crate::control::Answer;
+use crate::control::{Answer, Request};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life};
+use std::time::Duration;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
 const PATIENCE_US: u64 = 5_000_000;
+
+/// How long another host may take to hear of the end.
+const TOLD: Duration = Duration::from_secs(2);
 
 /// A person's order to end the VM everywhere.
 pub struct Order {
@@ -80,6 +88,38 @@ impl VmLoop {
                 waits
             });
         }
+    }
+
+    /// This host leads, and the end is agreed (invariant 4).
+    pub(super) fn tell_the_end(&mut self) {
+        if std::mem::replace(&mut self.tells_end, true) {
+            return;
+        }
+        let others: Vec<String> = self.others().map(|(name, _)| name.to_owned()).collect();
+        let (host, to_loop, vm) = (self.host.clone(), self.to_loop.clone(), self.config.name.clone());
+        let work = move || {
+            std::thread::scope(|scope| {
+                for other in &others {
+                    let request = Request::Remove { vm: vm.clone() };
+                    let host = &host;
+                    // One that cannot be reached keeps its part: there a person says 'down --force'.
+                    scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
+                }
+            });
+            to_loop.send(LoopEvent::EndTold);
+        };
+        if let Err(error) = std::thread::Builder::new().name("tell-end".into()).spawn(work) {
+            tracing::error!("a thread to tell the other hosts of the VM's end: {error}");
+            self.forget_vm();
+        }
+    }
+
+    /// Nothing of the VM is left to do here.
+    pub(super) fn forget_vm(&mut self) {
+        self.ending = Some(Ended {
+            vm: self.config.name.clone(),
+            forget: true,
+        });
     }
 
     fn answer_orders(&mut self, answer: &Answer) {
@@ -174,11 +214,11 @@ impl VmLoop {
         self.event("down-by-force", text.clone());
         self.drop_machine();
         self.answer_orders(&Answer::done("the VM was taken away from this host by force"));
-        self.ending = Some(Ended { vm, forget: true });
+        self.forget_vm();
         Answer::done(text)
     }
 
-    /// Whether the loop may end (invariant 4; a daemon that ends takes its QEMUs with it).
+    /// Whether the loop may end (invariant 5; a daemon that ends takes its QEMUs with it).
     pub(super) fn is_over(&self) -> bool {
         self.ending
             .as_ref()

@@ -106,6 +106,8 @@ pub enum LoopEvent {
     },
     /// What this host's disks and the other hosts said of a VM that nobody leads.
     Inquest(Inquest),
+    /// The VM's end is agreed, and every other host that can be reached was told.
+    EndTold,
     /// The backup's VM is an ordinary VM now, or is lost.
     TookOver {
         /// Which session.

@@ -64,10 +64,10 @@ pub struct VmLoop {
     pub(super) orders: Vec<Order>,
     /// The end was proposed, in that term.
     pub(super) down_proposed: Option<Term>,
+    /// A thread tells the other hosts of the VM's end.
+    pub(super) tells_end: bool,
     /// Threads that start a QEMU.
     pub(super) starts_under_way: u32,
-    /// The VM was shut down by agreement, at that time, and this host leads.
-    pub(super) down_since_us: Option<u64>,
     /// Who ordered this host to serve alone, until it does.
     pub(super) alone_ordered: Option<Sender<Answer>>,
     /// Connections of hosts that are not in the group, and when that was told of each (there are as many as hosts in the
@@ -92,8 +92,6 @@ pub struct VmLoop {
 const LOOP_NICE: i32 = -15;
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
-/// How long a leader waits for hosts that do not answer before it forgets a VM that was shut down.
-const DOWN_WAIT_US: u64 = 1_000_000;
 /// The longest sleep: a bound on what a forgotten deadline could cost.
 const LONGEST_SLEEP_US: u64 = 100_000;
 
@@ -168,8 +166,8 @@ impl VmLoop {
             ending: None,
             orders: Vec::new(),
             down_proposed: None,
+            tells_end: false,
             starts_under_way: 0,
-            down_since_us: None,
             alone_ordered: None,
             strangers: 0,
             strangers_told_us: BTreeMap::new(),
@@ -229,7 +227,6 @@ impl VmLoop {
         self.release();
         self.flush_ports();
         let now_us = self.now_us();
-        self.end_when_others_know(now_us);
         if self.told.take() {
             // Whoever was woken by an event may have looked too early.
             self.shown_us = 0;
@@ -237,20 +234,6 @@ impl VmLoop {
             self.host.events.nudge();
         } else {
             self.show(now_us);
-        }
-    }
-
-    /// A leader whose VM was shut down stays until the others have heard of the agreement: they end their links then.
-    fn end_when_others_know(&mut self, now_us: u64) {
-        let Some(since_us) = self.down_since_us else {
-            return;
-        };
-        let all_know = !self.group.links().iter().any(|link| link.connected);
-        if all_know || now_us - since_us > DOWN_WAIT_US {
-            self.ending = Some(Ended {
-                vm: self.config.name.clone(),
-                forget: true,
-            });
         }
     }
 
@@ -338,6 +321,7 @@ impl VmLoop {
             LoopEvent::SessionEnded { session, why } => self.session_ended(session, &why),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
+            LoopEvent::EndTold => self.forget_vm(),
             LoopEvent::TookOver { session, result } => self.took_over(session, result),
         }
     }
