@@ -36,6 +36,8 @@ struct Options {
     seconds: u64,
     sync_ms: u64,
     mib_per_s: u64,
+    /// The same under requests of 1 MiB: 16 of them under way are drained before each pause.
+    large_mib_per_s: u64,
     /// Each host's share of one core, in percent; 0: no limit.
     host_cpu: u32,
     /// The disk port alone.
@@ -44,8 +46,18 @@ struct Options {
     json: Option<PathBuf>,
 }
 
+impl Options {
+    /// Each disk's limit under requests of `block` bytes.
+    fn mib_per_s(&self, block: &str) -> u64 {
+        match block {
+            "1m" => self.large_mib_per_s,
+            _ => self.mib_per_s,
+        }
+    }
+}
+
 const HELP: &str = "bench disk [--port] [--host-cpu 80] [--storage none,gannet,colo,sync] [--workload randwrite-4k,...] [--seconds 4] \
-    [--sync-ms 500] [--mib-per-s 4; 20 with --port] [--dir DIR] [--json FILE]";
+    [--sync-ms 500] [--mib-per-s 4; 20 with --port] [--large-mib-per-s 32: the limit under requests of 1 MiB] [--dir DIR] [--json FILE]";
 const WORKLOADS: [&str; 9] = [
     "randwrite-4k",
     "write-4k",
@@ -124,8 +136,8 @@ pub fn run(args: &[String], world: impl FnOnce() -> Result<World>) -> Result<()>
     };
     let mut report = Report {
         about: format!(
-            "{what}; each host's disk limited to {} MiB/s; a sync at the latest every {} ms; {} s each",
-            options.mib_per_s, options.sync_ms, options.seconds
+            "{what}; each host's disk limited to {} MiB/s ({} under requests of 1 MiB); a sync at the latest every {} ms; {} s each",
+            options.mib_per_s, options.large_mib_per_s, options.sync_ms, options.seconds
         ),
         samples: Vec::new(),
     };
@@ -165,6 +177,7 @@ fn options(args: &[String]) -> Result<Options> {
         seconds: 4,
         sync_ms: 500,
         mib_per_s: 0,
+        large_mib_per_s: 32,
         host_cpu: 80,
         port: false,
         dir: std::env::temp_dir(),
@@ -185,6 +198,7 @@ fn options(args: &[String]) -> Result<Options> {
             "--seconds" => options.seconds = value.parse()?,
             "--sync-ms" => options.sync_ms = value.parse()?,
             "--mib-per-s" => options.mib_per_s = value.parse()?,
+            "--large-mib-per-s" => options.large_mib_per_s = value.parse()?,
             "--host-cpu" => options.host_cpu = value.parse()?,
             "--dir" => options.dir = value.into(),
             "--json" => options.json = Some(value.into()),
@@ -306,29 +320,42 @@ impl Host {
 fn result(child: Child) -> Result<(f64, f64)> {
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "fio failed");
-    fio_result(&String::from_utf8(output.stdout)?)
+    let fio = fio_result(&String::from_utf8(output.stdout)?)?;
+    Ok((fio.mib_per_s, fio.latency_us))
 }
 
-/// The same, of fio's JSON.
-fn fio_result(text: &str) -> Result<(f64, f64)> {
+/// What a fio has measured.
+struct FioResult {
+    /// By its own clock.
+    mib_per_s: f64,
+    /// Mean.
+    latency_us: f64,
+    /// Read and written.
+    bytes: f64,
+}
+
+/// Of its JSON.
+fn fio_result(text: &str) -> Result<FioResult> {
     let json: serde_json::Value =
         serde_json::from_str(&text[text.find('{').context("fio printed no JSON")?..])
             .with_context(|| format!("fio said: {text}"))?;
     let job = &json["jobs"][0];
     ensure!(job["error"] == 0, "fio reports an I/O error");
-    let mut bytes = 0.0;
+    let (mut bytes_per_s, mut bytes) = (0.0, 0.0);
     let (mut latency, mut ios) = (0.0, 0.0);
     for direction in ["read", "write"] {
         let part = &job[direction];
-        bytes += part["bw_bytes"].as_f64().unwrap_or(0.0);
+        bytes += part["io_bytes"].as_f64().unwrap_or(0.0);
+        bytes_per_s += part["bw_bytes"].as_f64().unwrap_or(0.0);
         let count = part["total_ios"].as_f64().unwrap_or(0.0);
         latency += count * part["lat_ns"]["mean"].as_f64().unwrap_or(0.0) / 1000.0;
         ios += count;
     }
-    Ok((
-        bytes / f64::from(1 << 20),
-        if ios > 0.0 { latency / ios } else { 0.0 },
-    ))
+    Ok(FioResult {
+        mib_per_s: bytes_per_s / f64::from(1 << 20),
+        latency_us: if ios > 0.0 { latency / ios } else { 0.0 },
+        bytes,
+    })
 }
 
 fn measure(options: &Options, storage: &str, workload: &str) -> Result<Sample> {

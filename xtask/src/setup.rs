@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("qemu-system-x86", "runs the VMs"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
     (
@@ -20,6 +20,10 @@ const PACKAGES: [(&str, &str); 13] = [
     (
         "busybox-static",
         "all that is in the small guest of the QEMU tests",
+    ),
+    (
+        "fio",
+        "writes through the disk server and reads back what it wrote",
     ),
     ("iproute2", "hosts as network namespaces, bridges and TAPs"),
     ("nftables", "cuts hosts off from each other in the tests"),

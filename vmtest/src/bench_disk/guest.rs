@@ -108,14 +108,14 @@ fn story(
     let client = lab.node("client");
     // The guest has booted when it answers; this run is thrown away.
     job(client, "--name=warm --rw=read --bs=64k --size=1m", PATIENCE)?;
-    let limit = format!("bytes-per-s={}", options.mib_per_s << 20);
-    for host in hosts {
-        cluster.dunlin(host, &["inject", "fio", &limit])?;
-    }
     for workload in &options.workloads {
-        settle(cluster, hosts)?;
-        let before = figures(cluster, hosts)?;
         let (pattern, block) = workload.split_once('-').context("a workload is PATTERN-BLOCK")?;
+        settle(cluster, hosts)?;
+        let limit = format!("bytes-per-s={}", options.mib_per_s(block) << 20);
+        for host in hosts {
+            cluster.dunlin(host, &["inject", "fio", &limit])?;
+        }
+        let before = figures(cluster, hosts)?;
         let part = (DISK_MIB << 20) / JOBS;
         let (pattern, pace) = if workload == super::PACED {
             ("randwrite", format!("--rate_iops={}", super::PACED_PER_S / JOBS))
@@ -126,11 +126,18 @@ fn story(
             "--name=job {pace} --rw={pattern} --bs={block} --direct=1 --ioengine=psync --thread --numjobs={JOBS} \
              --group_reporting --time_based --runtime={} --size={part} --offset_increment={part} --rwmixread=50 \
              --randrepeat=1 --buffer_pattern=0x5a",
-            options.seconds
+            options.seconds + 1
         );
-        let text = job(client, &line, PATIENCE + Duration::from_secs(options.seconds * 4))?;
-        let (rate, guest_latency_us) = fio_result(&text)?;
+        let fio = begin(client, &line, PATIENCE + Duration::from_secs(options.seconds * 4))?;
+        let requests_per_s = observe(cluster, hosts, &before, options.seconds)?;
+        let fio = fio_result(&end(fio)?)?;
+        let guest_latency_us = fio.latency_us;
         let after = figures(cluster, hosts)?;
+        // The guest's kernel may make several requests of one, and its clock stands still in a pause: so the rate is what
+        // came to the disks' ports by the host's clock.
+        let all = after[0].0.requests.saturating_sub(before[0].0.requests).max(1);
+        let mib_of_one = fio.bytes / all as f64 / f64::from(1 << 20);
+        let rate = requests_per_s[0] * mib_of_one;
         // Syncs that wait for a slow disk are counted too.
         settle(cluster, hosts)?;
         let settled_all = figures(cluster, hosts)?;
@@ -150,19 +157,8 @@ fn story(
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let settles = settled(|disk| disk.settles).filter(|n| *n > 0);
         let each = |sum: Option<u64>, unit: f64| Some(sum? as f64 / settles? as f64 / unit);
-        // Both VMs' requests are alike: their numbers say how far each came.
-        let backup_rate = || -> Option<f64> {
-            let count = |at: usize| {
-                Some(
-                    after
-                        .get(at)?
-                        .0
-                        .requests
-                        .saturating_sub(before.get(at)?.0.requests),
-                )
-            };
-            Some(rate * count(1)? as f64 / count(0).filter(|n| *n > 0)? as f64)
-        };
+        // Both VMs' requests are alike.
+        let backup_rate = requests_per_s.get(1).map(|rate| rate * mib_of_one);
         if storage != "none" {
             ensure!(
                 after[0].0.role == "primary",
@@ -174,7 +170,7 @@ fn story(
             workload: workload.clone(),
             service_mib_per_s: rate,
             primary_mib_per_s: rate,
-            backup_mib_per_s: backup_rate(),
+            backup_mib_per_s: backup_rate,
             guest_latency_us: Some(guest_latency_us),
             primary_latency_us: latency(0).unwrap_or(0.0),
             backup_latency_us: latency(1),
@@ -222,11 +218,49 @@ fn settle(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<()> {
     })
 }
 
+/// Requests a second at each host's disk, over `seconds` by the host's clock, from when fio in the guest has begun.
+fn observe(
+    cluster: &Cluster<'_>,
+    hosts: &[&str],
+    before: &[(Disk, Option<f64>)],
+    seconds: u64,
+) -> Result<Vec<f64>> {
+    let begun = Instant::now();
+    let first = loop {
+        let now = figures(cluster, hosts)?;
+        if now[0].0.requests >= before[0].0.requests + JOBS {
+            break now;
+        }
+        ensure!(begun.elapsed() < PATIENCE, "fio in the guest does not begin");
+        // A counter that grows is no event.
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let from = Instant::now();
+    std::thread::sleep(Duration::from_secs(seconds));
+    let last = figures(cluster, hosts)?;
+    let took = from.elapsed().as_secs_f64();
+    let grown = first.iter().zip(&last);
+    Ok(grown
+        .map(|(first, last)| last.0.requests.saturating_sub(first.0.requests) as f64 / took)
+        .collect())
+}
+
+/// A fio that runs; the outer result is the thread's way into the client's namespace.
+type Fio = std::thread::JoinHandle<Result<Result<String>>>;
+
 /// One fio in the guest; returns what it printed.
 fn job(client: &Node, line: &str, at_most: Duration) -> Result<String> {
+    end(begin(client, line, at_most)?)
+}
+
+fn end(fio: Fio) -> Result<String> {
+    fio.join().map_err(|_| anyhow!("a client thread panicked"))??
+}
+
+fn begin(client: &Node, line: &str, at_most: Duration) -> Result<Fio> {
     let target = SocketAddr::new(demo::service().ip(), FIO.port);
     let line = format!("{line}\n");
-    let asked = client.spawn("fio", move || -> Result<String> {
+    client.spawn("fio", move || -> Result<String> {
         let deadline = Instant::now() + at_most;
         loop {
             let text = TcpStream::connect_timeout(&target, Duration::from_secs(2)).and_then(|stream| {
@@ -247,6 +281,5 @@ fn job(client: &Node, line: &str, at_most: Duration) -> Result<String> {
                 Err(error) => return Err(error).context("the guest does not answer"),
             }
         }
-    })?;
-    asked.join().map_err(|_| anyhow!("a client thread panicked"))??
+    })
 }
