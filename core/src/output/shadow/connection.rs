@@ -37,6 +37,22 @@ pub(super) struct Past {
     pub(super) floor: Option<u32>,
     /// The first timestamp after the take-over, in the client's numbers, once there was one.
     pub(super) first: Option<u32>,
+    /// The time before the take-over before, if it may be that nothing was said between the two.
+    pub(super) older: Option<Older>,
+}
+
+/// Timestamps below `until`, in the client's numbers, are the VM's and `ticks`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Older {
+    pub(super) ticks: u32,
+    pub(super) until: u32,
+}
+
+impl Past {
+    fn ticks_of(&self, echo: u32) -> u32 {
+        let older = self.older.filter(|older| before(echo, older.until));
+        older.map_or(self.ticks, |older| older.ticks)
+    }
 }
 
 /// One connection, as far as this host knows. Numbers are the VM's own unless they say otherwise.
@@ -229,7 +245,13 @@ impl Connection {
                 // The echo may be older than a take-over: it tells about the past only.
                 None if self.numbers == Numbers::Known(0) => {
                     let (floor, first) = (None, None);
-                    self.past = (ticks != raise).then_some(Past { ticks, floor, first });
+                    let older = None;
+                    self.past = (ticks != raise).then_some(Past {
+                        ticks,
+                        floor,
+                        first,
+                        older,
+                    });
                 }
                 None => self.ticks = (ticks != raise).then_some(ticks),
                 // The client heard another host, before this one took over: what that added is past already.
@@ -242,6 +264,7 @@ impl Connection {
                         ticks,
                         floor,
                         first: None,
+                        older: None,
                     };
                 }
                 Some(_) => {}
@@ -278,15 +301,22 @@ impl Connection {
     pub(super) fn take_over(&mut self, raise: u32, more: u32) {
         let silent = self.past.filter(|past| past.first.is_none());
         let unsettled = silent.and_then(|past| past.floor);
+        // As far as this host knows, nothing was said since the take-over before: echoes below the floor of then are older still.
+        let older = silent.and_then(|past| {
+            past.older.or(past.floor.map(|until| Older {
+                ticks: past.ticks,
+                until,
+            }))
+        });
         let reached = match (self.echo, unsettled) {
             (Some(echo), unsettled) => later(unsettled, echo),
             (None, unsettled) => unsettled,
         };
         self.past = Some(Past {
-            // If nothing was said since the take-over before, the client still echoes what it heard before that one.
-            ticks: silent.map_or(self.ticks.unwrap_or(raise), |past| past.ticks),
+            ticks: self.ticks.unwrap_or(raise),
             floor: reached.map(|reached| reached.wrapping_add(more)),
             first: None,
+            older,
         });
         self.ticks = self.ticks.map(|ticks| ticks.wrapping_add(more));
     }
@@ -315,7 +345,7 @@ impl Connection {
         if old.is_none() {
             self.past = None;
         }
-        let ticks = old.map_or(self.ticks.unwrap_or(raise), |past| past.ticks);
+        let ticks = old.map_or(self.ticks.unwrap_or(raise), |past| past.ticks_of(echo));
         let inside = echo.wrapping_sub(ticks);
         match self.said_ticks {
             Some(said) if ticks != 0 && before(said, inside) => said,

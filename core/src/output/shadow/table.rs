@@ -1,10 +1,10 @@
 //! The translation as bytes, for the host that gets a copy of the VM.
 //!
 //! Layout, all numbers big-endian: the version (1 byte), the common raise (4), how many connections follow (4); then for
-//! each: NIC (1), VLAN (4), 4 or 6 (1), the VM's address, the peer's address, the ports (2 and 2), and thirteen numbers, each
+//! each: NIC (1), VLAN (4), 4 or 6 (1), the VM's address, the peer's address, the ports (2 and 2), and fifteen numbers, each
 //! with a bit in the two bytes before them that says whether it is there.
 
-use super::connection::{Connection, Fin, Numbers, Past};
+use super::connection::{Connection, Fin, Numbers, Older, Past};
 use super::{MOST_CONNECTIONS, TableError};
 use crate::output::packet::{FlowKey, TCP};
 use crate::wire::{Reader, WireError};
@@ -15,7 +15,7 @@ const VERSION: u8 = 1;
 /// The least that a connection takes.
 const LEAST_BYTES: usize = 6 + 8 + 4 + 2;
 /// How many numbers a connection can have.
-const NUMBERS: usize = 13;
+const NUMBERS: usize = 15;
 
 /// What a table says.
 pub(super) type Table = (u32, Vec<(FlowKey, Connection)>);
@@ -101,6 +101,8 @@ fn numbers_of(connection: &Connection) -> [Option<u32>; NUMBERS] {
         past.map(|past| past.ticks),
         past.and_then(|past| past.floor),
         past.and_then(|past| past.first),
+        past.and_then(|past| past.older).map(|older| older.ticks),
+        past.and_then(|past| past.older).map(|older| older.until),
         end(connection.vm_fin),
         // Only of one that is over.
         end(connection.peer_fin.filter(|_| connection.is_closed())),
@@ -120,6 +122,8 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
         past,
         floor,
         first,
+        older,
+        until,
         vm_fin,
         peer_fin,
         echo,
@@ -137,7 +141,12 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
         said_ticks,
         ticks,
         echo,
-        past: past.map(|ticks| Past { ticks, floor, first }),
+        past: past.map(|ticks| Past {
+            ticks,
+            floor,
+            first,
+            older: older.zip(until).map(|(ticks, until)| Older { ticks, until }),
+        }),
         vm_fin: fin(vm_fin),
         peer_fin: fin(peer_fin),
         reset,
