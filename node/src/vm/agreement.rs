@@ -294,7 +294,7 @@ impl VmLoop {
                 if self.group.is_leader() || self.tells_end {
                     self.tell_the_end();
                 } else {
-                    self.forget_vm();
+                    self.await_word_of_the_end();
                 }
             }
         }

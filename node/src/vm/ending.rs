@@ -10,7 +10,7 @@
 //! 2. If nothing is agreed within [`PATIENCE_US`] the answer says so, and what can be done.
 //! 3. An end by force concerns this host alone, and is refused while a leader is known.
 //! 4. Who led when the end was agreed tells each other host, and is the last to forget: one whose link did not stand yet
-//!    has to hear of it too, and no host may hear of it when the next VM of that name is there.
+//!    has to hear of it too, and no host may hear of it when the next VM of that name is there. The others wait for that word.
 //! 5. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
@@ -110,6 +110,20 @@ impl VmLoop {
         };
         if let Err(error) = std::thread::Builder::new().name("tell-end".into()).spawn(work) {
             tracing::error!("a thread to tell the other hosts of the VM's end: {error}");
+            self.forget_vm();
+        }
+    }
+
+    /// Another host led when the end was agreed. It may not know of that yet: it still needs this host's word that it holds the
+    /// entry, so the group is not left before it says that it knows (invariant 4), or has had its time.
+    pub(super) fn await_word_of_the_end(&mut self) {
+        let until_us = self.now_us() + TOLD.as_micros() as u64;
+        self.forgets_at_us.get_or_insert(until_us);
+    }
+
+    /// Who led has not said a word.
+    pub(super) fn forget_untold(&mut self) {
+        if self.forgets_at_us.is_some_and(|at_us| at_us <= self.now_us()) {
             self.forget_vm();
         }
     }

@@ -66,6 +66,8 @@ pub struct VmLoop {
     pub(super) down_proposed: Option<Term>,
     /// A thread tells the other hosts of the VM's end.
     pub(super) tells_end: bool,
+    /// The end is agreed, and is to be believed at this time even if nobody says so.
+    pub(super) forgets_at_us: Option<u64>,
     /// Threads that start a QEMU.
     pub(super) starts_under_way: u32,
     /// Who ordered this host to serve alone, until it does.
@@ -167,6 +169,7 @@ impl VmLoop {
             orders: Vec::new(),
             down_proposed: None,
             tells_end: false,
+            forgets_at_us: None,
             starts_under_way: 0,
             alone_ordered: None,
             strangers: 0,
@@ -221,6 +224,7 @@ impl VmLoop {
         self.run_primary();
         self.run_backup();
         self.end_by_order();
+        self.forget_untold();
         // What the last steps proposed leaves now, not a wake-up later.
         self.follow_group();
         self.apply_agreed_entries();
