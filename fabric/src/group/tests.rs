@@ -309,9 +309,10 @@ fn each_replica_is_killed_and_comes_back_while_entries_flow() {
                 );
                 c.until_all_have(n);
             }
-            for id in 0..3 {
-                assert_eq!(c.applied[id], c.applied[0], "{fabric:?} {durability:?}");
-            }
+            // A barrier of the last election may be known to one of them first.
+            c.until("all have applied the same", |c| {
+                (1..3).all(|id| c.applied[id] == c.applied[0])
+            });
             let data = c.data(0);
             let numbers: Vec<u64> = data
                 .iter()
@@ -511,6 +512,9 @@ fn leadership_moves_while_much_was_read_from_every_ring() {
             c.until("it was handed over", |c| c.group((leader + 1) % 3).is_leader());
         }
         c.until_all_have(n);
-        assert!((1..3).all(|id| c.applied[id] == c.applied[0]));
+        // The last barrier may be known to one of them first.
+        c.until("all have applied the same", |c| {
+            (1..3).all(|id| c.applied[id] == c.applied[0])
+        });
     }
 }
