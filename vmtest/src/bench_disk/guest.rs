@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::{Options, Sample, fio_result};
-use crate::cluster::{Cluster, Disk, HostStatus, VmPlan};
+use crate::cluster::{Cluster, Disk, HostStatus, VmPlan, in_a_lab};
 use crate::demo;
 use crate::image::{FIO, GuestImage};
-use crate::lab::{CpuShare, Lab, LabSpec, Node};
+use crate::lab::{CpuShare, LabSpec, Node};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const JOBS: u64 = 16;
@@ -38,20 +38,13 @@ pub(super) fn measure(
     storage: &str,
     say: &mut dyn FnMut(Sample),
 ) -> Result<()> {
-    let lab = Lab::new(&LabSpec {
+    let spec = LabSpec {
         host_cpu: (options.host_cpu > 0).then(|| CpuShare::percent(options.host_cpu)),
         ..LabSpec::three_hosts()
-    })?;
-    {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-        if let Err(error) = story(&mut cluster, options, world, storage, say) {
-            let kept = cluster
-                .keep_logs("bench-disk")
-                .map(|dir| format!("logs are in {}", dir.display()));
-            return Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()));
-        }
-    }
-    lab.close()
+    };
+    in_a_lab("bench-disk", &spec, &world.dunlin, |cluster| {
+        story(cluster, options, world, storage, say)
+    })
 }
 
 fn story(

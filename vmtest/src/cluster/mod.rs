@@ -23,7 +23,8 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::lab::{Freezer, Lab, Node};
+use crate::lab::{Freezer, Lab, LabSpec, Node};
+use crate::traces;
 
 pub use events::{Event, Events};
 pub use plan::VmPlan;
@@ -37,6 +38,36 @@ const START: Duration = Duration::from_secs(30);
 const COMMAND: Duration = Duration::from_secs(150);
 /// If no event comes, `status` is asked again after this time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Plays a story on the hosts a, b and c of a lab of its own. If it does not go as it should, the daemons' logs are kept under
+/// `name` and the error says where; if it does, nothing of it may be left on this machine.
+///
+/// # Errors
+/// The story's own, or what was left behind.
+pub fn in_a_lab<T>(
+    name: &str,
+    spec: &LabSpec,
+    binary: &Path,
+    play: impl FnOnce(&mut Cluster<'_>) -> Result<T>,
+) -> Result<T> {
+    let before = traces::on_this_machine();
+    let lab = Lab::new(spec)?;
+    let outcome = {
+        let mut cluster = Cluster::init(&lab, binary, &["a", "b", "c"])?;
+        play(&mut cluster).or_else(|error| {
+            let kept = cluster
+                .keep_logs(name)
+                .map(|dir| format!("logs are in {}", dir.display()));
+            Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
+        })?
+    };
+    lab.close()?;
+    let left = traces::added_since(&before);
+    if !left.is_empty() {
+        bail!("left behind: {}", left.join(", "));
+    }
+    Ok(outcome)
+}
 
 /// The daemons on a lab's hosts.
 pub struct Cluster<'lab> {

@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use super::run::no_oops;
 use crate::client::ledger::{self, Ledger, LedgerReport};
-use crate::cluster::{Cluster, VmPlan};
+use crate::cluster::{Cluster, VmPlan, in_a_lab};
 use crate::image::{self, GuestImage};
-use crate::lab::{Lab, LabSpec};
+use crate::lab::LabSpec;
 use crate::{demo, traces};
 
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -70,21 +70,9 @@ pub struct LedgerOutcome {
 /// # Errors
 /// When anything is not as it should be; the daemons' logs are kept, and the error says where.
 pub fn run(spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome> {
-    let traces_before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let outcome = {
-        let mut cluster = Cluster::init(&lab, &spec.dunlin, &["a", "b", "c"])?;
-        play(&mut cluster, spec, say).or_else(|error| {
-            let kept = cluster
-                .keep_logs("ledger")
-                .map(|dir| format!("logs are in {}", dir.display()));
-            Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
-        })?
-    };
-    lab.close()?;
-    let left = traces::added_since(&traces_before);
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    Ok(outcome)
+    in_a_lab("ledger", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+        play(cluster, spec, say)
+    })
 }
 
 fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome> {

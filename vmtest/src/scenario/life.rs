@@ -16,8 +16,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::World;
-use crate::cluster::{Cluster, VmPlan, await_service};
-use crate::lab::{Lab, LabSpec};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::lab::LabSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,19 +29,9 @@ const TIMES: usize = 8;
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<usize> {
-    let before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let ended = {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-        play(&mut cluster, world).or_else(|error| {
-            let kept = cluster.keep_logs("life");
-            Err(error).context(kept.map_or(String::new(), |dir| format!("logs are in {}", dir.display())))
-        })?
-    };
-    lab.close()?;
-    let left = traces::added_since(&before);
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    Ok(ended)
+    in_a_lab("life", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world)
+    })
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {

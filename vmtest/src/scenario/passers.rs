@@ -12,9 +12,9 @@ use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::{Passers, PassersReport, PassersSpec};
-use crate::cluster::{Cluster, VmPlan, await_service};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
-use crate::lab::{Lab, LabSpec, Node};
+use crate::lab::{LabSpec, Node};
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -31,19 +31,12 @@ const SOME: u64 = 96;
 /// # Errors
 /// When clients were let down, or it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
-    let traces_before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let report = {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-        play(&mut cluster, world, kills).or_else(|error| {
-            let kept = cluster.keep_logs("connections-come-and-go");
-            Err(error).context(kept.map_or(String::new(), |dir| format!("logs are in {}", dir.display())))
-        })?
-    };
-    lab.close()?;
-    let left = traces::added_since(&traces_before);
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    Ok(report)
+    in_a_lab(
+        "connections-come-and-go",
+        &LabSpec::three_hosts(),
+        &world.dunlin,
+        |cluster| play(cluster, world, kills),
+    )
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersReport> {

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use super::secrets::Secrets;
 use super::{Action, Scenario, Thawed};
 use crate::client::{Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, HostStatus, VmPlan, await_service};
+use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
 use crate::lab::{CpuShare, Lab, LabSpec};
@@ -51,24 +51,13 @@ pub struct Outcome {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept, and the error says where.
 pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
-    let traces_before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec {
+    let spec = LabSpec {
         host_cpu: scenario.cpu.map(CpuShare::percent),
         ..LabSpec::three_hosts()
-    })?;
-    let outcome = {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-        play(&mut cluster, world, scenario).or_else(|error| {
-            let kept = cluster
-                .keep_logs(scenario.name)
-                .map(|dir| format!("logs are in {}", dir.display()));
-            Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
-        })?
     };
-    lab.close()?;
-    let left = traces::added_since(&traces_before);
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    Ok(outcome)
+    in_a_lab(scenario.name, &spec, &world.dunlin, |cluster| {
+        play(cluster, world, scenario)
+    })
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result<Outcome> {

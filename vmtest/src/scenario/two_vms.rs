@@ -6,13 +6,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::{Answers, Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service};
-use crate::lab::{Lab, LabSpec};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::lab::LabSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -33,19 +33,9 @@ pub struct Outcome {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<Outcome> {
-    let traces_before = traces::on_this_machine();
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let outcome = {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
-        play(&mut cluster, world).or_else(|error| {
-            let kept = cluster.keep_logs("two-vms");
-            Err(error).context(kept.map_or(String::new(), |dir| format!("logs are in {}", dir.display())))
-        })?
-    };
-    lab.close()?;
-    let left = traces::added_since(&traces_before);
-    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    Ok(outcome)
+    in_a_lab("two-vms", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world)
+    })
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
