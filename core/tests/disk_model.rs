@@ -486,6 +486,8 @@ fn pressure_rises_before_memory_does() {
     );
     switch.mark(Epoch(1)).unwrap();
     switch.commit(Epoch(1)).unwrap();
+    // What waits for a slow image is memory, but no reason for one sync after the other.
+    assert!(switch.pressure() == Pressure::Full && !switch.wants_sync());
     switch.settled(Epoch(1));
     assert_eq!((switch.pressure(), switch.bytes()), (Pressure::None, 0));
 }

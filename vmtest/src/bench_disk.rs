@@ -159,14 +159,18 @@ pub fn run(args: &[String], world: impl FnOnce() -> Result<World>) -> Result<()>
                 report.samples.push(sample);
             })
             .with_context(|| format!("bench disk: {storage}"))?;
+            // What was measured is kept, whatever comes of the next storage.
+            write(&report, options.json.as_deref())?;
         }
     }
     println!("\n{}", table(&report));
-    if let Some(file) = &options.json {
-        std::fs::write(file, serde_json::to_vec_pretty(&report)?)
-            .with_context(|| format!("bench disk: {} cannot be written", file.display()))?;
-    }
-    Ok(())
+    write(&report, options.json.as_deref())
+}
+
+fn write(report: &Report, file: Option<&Path>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    std::fs::write(file, serde_json::to_vec_pretty(report)?)
+        .with_context(|| format!("bench disk: {} cannot be written", file.display()))
 }
 
 fn options(args: &[String]) -> Result<Options> {
@@ -490,7 +494,7 @@ fn line(sample: &Sample) -> String {
     let or_dash = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     format!(
         "{:13} {:15} service {:7.1} MiB/s (backup's VM {:>5})  latency us {:>9.0} / {:>9}  checkpoint ms {:>7} of MiB {:>5}  commit ms {:>6}  \
-         settled MiB {:>6} in s {:>5}  left MiB {:>6}",
+         settled MiB {:>6} in s {:>5}  left MiB {:>6}  syncs {}",
         sample.workload,
         sample.storage,
         sample.service_mib_per_s,
@@ -503,6 +507,7 @@ fn line(sample: &Sample) -> String {
         or_dash(sample.settled_mib),
         or_dash(sample.settle_s),
         or_dash(sample.left_mib),
+        sample.syncs,
     )
 }
 

@@ -219,9 +219,16 @@ impl Switch {
         match self.bytes() {
             bytes if bytes >= self.limits.most_bytes => Pressure::Full,
             bytes if bytes >= self.limits.throttle_at_bytes => Pressure::Throttle,
-            bytes if bytes >= self.limits.sync_at_bytes => Pressure::WantsSync,
+            _ if self.wants_sync() => Pressure::WantsSync,
             _ => Pressure::None,
         }
+    }
+
+    /// Whether a sync would free what makes the buffers full. What is committed already waits for the image, and another
+    /// sync would not bring it there sooner.
+    #[must_use]
+    pub fn wants_sync(&self) -> bool {
+        self.pvm_bytes() + self.svm.bytes() >= self.limits.sync_at_bytes
     }
 
     /// The backup VM writes. "The secondary I/O switch buffers the write requests from the secondary VM as well because

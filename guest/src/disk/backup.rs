@@ -41,6 +41,8 @@ struct State {
     next_pair: Option<[u8; 16]>,
     /// The primary's term, once it has greeted.
     term: Term,
+    /// Frames of the primary taken in, as last acknowledged.
+    taken: u64,
     asked_for_sync: bool,
     expedite: bool,
     light: Option<u64>,
@@ -104,6 +106,7 @@ impl Backup {
                 complete: false,
                 next_pair: None,
                 term: Term(0),
+                taken: 0,
                 asked_for_sync: false,
                 expedite: false,
                 light: None,
@@ -236,7 +239,8 @@ impl Backup {
             if at_once || unacked_bytes >= 256 << 10 || reader.buffer().is_empty() {
                 // What the VM here writes beyond its primary is no reason to slow the primary down.
                 let held_bytes = {
-                    let state = self.lock();
+                    let mut state = self.lock();
+                    state.taken = number;
                     state.switch.bytes() - state.switch.svm_bytes()
                 };
                 link.push(
@@ -420,7 +424,7 @@ impl Backup {
                     state.switch.bytes() >> 20
                 ));
             }
-            _ if !state.asked_for_sync => {
+            _ if !state.asked_for_sync && state.switch.wants_sync() => {
                 state.asked_for_sync = true;
                 state.asked_syncs += 1;
                 link.push(Frame::NeedSync, Bytes::new());
@@ -513,11 +517,22 @@ impl Backup {
 
     pub(super) fn wait_marked(&self, epoch: Epoch, timeout: Duration) -> bool {
         let state = self.lock();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, timeout, |state| state.switch.marked() < epoch)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.switch.marked() >= epoch
+        let mut seen = state.taken;
+        let mut state = state;
+        loop {
+            state = self
+                .changed
+                .wait_timeout_while(state, timeout, |state| {
+                    state.switch.marked() < epoch && state.failed.is_none() && !state.stop
+                })
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            // Slow is not silent: under `colo` and `sync` each write goes to the image before the mark is reached.
+            let came = state.taken != std::mem::replace(&mut seen, state.taken);
+            if !came || state.switch.marked() >= epoch || state.failed.is_some() || state.stop {
+                return state.switch.marked() >= epoch;
+            }
+        }
     }
 
     /// The caller holds the gate: no request of the VM runs (B2).

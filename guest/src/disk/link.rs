@@ -234,6 +234,12 @@ impl Link {
         self.lock().held_bytes
     }
 
+    /// Frames that the peer has acknowledged.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.lock().acked
+    }
+
     /// Bytes that wait to be sent.
     #[must_use]
     pub fn queued_bytes(&self) -> u64 {

@@ -233,6 +233,8 @@ pub struct DiskStatus {
     pub queued_bytes: u64,
     /// Primary: memory that the backup's buffers hold.
     pub peer_held_bytes: u64,
+    /// Primary: frames that the backup has acknowledged: as long as this grows, it is slow and not stuck.
+    pub peer_acknowledged: u64,
     /// Requests of the VM since the disk was opened: reads, writes, zeroes, flushes.
     pub requests: u64,
     /// How long they took in all, from the port's first sight of them to its answer.
@@ -505,6 +507,7 @@ impl Disk {
     }
 
     /// Backup: waits until the primary's mark of `epoch` is here; says whether it is. [`DiskEvent::Marked`] tells the same.
+    /// Given up when nothing at all has come from the primary for `timeout`.
     ///
     /// # Errors
     /// Not a backup.
@@ -649,6 +652,7 @@ impl Disk {
             copy_left_bytes: 0,
             queued_bytes: 0,
             peer_held_bytes: 0,
+            peer_acknowledged: 0,
             requests: self.served.requests.load(Ordering::Relaxed),
             request_ns: self.served.ns.load(Ordering::Relaxed),
             backup: BackupFigures::default(),

@@ -127,6 +127,7 @@ impl Primary {
             status.copy_left_bytes = left * EXTENT_BYTES;
             status.queued_bytes = peer.link.queued_bytes();
             status.peer_held_bytes = peer.link.held_bytes();
+            status.peer_acknowledged = peer.link.acknowledged();
         }
         Some(())
     }

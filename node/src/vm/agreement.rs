@@ -303,6 +303,9 @@ impl VmLoop {
     fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
         self.agreement.may_be_dropped = !set.contains(self.me);
         self.agreement.appended_complete = set;
+        if set.0.count_ones() > 1 {
+            self.join_complaint.clear();
+        }
         if self.agreement.leads {
             self.primary_set_agreed(set, epoch);
         } else if matches!(self.role, Role::Backup(_)) {

@@ -182,7 +182,7 @@ impl VmLoop {
             return;
         };
         if let Err(why) = machine.disks.follow(number, stream) {
-            self.event("join-failed", format!("disk {number} cannot follow: {why}"));
+            self.join_failed(format!("disk {number} cannot follow: {why}"));
         }
     }
 
@@ -208,7 +208,7 @@ impl VmLoop {
             Ok(started) => started,
             Err(why) => {
                 refuse(stream, &format!("it cannot start the VM: {why}"));
-                self.event("join-failed", format!("this host cannot be the backup: {why}"));
+                self.join_failed(format!("this host cannot be the backup: {why}"));
                 return self.drop_machine();
             }
         };
@@ -249,10 +249,10 @@ impl VmLoop {
                 backup.talker = Some(talker);
                 self.nics = Some(nics);
                 self.output = Output::new(Voice::Kept, self.agreement.state.epoch.next());
-                self.event("joining", "this host is being brought in as backup");
+                self.join_begins("this host is being brought in as backup");
             }
             Err(why) => {
-                self.event("join-failed", format!("this host cannot be the backup: {why}"));
+                self.join_failed(format!("this host cannot be the backup: {why}"));
                 self.drop_machine();
             }
         }
@@ -390,7 +390,7 @@ impl VmLoop {
                 backup.forget_unread();
                 if let Err(error) = self.output.applied(epoch, &shadow) {
                     // Not acknowledged: the session ends, and with it this copy.
-                    self.event("join-failed", format!("the primary's connections: {error}"));
+                    self.join_failed(format!("the primary's connections: {error}"));
                     return self.drop_machine();
                 }
                 if let Some(backup) = self.backup()

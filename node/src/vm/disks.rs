@@ -352,6 +352,11 @@ impl Disks {
         marked.map_err(|error| Broken::new("marking the sync on the disk", error))
     }
 
+    /// How much of what was mirrored the backup has taken in, in frames: it grows as long as the backup is slow and not stuck.
+    pub fn mirrored(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.status().peer_acknowledged).sum()
+    }
+
     /// The backup waits until all writes of `epoch` are in its buffers (invariant 1).
     pub fn wait_marked(&self, epoch: Epoch) -> Result<(), Broken> {
         for disk in &self.disks {

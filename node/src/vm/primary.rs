@@ -73,8 +73,6 @@ pub struct PrimaryRole {
     handed: bool,
     /// A member that a person wants out of the group: since which entry that is so, and who asked.
     leaving: Option<(Index, Sender<Answer>)>,
-    /// Why the last join failed.
-    join_complaint: String,
     /// Syncs so far.
     pub sync_status: SyncStatus,
     /// The join under way.
@@ -150,7 +148,6 @@ impl PrimaryRole {
             hand_over: None,
             handed: false,
             leaving: None,
-            join_complaint: String::new(),
             sync_status: SyncStatus::default(),
             progress: None,
         }
@@ -301,7 +298,6 @@ impl VmLoop {
                 let now_us = self.now_us();
                 if let Some(primary) = self.primary() {
                     primary.progress = None;
-                    primary.join_complaint.clear();
                     primary.last_sync_us = now_us;
                     if let Some(session) = &mut primary.session {
                         session.phase = Phase::Synced;

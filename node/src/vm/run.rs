@@ -80,6 +80,8 @@ pub struct VmLoop {
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
+    /// Why the last join failed, here or on the other host; empty since one went well.
+    pub(super) join_complaint: String,
     /// The group has not made this host a member yet.
     pub(super) newcomer: bool,
     events: Receiver<LoopEvent>,
@@ -176,6 +178,7 @@ impl VmLoop {
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
             injected: Vec::new(),
+            join_complaint: String::new(),
             newcomer,
             events,
             connectors,

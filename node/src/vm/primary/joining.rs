@@ -151,7 +151,7 @@ impl VmLoop {
                 session.jobs = Some(jobs);
                 session.closer = Some(closer);
                 let host = self.session_host();
-                self.event("joining", format!("host '{host}' is being brought in as backup"));
+                self.join_begins(format!("host '{host}' is being brought in as backup"));
             }
             Err(why) => self.session_ended(id, &why),
         }
@@ -310,18 +310,28 @@ impl VmLoop {
         }
     }
 
-    /// A backup that is refused again and again for the same reason is said once.
     fn say_backup_lost(&mut self, host: &str, why: &str, was_complete: bool) {
-        let kind = if was_complete {
-            "backup-lost"
-        } else {
-            "join-failed"
-        };
         let text = format!("host '{host}': {why}");
-        let Some(primary) = self.primary() else { return };
-        if was_complete || primary.join_complaint != text {
-            primary.join_complaint.clone_from(&text);
-            self.event(kind, text);
+        if was_complete {
+            self.event("backup-lost", text);
+        } else {
+            self.join_failed(text);
+        }
+    }
+
+    /// A join that is tried again because the last one failed is not worth a word.
+    pub(in crate::vm) fn join_begins(&self, text: impl Into<String>) {
+        if self.join_complaint.is_empty() {
+            self.event("joining", text);
+        }
+    }
+
+    /// A join that fails again and again for the same reason is told of once.
+    pub(in crate::vm) fn join_failed(&mut self, why: impl Into<String>) {
+        let why = why.into();
+        if self.join_complaint != why {
+            self.join_complaint.clone_from(&why);
+            self.event("join-failed", why);
         }
     }
 

@@ -163,14 +163,26 @@ impl SyncLink {
 
     /// The next message.
     pub fn receive(&self) -> Result<SyncMessage, Broken> {
-        match self.incoming.recv_timeout(PATIENCE) {
-            Ok(Ok(SyncMessage::Refused { why })) => Err(Broken(why)),
-            Ok(message) => message,
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Broken("the other host is silent in the middle of a sync".into()))
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Broken("the other host closed the sync's stream".into()))
+        self.receive_unless_stuck(|| 0)
+    }
+
+    /// The next message; it is waited for as long as `progress` rises.
+    pub fn receive_unless_stuck(&self, progress: impl Fn() -> u64) -> Result<SyncMessage, Broken> {
+        let mut seen = progress();
+        loop {
+            match self.incoming.recv_timeout(PATIENCE) {
+                Ok(Ok(SyncMessage::Refused { why })) => return Err(Broken(why)),
+                Ok(message) => return message,
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = progress();
+                    if now <= seen {
+                        return Err(Broken("the other host is silent in the middle of a sync".into()));
+                    }
+                    seen = now;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Broken("the other host closed the sync's stream".into()));
+                }
             }
         }
     }

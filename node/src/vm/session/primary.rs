@@ -342,7 +342,10 @@ impl Primary {
             shadow,
             device_state,
         })?;
-        match self.link.receive()? {
+        // The backup waits for this epoch's disk writes, which may be many and its disk slow.
+        let disks = &self.machine.disks;
+        let answer = self.link.receive_unless_stuck(|| disks.mirrored())?;
+        match answer {
             SyncMessage::Staged { epoch: staged } if staged == epoch => {}
             other => return Err(unexpected("Staged", &other)),
         }
