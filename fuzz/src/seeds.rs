@@ -345,7 +345,10 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Loaded { epoch, took_us: 800 },
         SyncMessage::Idle { applied: Index(5) },
         SyncMessage::Audit { epoch, hash: 3 },
-        SyncMessage::Abort { epoch },
+        SyncMessage::Ahead {
+            epoch,
+            pages: PageSet::from_runs([(2, 3)]),
+        },
     ];
     let encode = |message| {
         let mut out = BytesMut::new();

@@ -442,11 +442,14 @@ pub struct SyncFigures {
     pub united: u64,
     /// Pages that differed.
     pub divergent: u64,
+    /// Of `united`, pages that were compared and sent before the stop (those that were written again, again after it).
+    #[serde(default)]
+    pub ahead: u64,
     /// Bytes of memory sent.
     pub bytes: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
-    /// Hashes that travelled: one for each block of the union.
+    /// Hashes that travelled after the stop: one for each block of the pages that were left.
     #[serde(default)]
     pub list_hashes: u64,
     /// Hashes that a hash tree over the same blocks would have sent, level by level; counted with `sync.audit` only.
@@ -461,6 +464,7 @@ impl SyncFigures {
     /// Adds another sync's figures to a sum.
     pub fn add(&mut self, other: &Self) {
         for (sum, figure) in [
+            (&mut self.ahead, other.ahead),
             (&mut self.list_hashes, other.list_hashes),
             (&mut self.tree_hashes, other.tree_hashes),
             (&mut self.tree_rounds, other.tree_rounds),

@@ -156,9 +156,10 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             if one.audit {
                 let of = |name: &str| outcome.syncs.get(name).copied().unwrap_or_default();
                 words.push_str(&format!(
-                    "; median sync: {} pages united, {} divergent, {} hashes as a list, {} as a tree in {} rounds, \
+                    "; median sync: {} pages united, {} of them ahead, {} divergent, {} hashes as a list, {} as a tree in {} rounds, \
                      {} bytes",
                     of("united"),
+                    of("ahead"),
                     of("divergent"),
                     of("list_hashes"),
                     of("tree_hashes"),

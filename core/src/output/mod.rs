@@ -31,6 +31,9 @@ const COMPARED: Limits = Limits {
     flows: 65_536,
 };
 
+/// What a sync is believed to cost a client at most: a backup may also have nothing to say.
+const LONGEST_STALL_US: u64 = 500_000;
+
 /// The output of one VM on one host.
 pub struct Output {
     gate: Gate,
@@ -38,8 +41,6 @@ pub struct Output {
     kept: Kept,
     comparison: Option<Comparison>,
     tally: Tally,
-    /// How long the first words after a load were held, lately: what a sync costs a client.
-    stall_us: u64,
 }
 
 struct Comparison {
@@ -64,7 +65,6 @@ impl Output {
             kept: Kept::new(),
             comparison: None,
             tally: Tally::default(),
-            stall_us: 0,
         }
     }
 
@@ -216,7 +216,7 @@ impl Output {
         if let Some(comparison) = self.comparison.as_mut().filter(|_| matched)
             && std::mem::take(&mut comparison.catching_up)
         {
-            self.stall_us = (3 * self.stall_us + held_us) / 4;
+            self.tally.stall_us = (3 * self.tally.stall_us + held_us) / 4;
         }
         if self.shadow.is_empty() {
             return Some(leaving.frame);
@@ -271,16 +271,19 @@ impl Output {
             .map(|comparison| comparison.comparer.counters())
     }
 
-    /// How long a client waits because of a sync while outputs are compared, as a running mean: the backup's VM has
-    /// to load, to work off its inputs and, under TCG, to translate anew.
-    #[must_use]
-    pub fn stall_us(&self) -> u64 {
-        self.stall_us
-    }
-
-    /// A sync begins because the backup said something else, or not what was waited for.
-    pub fn sync_is_forced(&mut self) {
+    /// A sync begins because the backup said something else, or not what was waited for, for `waited_us`.
+    ///
+    /// A backup that has not said anything since its load takes longer than that. One that is never given the time, because the
+    /// next sync makes it begin anew, would never say anything again.
+    pub fn sync_is_forced(&mut self, waited_us: u64) {
         self.tally.forced += 1;
+        if self
+            .comparison
+            .as_ref()
+            .is_some_and(|comparison| comparison.catching_up)
+        {
+            self.tally.stall_us = self.tally.stall_us.max(waited_us.min(LONGEST_STALL_US));
+        }
     }
 
     /// What has left so far.
@@ -293,5 +296,27 @@ impl Output {
     #[must_use]
     pub fn held_frames(&self) -> usize {
         self.gate.held_frames()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_that_was_never_given_the_time_to_speak_is_given_more() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        output.compare_from(Epoch(1));
+        // It has not just loaded: that it says nothing has another reason.
+        output.sync_is_forced(250_000);
+        assert_eq!(output.tally().stall_us, 0);
+        output.draw_line();
+        output.acknowledged(Epoch(1));
+        output.backup_loaded(Epoch(1));
+        output.sync_is_forced(250_000);
+        assert_eq!(output.tally().stall_us, 250_000);
+        output.sync_is_forced(60_000_000);
+        assert_eq!(output.tally().stall_us, LONGEST_STALL_US);
+        assert_eq!(output.tally().forced, 3);
     }
 }

@@ -3,20 +3,23 @@
 //! Release on equal output costs nothing where the two VMs say the same, and a sync for every answer where they do
 //! not (clocks in the answers; answers that depend on the order in which connections were served). There a passive
 //! backup, or an active one that waits for syncs, serves better. Which does is not guessed but measured: the manner
-//! in use in windows, and now and then another one in a short trial right after such a window.
+//! in use all the time, and now and then another one in a short trial.
 //!
 //! Flow: the primary tells it what has left; its wish starts a sync that begins the next epoch in the other manner.
 //!
 //! Invariants:
-//! 1. Only windows next to each other in time are compared: the load may change.
+//! 1. Only times next to each other are compared: the load may change. A load that comes after a pause is another one.
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
 //!    share of time spent in trials goes to nothing.
 //! 3. While everything matches there are no trials.
+//! 4. A manner is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
+//!    backup still warms up.
 //!
 //! Source: ours; the alternation of trial and use is the bandit's of any textbook. Not here: the sync that changes
 //! over, when to sync inside a manner (`trigger`).
 
 use crate::policy::Manner;
+use std::collections::VecDeque;
 
 /// What has left so far, since the VM was protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +32,9 @@ pub struct Tally {
     pub forced: u64,
     /// How long all of them together were held.
     pub held_us: u64,
+    /// How long a client waits because of a sync while outputs are compared, as a running mean and no count: the backup's
+    /// VM has to load, to work off its inputs and, under TCG, to translate anew.
+    pub stall_us: u64,
 }
 
 /// What a manner brought in a window.
@@ -64,10 +70,66 @@ struct Rival {
     backoff_us: u64,
 }
 
+/// What had left at a moment.
 #[derive(Clone, Copy, Debug)]
-struct Window {
-    since_us: u64,
-    at: Tally,
+struct Mark {
+    at_us: u64,
+    tally: Tally,
+}
+
+/// How long a manner is looked at before it is judged.
+struct Pace {
+    /// Not at all for this long after it was taken up.
+    settle_us: u64,
+    /// A trial that brings less than half of what was due in this time is over.
+    hopeless_us: u64,
+    /// A trial takes so long.
+    trial_us: u64,
+}
+
+impl Pace {
+    fn of(manner: Manner) -> Self {
+        match manner {
+            // Its backup has to load and, under TCG, to translate anew (60 to 300 ms measured); and what costs is a
+            // difference now and then.
+            Manner::Match => Self {
+                settle_us: 400_000,
+                hopeless_us: 400_000,
+                trial_us: 800_000,
+            },
+            Manner::Active | Manner::Passive => Self {
+                settle_us: 120_000,
+                hopeless_us: 100_000,
+                trial_us: 400_000,
+            },
+        }
+    }
+}
+
+/// When a load came that may be another one than before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pauses {
+    released: u64,
+    /// When it last grew, and since when it has done so without a pause.
+    grown_us: u64,
+    steady_us: u64,
+}
+
+impl Pauses {
+    /// Whether frames leave again, after a pause that followed a time without any.
+    fn is_over(&mut self, now_us: u64, tally: &Tally) -> bool {
+        if tally.released == self.released {
+            return false;
+        }
+        let paused = now_us - self.grown_us >= PAUSE_US;
+        let another = paused && self.grown_us - self.steady_us >= STEADY_US;
+        if paused {
+            self.steady_us = now_us;
+        }
+        self.grown_us = now_us;
+        self.released = tally.released;
+        another
+    }
 }
 
 /// The choice of a manner for one VM.
@@ -77,10 +139,16 @@ pub struct ChangeOver {
     chosen: Manner,
     /// Being tried.
     trial: Option<Manner>,
-    /// What `chosen` brought in its last window.
+    /// What `chosen` brought before the trial.
     score: Option<Score>,
     rivals: [Rival; 2],
-    window: Option<Window>,
+    /// The ends of windows since the manner in use was entered or the load changed, newest last.
+    marks: VecDeque<Mark>,
+    /// What left in a second when the load was last taken for another one.
+    usual: Option<f64>,
+    pauses: Pauses,
+    /// As last told.
+    stall_us: u64,
     settled_us: u64,
     wish: Option<Manner>,
     changes: u64,
@@ -90,25 +158,28 @@ pub struct ChangeOver {
 const MORE: f64 = 1.10;
 /// Or as much with this much shorter waiting.
 const SOONER: f64 = 1.25;
-/// After a change a VM is not measured at once: its backup has to load, and under TCG to translate anew (60 to 115 ms
-/// measured).
-const SETTLE_US: u64 = 120_000;
-/// A window's length, and how many frames it needs to mean anything.
+/// A window's length, the least that the manner in use is judged by, and how many frames that needs to mean anything.
 const WINDOW_US: u64 = 250_000;
-const WINDOW_FRAMES: u64 = 16;
-/// A window that never gets its frames starts again: the VM is idle.
+const SPAN_US: u64 = 1_000_000;
+const SPAN_FRAMES: u64 = 16;
+/// What left longer ago does not count; a trial that never gets its frames is over: the VM is idle.
 const IDLE_US: u64 = 5_000_000;
-/// A trial that brings less than half of what was due, after this time and this many due, is over.
-const HOPELESS_US: u64 = 100_000;
+/// A trial is hopeless only where at least this many frames were due.
 const HOPELESS_FRAMES: f64 = 8.0;
 /// A trial is repeated no sooner than this after the last, and no later than that.
-const SHORTEST_BACKOFF_US: u64 = 2_000_000;
+const SHORTEST_BACKOFF_US: u64 = 4_000_000;
 const LONGEST_BACKOFF_US: u64 = 120_000_000;
-/// So many forced syncs in one window put matching in doubt. Routine syncs, which cover as many frames as there are
-/// connections, do not.
+/// So many forced syncs put matching in doubt, if no more than so many frames left for each of them: a sync in another manner
+/// lets out some tens. Routine syncs, which cover as many frames as there are connections, do not.
 const DOUBT: u64 = 2;
-/// The load is another one when this many times more, or less, leaves in the same manner.
+const DOUBT_FRAMES: u64 = 256;
+/// The load is another one when this many times more, or less, leaves in the same manner; or after a pause of this
+/// length, if there was none in so long a time before it.
 const OTHER_LOAD: f64 = 2.5;
+const PAUSE_US: u64 = 500_000;
+const STEADY_US: u64 = 2_000_000;
+/// After that the other manners are tried, whatever they brought before.
+const AFTER_PAUSE_US: u64 = 1_000_000;
 
 impl ChangeOver {
     /// A VM that was just protected, in `first`.
@@ -124,7 +195,7 @@ impl ChangeOver {
         // The more promising one first: waiting for syncs with an active backup costs what a difference costs.
         for rival in &mut rivals {
             if rival.manner == Manner::Active {
-                rival.try_at_us = now_us + 4 * SHORTEST_BACKOFF_US;
+                rival.try_at_us = now_us + 2 * SHORTEST_BACKOFF_US;
             }
         }
         Self {
@@ -132,8 +203,11 @@ impl ChangeOver {
             trial: None,
             score: None,
             rivals,
-            window: None,
-            settled_us: now_us + SETTLE_US,
+            marks: VecDeque::new(),
+            usual: None,
+            pauses: Pauses::default(),
+            stall_us: 0,
+            settled_us: now_us + Pace::of(first).settle_us,
             wish: None,
             changes: 0,
         }
@@ -155,44 +229,64 @@ impl ChangeOver {
     pub fn entered(&mut self, manner: Manner, now_us: u64) {
         if self.wish.take_if(|wish| *wish == manner).is_some() {
             self.trial = (manner != self.chosen).then_some(manner);
-            self.window = None;
-            self.settled_us = now_us + SETTLE_US;
+            self.marks.clear();
+            let stall_us = if manner == Manner::Match {
+                2 * self.stall_us
+            } else {
+                0
+            };
+            self.settled_us = now_us + Pace::of(manner).settle_us.max(stall_us);
         }
     }
 
     /// Looks at what has left until now. Call it a few times in each window; `wish` may be another one afterwards.
     pub fn observe(&mut self, now_us: u64, tally: &Tally) {
+        self.stall_us = tally.stall_us;
+        if self.pauses.is_over(now_us, tally) && self.trial.is_none() {
+            self.marks.clear();
+            self.usual = None;
+            self.try_all_anew(now_us + AFTER_PAUSE_US);
+        }
         if self.wish.is_some() || now_us < self.settled_us {
             return;
         }
-        let window = *self.window.get_or_insert(Window {
-            since_us: now_us,
-            at: *tally,
-        });
-        let took_us = now_us - window.since_us;
-        let frames = tally.released - window.at.released;
-        let score = Score::of(&window.at, tally, took_us);
-        let whole = took_us >= WINDOW_US && frames >= WINDOW_FRAMES;
-        match (self.trial, self.score) {
-            (Some(tried), Some(before)) => {
-                let due = before.frames_per_s * took_us as f64 / 1e6;
-                let hopeless =
-                    took_us >= HOPELESS_US && due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
-                if hopeless || whole {
-                    self.trial_ended(tried, !hopeless && score.beats(&before), score, now_us);
-                } else if took_us > IDLE_US {
-                    // Nobody asks anything any more: no verdict.
-                    self.trial_ended(tried, false, before, now_us);
-                }
-            }
-            _ if whole => self.window_ended(&window, tally, score, now_us),
-            _ if took_us > IDLE_US => self.window = None,
-            _ => {}
+        let now = Mark {
+            at_us: now_us,
+            tally: *tally,
+        };
+        let Some((first, last)) = self.marks.front().zip(self.marks.back()) else {
+            return self.marks.push_back(now);
+        };
+        if let Some((tried, before)) = self.trial.zip(self.score) {
+            return self.look_at_trial(tried, &before, *first, &now);
+        }
+        if now_us - last.at_us >= WINDOW_US {
+            self.marks.push_back(now);
+            self.marks.retain(|mark| now_us - mark.at_us <= IDLE_US);
+            self.judge(&now);
         }
     }
 
-    fn trial_ended(&mut self, tried: Manner, pays: bool, score: Score, now_us: u64) {
-        self.window = None;
+    fn look_at_trial(&mut self, tried: Manner, before: &Score, first: Mark, now: &Mark) {
+        let pace = Pace::of(tried);
+        let took_us = now.at_us - first.at_us;
+        let frames = now.tally.released - first.tally.released;
+        let due = before.frames_per_s * took_us as f64 / 1e6;
+        let score = Score::of(&first.tally, &now.tally, took_us);
+        let hopeless = took_us >= pace.hopeless_us && due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
+        if hopeless {
+            self.trial_ended(tried, false, now.at_us);
+        } else if took_us >= pace.trial_us && frames >= SPAN_FRAMES {
+            self.trial_ended(tried, score.beats(before), now.at_us);
+        } else if took_us > IDLE_US {
+            // Nobody asks anything any more: no verdict.
+            self.trial_ended(tried, false, now.at_us);
+        }
+    }
+
+    fn trial_ended(&mut self, tried: Manner, pays: bool, now_us: u64) {
+        self.marks.clear();
+        self.score = None;
         let rival = self
             .rivals
             .iter_mut()
@@ -207,7 +301,7 @@ impl ChangeOver {
             };
             self.chosen = tried;
             self.trial = None;
-            self.score = Some(score);
+            self.usual = None;
             self.changes += 1;
         } else {
             rival.backoff_us = (rival.backoff_us * 2).min(LONGEST_BACKOFF_US);
@@ -216,28 +310,42 @@ impl ChangeOver {
         }
     }
 
-    fn window_ended(&mut self, window: &Window, tally: &Tally, score: Score, now_us: u64) {
-        self.window = None;
-        if let Some(last) = self.score {
-            let ratio = score.frames_per_s / last.frames_per_s;
-            if !(1.0 / OTHER_LOAD..OTHER_LOAD).contains(&ratio) {
-                for rival in &mut self.rivals {
-                    rival.backoff_us = SHORTEST_BACKOFF_US;
-                    rival.try_at_us = rival.try_at_us.min(now_us + SHORTEST_BACKOFF_US);
-                }
-            }
+    /// Whether another manner than the one in use is worth a trial, by the shortest time that means anything.
+    fn judge(&mut self, now: &Mark) {
+        let means_something = |mark: &&Mark| {
+            let frames = now.tally.released - mark.tally.released;
+            now.at_us - mark.at_us >= SPAN_US && frames >= SPAN_FRAMES
+        };
+        let Some(from) = self.marks.iter().rev().find(means_something).copied() else {
+            return;
+        };
+        let score = Score::of(&from.tally, &now.tally, now.at_us - from.at_us);
+        let forced = now.tally.forced - from.tally.forced;
+        let ratio = score.frames_per_s / *self.usual.get_or_insert(score.frames_per_s);
+        if !(1.0 / OTHER_LOAD..OTHER_LOAD).contains(&ratio) {
+            self.usual = Some(score.frames_per_s);
+            self.try_all_anew(now.at_us + SHORTEST_BACKOFF_US);
         }
-        self.score = Some(score);
         // Invariant 3.
-        if self.chosen == Manner::Match && tally.forced - window.at.forced < DOUBT {
+        let frames = now.tally.released - from.tally.released;
+        if self.chosen == Manner::Match && (forced < DOUBT || frames > DOUBT_FRAMES * forced) {
             return;
         }
         let due = self
             .rivals
             .iter()
-            .filter(|rival| rival.try_at_us <= now_us)
+            .filter(|rival| rival.try_at_us <= now.at_us)
             .min_by_key(|rival| rival.try_at_us);
         self.wish = due.map(|rival| rival.manner);
+        self.score = due.map(|_| score);
+    }
+
+    /// The load is another one: what was learnt of the other manners does not count.
+    fn try_all_anew(&mut self, at_us: u64) {
+        for rival in &mut self.rivals {
+            rival.backoff_us = SHORTEST_BACKOFF_US;
+            rival.try_at_us = rival.try_at_us.min(at_us);
+        }
     }
 }
 

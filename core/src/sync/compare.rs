@@ -8,7 +8,7 @@
 //! 2. Hashes come in the order of the pages in the union, block by block: the lists have one length.
 //!
 //! Source: FALCON-in-KVM 2.3 and GAIA 2.3.2 compare hash trees; STR compares regions below a page. The list is the
-//! default here: see `tree` for the other and docs/sync.md for the measurement between them. Not here: hashing.
+//! default here: see `tree` for the other and ARCHITECTURE.md for the measurement between them. Not here: hashing.
 
 pub mod tree;
 

@@ -1,8 +1,7 @@
 //! What it decides: which pages may differ between the two VMs.
 //!
-//! Flow: after both VMs stopped; the two sets are united before anything is hashed.
-//!
-//! Invariant 1: a page leaves the carried set only when a sync that covers it was acknowledged.
+//! Flow: in each round of a sync; the two VMs' sets are united before anything is hashed. A sync that breaks ends its session,
+//! and the next one begins with all of memory: so no set outlives its sync.
 //!
 //! Source: PLOVER, "compute the union of dirty pages". Not here: how dirty pages are found (guest's memory port).
 
@@ -97,25 +96,6 @@ impl PageSet {
     }
 }
 
-/// What one VM's copy has written since the last acknowledged sync.
-#[derive(Debug, Default)]
-pub struct CarriedDirty {
-    unacknowledged: PageSet,
-}
-
-impl CarriedDirty {
-    /// A scan cleared the tracker's bits of `scanned`; returns these and all that earlier, broken syncs left.
-    pub fn scanned(&mut self, scanned: &PageSet) -> PageSet {
-        self.unacknowledged = self.unacknowledged.union(scanned);
-        self.unacknowledged.clone()
-    }
-
-    /// The sync was acknowledged: nothing is left over.
-    pub fn acknowledged(&mut self) {
-        self.unacknowledged = PageSet::default();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,15 +125,5 @@ mod tests {
             let runs: Vec<_> = union.runs().collect();
             prop_assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0), "runs touch: {:?}", runs);
         }
-    }
-
-    #[test]
-    fn an_aborted_sync_carries_its_dirty_set_into_the_next() {
-        let mut carried = CarriedDirty::default();
-        carried.scanned(&PageSet::from_runs([(5, 2)]));
-        let next = carried.scanned(&PageSet::from_runs([(9, 1)]));
-        assert_eq!(next, PageSet::from_runs([(5, 2), (9, 1)]));
-        carried.acknowledged();
-        assert!(carried.scanned(&PageSet::default()).is_empty());
     }
 }

@@ -6,12 +6,15 @@
 //! 1. Nothing of a sync touches the backup's VM before all of it has arrived (all or nothing).
 //! 2. Staging is bounded: a sync that would not fit is refused, and the backup's VM is as it was.
 //! 3. A staged block names a page inside the guest's memory.
+//! 4. Of each page the newest delta counts, and none where a later round found the page to be the same.
 //!
 //! Source: PLOVER and Remus both buffer a checkpoint before they apply it. Not here: applying it (node's backup).
 
 use super::compare::{BLOCK_BYTES, DivergentPage};
+use super::dirty::PageSet;
 use crate::units::Epoch;
 use bytes::Bytes;
+use std::collections::BTreeMap;
 
 /// The new content of one page's divergent blocks, in block order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +57,7 @@ pub struct Staging {
     guest_pages: u32,
     limit_bytes: usize,
     bytes: usize,
-    deltas: Vec<PageDelta>,
+    deltas: BTreeMap<u32, PageDelta>,
 }
 
 /// A sync that has arrived whole.
@@ -77,7 +80,21 @@ impl Staging {
             guest_pages,
             limit_bytes,
             bytes: 0,
-            deltas: Vec::new(),
+            deltas: BTreeMap::new(),
+        }
+    }
+
+    /// A round looks at these pages anew: what is staged of them is out of date.
+    pub fn look_again(&mut self, pages: &PageSet) {
+        for (first, count) in pages.runs() {
+            let stale: Vec<u32> = self
+                .deltas
+                .range(first..first + count)
+                .map(|(page, _)| *page)
+                .collect();
+            for delta in stale.iter().filter_map(|page| self.deltas.remove(page)) {
+                self.bytes -= delta.bytes.len();
+            }
         }
     }
 
@@ -90,12 +107,14 @@ impl Staging {
                 return Err(StagingError::Malformed { page: delta.at.page });
             }
             self.bytes += expected;
+            if let Some(stale) = self.deltas.insert(delta.at.page, delta) {
+                self.bytes -= stale.bytes.len();
+            }
             if self.bytes > self.limit_bytes {
                 return Err(StagingError::TooLarge {
                     limit_bytes: self.limit_bytes,
                 });
             }
-            self.deltas.push(delta);
         }
         Ok(())
     }
@@ -105,7 +124,7 @@ impl Staging {
         self.check_epoch(epoch)?;
         Ok(Staged {
             epoch,
-            deltas: self.deltas,
+            deltas: self.deltas.into_values().collect(),
             device_state,
         })
     }
@@ -144,6 +163,28 @@ mod tests {
             Err(StagingError::OtherEpoch { expected: 4, got: 3 })
         );
         assert_eq!(staging.complete(Epoch(4), Bytes::new()).unwrap().deltas.len(), 1);
+    }
+
+    #[test]
+    fn a_later_round_replaces_what_an_earlier_one_staged() {
+        let mut staging = Staging::new(Epoch(1), 10, 3 * BLOCK_BYTES);
+        let first = vec![delta(1, 0b11, 2 * BLOCK_BYTES), delta(2, 1, BLOCK_BYTES)];
+        staging.add(Epoch(1), first).unwrap();
+        // Page 1 is looked at again and found to be the same; page 2 differs elsewhere now. Their memory is free again.
+        staging.look_again(&PageSet::from_runs([(0, 2)]));
+        staging
+            .add(
+                Epoch(1),
+                vec![delta(2, 0b10, BLOCK_BYTES), delta(3, 0b11, 2 * BLOCK_BYTES)],
+            )
+            .unwrap();
+        let staged = staging.complete(Epoch(1), Bytes::new()).unwrap();
+        let kept: Vec<_> = staged
+            .deltas
+            .iter()
+            .map(|delta| (delta.at.page, delta.at.blocks))
+            .collect();
+        assert_eq!(kept, [(2, 0b10), (3, 0b11)]);
     }
 
     #[test]

@@ -41,14 +41,14 @@ pub enum SyncMessage {
         /// The epoch that it ends.
         epoch: Epoch,
     },
-    /// Backup: I stand still at the end of `epoch`; these pages I have written.
+    /// Backup: these pages I have written since I was last asked; at the end of `epoch`, where I stand still, too.
     Dirty {
         /// The epoch.
         epoch: Epoch,
         /// The pages.
         pages: PageSet,
     },
-    /// Primary: hash these.
+    /// Primary, at the end of the epoch: hash these.
     Union {
         /// The epoch.
         epoch: Epoch,
@@ -111,10 +111,12 @@ pub enum SyncMessage {
         /// Hash of all of RAM.
         hash: u128,
     },
-    /// Primary: the sync was given up; take up your VM again as it was.
-    Abort {
+    /// Primary, while both VMs run: these pages I have written so far. Say yours, and hash all of them.
+    Ahead {
         /// The epoch.
         epoch: Epoch,
+        /// The pages.
+        pages: PageSet,
     },
 }
 
@@ -137,7 +139,7 @@ impl SyncMessage {
             Self::Loaded { .. } => "Loaded",
             Self::Idle { .. } => "Idle",
             Self::Audit { .. } => "Audit",
-            Self::Abort { .. } => "Abort",
+            Self::Ahead { .. } => "Ahead",
             Self::Said { .. } => "Said",
         }
     }
@@ -200,7 +202,7 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 14, *epoch);
             out.put_u128(*hash);
         }
-        SyncMessage::Abort { epoch } => put_epoch(out, 15, *epoch),
+        SyncMessage::Ahead { epoch, pages } => put_pages(out, 15, *epoch, pages),
         SyncMessage::Said { epoch, frames } => {
             put_epoch(out, 16, *epoch);
             out.reserve(frames.iter().map(|frame| 5 + frame.bytes.len()).sum());
@@ -307,8 +309,9 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             hash: reader.u128()?,
         },
-        15 => SyncMessage::Abort {
+        15 => SyncMessage::Ahead {
             epoch: Epoch(reader.u64()?),
+            pages: take_pages(&mut reader)?,
         },
         16 => {
             let epoch = Epoch(reader.u64()?);
@@ -376,7 +379,8 @@ mod tests {
             "[a-z ]{0,20}".prop_map(|why| SyncMessage::Refused { why }),
             deltas.clone().prop_map(SyncMessage::Pages),
             (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Dirty { epoch, pages }),
-            (epoch.clone(), pages).prop_map(|(epoch, pages)| SyncMessage::Union { epoch, pages }),
+            (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Union { epoch, pages }),
+            (epoch.clone(), pages).prop_map(|(epoch, pages)| SyncMessage::Ahead { epoch, pages }),
             (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
                 .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
             (epoch.clone(), deltas).prop_map(|(epoch, deltas)| SyncMessage::Delta { epoch, deltas }),

@@ -699,16 +699,22 @@ impl Backup {
             .zip(verdicts)
             .filter_map(|(piece, equal)| (equal && piece.ours.len() <= LIGHT_BYTES).then_some(piece))
             .collect();
+        let batch = first_batch(&equal);
+        // Where a batch is cut off, the rest is compared anew, which is nothing beside its way to the disk: what is cut out of a
+        // run moves the rest of it, and a sync that comes in between must not make all of it be in vain.
+        let next = match batch.last() {
+            Some(last) if batch.len() < equal.len() => last.offset + last.ours.len(),
+            _ => next,
+        };
         let overtaken = |state: &State| state.stop || state.switch.committed() != seen_at;
-        for batch in batches(&equal) {
-            if overtaken(&self.lock()) {
-                return Ok(());
-            }
+        if overtaken(&self.lock()) {
+            return Ok(());
+        }
+        if !batch.is_empty() {
             self.shared.settle_equal(term, batch)?;
         }
         let mut state = self.lock();
-        // All at once: what is cut out of a run moves the rest of it, and then nothing is known of that any more.
-        state.switch.forget_equal(seen_at, &equal);
+        state.switch.forget_equal(seen_at, batch);
         if !overtaken(&state) {
             state.light.get_or_insert(next);
         }
@@ -719,19 +725,16 @@ impl Backup {
 /// Bytes that one step of the lightweight checkpoint compares: so many that each core gets a share worth waking it for.
 const HASH_BYTES: u64 = 8 << 20;
 /// Bytes that it brings to the image at once: a committed sync, and a take-over, wait for no more than this.
-const LIGHT_BYTES: u64 = 256 << 10;
+const LIGHT_BYTES: u64 = 64 << 10;
 
-/// Pieces in groups of about [`LIGHT_BYTES`].
-fn batches(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+/// The first of these pieces, about [`LIGHT_BYTES`].
+fn first_batch(pieces: &[Piece]) -> &[Piece] {
     let mut bytes = 0;
-    pieces.split_inclusive(move |piece| {
+    let full = pieces.iter().position(|piece| {
         bytes += piece.ours.len();
-        let full = bytes >= LIGHT_BYTES;
-        if full {
-            bytes = 0;
-        }
-        full
-    })
+        bytes >= LIGHT_BYTES
+    });
+    &pieces[..full.map_or(pieces.len(), |last| last + 1)]
 }
 
 fn failed(what: &str, error: &io::Error) -> String {

@@ -233,6 +233,7 @@ impl VmLoop {
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
                 unloaded: None,
+                staging: None,
             };
             std::thread::Builder::new()
                 .name("sync-backup".into())

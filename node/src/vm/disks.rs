@@ -354,7 +354,10 @@ impl Disks {
 
     /// How much of what was mirrored the backup has taken in, in frames: it grows as long as the backup is slow and not stuck.
     pub fn mirrored(&self) -> u64 {
-        self.disks.iter().map(|disk| disk.status().peer_acknowledged).sum()
+        self.disks
+            .iter()
+            .map(|disk| disk.status().peer_acknowledged)
+            .sum()
     }
 
     /// The backup waits until all writes of `epoch` are in its buffers (invariant 1).

@@ -33,6 +33,7 @@ pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
         dirty_backup: of(|f| f.dirty_backup),
         united: of(|f| f.united),
         divergent: of(|f| f.divergent),
+        ahead: of(|f| f.ahead),
         bytes: of(|f| f.bytes),
         device_bytes: of(|f| f.device_bytes),
         list_hashes: of(|f| f.list_hashes),

@@ -150,6 +150,10 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
             scenario.connections
         );
     }
+    if scenario.audit && scenario.policy == "str" {
+        let ahead = syncs.get("ahead").copied().unwrap_or_default();
+        ensure!(ahead > 0, "no sync had a round while the VMs ran: {syncs:?}");
+    }
     no_oops(lab)?;
     for host in &dead {
         cluster.start_host(host)?;

@@ -5,7 +5,7 @@
 //!
 //! Invariant 1: the leaves that `descend` finds are those whose hashes differ.
 //!
-//! Source: FALCON-in-KVM 2.3, GAIA 2.3.2. Not here: the choice between the two (docs/sync.md has the figures).
+//! Source: FALCON-in-KVM 2.3, GAIA 2.3.2. Not here: the choice between the two (ARCHITECTURE.md has the figures).
 
 /// A binary tree over hashes; node 1 is the root, node i has the children 2i and 2i + 1.
 #[derive(Debug, Clone)]

@@ -51,7 +51,7 @@ impl VmLoop {
         });
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(PrimaryJob::WorkAhead);
+            let _ = jobs.send(PrimaryJob::WorkAhead { epoch });
         }
     }
 
@@ -108,7 +108,7 @@ impl VmLoop {
         } else {
             self.output.waits()
         };
-        let stall_us = self.output.stall_us();
+        let stall_us = self.output.tally().stall_us;
         let log_is_long = self.agreement.uncut_bytes > LONG_LOG_BYTES;
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
@@ -180,7 +180,7 @@ impl VmLoop {
             }
         }
         if forced {
-            self.output.sync_is_forced();
+            self.output.sync_is_forced(sight.waited_us);
         }
     }
 

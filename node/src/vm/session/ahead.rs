@@ -1,65 +1,66 @@
-//! Pages that were copied and hashed while the VM still ran: at the stop only what was written since is left.
+//! What of a sync was compared and sent while both VMs still ran: at the stop only what was written since is left.
 //!
-//! Lu and Chiueh's speculative transfer (CCGrid'12) with one difference: nothing is *sent* ahead. Here the VM runs on
-//! before anything is sent, so sending costs the backup's memory and no pause; copying is what the VM stands for.
+//! A sync has rounds: any number while the VMs run, and a last one that they stand still for. Each round takes the pages
+//! written since the one before (by either VM, where both run), and what it sends of a page takes the place of what an earlier
+//! one sent. So a page that nobody writes any more has left the primary before the stop.
+//!
+//! Source: Lu and Chiueh, "Speculative memory state transfer for active-active fault tolerance" (CCGrid'12). Not here: the
+//! rounds themselves (`primary`, `backup`), when there is one (`primary::syncing` of the loop).
 
-use super::{copy_out, hash_copy};
-use dunlin_core::sync::compare::{BLOCKS_PER_PAGE, PAGE_BYTES};
+use dunlin_core::sync::compare::DivergentPage;
 use dunlin_core::sync::dirty::PageSet;
-use dunlin_guest::memory::Memory;
 
-/// Pages, what was in them, and the hashes of their blocks.
+/// The rounds of one sync so far.
 #[derive(Default)]
-pub struct Copied {
-    pages: PageSet,
-    bytes: Vec<u8>,
-    hashes: Vec<u128>,
+pub struct Rounds {
+    /// Pages that the primary, the backup, either has written.
+    ours: PageSet,
+    theirs: PageSet,
+    either: PageSet,
+    /// Of these, what the backup has to take over.
+    differing: PageSet,
+    bytes: u64,
 }
 
-impl Copied {
-    /// Copies and hashes. What the VM writes meanwhile is dirty again.
-    pub fn ahead(memory: &Memory, pages: PageSet) -> Self {
-        let bytes = copy_out(memory, &pages);
-        let hashes = hash_copy(&bytes);
-        Self { pages, bytes, hashes }
+impl Rounds {
+    /// One more round: who wrote what since the last, what of that differs, and how many bytes were sent for it.
+    pub fn add(&mut self, ours: &PageSet, theirs: &PageSet, differing: &[DivergentPage], bytes: u64) {
+        let round = ours.union(theirs);
+        let differing = PageSet::from_runs(differing.iter().map(|page| (page.page, 1)));
+        self.differing = self.differing.minus(&round).union(&differing);
+        self.ours = self.ours.union(ours);
+        self.theirs = self.theirs.union(theirs);
+        self.either = self.either.union(&round);
+        self.bytes += bytes;
     }
 
-    /// What of `all` still has to be copied, if `again` was written since.
-    pub fn missing(&self, all: &PageSet, again: &PageSet) -> PageSet {
-        all.minus(&self.pages.minus(again))
+    /// How many pages the primary has written, the backup, either, and how many of them differ.
+    pub fn pages(&self) -> [u64; 4] {
+        [&self.ours, &self.theirs, &self.either, &self.differing].map(|pages| pages.len() as u64)
     }
 
-    /// The content and, if wanted, the block hashes of `all`: of `missing` from `rest`, of the others from here.
-    pub fn complete(
-        self,
-        all: &PageSet,
-        missing: &PageSet,
-        rest: Vec<u8>,
-        hashed: bool,
-    ) -> (Vec<u8>, Vec<u128>) {
-        let rest_hashes = if hashed { hash_copy(&rest) } else { Vec::new() };
-        if self.pages.is_empty() {
-            return (rest, rest_hashes);
-        }
-        let mut bytes = Vec::with_capacity(all.len() * PAGE_BYTES);
-        let mut hashes = Vec::with_capacity(if hashed { all.len() * BLOCKS_PER_PAGE } else { 0 });
-        let mut fresh = missing.pages().enumerate().peekable();
-        let mut older = self.pages.pages().enumerate();
-        for page in all.pages() {
-            let (at, from, from_hashes) = match fresh.next_if(|(_, fresh)| *fresh == page) {
-                Some((at, _)) => (at, &rest, &rest_hashes),
-                None => {
-                    let (at, _) = older
-                        .find(|(_, older)| *older == page)
-                        .expect("what is not missing was copied ahead");
-                    (at, &self.bytes, &self.hashes)
-                }
-            };
-            bytes.extend_from_slice(&from[at * PAGE_BYTES..(at + 1) * PAGE_BYTES]);
-            if hashed {
-                hashes.extend_from_slice(&from_hashes[at * BLOCKS_PER_PAGE..(at + 1) * BLOCKS_PER_PAGE]);
-            }
-        }
-        (bytes, hashes)
+    /// What was sent, with what was sent in vain.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(pages: &[u32]) -> PageSet {
+        PageSet::from_runs(pages.iter().map(|&page| (page, 1)))
+    }
+
+    #[test]
+    fn a_later_round_takes_the_place_of_an_earlier_one() {
+        let differs = |page| DivergentPage { page, blocks: 1 };
+        let mut rounds = Rounds::default();
+        rounds.add(&pages(&[1, 2]), &pages(&[2, 3]), &[differs(1), differs(2)], 512);
+        // The backup has written page 1 again, and now it is the same on both.
+        rounds.add(&pages(&[]), &pages(&[1]), &[], 0);
+        assert_eq!(rounds.pages(), [2, 3, 3, 1]);
+        assert_eq!(rounds.bytes(), 512);
     }
 }

@@ -4,6 +4,7 @@
 //! 1. The VM is untouched until a sync is staged whole; a sync that breaks before that is dropped whole.
 //! 2. A sync that was acknowledged is applied, whatever happens to the primary afterwards.
 //! 3. The dirty bits are cleared before the VM runs on: what it writes from then on is the next sync's.
+//! 4. What was staged ahead of a page counts only if no later round looks at the page.
 //!
 //! Source: stock-QEMU COLO secondary, driven as in docs/guest.md. Not here: elections, frames (the loop).
 
@@ -17,7 +18,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, select};
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::dirty::PageSet;
-use dunlin_core::sync::staging::{PageDelta, Staged, Staging};
+use dunlin_core::sync::staging::{PageDelta, Staged, Staging, StagingError};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::colo::{Colo, ColoPhase};
@@ -66,6 +67,8 @@ pub struct Backup {
     pub audit: bool,
     /// For a backup that does not run: the newest state, not loaded yet.
     pub unloaded: Option<Bytes>,
+    /// What the rounds of the sync under way have sent so far.
+    pub staging: Option<Staging>,
 }
 
 /// A sync that lies here whole.
@@ -130,10 +133,10 @@ impl Backup {
         loop {
             match self.wake()? {
                 Wake::Job(BackupJob::Stop { epoch }) if self.active => self.sync_active(epoch)?,
-                Wake::Job(BackupJob::Stop { epoch }) => match self.link.receive()? {
-                    SyncMessage::Union { epoch: got, .. } if got == epoch => self.sync_passive(epoch)?,
-                    other => return Err(unexpected("Union", &other)),
-                },
+                Wake::Job(BackupJob::Stop { epoch }) => {
+                    self.receive_union(epoch)?;
+                    self.sync_passive(epoch)?;
+                }
                 Wake::Job(BackupJob::TakeOver(term)) => {
                     self.take_over(term);
                     return Ok(());
@@ -154,6 +157,10 @@ impl Backup {
                         Some(Err(_)) => return Err(Broken("the VM loop has gone".into())),
                     }
                 }
+                Wake::Message(SyncMessage::Ahead { epoch, pages }) if self.active => {
+                    self.compare_ahead(epoch, &pages)?;
+                }
+                Wake::Message(SyncMessage::Delta { epoch, deltas }) => self.stage(epoch, deltas)?,
                 Wake::Message(SyncMessage::Audit { .. }) if !self.audit => {}
                 Wake::Message(other) => return Err(unexpected("the next sync", &other)),
             }
@@ -195,19 +202,10 @@ impl Backup {
         let stopped = self.colo()?.request();
         self.machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the backup's VM", error))?;
-        let dirty = self.machine.qemu.memory().scan_dirty();
-        let dirty = page_set(&dirty.map_err(|error| Broken::new("reading the dirty pages", error))?);
+        let dirty = self.scan()?;
         self.link.send(&SyncMessage::Dirty { epoch, pages: dirty })?;
-        let union = match self.link.receive()? {
-            SyncMessage::Union { epoch: got, pages } if got == epoch => pages,
-            other => return Err(unexpected("Union", &other)),
-        };
-        if union.end() > self.machine.qemu.memory().pages() as u32 {
-            return Err(Broken(
-                "the primary names pages outside the guest's memory".into(),
-            ));
-        }
-        self.send_hashes(epoch, &union)?;
+        let union = self.receive_union(epoch)?;
+        self.compare(epoch, &union)?;
         let staged = self.receive_staged(epoch)?;
         self.acknowledge_and_apply(staged, false)
     }
@@ -216,6 +214,46 @@ impl Backup {
     fn sync_passive(&mut self, epoch: Epoch) -> Result<(), Broken> {
         let staged = self.receive_staged(epoch)?;
         self.acknowledge_and_apply(staged, false)
+    }
+
+    /// A round while both VMs run.
+    fn compare_ahead(&mut self, epoch: Epoch, theirs: &PageSet) -> Result<(), Broken> {
+        // What is written after this scan is in the next round.
+        let ours = self.scan()?;
+        self.link.send(&SyncMessage::Dirty {
+            epoch,
+            pages: ours.clone(),
+        })?;
+        self.compare(epoch, &theirs.union(&ours))
+    }
+
+    /// Says what these pages hold here; what differs will come, in place of what came before.
+    fn compare(&mut self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
+        if union.end() > self.machine.qemu.memory().pages() as u32 {
+            return Err(Broken(
+                "the primary names pages outside the guest's memory".into(),
+            ));
+        }
+        self.staging(epoch).look_again(union);
+        self.send_hashes(epoch, union)
+    }
+
+    fn scan(&self) -> Result<PageSet, Broken> {
+        let dirty = self.machine.qemu.memory().scan_dirty();
+        dirty
+            .map(|dirty| page_set(&dirty))
+            .map_err(|error| Broken::new("reading the dirty pages", error))
+    }
+
+    /// The pages of the last round; what an earlier one has sent may come before.
+    fn receive_union(&mut self, epoch: Epoch) -> Result<PageSet, Broken> {
+        loop {
+            match self.link.receive()? {
+                SyncMessage::Union { epoch: got, pages } if got == epoch => return Ok(pages),
+                SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
+                other => return Err(unexpected("Union", &other)),
+            }
+        }
     }
 
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
@@ -229,19 +267,33 @@ impl Backup {
         Ok(())
     }
 
-    fn receive_staged(&self, epoch: Epoch) -> Result<Whole, Broken> {
+    /// Where the sync that ends `epoch` is gathered.
+    fn staging(&mut self, epoch: Epoch) -> &mut Staging {
         let pages = self.machine.qemu.memory().pages() as u32;
-        let mut staging = Staging::new(epoch, pages, self.staging_bytes);
-        let refused = |error: dunlin_core::sync::staging::StagingError| {
-            // Best effort: the primary hears why, or sees the stream end.
-            let _ = self.link.send(&SyncMessage::Refused {
-                why: error.to_string(),
-            });
-            Broken(error.to_string())
-        };
+        let limit_bytes = self.staging_bytes;
+        self.staging
+            .get_or_insert_with(|| Staging::new(epoch, pages, limit_bytes))
+    }
+
+    fn stage(&mut self, epoch: Epoch, deltas: Vec<PageDelta>) -> Result<(), Broken> {
+        let staged = self.staging(epoch).add(epoch, deltas);
+        staged.map_err(|error| self.refuse(&error))
+    }
+
+    fn refuse(&self, error: &StagingError) -> Broken {
+        // Best effort: the primary hears why, or sees the stream end.
+        let _ = self.link.send(&SyncMessage::Refused {
+            why: error.to_string(),
+        });
+        Broken(error.to_string())
+    }
+
+    fn receive_staged(&mut self, epoch: Epoch) -> Result<Whole, Broken> {
+        // There is none yet if nothing was written.
+        self.staging(epoch);
         loop {
             match self.link.receive()? {
-                SyncMessage::Delta { epoch, deltas } => staging.add(epoch, deltas).map_err(refused)?,
+                SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
                 SyncMessage::State {
                     epoch,
                     next,
@@ -249,8 +301,11 @@ impl Backup {
                     device_state,
                 } => {
                     self.machine.disks.wait_marked(epoch)?;
+                    let staging = self.staging.take().expect("it was just made");
                     return Ok(Whole {
-                        staged: staging.complete(epoch, device_state).map_err(refused)?,
+                        staged: staging
+                            .complete(epoch, device_state)
+                            .map_err(|error| self.refuse(&error))?,
                         next,
                         shadow,
                     });

@@ -1,17 +1,17 @@
 //! The primary's side of a session: the join in rounds, then one sync after the other.
 //!
 //! The order of a sync is the one of ARCHITECTURE.md, "A sync"; each step's time is measured here. The VM stands
-//! still from `stop` to `cont`: everything that can be done on a copy is done after `cont`.
+//! still from `stop` to `cont`: what can be done ahead is sent before, what can be done on a copy is done after it.
 //!
 //! Invariants:
-//! 1. What a scan cleared stays in the carried set until the sync is acknowledged.
+//! 1. What a scan cleared is in a round of the same sync, and a sync that is not acknowledged ends the session.
 //! 2. `cont` comes only after the loop has drawn the line between the epochs' frames.
 //!
 //! Not here: when to sync, what leaves when (the loop, with core's `trigger` and `gate`).
 
-use super::ahead::Copied;
+use super::ahead::Rounds;
 use super::link::SyncLink;
-use super::{Broken, copy_out, hash_all, page_set};
+use super::{Broken, copy_out, hash_all, hash_copy, page_set};
 use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
@@ -21,7 +21,7 @@ use crossbeam_channel::Receiver;
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::compare::tree::HashTree;
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
-use dunlin_core::sync::dirty::{CarriedDirty, PageSet};
+use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
@@ -32,8 +32,11 @@ use std::time::Instant;
 
 /// What the loop asks of the session.
 pub enum PrimaryJob {
-    /// A sync is about to be agreed: do what can be done while the VM runs.
-    WorkAhead,
+    /// The sync that ends `epoch` is about to be agreed: do what can be done while the VMs run.
+    WorkAhead {
+        /// The epoch that is about to end.
+        epoch: Epoch,
+    },
     /// Sync, ending `epoch`. Inputs are drained.
     Sync {
         /// The epoch that ends.
@@ -109,10 +112,9 @@ impl Primary {
 
     fn join_and_sync(&self, term: Term) -> Result<(), Broken> {
         self.join(term)?;
-        let mut carried = CarriedDirty::default();
         let mut last_stop = Instant::now();
         let mut joining = true;
-        let mut ahead = Copied::default();
+        let mut rounds = Rounds::default();
         while let Ok(job) = self.jobs.recv() {
             let (epoch, hand_over, next) = match job {
                 PrimaryJob::Sync {
@@ -120,9 +122,8 @@ impl Primary {
                     hand_over,
                     next,
                 } => (epoch, hand_over, next),
-                PrimaryJob::WorkAhead => {
-                    let dirty = carried.scanned(&self.scan()?);
-                    ahead = Copied::ahead(self.machine.qemu.memory(), dirty);
+                PrimaryJob::WorkAhead { epoch } => {
+                    self.work_ahead(epoch, &mut rounds)?;
                     self.report(SyncStep::WorkedAhead);
                     continue;
                 }
@@ -136,8 +137,7 @@ impl Primary {
                 hand_over,
                 next,
             };
-            let ahead = std::mem::take(&mut ahead);
-            self.sync(&this, &mut carried, ahead, &mut last_stop)?;
+            self.sync(&this, std::mem::take(&mut rounds), &mut last_stop)?;
             self.active.set(next.backup_runs());
             joining = false;
         }
@@ -225,13 +225,33 @@ impl Primary {
             .collect()
     }
 
-    fn sync(
-        &self,
-        this: &Sync,
-        carried: &mut CarriedDirty,
-        ahead: Copied,
-        last_stop: &mut Instant,
-    ) -> Result<(), Broken> {
+    /// A round of the sync that ends `epoch`, while the VMs run: what nobody writes afterwards needs no look at the stop.
+    fn work_ahead(&self, epoch: Epoch, rounds: &mut Rounds) -> Result<(), Broken> {
+        // What is written after this scan is in the next round.
+        let ours = self.scan()?;
+        let theirs = if self.active.get() {
+            self.link.send(&SyncMessage::Ahead {
+                epoch,
+                pages: ours.clone(),
+            })?;
+            self.receive_dirty(epoch)?
+        } else {
+            PageSet::default()
+        };
+        let union = ours.union(&theirs);
+        let copy = copy_out(self.machine.qemu.memory(), &union);
+        let differing = if self.active.get() {
+            let hashes = hash_copy(&copy);
+            self.receive_divergent(epoch, &union, &hashes)?.0
+        } else {
+            whole(&union)
+        };
+        let bytes = self.send_deltas(epoch, &union, &copy.into(), &differing)?;
+        rounds.add(&ours, &theirs, &differing, bytes);
+        Ok(())
+    }
+
+    fn sync(&self, this: &Sync, mut rounds: Rounds, last_stop: &mut Instant) -> Result<(), Broken> {
         let &Sync {
             epoch,
             joining,
@@ -267,29 +287,23 @@ impl Primary {
                 .map_err(|error| Broken::new("saving the devices' state", error))?,
         );
         figures.save_us = lap.us();
-        let again = self.scan()?;
-        let ours = carried.scanned(&again);
+        let ours = self.scan()?;
         self.machine.disks.mark(epoch)?;
         figures.scan_us = lap.us();
-        let union = if compared {
-            let theirs = self.receive_dirty(epoch)?;
-            figures.dirty_backup = theirs.len() as u64;
-            if theirs.end() > qemu.memory().pages() as u32 {
-                return Err(Broken("the backup names pages outside the guest's memory".into()));
-            }
-            ours.union(&theirs)
+        let theirs = if compared {
+            self.receive_dirty(epoch)?
         } else {
-            ours.clone()
+            PageSet::default()
         };
+        let union = ours.union(&theirs);
         figures.wait_us = lap.us();
-        let missing = ahead.missing(&union, &again);
-        let rest = copy_out(qemu.memory(), &missing);
+        let copy = copy_out(qemu.memory(), &union);
         let audit = self.audit.then(|| hash_all(qemu.memory()));
         figures.copy_us = lap.us();
         // Invariant 2.
         let shadow = match self.jobs.recv() {
             Ok(PrimaryJob::LineDrawn { shadow }) => shadow,
-            Ok(PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead) => {
+            Ok(PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead { .. }) => {
                 return Err(Broken("two syncs at once".into()));
             }
             Err(_) => return Err(Broken("the VM loop has gone".into())),
@@ -303,8 +317,6 @@ impl Primary {
         figures.cont_us = lap.us();
         figures.pause_us = started.elapsed().as_micros() as u64;
         self.report(SyncStep::Resumed);
-        figures.dirty_primary = ours.len() as u64;
-        figures.united = union.len() as u64;
         figures.device_bytes = device_state.len() as u64;
         if compared {
             self.link.send(&SyncMessage::Union {
@@ -312,30 +324,30 @@ impl Primary {
                 pages: union.clone(),
             })?;
         }
-        let (copy, our_hashes) = ahead.complete(&union, &missing, rest, compared);
-        let copy = Bytes::from(copy);
+        let our_hashes = if compared { hash_copy(&copy) } else { Vec::new() };
         figures.hash_us = lap.us();
         let differing = if compared {
-            let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
+            let (differing, their_hashes) = self.receive_divergent(epoch, &union, &our_hashes)?;
             figures.list_hashes = our_hashes.len() as u64;
             if self.audit && !our_hashes.is_empty() {
                 let (_, sent) = HashTree::build(&our_hashes).descend(&HashTree::build(&their_hashes));
                 figures.tree_hashes = sent as u64;
                 figures.tree_rounds = u64::from(our_hashes.len().next_power_of_two().ilog2()) + 1;
             }
-            divergent(&union, &our_hashes, &their_hashes)
-                .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?
+            differing
         } else {
-            union
-                .pages()
-                .map(|page| DivergentPage {
-                    page,
-                    blocks: u16::MAX,
-                })
-                .collect()
+            whole(&union)
         };
-        figures.divergent = differing.len() as u64;
-        figures.bytes = self.send_deltas(epoch, &union, &copy, &differing)?;
+        let bytes = self.send_deltas(epoch, &union, &copy.into(), &differing)?;
+        figures.ahead = rounds.pages()[2];
+        rounds.add(&ours, &theirs, &differing, bytes);
+        [
+            figures.dirty_primary,
+            figures.dirty_backup,
+            figures.united,
+            figures.divergent,
+        ] = rounds.pages();
+        figures.bytes = rounds.bytes();
         self.link.send(&SyncMessage::State {
             epoch,
             next,
@@ -350,8 +362,6 @@ impl Primary {
             other => return Err(unexpected("Staged", &other)),
         }
         figures.total_us = started.elapsed().as_micros() as u64;
-        // Invariant 1.
-        carried.acknowledged();
         self.report(SyncStep::Acknowledged {
             epoch,
             joining,
@@ -384,9 +394,27 @@ impl Primary {
 
     fn receive_dirty(&self, epoch: Epoch) -> Result<PageSet, Broken> {
         match self.link.receive()? {
-            SyncMessage::Dirty { epoch: got, pages } if got == epoch => Ok(pages),
+            SyncMessage::Dirty { epoch: got, pages } if got == epoch => {
+                if pages.end() > self.machine.qemu.memory().pages() as u32 {
+                    return Err(Broken("the backup names pages outside the guest's memory".into()));
+                }
+                Ok(pages)
+            }
             other => Err(unexpected("Dirty", &other)),
         }
+    }
+
+    /// Which pages of `union` the backup has otherwise, and its hashes of them.
+    fn receive_divergent(
+        &self,
+        epoch: Epoch,
+        union: &PageSet,
+        our_hashes: &[u128],
+    ) -> Result<(Vec<DivergentPage>, Vec<u128>), Broken> {
+        let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
+        let differing = divergent(union, our_hashes, &their_hashes)
+            .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?;
+        Ok((differing, their_hashes))
     }
 
     fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
@@ -429,6 +457,15 @@ impl Primary {
         }
         Ok(bytes)
     }
+}
+
+/// All of these pages: the backup has no own words to compare.
+fn whole(pages: &PageSet) -> Vec<DivergentPage> {
+    let whole = |page| DivergentPage {
+        page,
+        blocks: u16::MAX,
+    };
+    pages.pages().map(whole).collect()
 }
 
 /// The blocks of `page` in the mask, one after the other.
