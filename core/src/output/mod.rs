@@ -41,6 +41,8 @@ pub struct Output {
     kept: Kept,
     comparison: Option<Comparison>,
     tally: Tally,
+    /// How long the first words after a load were held, lately: what a sync costs a client.
+    stall_us: u64,
 }
 
 struct Comparison {
@@ -65,6 +67,7 @@ impl Output {
             kept: Kept::new(),
             comparison: None,
             tally: Tally::default(),
+            stall_us: 0,
         }
     }
 
@@ -216,7 +219,7 @@ impl Output {
         if let Some(comparison) = self.comparison.as_mut().filter(|_| matched)
             && std::mem::take(&mut comparison.catching_up)
         {
-            self.tally.stall_us = (3 * self.tally.stall_us + held_us) / 4;
+            self.stall_us = (3 * self.stall_us + held_us) / 4;
         }
         if self.shadow.is_empty() {
             return Some(leaving.frame);
@@ -271,18 +274,27 @@ impl Output {
             .map(|comparison| comparison.comparer.counters())
     }
 
-    /// A sync begins because the backup said something else, or not what was waited for, for `waited_us`.
+    /// How long a client waits because of a sync while outputs are compared, as a running mean: the backup's VM has
+    /// to load, to work off its inputs and, under TCG, to translate anew.
+    #[must_use]
+    pub fn stall_us(&self) -> u64 {
+        self.stall_us
+    }
+
+    /// A sync begins because the backup said something else, or did not say what was waited for, for `late_us`.
     ///
     /// A backup that has not said anything since its load takes longer than that. One that is never given the time, because the
-    /// next sync makes it begin anew, would never say anything again.
-    pub fn sync_is_forced(&mut self, waited_us: u64) {
-        self.tally.forced += 1;
-        if self
+    /// next sync makes it begin anew, would never say anything again; so that is learnt first, and held against it only then.
+    pub fn sync_is_forced(&mut self, late_us: Option<u64>) {
+        let loading = self
             .comparison
             .as_ref()
-            .is_some_and(|comparison| comparison.catching_up)
-        {
-            self.tally.stall_us = self.tally.stall_us.max(waited_us.min(LONGEST_STALL_US));
+            .is_some_and(|comparison| comparison.catching_up);
+        match late_us {
+            Some(late_us) if loading && self.stall_us < LONGEST_STALL_US => {
+                self.stall_us = self.stall_us.max(late_us.min(LONGEST_STALL_US));
+            }
+            _ => self.tally.forced += 1,
         }
     }
 
@@ -308,15 +320,18 @@ mod tests {
         let mut output = Output::new(Voice::Protected, Epoch(1));
         output.compare_from(Epoch(1));
         // It has not just loaded: that it says nothing has another reason.
-        output.sync_is_forced(250_000);
-        assert_eq!(output.tally().stall_us, 0);
+        output.sync_is_forced(Some(250_000));
+        assert_eq!((output.stall_us(), output.tally().forced), (0, 1));
         output.draw_line();
         output.acknowledged(Epoch(1));
         output.backup_loaded(Epoch(1));
-        output.sync_is_forced(250_000);
-        assert_eq!(output.tally().stall_us, 250_000);
-        output.sync_is_forced(60_000_000);
-        assert_eq!(output.tally().stall_us, LONGEST_STALL_US);
-        assert_eq!(output.tally().forced, 3);
+        output.sync_is_forced(Some(250_000));
+        assert_eq!((output.stall_us(), output.tally().forced), (250_000, 1));
+        output.sync_is_forced(Some(60_000_000));
+        assert_eq!((output.stall_us(), output.tally().forced), (LONGEST_STALL_US, 1));
+        // It has had its time; and what differs, differs.
+        output.sync_is_forced(Some(60_000_000));
+        output.sync_is_forced(None);
+        assert_eq!((output.stall_us(), output.tally().forced), (LONGEST_STALL_US, 3));
     }
 }

@@ -32,9 +32,14 @@ pub struct Tally {
     pub forced: u64,
     /// How long all of them together were held.
     pub held_us: u64,
-    /// How long a client waits because of a sync while outputs are compared, as a running mean and no count: the backup's
-    /// VM has to load, to work off its inputs and, under TCG, to translate anew.
-    pub stall_us: u64,
+}
+
+impl Tally {
+    /// Whether, until `now`, nothing left by a match, and nothing was found that never will.
+    fn has_told_nothing(&self, now: &Tally) -> bool {
+        let by_match = |tally: &Tally| tally.released - tally.by_sync;
+        by_match(now) == by_match(self) && now.forced < self.forced + DOUBT
+    }
 }
 
 /// What a manner brought in a window.
@@ -81,6 +86,8 @@ struct Mark {
 struct Pace {
     /// Not at all for this long after it was taken up.
     settle_us: u64,
+    /// Nor, for this long, before the backup has said anything: it may have to translate its first answer.
+    warm_up_us: u64,
     /// A trial that brings less than half of what was due in this time is over.
     hopeless_us: u64,
     /// A trial takes so long.
@@ -90,15 +97,17 @@ struct Pace {
 impl Pace {
     fn of(manner: Manner) -> Self {
         match manner {
-            // Its backup has to load and, under TCG, to translate anew (60 to 300 ms measured); and what costs is a
-            // difference now and then.
+            // Its backup has to load and, under TCG, to translate anew (60 ms to more than a second measured); and what
+            // costs is a difference now and then.
             Manner::Match => Self {
                 settle_us: 400_000,
-                hopeless_us: 400_000,
-                trial_us: 800_000,
+                warm_up_us: 2_500_000,
+                hopeless_us: 600_000,
+                trial_us: 1_200_000,
             },
             Manner::Active | Manner::Passive => Self {
                 settle_us: 120_000,
+                warm_up_us: 0,
                 hopeless_us: 100_000,
                 trial_us: 400_000,
             },
@@ -147,9 +156,10 @@ pub struct ChangeOver {
     /// What left in a second when the load was last taken for another one.
     usual: Option<f64>,
     pauses: Pauses,
-    /// As last told.
-    stall_us: u64,
     settled_us: u64,
+    /// What had left when the manner in use was entered; and until when its backup is believed to warm up.
+    entered: Option<Tally>,
+    warm_by_us: u64,
     wish: Option<Manner>,
     changes: u64,
 }
@@ -206,8 +216,9 @@ impl ChangeOver {
             marks: VecDeque::new(),
             usual: None,
             pauses: Pauses::default(),
-            stall_us: 0,
             settled_us: now_us + Pace::of(first).settle_us,
+            entered: None,
+            warm_by_us: now_us + Pace::of(first).warm_up_us,
             wish: None,
             changes: 0,
         }
@@ -230,24 +241,25 @@ impl ChangeOver {
         if self.wish.take_if(|wish| *wish == manner).is_some() {
             self.trial = (manner != self.chosen).then_some(manner);
             self.marks.clear();
-            let stall_us = if manner == Manner::Match {
-                2 * self.stall_us
-            } else {
-                0
-            };
-            self.settled_us = now_us + Pace::of(manner).settle_us.max(stall_us);
+            let pace = Pace::of(manner);
+            self.settled_us = now_us + pace.settle_us;
+            self.entered = None;
+            self.warm_by_us = now_us + pace.warm_up_us;
         }
     }
 
     /// Looks at what has left until now. Call it a few times in each window; `wish` may be another one afterwards.
     pub fn observe(&mut self, now_us: u64, tally: &Tally) {
-        self.stall_us = tally.stall_us;
         if self.pauses.is_over(now_us, tally) && self.trial.is_none() {
             self.marks.clear();
             self.usual = None;
             self.try_all_anew(now_us + AFTER_PAUSE_US);
         }
-        if self.wish.is_some() || now_us < self.settled_us {
+        if self.wish.is_some() {
+            return;
+        }
+        let entered = *self.entered.get_or_insert(*tally);
+        if now_us < self.settled_us || (now_us < self.warm_by_us && entered.has_told_nothing(tally)) {
             return;
         }
         let now = Mark {

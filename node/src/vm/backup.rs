@@ -75,6 +75,10 @@ enum Phase {
 struct TakeOver {
     elected_us: u64,
     begun: bool,
+    /// The VM here is an ordinary one now.
+    over: bool,
+    /// The term in which the group was asked to agree that this host alone is complete: a later one must be asked again.
+    claimed_in: Option<Term>,
     status: FailoverStatus,
     speaks_at_us: u64,
 }
@@ -478,6 +482,8 @@ impl VmLoop {
             backup.take_over = Some(TakeOver {
                 elected_us: now_us,
                 begun: false,
+                over: false,
+                claimed_in: None,
                 status,
                 speaks_at_us: 0,
             });
@@ -503,7 +509,7 @@ impl VmLoop {
             return;
         };
         if take_over.begun {
-            return;
+            return self.claim_vm();
         }
         take_over.begun = true;
         if backup
@@ -517,8 +523,6 @@ impl VmLoop {
 
     pub(super) fn took_over(&mut self, session: u64, result: Result<(), String>) {
         let now_us = self.now_us();
-        let me = self.me;
-        let epoch = self.agreement.state.epoch;
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
         };
@@ -529,16 +533,34 @@ impl VmLoop {
             Ok(()) => {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
+                take_over.over = true;
                 // It runs now; these inputs were agreed, and nobody has answered them.
                 for frame in std::mem::take(&mut backup.unread) {
                     self.queue_input(&frame);
                 }
-                self.propose(&Agreed::Complete {
-                    set: ReplicaSet::one(me),
-                    epoch,
-                });
+                self.claim_vm();
             }
             Err(why) => self.take_over_failed(&why),
+        }
+    }
+
+    /// The VM was taken over: nobody else is complete now. This host may have been deposed and elected again meanwhile.
+    fn claim_vm(&mut self) {
+        let term = self.group.term();
+        let claim = Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch: self.agreement.state.epoch,
+        };
+        let due = |take_over: &TakeOver| take_over.over && take_over.claimed_in != Some(term);
+        let claims = self
+            .backup()
+            .is_some_and(|backup| backup.take_over.as_ref().is_some_and(due));
+        if claims
+            && self.agreement.leads
+            && self.propose(&claim)
+            && let Some(take_over) = self.backup().and_then(|backup| backup.take_over.as_mut())
+        {
+            take_over.claimed_in = Some(term);
         }
     }
 

@@ -108,7 +108,7 @@ impl VmLoop {
         } else {
             self.output.waits()
         };
-        let stall_us = self.output.tally().stall_us;
+        let stall_us = self.output.stall_us();
         let log_is_long = self.agreement.uncut_bytes > LONG_LOG_BYTES;
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
@@ -149,10 +149,11 @@ impl VmLoop {
             log_is_long,
         };
         let decision = decide(&limits, &sight);
+        let late_us = Some(sight.waited_us).filter(|waited_us| *waited_us > 0 && !log_is_long);
         let forced = match decision {
-            Decision::Sync(Reason::Differs | Reason::Idle) => matches,
-            Decision::Sync(Reason::Limit) => matches && sight.waited_us > 0 && !log_is_long,
-            _ => false,
+            Decision::Sync(Reason::Differs | Reason::Idle) if matches => Some(None),
+            Decision::Sync(Reason::Limit) if matches => late_us.map(Some),
+            _ => None,
         };
         match decision {
             Decision::LookAgain { at_us } => primary.next_look_us = at_us,
@@ -179,8 +180,8 @@ impl VmLoop {
                 }
             }
         }
-        if forced {
-            self.output.sync_is_forced(sight.waited_us);
+        if let Some(late_us) = forced {
+            self.output.sync_is_forced(late_us);
         }
     }
 

@@ -10,7 +10,7 @@
 
 use super::link::SyncLink;
 use super::primary::unexpected;
-use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set, parts};
 use crate::vm::Line;
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
@@ -257,11 +257,10 @@ impl Backup {
     }
 
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
-        let hashes = hash_copy(&copy_out(self.machine.qemu.memory(), union));
-        for part in hashes.chunks(1 << 16) {
+        for part in parts(union, PAGES_AT_ONCE) {
             self.link.send(&SyncMessage::Hashes {
                 epoch,
-                hashes: part.to_vec(),
+                hashes: hash_copy(&copy_out(self.machine.qemu.memory(), &part)),
             })?;
         }
         Ok(())

@@ -11,7 +11,7 @@
 
 use super::ahead::Rounds;
 use super::link::SyncLink;
-use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set, parts};
 use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
@@ -168,7 +168,7 @@ impl Primary {
         let total = round.len();
         let mut sent = 0;
         for _ in 0..JOIN_ROUNDS {
-            for chunk in chunks(&round) {
+            for chunk in parts(&round, PAGES_PER_MESSAGE) {
                 self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
                 sent += chunk.len();
                 self.report_progress(sent, total.max(sent));
@@ -180,7 +180,7 @@ impl Primary {
             }
         }
         // What is left is sent in the last, stopped round, which starts with what this scan took.
-        for chunk in chunks(&round) {
+        for chunk in parts(&round, PAGES_PER_MESSAGE) {
             self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
         }
         self.to_loop.send(LoopEvent::JoinNearlyDone {
@@ -239,14 +239,22 @@ impl Primary {
             PageSet::default()
         };
         let union = ours.union(&theirs);
-        let copy = copy_out(self.machine.qemu.memory(), &union);
-        let differing = if self.active.get() {
-            let hashes = hash_copy(&copy);
-            self.receive_divergent(epoch, &union, &hashes)?.0
-        } else {
-            whole(&union)
+        let (mut differing, mut bytes) = (Vec::new(), 0);
+        // All of it before the first page is sent: neither side must wait for the other to read.
+        let their_hashes = match self.active.get() {
+            true => self.receive_hashes(epoch, union.len() * BLOCKS_PER_PAGE)?,
+            false => Vec::new(),
         };
-        let bytes = self.send_deltas(epoch, &union, &copy.into(), &differing)?;
+        let mut theirs_of = their_hashes.chunks(PAGES_AT_ONCE * BLOCKS_PER_PAGE);
+        for part in parts(&union, PAGES_AT_ONCE) {
+            let copy = copy_out(self.machine.qemu.memory(), &part);
+            let differs = match theirs_of.next() {
+                Some(theirs) => compare(&part, &hash_copy(&copy), theirs)?,
+                None => whole(&part),
+            };
+            bytes += self.send_deltas(epoch, &part, &copy.into(), &differs)?;
+            differing.extend(differs);
+        }
         rounds.add(&ours, &theirs, &differing, bytes);
         Ok(())
     }
@@ -327,14 +335,14 @@ impl Primary {
         let our_hashes = if compared { hash_copy(&copy) } else { Vec::new() };
         figures.hash_us = lap.us();
         let differing = if compared {
-            let (differing, their_hashes) = self.receive_divergent(epoch, &union, &our_hashes)?;
+            let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
             figures.list_hashes = our_hashes.len() as u64;
             if self.audit && !our_hashes.is_empty() {
                 let (_, sent) = HashTree::build(&our_hashes).descend(&HashTree::build(&their_hashes));
                 figures.tree_hashes = sent as u64;
                 figures.tree_rounds = u64::from(our_hashes.len().next_power_of_two().ilog2()) + 1;
             }
-            differing
+            compare(&union, &our_hashes, &their_hashes)?
         } else {
             whole(&union)
         };
@@ -404,19 +412,6 @@ impl Primary {
         }
     }
 
-    /// Which pages of `union` the backup has otherwise, and its hashes of them.
-    fn receive_divergent(
-        &self,
-        epoch: Epoch,
-        union: &PageSet,
-        our_hashes: &[u128],
-    ) -> Result<(Vec<DivergentPage>, Vec<u128>), Broken> {
-        let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
-        let differing = divergent(union, our_hashes, &their_hashes)
-            .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))?;
-        Ok((differing, their_hashes))
-    }
-
     fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
@@ -459,6 +454,12 @@ impl Primary {
     }
 }
 
+/// Which of these pages the backup has otherwise.
+fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, Broken> {
+    divergent(pages, ours, theirs)
+        .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))
+}
+
 /// All of these pages: the backup has no own words to compare.
 fn whole(pages: &PageSet) -> Vec<DivergentPage> {
     let whole = |page| DivergentPage {
@@ -478,14 +479,6 @@ fn blocks_of(page: &Bytes, mask: u16) -> Bytes {
         out.extend_from_slice(&page[block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES]);
     }
     out.into()
-}
-
-/// A set cut into pieces that fit a message.
-fn chunks(pages: &PageSet) -> Vec<PageSet> {
-    let all: Vec<u32> = pages.pages().collect();
-    all.chunks(PAGES_PER_MESSAGE)
-        .map(|part| PageSet::from_runs(part.iter().map(|&page| (page, 1))))
-        .collect()
 }
 
 pub(super) fn unexpected(expected: &str, got: &SyncMessage) -> Broken {
