@@ -294,7 +294,10 @@ impl Output {
             Some(late_us) if loading && self.stall_us < LONGEST_STALL_US => {
                 self.stall_us = self.stall_us.max(late_us.min(LONGEST_STALL_US));
             }
-            _ => self.tally.forced += 1,
+            late => {
+                self.tally.forced += 1;
+                self.tally.late += u64::from(late.is_some());
+            }
         }
     }
 
@@ -333,5 +336,6 @@ mod tests {
         output.sync_is_forced(Some(60_000_000));
         output.sync_is_forced(None);
         assert_eq!((output.stall_us(), output.tally().forced), (LONGEST_STALL_US, 3));
+        assert_eq!(output.tally().late, 2);
     }
 }

@@ -30,7 +30,9 @@ pub struct Tally {
     pub by_sync: u64,
     /// Syncs that were begun because the backup said something else, or not what was waited for.
     pub forced: u64,
-    /// How long all of them together were held.
+    /// Of these, because it did not say what was waited for in time.
+    pub late: u64,
+    /// How long all that left was held, together.
     pub held_us: u64,
 }
 
@@ -157,6 +159,8 @@ pub struct ChangeOver {
     usual: Option<f64>,
     pauses: Pauses,
     settled_us: u64,
+    /// Until then a backup that says nothing in time is no reason for doubt: the VM was just protected.
+    cold_until_us: u64,
     /// What had left when the manner in use was entered; and until when its backup is believed to warm up.
     entered: Option<Tally>,
     warm_by_us: u64,
@@ -182,6 +186,8 @@ const LONGEST_BACKOFF_US: u64 = 120_000_000;
 /// So many forced syncs put matching in doubt, if no more than so many frames left for each of them: a sync in another manner
 /// lets out some tens. Routine syncs, which cover as many frames as there are connections, do not.
 const DOUBT: u64 = 2;
+/// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
+const COLD_US: u64 = 10_000_000;
 const DOUBT_FRAMES: u64 = 256;
 /// The load is another one when this many times more, or less, leaves in the same manner; or after a pause of this
 /// length, if there was none in so long a time before it.
@@ -217,6 +223,7 @@ impl ChangeOver {
             usual: None,
             pauses: Pauses::default(),
             settled_us: now_us + Pace::of(first).settle_us,
+            cold_until_us: now_us + COLD_US,
             entered: None,
             warm_by_us: now_us + Pace::of(first).warm_up_us,
             wish: None,
@@ -332,7 +339,9 @@ impl ChangeOver {
             return;
         };
         let score = Score::of(&from.tally, &now.tally, now.at_us - from.at_us);
-        let forced = now.tally.forced - from.tally.forced;
+        let late = now.tally.late - from.tally.late;
+        let differing = now.tally.forced - from.tally.forced - late;
+        let forced = differing + if now.at_us < self.cold_until_us { 0 } else { late };
         let ratio = score.frames_per_s / *self.usual.get_or_insert(score.frames_per_s);
         if !(1.0 / OTHER_LOAD..OTHER_LOAD).contains(&ratio) {
             self.usual = Some(score.frames_per_s);

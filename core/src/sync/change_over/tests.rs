@@ -163,6 +163,29 @@ fn invariant_4_what_warms_up_is_not_judged_by_its_beginning() {
 }
 
 #[test]
+fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
+    let mut choice = ChangeOver::new(Manner::Match, 0);
+    let mut tally = Tally::default();
+    let mut wished_us = None;
+    for now_us in (0..20_000_000).step_by(50_000) {
+        // One answer in 50 ms, and every half second one that the backup does not say in time.
+        tally.released += 1;
+        if now_us % 500_000 == 0 {
+            tally.forced += 1;
+            tally.late += 1;
+        }
+        choice.observe(now_us, &tally);
+        if choice.wish() != Manner::Match {
+            wished_us.get_or_insert(now_us);
+        }
+    }
+    assert!(
+        wished_us.is_some_and(|at_us| (10_000_000..11_500_000).contains(&at_us)),
+        "{wished_us:?}"
+    );
+}
+
+#[test]
 fn a_load_after_a_pause_is_another_one() {
     let mut world = World::new();
     let idle = Vm {
