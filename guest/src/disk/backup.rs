@@ -7,6 +7,7 @@
 //! to the image once the first copy is whole and the storage is GANNET; **B2** commit and take-over never run beside
 //! a request of the backup VM (the gate in [`super`]).
 //! Not here: which bytes are where (`dunlin_core::disk::Switch`).
+//! Longer than 400 lines: its three threads share one state, and what each may do to it shows only beside the others.
 
 use super::{
     DiskError, DiskEvent, Shared,
@@ -43,6 +44,8 @@ struct State {
     term: Term,
     /// Frames of the primary taken in, as last acknowledged.
     taken: u64,
+    /// Nothing more comes from the primary.
+    forsaken: bool,
     asked_for_sync: bool,
     expedite: bool,
     light: Option<u64>,
@@ -107,6 +110,7 @@ impl Backup {
                 next_pair: None,
                 term: Term(0),
                 taken: 0,
+                forsaken: false,
                 asked_for_sync: false,
                 expedite: false,
                 light: None,
@@ -192,6 +196,14 @@ impl Backup {
         holds.then_some(counters.own_bytes + counters.mirrored_bytes)
     }
 
+    /// Hears the primary no more. What was not marked by now belongs to no sync.
+    pub(super) fn forsake(&self, reason: &str) {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(link) = link {
+            link.close(reason);
+        }
+    }
+
     // ---- what the primary says ----
 
     fn run(&self, link: &Arc<Link>, mut reader: Box<dyn io::Read + Send>) {
@@ -200,7 +212,12 @@ impl Backup {
             Err(reason) => reason,
         };
         link.finish(&reason);
-        let told = self.lock().stop;
+        let told = {
+            let mut state = self.lock();
+            state.forsaken = true;
+            state.stop
+        };
+        self.changed.notify_all();
         if !told {
             self.shared.event(DiskEvent::PrimaryLost { reason });
         }
@@ -516,21 +533,20 @@ impl Backup {
     }
 
     pub(super) fn wait_marked(&self, epoch: Epoch, timeout: Duration) -> bool {
-        let state = self.lock();
-        let mut seen = state.taken;
-        let mut state = state;
+        let is_marked = |state: &State| state.switch.marked() >= epoch;
+        let is_over =
+            |state: &State| is_marked(state) || state.failed.is_some() || state.stop || state.forsaken;
+        let mut state = self.lock();
         loop {
+            let seen = state.taken;
             state = self
                 .changed
-                .wait_timeout_while(state, timeout, |state| {
-                    state.switch.marked() < epoch && state.failed.is_none() && !state.stop
-                })
+                .wait_timeout_while(state, timeout, |state| !is_over(state))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
             // Slow is not silent: under `colo` and `sync` each write goes to the image before the mark is reached.
-            let came = state.taken != std::mem::replace(&mut seen, state.taken);
-            if !came || state.switch.marked() >= epoch || state.failed.is_some() || state.stop {
-                return state.switch.marked() >= epoch;
+            if is_over(&state) || state.taken == seen {
+                return is_marked(&state);
             }
         }
     }

@@ -507,7 +507,7 @@ impl Disk {
     }
 
     /// Backup: waits until the primary's mark of `epoch` is here; says whether it is. [`DiskEvent::Marked`] tells the same.
-    /// Given up when nothing at all has come from the primary for `timeout`.
+    /// Given up when nothing at all has come from the primary for `timeout`, and at once when its stream has ended.
     ///
     /// # Errors
     /// Not a backup.
@@ -583,6 +583,15 @@ impl Disk {
             Role::Idle => {}
             Role::Primary(primary) => primary.expedite(on),
             Role::Backup(backup) => backup.expedite(on),
+        }
+    }
+
+    /// Backup: another host leads from here on; nothing of the old primary counts any more, and nobody waits for its marks. Never waits.
+    pub fn forsake_primary(&self) {
+        // Who holds the gate commits or takes over, and has all its marks.
+        let Ok(role) = self.gate.try_read() else { return };
+        if let Role::Backup(backup) = &*role {
+            backup.forsake("another host leads now");
         }
     }
 

@@ -267,3 +267,23 @@ fn an_image_in_use_is_refused_in_one_line() {
         "{error}"
     );
 }
+
+/// The state of a sync arrived and its mark never will: the backup's host must not wait with its take-over.
+#[test]
+fn nobody_waits_for_the_mark_of_a_primary_that_is_gone() {
+    const FOR_EVER: Duration = Duration::from_secs(86_400);
+    for (name, elected) in [("gone-stream", false), ("gone-elected", true)] {
+        let (_dir, primary, backup) = pair(name, Storage::Gannet, Limits::default());
+        sync(&primary, &backup, 1);
+        primary.write(0, 1, 4096);
+        backup.write(0, 2, 4096);
+        if elected {
+            backup.disk.forsake_primary();
+        } else {
+            primary.disk.detach_backup().unwrap();
+        }
+        assert!(!backup.disk.wait_marked(Epoch(2), FOR_EVER).unwrap());
+        backup.disk.take_over(Term(2)).unwrap();
+        assert_eq!(backup.byte(0), 2, "what the VM here was told");
+    }
+}

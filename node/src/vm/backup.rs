@@ -473,6 +473,10 @@ impl VmLoop {
         if let Some(closer) = &backup.closer {
             closer.close();
         }
+        // The state of a sync may be here whose last disk writes died with the primary.
+        if let Some(machine) = &backup.machine {
+            machine.disks.forsake_primary();
+        }
         if backup.take_over.is_none() {
             let status = FailoverStatus {
                 detected_us: campaign_us.saturating_sub(heard_us),

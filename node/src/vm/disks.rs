@@ -313,6 +313,13 @@ impl Disks {
         }
     }
 
+    /// Backup: nothing of the old primary counts any more.
+    pub fn forsake_primary(&self) {
+        for disk in &self.disks {
+            disk.forsake_primary();
+        }
+    }
+
     /// Primary: a request that an image fails is not answered while this holds (a complete backup could go on instead).
     pub fn hold_errors(&self, hold: bool) {
         for disk in &self.disks {
