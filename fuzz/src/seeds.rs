@@ -345,6 +345,7 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Loaded { epoch, took_us: 800 },
         SyncMessage::Idle { applied: Index(5) },
         SyncMessage::Audit { epoch, hash: 3 },
+        SyncMessage::Ends { epoch, agreed: true },
         SyncMessage::Ahead {
             epoch,
             pages: PageSet::from_runs([(2, 3)]),

@@ -138,12 +138,13 @@ enum Command {
         #[arg(long)]
         repair: bool,
     },
-    /// Makes a disk of this host misbehave, or its daemon die, for tests; the daemon must have been started with DUNLIN_FAULTS=1
+    /// Makes a disk of this host misbehave, or its daemon die or lose its office, for tests; the daemon must have been started with DUNLIN_FAULTS=1
     #[command(hide = true)]
     Inject {
         /// The VM
         vm: String,
-        /// write-error=on, read-error=on, flush-error=on, full=on, bytes-per-s=N, or none; die-at=LINE: this daemon dies there
+        /// write-error=on, read-error=on, flush-error=on, full=on, bytes-per-s=N, or none; die-at=LINE: this daemon dies
+        /// there; step-down-at=LINE: it loses an election there
         fault: String,
         /// Which disk, in the order of the VM's file
         #[arg(long, default_value_t = 0)]

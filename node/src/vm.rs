@@ -7,16 +7,16 @@ mod agreement;
 mod backup;
 mod cold;
 mod connect;
-mod dies_at;
 mod disks;
 mod ending;
 pub mod event;
+mod fault_at;
 mod machine;
 mod nics;
 mod primary;
 pub use cold::Holding;
 pub use connect::ask_host;
-pub use dies_at::{DiesAt, Line};
+pub use fault_at::{FaultAt, Line};
 pub use primary::AGAIN;
 mod run;
 mod session;
@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
-    dies_at: Arc<DiesAt>,
+    fault_at: Arc<FaultAt>,
 }
 
 impl VmHandle {
@@ -123,9 +123,9 @@ impl VmHandle {
         self.to_loop.clone()
     }
 
-    /// Tests only: this host's daemon dies at that line of a sync.
-    pub fn die_at(&self, line: Line) {
-        self.shared.dies_at.choose(line);
+    /// Tests only: a fault when this host comes to that line.
+    pub fn fault_at(&self, line: Line) {
+        self.shared.fault_at.choose(line);
     }
 
     /// How the VM is, with medians.

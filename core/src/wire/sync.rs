@@ -118,6 +118,13 @@ pub enum SyncMessage {
         /// The pages.
         pages: PageSet,
     },
+    /// Primary, to a backup whose VM does not run: the epoch ends here.
+    Ends {
+        /// The epoch.
+        epoch: Epoch,
+        /// Whether the log says so, too: inputs were agreed on, or will be in the next epoch.
+        agreed: bool,
+    },
 }
 
 impl SyncMessage {
@@ -141,6 +148,7 @@ impl SyncMessage {
             Self::Audit { .. } => "Audit",
             Self::Ahead { .. } => "Ahead",
             Self::Said { .. } => "Said",
+            Self::Ends { .. } => "Ends",
         }
     }
 }
@@ -212,6 +220,10 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
                 out.put_slice(&frame.bytes);
             }
         }
+        SyncMessage::Ends { epoch, agreed } => {
+            put_epoch(out, 17, *epoch);
+            out.put_u8(u8::from(*agreed));
+        }
     }
     let len = out.len() - start - 4;
     assert!(len <= MOST_BYTES, "{} was not cut by its sender", message.name());
@@ -247,11 +259,7 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         1 => SyncMessage::Join {
             term: Term(reader.u64()?),
             pages: reader.u32()?,
-            active: match reader.u8()? {
-                0 => false,
-                1 => true,
-                _ => return Err(WireError::Invalid("flag")),
-            },
+            active: take_flag(&mut reader)?,
         },
         2 => SyncMessage::JoinReady,
         3 => SyncMessage::Refused {
@@ -326,10 +334,22 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             }
             SyncMessage::Said { epoch, frames }
         }
+        17 => SyncMessage::Ends {
+            epoch: Epoch(reader.u64()?),
+            agreed: take_flag(&mut reader)?,
+        },
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
     Ok(message)
+}
+
+fn take_flag(reader: &mut Reader) -> Result<bool, WireError> {
+    match reader.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WireError::Invalid("flag")),
+    }
 }
 
 fn take_pages(reader: &mut Reader) -> Result<PageSet, WireError> {
@@ -381,6 +401,7 @@ mod tests {
             (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Dirty { epoch, pages }),
             (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Union { epoch, pages }),
             (epoch.clone(), pages).prop_map(|(epoch, pages)| SyncMessage::Ahead { epoch, pages }),
+            (epoch.clone(), any::<bool>()).prop_map(|(epoch, agreed)| SyncMessage::Ends { epoch, agreed }),
             (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
                 .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
             (epoch.clone(), deltas).prop_map(|(epoch, deltas)| SyncMessage::Delta { epoch, deltas }),

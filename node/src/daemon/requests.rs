@@ -137,11 +137,11 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
 }
 
 /// Tests only.
-fn die_at(daemon: &Daemon, vm: &str, line: Result<vm::Line, String>) -> Answer {
+fn fault_at(daemon: &Daemon, vm: &str, line: Result<vm::Line, String>) -> Answer {
     match (line, daemon.vms().get(vm)) {
         (Ok(line), Some(handle)) => {
-            handle.die_at(line);
-            Answer::done("this daemon dies there")
+            handle.fault_at(line);
+            Answer::done("the fault happens there")
         }
         (Err(why), _) => Answer::refused(why),
         (_, None) => Answer::refused(format!("there is no VM '{vm}' on this host")),
@@ -172,8 +172,8 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         Request::Inject { .. } if std::env::var_os("DUNLIN_FAULTS").is_none() => {
             return Answer::refused("this daemon takes no faults: it was started without DUNLIN_FAULTS=1");
         }
-        Request::Inject { vm, disk, fault } => match (vm::DiesAt::line(fault), fault.parse()) {
-            (Some(line), _) => return die_at(daemon, vm, line),
+        Request::Inject { vm, disk, fault } => match (vm::FaultAt::line(fault), fault.parse()) {
+            (Some(line), _) => return fault_at(daemon, vm, line),
             (None, Ok(fault)) => (vm, Command::Inject { disk: *disk, fault }),
             (None, Err(why)) => return Answer::refused(why),
         },

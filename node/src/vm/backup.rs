@@ -8,6 +8,7 @@
 //!
 //! Not here: the work of a sync (`session::backup`).
 
+use super::Line;
 use super::disks::IdleWatch;
 use super::event::{BackupStep, Started};
 use super::machine::Machine;
@@ -233,7 +234,6 @@ impl VmLoop {
                 jobs: receiver,
                 to_loop,
                 active: config.policy.first_manner().backup_runs(),
-                agreed: config.policy.inputs_are_agreed(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
                 unloaded: None,
@@ -541,6 +541,13 @@ impl VmLoop {
                 // It runs now; these inputs were agreed, and nobody has answered them.
                 for frame in std::mem::take(&mut backup.unread) {
                     self.queue_input(&frame);
+                }
+                if self.shared.fault_at.is_here(Line::BackupTookOver) {
+                    self.event(
+                        "stepped-down",
+                        "a fault was asked for: the take-over is cut short by an election",
+                    );
+                    self.group.step_down();
                 }
                 self.claim_vm();
             }

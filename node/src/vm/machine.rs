@@ -2,7 +2,7 @@
 
 use super::disks::Disks;
 use super::event::{LoopSender, Started};
-use super::{DiesAt, Shared};
+use super::{FaultAt, Shared};
 use crate::config::VmConfig;
 use dunlin_core::units::Term;
 use dunlin_guest::frames::FramePort;
@@ -17,7 +17,7 @@ pub struct Machine {
     /// Its disks. After `qemu`: a process that still writes must be gone before they close.
     pub disks: Disks,
     /// Tests only.
-    pub dies_at: Arc<DiesAt>,
+    pub fault_at: Arc<FaultAt>,
 }
 
 /// The NICs' ports: the loop's alone.
@@ -57,7 +57,7 @@ impl Machine {
             machine: Arc::new(Self {
                 qemu,
                 disks,
-                dies_at: shared.dies_at.clone(),
+                fault_at: shared.fault_at.clone(),
             }),
             ports: frames,
             colo,

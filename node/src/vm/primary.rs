@@ -100,6 +100,8 @@ struct Run {
     epoch: Epoch,
     stage: Stage,
     hand_over: bool,
+    /// Whether the log says where the epoch ends.
+    agreed: bool,
     next: Manner,
 }
 
@@ -151,6 +153,17 @@ impl PrimaryRole {
             sync_status: SyncStatus::default(),
             progress: None,
         }
+    }
+
+    /// Whether what the network sends may go to the VM before the group has agreed on it: a backup that does not run, and will
+    /// not after the next sync, executes nothing; what leaves waits for a sync that has its inputs' effects in it; and a
+    /// client sends again what was lost with the primary.
+    fn executes_at_once(&self) -> bool {
+        let follows = self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.phase == Phase::Synced);
+        follows && self.manner == Manner::Passive && self.sync.as_ref().is_none_or(|run| !run.agreed)
     }
 
     /// Whether there is a VM to serve, or will be.
@@ -399,6 +412,12 @@ impl VmLoop {
         }
     }
 
+    /// Whether inputs pass the log before the VM sees them.
+    fn inputs_are_agreed(&self) -> bool {
+        let at_once = matches!(&self.role, Role::Primary(primary) if primary.executes_at_once());
+        self.config.policy.inputs_are_agreed() && !at_once
+    }
+
     pub(super) fn queue_input(&mut self, frame: &Frame) {
         if let Some(nics) = &mut self.nics {
             nics.queue(&self.output.heard(frame));
@@ -410,12 +429,13 @@ impl VmLoop {
         if !self.takes_inputs() {
             return;
         }
+        let agreed = self.inputs_are_agreed();
         let Some(nics) = &mut self.nics else { return };
         let frames = nics.read_taps();
         if frames.is_empty() {
             return;
         }
-        if self.config.policy.inputs_are_agreed() {
+        if agreed {
             self.propose(&Agreed::Frames(frames));
         } else {
             frames.iter().for_each(|frame| self.queue_input(frame));

@@ -482,6 +482,23 @@ pub fn all() -> Vec<Scenario> {
                 answers,
             ],
         ),
+        Scenario::new(
+            "take-over-cut-short",
+            "dunlin",
+            &[
+                AwaitProtected,
+                answers,
+                Inject("backup", "step-down-at=backup-took-over"),
+                KillPrimary,
+                AwaitTold("primary", "stepped-down"),
+                answers,
+                Restart,
+                AwaitProtected,
+                KillPrimary,
+                answers,
+            ],
+        )
+        .quick(),
         Scenario {
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(

@@ -23,17 +23,20 @@ use std::sync::PoisonError;
 impl VmLoop {
     pub(super) fn begin_sync(&mut self, hand_over: bool) {
         let epoch = self.output.epoch();
-        let agreed = self.config.policy.inputs_are_agreed();
+        let next = self.next_manner(hand_over);
+        // Whoever runs from this sync on has to know which inputs are in it.
+        let agreed =
+            self.inputs_are_agreed() || (next.backup_runs() && self.config.policy.inputs_are_agreed());
         if agreed && !self.propose(&Agreed::Sync { epoch }) {
             return;
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
-        let next = self.next_manner(hand_over);
         if let Some(primary) = self.primary() {
             primary.sync = Some(Run {
                 epoch,
                 stage,
                 hand_over,
+                agreed,
                 next,
             });
         }
@@ -47,6 +50,7 @@ impl VmLoop {
             epoch,
             stage: Stage::Ahead,
             hand_over: false,
+            agreed: false,
             next: primary.manner,
         });
         if let Some(jobs) = &session.jobs {
@@ -202,21 +206,19 @@ impl VmLoop {
     }
 
     pub(super) fn start_drained_sync(&mut self) {
-        let agreed = self.config.policy.inputs_are_agreed();
-        if agreed && !self.nics.as_ref().is_none_or(Nics::inbound_is_drained) {
-            return;
-        }
+        let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         let Some(primary) = self.primary() else { return };
         let (Some(run), Some(session)) = (&mut primary.sync, &primary.session) else {
             return;
         };
-        if run.stage != Stage::Draining {
+        if run.stage != Stage::Draining || (run.agreed && !drained) {
             return;
         }
         run.stage = Stage::Running;
         let job = PrimaryJob::Sync {
             epoch: run.epoch,
             hand_over: run.hand_over,
+            agreed: run.agreed,
             next: run.next,
         };
         if session.jobs.as_ref().is_none_or(|jobs| jobs.send(job).is_err()) {
@@ -277,9 +279,14 @@ impl VmLoop {
         let now_us = self.now_us();
         let changes_over = self.config.policy.changes_over();
         self.output.backup_loaded(epoch);
+        let tally = *self.output.tally();
         let Some(primary) = self.primary() else { return };
         primary.sync_status.last.load_us = load_us;
         let Some(run) = primary.sync.take() else { return };
+        if primary.manner != run.next {
+            let (from, to) = (primary.manner.name(), run.next.name());
+            tracing::debug!(from, to, ?tally, "another manner");
+        }
         primary.manner = run.next;
         match &mut primary.change_over {
             Some(choice) => choice.entered(run.next, now_us),
@@ -334,6 +341,7 @@ impl VmLoop {
         }
         let me = self.me;
         let Some(primary) = self.primary() else { return };
+        let agreed = primary.sync.as_ref().is_some_and(|run| run.agreed);
         primary.sync_status.count += 1;
         primary.sync_status.sum.add(&figures);
         primary.sync_status.last = figures;
@@ -354,7 +362,7 @@ impl VmLoop {
         }
         // A deposed primary's gate is shut, whatever is acknowledged.
         self.output.acknowledged(epoch);
-        if self.config.policy.inputs_are_agreed() {
+        if agreed {
             self.propose(&Agreed::SyncDone { epoch });
         }
         if hand_over {

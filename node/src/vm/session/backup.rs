@@ -59,8 +59,6 @@ pub struct Backup {
     pub to_loop: LoopSender,
     /// Whether the VM runs, in this epoch.
     pub active: bool,
-    /// Whether the log says when an epoch ends; if not, the primary alone does.
-    pub agreed: bool,
     /// Memory for staging.
     pub staging_bytes: usize,
     /// Whether the primary sends audits.
@@ -134,7 +132,7 @@ impl Backup {
             match self.wake()? {
                 Wake::Job(BackupJob::Stop { epoch }) if self.active => self.sync_active(epoch)?,
                 Wake::Job(BackupJob::Stop { epoch }) => {
-                    self.receive_union(epoch)?;
+                    self.receive_end(epoch)?;
                     self.sync_passive(epoch)?;
                 }
                 Wake::Job(BackupJob::TakeOver(term)) => {
@@ -142,9 +140,9 @@ impl Backup {
                     return Ok(());
                 }
                 Wake::Job(BackupJob::LineDrawn | BackupJob::Drop) => {}
-                Wake::Message(SyncMessage::Union { epoch, .. }) if !self.active => {
+                Wake::Message(SyncMessage::Ends { epoch, agreed }) if !self.active => {
                     // What the log says about the epoch's end may still be on its way.
-                    match self.agreed.then(|| self.jobs.recv()) {
+                    match agreed.then(|| self.jobs.recv()) {
                         None => self.sync_passive(epoch)?,
                         Some(Ok(BackupJob::Stop { epoch: got })) if got == epoch => {
                             self.sync_passive(epoch)?;
@@ -256,6 +254,20 @@ impl Backup {
         }
     }
 
+    /// The log has said that the epoch is over; so does the primary.
+    fn receive_end(&mut self, epoch: Epoch) -> Result<(), Broken> {
+        loop {
+            match self.link.receive()? {
+                SyncMessage::Ends {
+                    epoch: got,
+                    agreed: true,
+                } if got == epoch => return Ok(()),
+                SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
+                other => return Err(unexpected("Ends", &other)),
+            }
+        }
+    }
+
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
         for part in parts(union, PAGES_AT_ONCE) {
             self.link.send(&SyncMessage::Hashes {
@@ -333,7 +345,7 @@ impl Backup {
         }
         // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
         let _ = self.link.send(&SyncMessage::Staged { epoch });
-        self.machine.dies_at.pass(Line::BackupAcknowledged);
+        self.machine.fault_at.pass(Line::BackupAcknowledged);
         let started = Instant::now();
         let audit = if self.audit {
             Some(self.receive_audit(epoch)?)
@@ -364,7 +376,7 @@ impl Backup {
             }
             // Invariant 3: also what a reset on the way to the load has written is the same on both sides now.
             memory.scan_dirty().map(drop)?;
-            machine.dies_at.pass(Line::BackupHalfApplied);
+            machine.fault_at.pass(Line::BackupHalfApplied);
             match audit {
                 Some(expected) if hash_all(memory) != expected => Err(std::io::Error::other(
                     "audit: the two memories differ after the sync",

@@ -43,6 +43,8 @@ pub enum PrimaryJob {
         epoch: Epoch,
         /// Stay stopped afterwards: the backup takes over.
         hand_over: bool,
+        /// Whether the log says so, too.
+        agreed: bool,
         /// How the copies are kept in the next epoch.
         next: Manner,
     },
@@ -80,6 +82,7 @@ struct Sync {
     epoch: Epoch,
     joining: bool,
     hand_over: bool,
+    agreed: bool,
     next: Manner,
 }
 
@@ -116,12 +119,19 @@ impl Primary {
         let mut joining = true;
         let mut rounds = Rounds::default();
         while let Ok(job) = self.jobs.recv() {
-            let (epoch, hand_over, next) = match job {
+            let this = match job {
                 PrimaryJob::Sync {
                     epoch,
                     hand_over,
+                    agreed,
                     next,
-                } => (epoch, hand_over, next),
+                } => Sync {
+                    epoch,
+                    joining,
+                    hand_over,
+                    agreed,
+                    next,
+                },
                 PrimaryJob::WorkAhead { epoch } => {
                     self.work_ahead(epoch, &mut rounds)?;
                     self.report(SyncStep::WorkedAhead);
@@ -131,14 +141,8 @@ impl Primary {
                     return Err(Broken("a line between epochs was drawn outside a sync".into()));
                 }
             };
-            let this = Sync {
-                epoch,
-                joining,
-                hand_over,
-                next,
-            };
             self.sync(&this, std::mem::take(&mut rounds), &mut last_stop)?;
-            self.active.set(next.backup_runs());
+            self.active.set(this.next.backup_runs());
             joining = false;
         }
         Ok(())
@@ -264,6 +268,7 @@ impl Primary {
             epoch,
             joining,
             hand_over,
+            agreed,
             next,
         } = this;
         let qemu = &self.machine.qemu;
@@ -272,10 +277,7 @@ impl Primary {
         if joining {
             self.link.send(&SyncMessage::JoinLast { epoch })?;
         } else if !self.active.get() {
-            self.link.send(&SyncMessage::Union {
-                epoch,
-                pages: PageSet::default(),
-            })?;
+            self.link.send(&SyncMessage::Ends { epoch, agreed })?;
         }
         let started = Instant::now();
         figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
@@ -287,7 +289,7 @@ impl Primary {
         self.machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the VM", error))?;
         self.stands.set(!hand_over);
-        self.machine.dies_at.pass(Line::PrimaryStopped);
+        self.machine.fault_at.pass(Line::PrimaryStopped);
         figures.stop_us = lap.us();
         self.report(SyncStep::Stopped);
         let device_state = Bytes::from(
@@ -316,7 +318,7 @@ impl Primary {
             }
             Err(_) => return Err(Broken("the VM loop has gone".into())),
         };
-        self.machine.dies_at.pass(Line::PrimaryCaptured);
+        self.machine.fault_at.pass(Line::PrimaryCaptured);
         if !hand_over {
             qemu.cont()
                 .map_err(|error| Broken::new("resuming the VM", error))?;
