@@ -182,6 +182,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         &CounterSpec {
             target,
             connections: spec.connections,
+            together: false,
             give_up: PATIENCE,
         },
     )?;

@@ -204,6 +204,7 @@ fn the_guest_boots_on_a_plain_qemu_and_the_clients_count_on_it() -> Result<()> {
     let spec = CounterSpec {
         target: guest(),
         connections: 2,
+        together: false,
         give_up: Duration::from_secs(20),
     };
     let counter = Counter::start(client, &spec)?;

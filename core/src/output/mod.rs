@@ -43,6 +43,8 @@ pub struct Output {
     tally: Tally,
     /// How long the first words after a load were held, lately: what a sync costs a client.
     stall_us: u64,
+    /// When the backup last said what the primary had said.
+    matched_us: u64,
 }
 
 struct Comparison {
@@ -68,6 +70,7 @@ impl Output {
             comparison: None,
             tally: Tally::default(),
             stall_us: 0,
+            matched_us: 0,
         }
     }
 
@@ -216,10 +219,11 @@ impl Output {
         self.tally.by_sync += u64::from(!matched);
         let held_us = now_us.saturating_sub(leaving.arrived_us);
         self.tally.held_us += held_us;
-        if let Some(comparison) = self.comparison.as_mut().filter(|_| matched)
-            && std::mem::take(&mut comparison.catching_up)
-        {
-            self.stall_us = (3 * self.stall_us + held_us) / 4;
+        if let Some(comparison) = self.comparison.as_mut().filter(|_| matched) {
+            self.matched_us = now_us;
+            if std::mem::take(&mut comparison.catching_up) {
+                self.stall_us = (3 * self.stall_us + held_us) / 4;
+            }
         }
         if self.shadow.is_empty() {
             return Some(leaving.frame);
@@ -256,6 +260,12 @@ impl Output {
             Verdict::Agree | Verdict::Waiting { telling: 0, .. } => None,
             Verdict::Waiting { .. } | Verdict::Differs { .. } => self.gate.oldest_us(),
         }
+    }
+
+    /// When something last left because the backup had said the same.
+    #[must_use]
+    pub fn matched_us(&self) -> u64 {
+        self.matched_us
     }
 
     /// Whether the backup said something else, or cannot be compared any more.

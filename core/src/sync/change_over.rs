@@ -90,9 +90,10 @@ struct Pace {
     settle_us: u64,
     /// Nor, for this long, before the backup has said anything: it may have to translate its first answer.
     warm_up_us: u64,
-    /// A trial that brings less than half of what was due in this time is over.
+    /// A trial that brings less than half of what was due in this time is over (one of matching: if that is because the
+    /// backup says something else, and not because it is slow as yet).
     hopeless_us: u64,
-    /// A trial takes so long.
+    /// A trial takes so long; its second half counts.
     trial_us: u64,
 }
 
@@ -105,13 +106,13 @@ impl Pace {
                 settle_us: 400_000,
                 warm_up_us: 2_500_000,
                 hopeless_us: 600_000,
-                trial_us: 1_200_000,
+                trial_us: 1_600_000,
             },
             Manner::Active | Manner::Passive => Self {
                 settle_us: 120_000,
                 warm_up_us: 0,
                 hopeless_us: 100_000,
-                trial_us: 400_000,
+                trial_us: 500_000,
             },
         }
     }
@@ -277,7 +278,8 @@ impl ChangeOver {
             return self.marks.push_back(now);
         };
         if let Some((tried, before)) = self.trial.zip(self.score) {
-            return self.look_at_trial(tried, &before, *first, &now);
+            let (first, half) = (*first, self.marks.get(1).copied());
+            return self.look_at_trial(tried, &before, first, half, &now);
         }
         if now_us - last.at_us >= WINDOW_US {
             self.marks.push_back(now);
@@ -286,16 +288,24 @@ impl ChangeOver {
         }
     }
 
-    fn look_at_trial(&mut self, tried: Manner, before: &Score, first: Mark, now: &Mark) {
+    fn look_at_trial(&mut self, tried: Manner, before: &Score, first: Mark, half: Option<Mark>, now: &Mark) {
         let pace = Pace::of(tried);
         let took_us = now.at_us - first.at_us;
         let frames = now.tally.released - first.tally.released;
         let due = before.frames_per_s * took_us as f64 / 1e6;
-        let score = Score::of(&first.tally, &now.tally, took_us);
-        let hopeless = took_us >= pace.hopeless_us && due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
-        if hopeless {
-            self.trial_ended(tried, false, now.at_us);
-        } else if took_us >= pace.trial_us && frames >= SPAN_FRAMES {
+        let differs = tried != Manner::Match || now.tally.forced - first.tally.forced >= DOUBT;
+        let poor = due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
+        if took_us >= pace.hopeless_us && poor && differs {
+            return self.trial_ended(tried, false, now.at_us);
+        }
+        let Some(half) = half else {
+            if took_us >= pace.trial_us / 2 {
+                self.marks.push_back(*now);
+            }
+            return;
+        };
+        if took_us >= pace.trial_us && frames >= SPAN_FRAMES {
+            let score = Score::of(&half.tally, &now.tally, now.at_us - half.at_us);
             self.trial_ended(tried, score.beats(before), now.at_us);
         } else if took_us > IDLE_US {
             // Nobody asks anything any more: no verdict.

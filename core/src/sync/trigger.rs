@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
-//!    a few times what a sync costs.
+//!    a few times what a sync costs, or, while the backup says what others wait for, two seconds.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting).
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
@@ -53,6 +53,8 @@ pub struct Sight {
     pub change_over: bool,
     /// How long the oldest output that waits for the backup's word has waited.
     pub waited_us: u64,
+    /// How long the backup has said nothing that the primary had said.
+    pub silent_us: u64,
     /// What a sync costs a client, if that is known.
     pub stall_us: u64,
     /// Whether so many inputs were agreed since the last sync that the log should be cut.
@@ -96,6 +98,10 @@ const LONGEST_ROUTINE_US: u64 = 60_000_000;
 /// for a moment is not worth a sync.
 const PATIENCE_SYNCS: u64 = 4;
 const PATIENCE_US: u64 = 250_000;
+/// One that says what others wait for works off what has piled up, and gets so many times as long: a sync would make it
+/// begin anew.
+const PROGRESS: u64 = 4;
+const LONGEST_PATIENCE_US: u64 = 2_000_000;
 
 impl Limits {
     /// The limits where a sync costs clients `stall_us`.
@@ -136,6 +142,11 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         *limits
     };
     let patience_us = PATIENCE_US.max(PATIENCE_SYNCS * sight.stall_us);
+    let patience_us = if sight.silent_us < patience_us / 2 {
+        (PROGRESS * patience_us).min(LONGEST_PATIENCE_US)
+    } else {
+        patience_us
+    };
     if matches && (sight.log_is_long || sight.waited_us >= patience_us) {
         return Decision::Sync(Reason::Limit);
     }
@@ -188,6 +199,7 @@ mod tests {
             differs: false,
             change_over: false,
             waited_us: 0,
+            silent_us: u64::MAX,
             stall_us: 0,
             log_is_long: false,
             primary_idle: false,
@@ -305,6 +317,27 @@ mod tests {
                 at_us: 2_000 + MATCH_LOOK_US
             }
         );
+    }
+
+    #[test]
+    fn a_backup_that_works_off_what_has_piled_up_is_waited_for_longer_and_not_for_ever() {
+        let works = Sight {
+            manner: Manner::Match,
+            waited_us: PROGRESS * PATIENCE_US - 1,
+            silent_us: 1_000,
+            ..sight(2_000)
+        };
+        assert!(matches!(decide(&LIMITS, &works), Decision::LookAgain { .. }));
+        let too_long = Sight {
+            waited_us: PROGRESS * PATIENCE_US,
+            ..works
+        };
+        assert_eq!(decide(&LIMITS, &too_long), Decision::Sync(Reason::Limit));
+        let fell_silent = Sight {
+            silent_us: PATIENCE_US / 2,
+            ..works
+        };
+        assert_eq!(decide(&LIMITS, &fell_silent), Decision::Sync(Reason::Limit));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the group agrees on, applied: the same entries in the same order on every member.
 //!
 //! Invariants:
-//! 1. A frame reaches the VM only from a committed entry (where the policy agrees on inputs), and in log order.
+//! 1. A frame reaches the VM only from a committed entry (where a backup runs, `PrimaryRole::executes_at_once`), and in log order.
 //! 2. An entry is applied once.
 //! 3. A host that an applied entry drops from the complete set ends its copy of the VM.
 //!
@@ -273,8 +273,6 @@ impl VmLoop {
                     for frame in &frames {
                         self.queue_input(frame);
                     }
-                } else if let Role::Backup(backup) = &mut self.role {
-                    backup.keep_unread(frames);
                 }
             }
             Agreed::Sync { epoch } => {

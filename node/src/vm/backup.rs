@@ -1,8 +1,8 @@
 //! The backup's part of the loop: feeds its VM the agreed inputs, keeps its outputs, and takes over when elected.
 //!
 //! Invariants:
-//! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied. One that does not run gets them
-//!    when it is taken over, unless a sync has covered them.
+//! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied. One that does not run gets none: what its
+//!    primary says of them waits for the next sync, and a client sends again what was lost.
 //! 2. A sync is acknowledged only to the leader of the term that this host has promised.
 //! 3. A new primary speaks after the group has agreed that it alone is complete, and has applied every agreed input.
 //!
@@ -19,7 +19,7 @@ use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
 use crate::control::FailoverStatus;
 use crossbeam_channel::{Sender, unbounded};
-use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
+use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
@@ -29,9 +29,6 @@ use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::Start;
 use std::sync::Arc;
-
-/// Inputs kept for a VM that does not run.
-const UNREAD_BYTES: usize = 64 << 20;
 
 /// A backup.
 pub struct BackupRole {
@@ -46,9 +43,6 @@ pub struct BackupRole {
     /// How the copies are kept in this epoch, and in the one that begins when the staged sync is applied.
     manner: Manner,
     next: Manner,
-    /// Inputs since the last sync that a VM which does not run has not got.
-    unread: Vec<Frame>,
-    unread_bytes: usize,
     idle_told: Index,
     disks_idle: IdleWatch,
     /// When to look at the VM's threads again.
@@ -99,27 +93,9 @@ impl BackupRole {
         self.is_whole() && self.manner.backup_runs()
     }
 
-    /// Agreed inputs for a VM that does not run.
-    pub fn keep_unread(&mut self, frames: Vec<Frame>) {
-        if !self.is_whole() || self.manner.backup_runs() {
-            return;
-        }
-        self.unread_bytes += frames.iter().map(|frame| frame.bytes.len()).sum::<usize>();
-        self.unread.extend(frames);
-        if self.unread_bytes > UNREAD_BYTES {
-            // Clients send again what was lost with the primary: that is slower, and nothing else.
-            self.forget_unread();
-        }
-    }
-
     /// Whether the primary waits to hear that the VM here has nothing left to do.
     fn owes_idle(&self, applied: Index) -> bool {
         self.phase == Phase::Synced && self.manner.backup_runs() && self.idle_told < applied
-    }
-
-    fn forget_unread(&mut self) {
-        self.unread.clear();
-        self.unread_bytes = 0;
     }
 
     /// Where the VM's frames are to be told to the primary.
@@ -165,8 +141,6 @@ impl VmLoop {
             phase: Phase::Joining,
             manner: self.config.policy.first_manner(),
             next: self.config.policy.first_manner(),
-            unread: Vec::new(),
-            unread_bytes: 0,
             idle_told: Index(0),
             disks_idle: IdleWatch::default(),
             idle_look_us: 0,
@@ -392,7 +366,6 @@ impl VmLoop {
                     Phase::Syncing
                 };
                 backup.next = next;
-                backup.forget_unread();
                 if let Err(error) = self.output.applied(epoch, &shadow) {
                     // Not acknowledged: the session ends, and with it this copy.
                     self.join_failed(format!("the primary's connections: {error}"));
@@ -538,10 +511,6 @@ impl VmLoop {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
                 take_over.over = true;
-                // It runs now; these inputs were agreed, and nobody has answered them.
-                for frame in std::mem::take(&mut backup.unread) {
-                    self.queue_input(&frame);
-                }
                 if self.shared.fault_at.is_here(Line::BackupTookOver) {
                     self.event(
                         "stepped-down",

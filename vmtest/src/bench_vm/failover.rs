@@ -142,6 +142,7 @@ fn story(
         &CounterSpec {
             target: service(),
             connections,
+            together: false,
             give_up: PATIENCE,
         },
     )?;

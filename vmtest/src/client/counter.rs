@@ -1,5 +1,8 @@
 //! A client that counts: INCR on a key of its own, one connection, every answer checked.
 //!
+//! Asked to, it counts on one key of all workers too, in the same request: answers that depend on the order in which
+//! connections were served, so that two copies of a VM say different things.
+//!
 //! Nobody else touches a worker's key, so each answer must be the last one plus one. A smaller one means that
 //! acknowledged writes were **lost**; a larger one that a write was carried out twice (**doubled**). After a broken
 //! connection (**reset**) the one INCR that had no answer may or may not have happened; both are right.
@@ -23,6 +26,8 @@ pub struct CounterSpec {
     pub target: SocketAddr,
     /// Workers, each with one connection and one key.
     pub connections: usize,
+    /// Whether they count on a common key as well.
+    pub together: bool,
     /// An answer later than this is a failure of its own (`stuck`), and ends the worker.
     pub give_up: Duration,
 }
@@ -210,6 +215,8 @@ impl Answers {
     }
 }
 
+/// The key of all workers.
+const TOGETHER: &str = "dunlin:counter:together";
 /// Between two tries of a client whose service boots: nothing tells it when to try.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
@@ -218,6 +225,7 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
     let mut heard = Instant::now();
     let mut connection = None;
     let mut last = 0;
+    let mut last_together = 0;
     // An INCR that was sent on a connection which then broke.
     let mut unanswered = false;
     while !shared.stop.load(Ordering::Relaxed) {
@@ -243,10 +251,22 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
             continue;
         };
         let sent = Instant::now();
-        let answer = open
-            .send(&["INCR", key])
-            .and_then(|()| open.receive(sent + spec.give_up));
-        match answer {
+        let mut ask = || {
+            if spec.together {
+                open.send(&["INCR", TOGETHER])?;
+            }
+            open.send(&["INCR", key])?;
+            if spec.together {
+                match open.receive(sent + spec.give_up)? {
+                    // Others count as well: it grows, and by how much is their matter.
+                    Answer::Integer(value) if value > last_together => last_together = value,
+                    Answer::Integer(value) => record.report.lost += value.abs_diff(last_together + 1),
+                    other => return Ok(other),
+                }
+            }
+            open.receive(sent + spec.give_up)
+        };
+        match ask() {
             Ok(Answer::Integer(value)) => {
                 judge(&mut record.report, last, value, unanswered);
                 unanswered = false;

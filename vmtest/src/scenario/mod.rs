@@ -66,6 +66,8 @@ pub enum Action {
     SlowBackup(u32),
     /// SIGKILL to the primary's host while others are frozen, who then go on: the backup takes over.
     KillPrimaryAndThaw,
+    /// The copies are kept in that manner. The clients count together as well, so that matching does not pay.
+    AwaitManner(&'static str),
     /// The daemon of that role dies at a line of its next sync (`dunlin inject VM die-at=LINE`).
     DieAt(&'static str, &'static str),
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
@@ -170,11 +172,11 @@ impl Scenario {
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
     use Action::{
-        AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitProtected, AwaitSilence,
-        AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup, CutPrimary, DieAt,
-        Failover, Freeze, Inject, InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary,
-        KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary, ProtectAlone, Replace,
-        Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
+        AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitManner, AwaitProtected,
+        AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup,
+        CutPrimary, DieAt, Failover, Freeze, Inject, InterruptPrimary, KillAll, KillBackup, KillOthers,
+        KillPrimary, KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary,
+        ProtectAlone, Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -482,6 +484,32 @@ pub fn all() -> Vec<Scenario> {
                 answers,
             ],
         ),
+        Scenario {
+            connections: 8,
+            ..Scenario::new(
+                "kill-primary-where-matching-does-not-pay",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    AwaitManner("passive"),
+                    AwaitAnswers(300),
+                    KillPrimary,
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    AwaitManner("passive"),
+                    AwaitAnswers(700),
+                    KillPrimary,
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    AwaitManner("passive"),
+                    Failover,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
         Scenario::new(
             "take-over-cut-short",
             "dunlin",

@@ -86,6 +86,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     let spec = CounterSpec {
         target: service(),
         connections: scenario.connections,
+        together: scenario.actions.contains(&Action::AwaitManner("passive")),
         give_up: GIVE_UP,
     };
     let counter = if scenario.actions.contains(&Action::KillAll) {
@@ -454,6 +455,11 @@ impl Stage<'_, '_> {
                     .filter(|host| role == "none" || host.vm(&self.vm).is_some_and(|vm| vm.role == role));
                 let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
                 told.any(|count| count > 0).then_some(())
+            }),
+            Action::AwaitManner(manner) => self.cluster.await_status(manner, PATIENCE, |hosts| {
+                let host = with_role(hosts, &self.vm, "primary")?;
+                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
+                (vm.sync.manner == manner).then_some(())
             }),
             Action::AwaitState(state) => self.cluster.await_status(state, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;

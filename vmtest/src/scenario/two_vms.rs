@@ -78,6 +78,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
             let spec = CounterSpec {
                 target: plan.service(),
                 connections: 2,
+                together: false,
                 give_up: GIVE_UP,
             };
             Counter::start(client, &spec)

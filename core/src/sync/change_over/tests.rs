@@ -111,6 +111,20 @@ fn back_to_matching_when_that_pays_again() {
 }
 
 #[test]
+fn a_backup_that_says_nothing_else_and_is_slow_at_first_is_judged_by_what_it_comes_to() {
+    let mut world = World::new();
+    world.run(&COUNTER, 20_000);
+    let vm = Vm {
+        per_ms: [6.0, 0.3, 4.0],
+        held_us: [1_000, 50_000, 4_000],
+        by_sync: [0.0, 1.0, 1.0],
+        warm_up_us: 1_300_000,
+    };
+    world.run(&vm, 40_000);
+    assert_eq!(world.choice.chosen, Manner::Match);
+}
+
+#[test]
 fn where_clients_set_the_pace_the_shorter_wait_decides() {
     let mut world = World::new();
     let vm = Vm {

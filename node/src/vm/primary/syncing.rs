@@ -113,6 +113,7 @@ impl VmLoop {
             self.output.waits()
         };
         let stall_us = self.output.stall_us();
+        let silent_us = now_us.saturating_sub(self.output.matched_us());
         let log_is_long = self.agreement.uncut_bytes > LONG_LOG_BYTES;
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
@@ -149,6 +150,7 @@ impl VmLoop {
                 .as_ref()
                 .is_some_and(|choice| choice.wish() != manner),
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            silent_us,
             stall_us,
             log_is_long,
         };
