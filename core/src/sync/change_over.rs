@@ -10,7 +10,8 @@
 //! Invariants:
 //! 1. Only times next to each other are compared: the load may change. A load that comes after a pause is another one.
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
-//!    share of time spent in trials goes to nothing.
+//!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load
+//!    changes or pauses.
 //! 3. While everything matches there are no trials.
 //! 4. A manner is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
 //!    backup still warms up.
@@ -151,6 +152,9 @@ pub struct ChangeOver {
     chosen: Manner,
     /// Being tried.
     trial: Option<Manner>,
+    /// Since when; and when the trials so far will be paid for: what is in use has served `COST` times as long.
+    trial_from_us: u64,
+    paid_at_us: u64,
     /// What `chosen` brought before the trial.
     score: Option<Score>,
     rivals: [Rival; 2],
@@ -181,6 +185,8 @@ const SPAN_FRAMES: u64 = 16;
 const IDLE_US: u64 = 5_000_000;
 /// A trial is hopeless only where at least this many frames were due.
 const HOPELESS_FRAMES: f64 = 8.0;
+/// After a trial that did not pay the manner in use serves so many times as long as it took, before the next one.
+const COST: u64 = 10;
 /// A trial is repeated no sooner than this after the last, and no later than that.
 const SHORTEST_BACKOFF_US: u64 = 4_000_000;
 const LONGEST_BACKOFF_US: u64 = 120_000_000;
@@ -218,6 +224,8 @@ impl ChangeOver {
         Self {
             chosen: first,
             trial: None,
+            trial_from_us: 0,
+            paid_at_us: 0,
             score: None,
             rivals,
             marks: VecDeque::new(),
@@ -335,6 +343,7 @@ impl ChangeOver {
         } else {
             rival.backoff_us = (rival.backoff_us * 2).min(LONGEST_BACKOFF_US);
             rival.try_at_us = now_us + rival.backoff_us;
+            self.paid_at_us = now_us + COST * (now_us - self.trial_from_us);
             self.wish = Some(self.chosen);
         }
     }
@@ -365,9 +374,10 @@ impl ChangeOver {
         let due = self
             .rivals
             .iter()
-            .filter(|rival| rival.try_at_us <= now.at_us)
-            .min_by_key(|rival| rival.try_at_us);
+            .filter(|rival| rival.try_at_us.max(self.paid_at_us) <= now.at_us)
+            .min_by_key(|rival| (rival.try_at_us, rival.manner));
         self.wish = due.map(|rival| rival.manner);
+        self.trial_from_us = now.at_us;
         self.score = due.map(|_| score);
     }
 

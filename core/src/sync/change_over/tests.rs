@@ -221,6 +221,23 @@ fn a_load_after_a_pause_is_another_one() {
     assert_eq!(world.choice.chosen, Manner::Match);
 }
 
+#[test]
+fn invariant_2_a_load_that_comes_in_bursts_does_not_pay_for_a_trial_in_each() {
+    let mut world = World::new();
+    let idle = Vm {
+        per_ms: [0.0; 3],
+        ..COUNTER
+    };
+    for _ in 0..60 {
+        world.run(&COUNTER, 3_000);
+        let before = world.spent;
+        world.run(&idle, 700);
+        world.spent = before;
+    }
+    let wrong = world.spent[0] + world.spent[1];
+    assert!(wrong * 100 < world.spent[2] * 15, "{:?}", world.spent);
+}
+
 proptest! {
     /// Invariant 2, for any VM: after a while nearly all time is spent in a manner that is nearly the best one.
     #[test]
