@@ -142,7 +142,7 @@ fn spec(
         cases,
         rounds: 1,
         seconds: 2.0,
-        warm_up_seconds: 4.0,
+        warm_up_seconds: 5.0,
         host_cpu_percent: guest.host_cpu,
         vcpus: guest.vcpus,
         disk_mib: guest.disk,
