@@ -23,9 +23,21 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         prop_oneof![Just(0_u8), 0_u8..20],
         prop_oneof![Just(0_u8), 0_u8..10],
         prop_oneof![Just(0_u32), 0_u32..60_000],
+        prop_oneof![Just(0_u8), 0_u8..90],
     )
         .prop_map(
-            |(seed, clients, loss_percent, fail_over_at, stamps, sack, differs, drops, patience_us)| Plan {
+            |(
+                seed,
+                clients,
+                loss_percent,
+                fail_over_at,
+                stamps,
+                sack,
+                differs,
+                drops,
+                patience_us,
+                passive,
+            )| Plan {
                 seed,
                 clients,
                 loss_percent,
@@ -35,6 +47,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 differs_percent: differs,
                 drop_percent: drops,
                 patience_us,
+                passive_percent: passive,
                 resets: true,
                 broken: None,
             },
@@ -91,6 +104,7 @@ fn conversations_get_everywhere() {
     assert!(total(|seen| seen.matched) > 10_000, "{seen:?}");
     assert!(total(|seen| seen.by_sync) > 3000, "{seen:?}");
     assert!(total(|seen| seen.take_overs) > 200, "{seen:?}");
+    assert!(total(|seen| seen.from_passive) > 40, "{seen:?}");
     assert!(total(|seen| seen.lost_backups) > 50, "{seen:?}");
 }
 
@@ -99,6 +113,7 @@ fn equal(plan: Plan) -> Plan {
     Plan {
         differs_percent: 0,
         drop_percent: 0,
+        passive_percent: 0,
         patience_us: 1_000_000,
         resets: false,
         ..plan

@@ -109,6 +109,12 @@ impl Host {
         Ok(())
     }
 
+    /// An input that goes to the guest without agreement.
+    pub fn hears(&mut self, frame: &Frame) {
+        let own = self.output.heard(frame);
+        self.guest.queue(own);
+    }
+
     /// Works a little. `faults`: it may lose inputs inside, and pause; `blind` is one of the faults put in on purpose.
     pub fn work(&mut self, agreed: &[Entry], now: u64, faults: Option<u8>, blind: bool) -> Worked {
         let most = self.random.within(0, 3) as usize + usize::from(!self.guest.has_work());

@@ -44,6 +44,8 @@ pub struct Plan {
     pub drop_percent: u8,
     /// How long output waits before it brings a sync.
     pub patience_us: u32,
+    /// How many of the syncs leave a backup that does not run in the next epoch.
+    pub passive_percent: u8,
     /// Whether connections are reset on purpose, by either end.
     pub resets: bool,
     pub broken: Option<Broken>,
@@ -67,6 +69,8 @@ pub struct Seen {
     /// Of these, because of a difference, or of output that nothing else let out.
     pub forced: u64,
     pub take_overs: u64,
+    /// Of these, by a backup that did not run.
+    pub from_passive: u64,
     pub lost_backups: u64,
     pub conversations: u64,
 }
@@ -89,8 +93,19 @@ enum Event {
 struct Sync {
     epoch: Epoch,
     joins: bool,
-    /// The primary's state at its line.
-    state: Option<(Bytes, Guest, u64)>,
+    /// The log says where the epoch ends: a backup ran in it, or will in the next one.
+    agreed: bool,
+    /// The backup runs in the next epoch.
+    runs: bool,
+    state: Option<Line>,
+}
+
+/// The primary's state at its line.
+struct Line {
+    table: Bytes,
+    guest: Guest,
+    clock: u64,
+    read_to: usize,
 }
 
 struct World {
@@ -110,6 +125,9 @@ struct World {
     /// Events of former reigns are not heard any more, but for frames on the wire.
     reign: u64,
     sync: Option<Sync>,
+    /// The backup does not run: as the primary knows it, and as it is.
+    passive: bool,
+    backup_is_passive: bool,
     /// Both channels from the backup to the primary keep their order.
     said_at: u64,
     told_at: u64,
@@ -170,6 +188,8 @@ impl World {
             orphaned: false,
             reign: 0,
             sync: None,
+            passive: false,
+            backup_is_passive: false,
             said_at: 0,
             told_at: 0,
             words_under_way: 0,
@@ -375,8 +395,12 @@ impl World {
     fn happens(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::ToVm(frame) => {
+                let at_once = self.passive && self.sync.as_ref().is_none_or(|sync| !sync.agreed);
                 // Nobody leads: nothing is agreed.
-                if !self.orphaned {
+                if self.orphaned {
+                } else if at_once {
+                    self.primary.hears(&frame);
+                } else {
                     self.agreed.push(Entry::Input(frame));
                 }
             }

@@ -21,20 +21,30 @@ impl World {
     pub(super) fn look(&mut self) {
         let agreed = self.agreed.len();
         let idle = |host: &Host| !host.has_work(agreed) && !host.stands;
-        let both = idle(&self.primary) && self.backup.as_ref().is_some_and(idle) && self.words_under_way == 0;
+        let backup = self.passive || self.backup.as_ref().is_some_and(idle);
+        let both = idle(&self.primary) && backup && self.words_under_way == 0;
         let waits = both && self.primary.output.waits();
         self.waits_since = waits.then(|| self.waits_since.unwrap_or(self.now));
     }
 
     pub(super) fn request_sync(&mut self, joins: bool) {
         let epoch = self.primary.output.epoch();
+        let runs = joins || !self.random.percent(self.plan.passive_percent);
+        let agreed = runs || !self.passive;
         self.sync = Some(Sync {
             epoch,
             joins,
+            agreed,
+            runs,
             state: None,
         });
-        self.agreed.push(Entry::Sync);
         self.seen.syncs += 1;
+        if agreed {
+            self.agreed.push(Entry::Sync);
+        } else {
+            self.primary.stand(self.now);
+            self.draw_line();
+        }
     }
 
     /// The primary stands at the line.
@@ -47,7 +57,12 @@ impl World {
             self.primary.output.compare_from(sync.epoch);
         }
         let table = self.primary.output.draw_line();
-        sync.state = Some((table, self.primary.guest.clone(), self.primary.clock(self.now)));
+        sync.state = Some(Line {
+            table,
+            guest: self.primary.guest.clone(),
+            clock: self.primary.clock(self.now),
+            read_to: self.primary.read_to,
+        });
         if sync.joins {
             self.primary.output.set_voice(Voice::Protected);
             let output = Output::new(Voice::Kept, sync.epoch);
@@ -71,11 +86,13 @@ impl World {
     pub(super) fn staged(&mut self) -> Result<(), String> {
         if let Some(sync) = &mut self.sync
             && let Some(backup) = &mut self.backup
-            && let Some((table, guest, clock)) = sync.state.take()
+            && let Some(line) = sync.state.take()
         {
-            let applied = backup.output.applied(sync.epoch, &table);
+            let applied = backup.output.applied(sync.epoch, &line.table);
             applied.map_err(|error| format!("a table that cannot be read: {error}"))?;
-            backup.becomes(guest, clock);
+            backup.becomes(line.guest, line.clock);
+            backup.read_to = line.read_to;
+            self.backup_is_passive = !sync.runs;
             self.told(Event::Acknowledged);
             self.after(100, 5000, Event::Loaded);
         }
@@ -120,7 +137,9 @@ impl World {
     }
 
     pub(super) fn loaded(&mut self) {
-        if let Some(backup) = &mut self.backup {
+        if let Some(backup) = &mut self.backup
+            && !self.backup_is_passive
+        {
             backup.run(self.now);
         }
         self.told(Event::LoadedHeard);
@@ -129,6 +148,7 @@ impl World {
     pub(super) fn loaded_heard(&mut self) {
         let Some(sync) = self.sync.take() else { return };
         self.primary.output.backup_loaded(sync.epoch);
+        self.passive = !sync.runs;
         self.next_sync_at = self.now + self.random.within(1000, 400_000);
     }
 
@@ -139,11 +159,16 @@ impl World {
         }
         self.orphaned = true;
         self.reign += 1;
-        self.sync = None;
+        self.seen.from_passive += u64::from(self.backup_is_passive);
+        (self.sync, self.passive) = (None, false);
         self.words_under_way = 0;
         if let Some(backup) = &mut self.backup {
             // A staged state is loaded; one that is not whole is thrown away.
             backup.run(self.now);
+            if std::mem::take(&mut self.backup_is_passive) {
+                // It executes nothing that was agreed meanwhile: clients send it again.
+                backup.read_to = self.agreed.len();
+            }
         }
         self.take_over_if_ready();
     }
@@ -156,6 +181,7 @@ impl World {
         self.reign += 1;
         self.seen.lost_backups += 1;
         (self.sync, self.backup, self.complete) = (None, None, false);
+        (self.passive, self.backup_is_passive) = (false, false);
         self.words_under_way = 0;
         self.primary.run(self.now);
         self.primary.output.set_voice(Voice::Alone);
