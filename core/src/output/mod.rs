@@ -219,6 +219,7 @@ impl Output {
         self.tally.by_sync += u64::from(!matched);
         let held_us = now_us.saturating_sub(leaving.arrived_us);
         self.tally.held_us += held_us;
+        self.tally.bytes += leaving.frame.bytes.len() as u64;
         if let Some(comparison) = self.comparison.as_mut().filter(|_| matched) {
             self.matched_us = now_us;
             if std::mem::take(&mut comparison.catching_up) {

@@ -8,7 +8,8 @@
 //! Flow: the primary tells it what has left; its wish starts a sync that begins the next epoch in the other manner.
 //!
 //! Invariants:
-//! 1. Only times next to each other are compared: the load may change. A load that comes after a pause is another one.
+//! 1. Only times next to each other are compared: the load may change. What leaves in another number, or in other sizes, is
+//!    another load.
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
 //!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load
 //!    changes or pauses.
@@ -35,6 +36,8 @@ pub struct Tally {
     pub late: u64,
     /// How long all that left was held, together.
     pub held_us: u64,
+    /// The frames' bytes.
+    pub bytes: u64,
 }
 
 impl Tally {
@@ -50,6 +53,7 @@ impl Tally {
 struct Score {
     frames_per_s: f64,
     held_us: f64,
+    bytes_per_frame: f64,
 }
 
 impl Score {
@@ -58,6 +62,7 @@ impl Score {
         Self {
             frames_per_s: released * 1e6 / took_us.max(1) as f64,
             held_us: (to.held_us - from.held_us) as f64 / released.max(1.0),
+            bytes_per_frame: (to.bytes - from.bytes) as f64 / released.max(1.0),
         }
     }
 
@@ -67,6 +72,24 @@ impl Score {
             return true;
         }
         self.frames_per_s * MORE > other.frames_per_s && self.held_us * SOONER < other.held_us
+    }
+
+    /// Whether a trial of matching that began with `from` has had differences enough, and brought so little between them, that
+    /// more of it tells nothing new.
+    fn is_out_of_reach(&self, from: &Mark, now: &Mark) -> bool {
+        let took_us = now.at_us - from.at_us;
+        let differing = |mark: &Mark| mark.tally.forced - mark.tally.late;
+        let released = (now.tally.released - from.tally.released) as f64;
+        took_us >= CLEAR_US
+            && differing(now) - differing(from) >= CLEAR_DIFFERENCES
+            && released < self.frames_per_s * took_us as f64 / 1e6 / 2.0
+    }
+
+    /// Whether this is what another load brings, in the same manner.
+    fn is_of_another_load_than(&self, other: &Score) -> bool {
+        let differs = |a: f64, b: f64, times: f64| a > b * times || b > a * times;
+        differs(self.frames_per_s, other.frames_per_s, OTHER_RATE)
+            || differs(self.bytes_per_frame, other.bytes_per_frame, OTHER_SIZE)
     }
 }
 
@@ -119,29 +142,28 @@ impl Pace {
     }
 }
 
-/// When a load came that may be another one than before.
+/// When nothing left for a while.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pauses {
     released: u64,
-    /// When it last grew, and since when it has done so without a pause.
+    /// When it last grew, and when the last pause was over.
     grown_us: u64,
-    steady_us: u64,
+    over_us: u64,
 }
 
 impl Pauses {
-    /// Whether frames leave again, after a pause that followed a time without any.
+    /// Whether frames leave again, after a pause.
     fn is_over(&mut self, now_us: u64, tally: &Tally) -> bool {
         if tally.released == self.released {
             return false;
         }
         let paused = now_us - self.grown_us >= PAUSE_US;
-        let another = paused && self.grown_us - self.steady_us >= STEADY_US;
         if paused {
-            self.steady_us = now_us;
+            self.over_us = now_us;
         }
         self.grown_us = now_us;
         self.released = tally.released;
-        another
+        paused
     }
 }
 
@@ -160,14 +182,14 @@ pub struct ChangeOver {
     rivals: [Rival; 2],
     /// The ends of windows since the manner in use was entered or the load changed, newest last.
     marks: VecDeque<Mark>,
-    /// What left in a second when the load was last taken for another one.
-    usual: Option<f64>,
+    /// What the load brought in the manner in use when it was last taken for another one.
+    usual: Option<Score>,
     pauses: Pauses,
     settled_us: u64,
     /// Until then a backup that says nothing in time is no reason for doubt: the VM was just protected.
     cold_until_us: u64,
     /// What had left when the manner in use was entered; and until when its backup is believed to warm up.
-    entered: Option<Tally>,
+    entered: Option<Mark>,
     warm_by_us: u64,
     wish: Option<Manner>,
     changes: u64,
@@ -183,6 +205,9 @@ const SPAN_US: u64 = 1_000_000;
 const SPAN_FRAMES: u64 = 16;
 /// What left longer ago does not count; a trial that never gets its frames is over: the VM is idle.
 const IDLE_US: u64 = 5_000_000;
+/// A trial of matching is over at once after so long and so many differences, if less than half of what was due left meanwhile.
+const CLEAR_US: u64 = 100_000;
+const CLEAR_DIFFERENCES: u64 = 3;
 /// A trial is hopeless only where at least this many frames were due.
 const HOPELESS_FRAMES: f64 = 8.0;
 /// After a trial that did not pay the manner in use serves so many times as long as it took, before the next one.
@@ -196,13 +221,14 @@ const DOUBT: u64 = 2;
 /// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
 const COLD_US: u64 = 10_000_000;
 const DOUBT_FRAMES: u64 = 256;
-/// The load is another one when this many times more, or less, leaves in the same manner; or after a pause of this
-/// length, if there was none in so long a time before it.
-const OTHER_LOAD: f64 = 2.5;
+/// The load is another one when this many times more frames, or fewer, leave in the same manner, or so many times larger
+/// ones. One that comes in bursts is none.
+const OTHER_RATE: f64 = 2.5;
+const OTHER_SIZE: f64 = 1.5;
+/// Before and after a pause of this length what leaves is not one load. Another one that comes so long after it is believed
+/// at once.
 const PAUSE_US: u64 = 500_000;
-const STEADY_US: u64 = 2_000_000;
-/// After that the other manners are tried, whatever they brought before.
-const AFTER_PAUSE_US: u64 = 1_000_000;
+const AFTER_PAUSE_US: u64 = 3_000_000;
 
 impl ChangeOver {
     /// A VM that was just protected, in `first`.
@@ -268,20 +294,23 @@ impl ChangeOver {
     pub fn observe(&mut self, now_us: u64, tally: &Tally) {
         if self.pauses.is_over(now_us, tally) && self.trial.is_none() {
             self.marks.clear();
-            self.usual = None;
-            self.try_all_anew(now_us + AFTER_PAUSE_US);
         }
         if self.wish.is_some() {
-            return;
-        }
-        let entered = *self.entered.get_or_insert(*tally);
-        if now_us < self.settled_us || (now_us < self.warm_by_us && entered.has_told_nothing(tally)) {
             return;
         }
         let now = Mark {
             at_us: now_us,
             tally: *tally,
         };
+        let entered = *self.entered.get_or_insert(now);
+        if let Some((tried, before)) = self.trial.zip(self.score)
+            && before.is_out_of_reach(&entered, &now)
+        {
+            return self.trial_ended(tried, false, now_us);
+        }
+        if now_us < self.settled_us || (now_us < self.warm_by_us && entered.tally.has_told_nothing(tally)) {
+            return;
+        }
         let Some((first, last)) = self.marks.front().zip(self.marks.back()) else {
             return self.marks.push_back(now);
         };
@@ -361,10 +390,10 @@ impl ChangeOver {
         let late = now.tally.late - from.tally.late;
         let differing = now.tally.forced - from.tally.forced - late;
         let forced = differing + if now.at_us < self.cold_until_us { 0 } else { late };
-        let ratio = score.frames_per_s / *self.usual.get_or_insert(score.frames_per_s);
-        if !(1.0 / OTHER_LOAD..OTHER_LOAD).contains(&ratio) {
-            self.usual = Some(score.frames_per_s);
-            self.try_all_anew(now.at_us + SHORTEST_BACKOFF_US);
+        if score.is_of_another_load_than(self.usual.get_or_insert(score)) {
+            self.usual = Some(score);
+            let paused = now.at_us - self.pauses.over_us < AFTER_PAUSE_US;
+            self.try_all_anew(now.at_us + if paused { 0 } else { SHORTEST_BACKOFF_US });
         }
         // Invariant 3.
         let frames = now.tally.released - from.tally.released;
