@@ -117,7 +117,7 @@ struct Pace {
     /// A trial that brings less than half of what was due in this time is over (one of matching: if that is because the
     /// backup says something else, and not because it is slow as yet).
     hopeless_us: u64,
-    /// A trial takes so long; its second half counts.
+    /// A trial takes so long; of one of matching the second half counts.
     trial_us: u64,
 }
 
@@ -130,13 +130,13 @@ impl Pace {
                 settle_us: 400_000,
                 warm_up_us: 2_500_000,
                 hopeless_us: 600_000,
-                trial_us: 1_600_000,
+                trial_us: 2_000_000,
             },
             Manner::Active | Manner::Passive => Self {
                 settle_us: 120_000,
                 warm_up_us: 0,
                 hopeless_us: 100_000,
-                trial_us: 500_000,
+                trial_us: 600_000,
             },
         }
     }
@@ -316,6 +316,7 @@ impl ChangeOver {
         };
         if let Some((tried, before)) = self.trial.zip(self.score) {
             let (first, half) = (*first, self.marks.get(1).copied());
+            let half = if tried == Manner::Match { half } else { Some(first) };
             return self.look_at_trial(tried, &before, first, half, &now);
         }
         if now_us - last.at_us >= WINDOW_US {
@@ -383,21 +384,24 @@ impl ChangeOver {
             let frames = now.tally.released - mark.tally.released;
             now.at_us - mark.at_us >= SPAN_US && frames >= SPAN_FRAMES
         };
-        let Some(from) = self.marks.iter().rev().find(means_something).copied() else {
+        // A load that has just become another one shows in the shortest time, what happens once a second in the longest.
+        let shortest = self.marks.iter().rev().find(means_something).copied();
+        let longest = self.marks.front().filter(means_something).copied();
+        let Some((shortest, longest)) = shortest.zip(longest) else {
             return;
         };
+        let doubted = [shortest, longest]
+            .into_iter()
+            .find(|from| self.is_in_doubt(from, now));
+        let from = doubted.unwrap_or(shortest);
         let score = Score::of(&from.tally, &now.tally, now.at_us - from.at_us);
-        let late = now.tally.late - from.tally.late;
-        let differing = now.tally.forced - from.tally.forced - late;
-        let forced = differing + if now.at_us < self.cold_until_us { 0 } else { late };
         if score.is_of_another_load_than(self.usual.get_or_insert(score)) {
             self.usual = Some(score);
             let paused = now.at_us - self.pauses.over_us < AFTER_PAUSE_US;
             self.try_all_anew(now.at_us + if paused { 0 } else { SHORTEST_BACKOFF_US });
         }
         // Invariant 3.
-        let frames = now.tally.released - from.tally.released;
-        if self.chosen == Manner::Match && (forced < DOUBT || frames > DOUBT_FRAMES * forced) {
+        if self.chosen == Manner::Match && doubted.is_none() {
             return;
         }
         let due = self
@@ -408,6 +412,15 @@ impl ChangeOver {
         self.wish = due.map(|rival| rival.manner);
         self.trial_from_us = now.at_us;
         self.score = due.map(|_| score);
+    }
+
+    /// Whether, in matching, a few of the syncs since then were forced, and not much left for each.
+    fn is_in_doubt(&self, from: &Mark, now: &Mark) -> bool {
+        let late = now.tally.late - from.tally.late;
+        let differing = now.tally.forced - from.tally.forced - late;
+        let forced = differing + if now.at_us < self.cold_until_us { 0 } else { late };
+        let frames = now.tally.released - from.tally.released;
+        self.chosen == Manner::Match && forced >= DOUBT && frames <= DOUBT_FRAMES * forced
     }
 
     /// The load is another one: what was learnt of the other manners does not count.
