@@ -11,8 +11,7 @@
 //! 1. Only times next to each other are compared: the load may change. What leaves in another number, or in other sizes, is
 //!    another load.
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
-//!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load
-//!    changes or pauses.
+//!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load changes or pauses.
 //! 3. While everything matches there are no trials.
 //! 4. A manner is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
 //!    backup still warms up.
@@ -218,13 +217,13 @@ const LONGEST_BACKOFF_US: u64 = 120_000_000;
 /// So many forced syncs put matching in doubt, if no more than so many frames left for each of them: a sync in another manner
 /// lets out some tens. Routine syncs, which cover as many frames as there are connections, do not.
 const DOUBT: u64 = 2;
+const DOUBT_FRAMES: u64 = 256;
 /// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
 const COLD_US: u64 = 10_000_000;
-const DOUBT_FRAMES: u64 = 256;
 /// The load is another one when this many times more frames, or fewer, leave in the same manner, or so many times larger
 /// ones. One that comes in bursts is none.
 const OTHER_RATE: f64 = 2.5;
-const OTHER_SIZE: f64 = 1.5;
+const OTHER_SIZE: f64 = 1.2;
 /// Before and after a pause of this length what leaves is not one load. Another one that comes so long after it is believed
 /// at once.
 const PAUSE_US: u64 = 500_000;
