@@ -136,8 +136,6 @@ impl VmLoop {
             && backup_idle
             && drained
             && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us);
-        let last = &primary.sync_status.last;
-        let quarter_bytes = (config.sync.staging_mib as u64) << 18;
         let sight = Sight {
             now_us,
             last_sync_us: primary.last_sync_us,
@@ -154,10 +152,6 @@ impl VmLoop {
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
             stall_us,
-            fills_us: quarter_bytes
-                .saturating_mul(last.interval_us)
-                .checked_div(last.bytes)
-                .unwrap_or(u64::MAX),
             log_is_long,
         };
         let decision = decide(&limits, &sight);
