@@ -396,11 +396,10 @@ impl World {
         match event {
             Event::ToVm(frame) => {
                 let at_once = self.passive && self.sync.as_ref().is_none_or(|sync| !sync.agreed);
-                // Nobody leads: nothing is agreed.
-                if self.orphaned {
-                } else if at_once {
+                // Where nobody leads nothing is agreed.
+                if at_once {
                     self.primary.hears(&frame);
-                } else {
+                } else if !self.orphaned {
                     self.agreed.push(Entry::Input(frame));
                 }
             }

@@ -190,6 +190,27 @@ pub fn all() -> Vec<Scenario> {
         KillPrimary,
         answers,
     ];
+    let deaths_in_syncs = [
+        AwaitProtected,
+        answers,
+        DieAt("backup", "backup-acknowledged"),
+        answers,
+        Restart,
+        AwaitProtected,
+        answers,
+        DieAt("backup", "backup-half-applied"),
+        answers,
+        Restart,
+        AwaitProtected,
+        answers,
+        DieAt("primary", "primary-stopped"),
+        answers,
+        Restart,
+        AwaitProtected,
+        answers,
+        DieAt("primary", "primary-captured"),
+        answers,
+    ];
     let mut scenarios = vec![
         Scenario::new("kill-primary-and-back", "plover", &there_and_back).quick(),
         Scenario::new(
@@ -459,31 +480,8 @@ pub fn all() -> Vec<Scenario> {
                 ],
             )
         },
-        Scenario::new(
-            "death-in-a-sync",
-            "plover",
-            &[
-                AwaitProtected,
-                answers,
-                DieAt("backup", "backup-acknowledged"),
-                answers,
-                Restart,
-                AwaitProtected,
-                answers,
-                DieAt("backup", "backup-half-applied"),
-                answers,
-                Restart,
-                AwaitProtected,
-                answers,
-                DieAt("primary", "primary-stopped"),
-                answers,
-                Restart,
-                AwaitProtected,
-                answers,
-                DieAt("primary", "primary-captured"),
-                answers,
-            ],
-        ),
+        Scenario::new("death-in-a-sync", "plover", &deaths_in_syncs),
+        Scenario::new("death-in-a-passive-sync", "remus", &deaths_in_syncs),
         Scenario {
             connections: 8,
             ..Scenario::new(
