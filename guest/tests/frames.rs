@@ -11,14 +11,7 @@ use dunlin_guest::Machine;
 use dunlin_guest::frames::{Announcer, FramePort};
 use etherparse::PacketBuilder;
 
-const OURS: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 1];
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 2];
-
-fn who_has_the_guest() -> Vec<u8> {
-    let mut frame = [&[0xff; 6][..], &OURS, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
-    frame.extend([&OURS[..], &[10, 77, 0, 1], &[0; 6], &[10, 77, 0, 2]].concat());
-    frame
-}
 
 fn ping(number: u16, bytes: usize) -> Vec<u8> {
     let builder = PacketBuilder::ethernet2(OURS, GUEST)

@@ -57,6 +57,8 @@ pub struct Sight {
     pub silent_us: u64,
     /// What a sync costs a client, if that is known.
     pub stall_us: u64,
+    /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
+    pub fills_us: u64,
     /// Whether so many inputs were agreed since the last sync that the log should be cut.
     pub log_is_long: bool,
 }
@@ -94,6 +96,8 @@ pub enum Decision {
 /// the time, up to this interval.
 const STALL_SHARE: u64 = 40;
 const LONGEST_ROUTINE_US: u64 = 60_000_000;
+/// A VM that writes much is synced sooner, so that a sync finds room in the backup; no sooner than this.
+const SHORTEST_FILL_US: u64 = 100_000;
 /// The backup's word is waited for as long as this many syncs would cost, and at least this long: a host that is busy
 /// for a moment is not worth a sync.
 const PATIENCE_SYNCS: u64 = 4;
@@ -104,6 +108,16 @@ const PROGRESS: u64 = 4;
 const LONGEST_PATIENCE_US: u64 = 2_000_000;
 
 impl Limits {
+    /// The limits where an epoch should not be longer than this.
+    fn at_most(self, epoch_us: u64) -> Self {
+        let most_us = epoch_us.max(SHORTEST_FILL_US);
+        Self {
+            longest_us: self.longest_us.min(most_us),
+            quiet_us: self.quiet_us.min(most_us),
+            ..self
+        }
+    }
+
     /// The limits where a sync costs clients `stall_us`.
     fn at_cost(self, stall_us: u64) -> Self {
         let routine_us = (stall_us * STALL_SHARE).min(LONGEST_ROUTINE_US);
@@ -140,7 +154,8 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         limits.at_cost(sight.stall_us)
     } else {
         *limits
-    };
+    }
+    .at_most(sight.fills_us);
     let patience_us = PATIENCE_US.max(PATIENCE_SYNCS * sight.stall_us);
     let patience_us = if sight.silent_us < patience_us / 2 {
         (PROGRESS * patience_us).min(LONGEST_PATIENCE_US)
@@ -200,6 +215,7 @@ mod tests {
             change_over: false,
             waited_us: 0,
             silent_us: u64::MAX,
+            fills_us: u64::MAX,
             stall_us: 0,
             log_is_long: false,
             primary_idle: false,
@@ -272,6 +288,27 @@ mod tests {
             ),
             Decision::Sync(Reason::Disk)
         );
+    }
+
+    #[test]
+    fn a_vm_that_writes_much_is_synced_before_the_backups_memory_is_full() {
+        let writes = Sight {
+            output_waits: false,
+            primary_idle: true,
+            backup_idle: true,
+            fills_us: 300_000,
+            ..sight(299_999)
+        };
+        assert_eq!(decide(&LIMITS, &writes), Decision::LookAgain { at_us: 300_000 });
+        for manner in Manner::ALL {
+            let full = Sight {
+                now_us: 300_000,
+                stall_us: 1_000_000,
+                manner,
+                ..writes
+            };
+            assert!(matches!(decide(&LIMITS, &full), Decision::Sync(_)), "{manner:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,10 @@
 //! Invariants: 1. between `request` and `load` the VM is paused and still whole: [`Colo::failover`] from there resumes the
 //!             backup's *own* state; 2. nothing of the VM is changed before `load` is called, which is only done when all
 //!             that is needed lies here (staging is complete); 3. an error means the VM can no longer be loaded: fail
-//!             over if it may speak, else start a new one.
+//!             over if it may speak, else start a new one; 4. every load is into a machine just reset: a device state
+//!             leaves out what has its value of then (a queue's indices while it has no address, `broken`, MSRs that are
+//!             0), and a backup that ran ahead would keep its own. A network card that the backup's guest had set up and
+//!             the primary's had not was broken for good by that, and q35 aborts on its second load without a reset.
 //! Source:     stock-qemu.md section 3; QEMU's docs/COLO-FT.txt, migration/colo.c (the secondary's side).
 //! Not here:   RAM (x-ignore-shared: it lies in a file of ours), the order of a sync (core).
 
@@ -84,18 +87,15 @@ pub enum ColoPhase {
 pub struct Colo {
     socket: UnixStream,
     qmp: Arc<Qmp>,
-    reset_before_load: bool,
     phase: ColoPhase,
 }
 
 impl Colo {
-    /// `socket`: the other end of QEMU's `migrate-incoming fd:N`. `reset_before_load`: q35 aborts on its second load
-    /// (a PCIe config region is mapped twice) unless it is reset first.
-    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>, reset_before_load: bool) -> Colo {
+    /// `socket`: the other end of QEMU's `migrate-incoming fd:N`.
+    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>) -> Colo {
         Colo {
             socket,
             qmp,
-            reset_before_load,
             phase: ColoPhase::Empty,
         }
     }
@@ -150,9 +150,8 @@ impl Colo {
         assert_eq!(self.phase, ColoPhase::Paused, "a load follows a request");
         let body = body(state)?;
         self.phase = ColoPhase::Broken;
-        if self.reset_before_load {
-            self.qmp.execute("system_reset", Value::Null)?;
-        }
+        // Invariant 4. QEMU resets before it lets anyone else at its devices, so before the load; a reset writes no RAM.
+        self.qmp.execute("system_reset", Value::Null)?;
         write_ram().map_err(ColoError::Ram)?;
         let mut message = Vec::with_capacity(body.len() + 17);
         message.extend((Message::Send as u32).to_be_bytes());

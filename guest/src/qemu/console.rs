@@ -1,4 +1,4 @@
-//! What the VM and QEMU say: the end of the serial console and of QEMU's stderr, in memory, and optionally a log file.
+//! What the VM and QEMU say: the end of the serial console and of QEMU's stderr, in memory, and optionally a log.
 //!
 //! Decides:    how much is kept (the last 256 KiB of each).
 //! Flow:       QEMU's serial socket and stderr pipe -> one reader thread each -> [`Console`].
@@ -6,7 +6,6 @@
 //! Source:     vm-loop.md: "tests must read the backup's serial console for oopses".
 //! Not here:   what to do about an oops.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -41,7 +40,7 @@ impl Console {
     pub fn follow(
         name: &str,
         mut source: impl Read + Send + 'static,
-        mut log: Option<File>,
+        mut log: Option<impl Write + Send + 'static>,
     ) -> io::Result<Console> {
         let console = Console::default();
         let shared = console.clone();
@@ -148,6 +147,44 @@ impl Console {
     }
 }
 
+/// The daemon's log as a log of whole lines: what QEMU says of a VM's devices is said once and to nobody else.
+pub(crate) struct DaemonLog {
+    vm: String,
+    half: Vec<u8>,
+}
+
+impl DaemonLog {
+    pub(crate) fn of(vm: &str) -> DaemonLog {
+        DaemonLog {
+            vm: vm.to_owned(),
+            half: vec![],
+        }
+    }
+}
+
+impl Write for DaemonLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.half.extend_from_slice(bytes);
+        while let Some(end) = self.half.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.half.drain(..=end).collect();
+            tracing::warn!(
+                vm = self.vm,
+                "QEMU says: {}",
+                String::from_utf8_lossy(&line).trim_end()
+            );
+        }
+        // Words without end are not collected for ever.
+        if self.half.len() > KEPT_BYTES {
+            self.half.clear();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,7 +193,7 @@ mod tests {
     fn the_end_is_kept_and_an_oops_is_found() {
         let mut text = vec![b'x'; 3 * KEPT_BYTES];
         text.extend_from_slice(b"\nBUG: unable to handle page fault\nlogin:");
-        let console = Console::follow("test", io::Cursor::new(text.clone()), None).unwrap();
+        let console = Console::follow("test", io::Cursor::new(text.clone()), None::<io::Sink>).unwrap();
         assert!(console.wait_for("login:", Duration::from_secs(5)));
         assert!(console.wait_end(Duration::from_secs(5)));
         assert_eq!(console.total_bytes(), text.len() as u64);

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::console::DaemonLog;
 use super::spawn::{self, User};
 use super::{Console, Qmp, QmpError};
 use crate::memory::MemoryError;
@@ -81,9 +82,11 @@ pub struct Launched {
 
 /// Runs `binary` as `user` with the arguments that `arguments` makes from the number of the QMP descriptor. `inherited`
 /// are the further descriptors it gets; `ends` are dropped once it has them (else its death would not end the sockets).
-pub fn launch(
+/// What it prints goes to `log`, too.
+pub(crate) fn launch(
     binary: &Path,
     user: Option<User>,
+    log: Option<DaemonLog>,
     mut inherited: Vec<RawFd>,
     arguments: impl FnOnce(RawFd) -> Vec<String>,
     ends: impl Sized,
@@ -120,7 +123,7 @@ pub fn launch(
         .map_err(|e| StartError::Host(format!("cannot run {}{as_user}: {e}", binary.display())))?;
     let stderr = child.stderr.take().expect("piped");
     let mut child = Killed(Some(child));
-    let stderr = Console::follow("qemu-stderr", stderr, None)?;
+    let stderr = Console::follow("qemu-stderr", stderr, log)?;
     drop((qmp_theirs, uffd_theirs, ends));
 
     let begin = || -> Result<_, StartError> {

@@ -27,13 +27,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use console::Console;
+use console::DaemonLog;
 pub use launch::StartError;
 use launch::launch;
 pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
 use crate::memory::Memory;
-use crate::spec::{Accel, Machine, VmSpec};
+use crate::spec::{Accel, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
 
@@ -140,6 +141,7 @@ impl Qemu {
         let launched = launch(
             &binary,
             user,
+            Some(DaemonLog::of(&spec.name)),
             inherited,
             arguments,
             (console_theirs, colo_theirs, ports),
@@ -153,7 +155,7 @@ impl Qemu {
         let mut colo = None;
         if let (Some(ours), Some(number)) = (colo_ours, colo_number) {
             prepare_incoming(&qmp, number)?;
-            colo = Some(Colo::new(ours, Arc::clone(&qmp), spec.machine == Machine::Q35));
+            colo = Some(Colo::new(ours, Arc::clone(&qmp)));
         }
         Ok(Qemu {
             pid,

@@ -1,7 +1,8 @@
 //! A minimal Linux guest for these tests: Debian's cloud kernel (fetched, never installed) and a busybox initramfs.
 //!
 //! The initramfs loads the virtio modules, gives eth0 an address, and keeps memory busy on every vCPU; it prints
-//! `GUEST-READY` and then a `tick N` line a few times a second on the serial console.
+//! `GUEST-READY` and then a `tick N` line a few times a second on the serial console. With `test.card=late` on the kernel's
+//! command line it says `NO-CARD-YET` and waits a second before it sets up its network card.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +25,11 @@ const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs -o size=24m tmp /tmp
 exec >/dev/ttyS0 2>&1 </dev/null
-for m in $(cat /modules/list); do insmod /modules/$m.ko; done
+grep -q test.card=late /proc/cmdline && late=yes
+for m in $(cat /modules/list); do
+  if [ "$late$m" = yesvirtio_net ]; then echo "NO-CARD-YET"; sleep 1; echo "CARD-NEXT"; fi
+  insmod /modules/$m.ko
+done
 ip link set lo up; ip link set eth0 up; ip addr add 10.77.0.2/24 dev eth0
 cpus=$(nproc)
 echo "GUEST-READY cpus=$cpus"

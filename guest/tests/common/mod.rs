@@ -48,6 +48,16 @@ pub fn linux(machine: Machine, vcpus: u32) -> VmSpec {
     spec
 }
 
+/// The address that a test speaks from.
+pub const OURS: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 1];
+
+/// An ARP request for the Linux guest's address.
+pub fn who_has_the_guest() -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &OURS, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
+    frame.extend([&OURS[..], &[10, 77, 0, 1], &[0; 6], &[10, 77, 0, 2]].concat());
+    frame
+}
+
 /// A QEMU and our ends of its ports.
 pub struct Vm {
     pub qemu: Qemu,

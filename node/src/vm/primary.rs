@@ -61,6 +61,8 @@ pub struct PrimaryRole {
     change_over: Option<ChangeOver>,
     observe_at_us: u64,
     last_sync_us: u64,
+    /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
+    fills_us: u64,
     next_look_us: u64,
     rejoin_at_us: u64,
     backup_applied: Index,
@@ -141,6 +143,7 @@ impl PrimaryRole {
             change_over: None,
             observe_at_us: 0,
             last_sync_us: 0,
+            fills_us: u64::MAX,
             next_look_us: 0,
             rejoin_at_us: 0,
             backup_applied: Index(0),

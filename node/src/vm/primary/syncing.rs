@@ -152,6 +152,7 @@ impl VmLoop {
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
             stall_us,
+            fills_us: primary.fills_us,
             log_is_long,
         };
         let decision = decide(&limits, &sight);
@@ -342,8 +343,15 @@ impl VmLoop {
             }
         }
         let me = self.me;
+        let quarter_bytes = (self.config.sync.staging_mib as u64) << 18;
         let Some(primary) = self.primary() else { return };
         let agreed = primary.sync.as_ref().is_some_and(|run| run.agreed);
+        // The first sync sends what a join left, which says nothing of an epoch.
+        let fills_us = quarter_bytes
+            .saturating_mul(figures.interval_us)
+            .checked_div(figures.bytes)
+            .filter(|_| !joining);
+        primary.fills_us = fills_us.unwrap_or(u64::MAX);
         primary.sync_status.count += 1;
         primary.sync_status.sum.add(&figures);
         primary.sync_status.last = figures;
