@@ -14,8 +14,12 @@ pub enum Line {
     PrimaryStopped = 1,
     /// Primary: all is captured, the VM still stands. It dies.
     PrimaryCaptured,
+    /// The same, of a sync after which the backup's VM begins to run, or no longer does.
+    PrimaryChangesOver,
     /// Backup: the sync is acknowledged, and not applied. It dies.
     BackupAcknowledged,
+    /// The same, of a sync after which the backup's VM begins to run, or no longer does.
+    BackupChangesOver,
     /// Backup: the memory is the next epoch's, the devices are still the last one's. It dies.
     BackupHalfApplied,
     /// Backup, elected: the VM here runs, and nobody has been told. It steps down.
@@ -23,10 +27,12 @@ pub enum Line {
 }
 
 /// What asks for each.
-const FAULTS: [(&str, Line); 5] = [
+const FAULTS: [(&str, Line); 7] = [
     ("die-at=primary-stopped", Line::PrimaryStopped),
     ("die-at=primary-captured", Line::PrimaryCaptured),
+    ("die-at=primary-changes-over", Line::PrimaryChangesOver),
     ("die-at=backup-acknowledged", Line::BackupAcknowledged),
+    ("die-at=backup-changes-over", Line::BackupChangesOver),
     ("die-at=backup-half-applied", Line::BackupHalfApplied),
     ("step-down-at=backup-took-over", Line::BackupTookOver),
 ];

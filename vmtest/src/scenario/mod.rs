@@ -485,6 +485,38 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             connections: 8,
             ..Scenario::new(
+                "death-in-a-change-over",
+                "dunlin",
+                &[
+                    // Out of matching, then out of passive epochs: each at the primary and at the backup.
+                    AwaitProtected,
+                    DieAt("primary", "primary-changes-over"),
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    AwaitManner("passive"),
+                    DieAt("primary", "primary-changes-over"),
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    DieAt("backup", "backup-changes-over"),
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    AwaitManner("passive"),
+                    DieAt("backup", "backup-changes-over"),
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            connections: 8,
+            ..Scenario::new(
                 "kill-primary-where-matching-does-not-pay",
                 "dunlin",
                 &[

@@ -346,6 +346,9 @@ impl Backup {
         // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
         let _ = self.link.send(&SyncMessage::Staged { epoch });
         self.machine.fault_at.pass(Line::BackupAcknowledged);
+        if !joining && self.active != next.backup_runs() {
+            self.machine.fault_at.pass(Line::BackupChangesOver);
+        }
         let started = Instant::now();
         let audit = if self.audit {
             Some(self.receive_audit(epoch)?)

@@ -319,6 +319,9 @@ impl Primary {
             Err(_) => return Err(Broken("the VM loop has gone".into())),
         };
         self.machine.fault_at.pass(Line::PrimaryCaptured);
+        if !joining && self.active.get() != next.backup_runs() {
+            self.machine.fault_at.pass(Line::PrimaryChangesOver);
+        }
         if !hand_over {
             qemu.cont()
                 .map_err(|error| Broken::new("resuming the VM", error))?;
