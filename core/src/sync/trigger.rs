@@ -98,13 +98,12 @@ const STALL_SHARE: u64 = 40;
 const LONGEST_ROUTINE_US: u64 = 60_000_000;
 /// A VM that writes much is synced sooner, so that a sync finds room in the backup; no sooner than this.
 const SHORTEST_FILL_US: u64 = 100_000;
-/// The backup's word is waited for as long as this many syncs would cost, and at least this long: a host that is busy
-/// for a moment is not worth a sync.
+/// The backup's word is waited for as long as this many syncs would cost, and at least so long: a backup that works and is
+/// late is believed to say it yet. After a load it is slow (under TCG it translates anew, half a second for some services),
+/// and a sync would make it begin anew: with a quarter of a second a loaded backup never got beyond that (docs/output.md).
 const PATIENCE_SYNCS: u64 = 4;
-const PATIENCE_US: u64 = 250_000;
-/// One that says what others wait for works off what has piled up, and gets so many times as long: a sync would make it
-/// begin anew.
-const PROGRESS: u64 = 4;
+const PATIENCE_US: u64 = 1_000_000;
+/// One that says what others wait for works off what has piled up, and gets so long. Nobody gets longer.
 const LONGEST_PATIENCE_US: u64 = 2_000_000;
 
 impl Limits {
@@ -156,9 +155,9 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         *limits
     }
     .at_most(sight.fills_us);
-    let patience_us = PATIENCE_US.max(PATIENCE_SYNCS * sight.stall_us);
+    let patience_us = (PATIENCE_SYNCS * sight.stall_us).clamp(PATIENCE_US, LONGEST_PATIENCE_US);
     let patience_us = if sight.silent_us < patience_us / 2 {
-        (PROGRESS * patience_us).min(LONGEST_PATIENCE_US)
+        LONGEST_PATIENCE_US
     } else {
         patience_us
     };
@@ -360,13 +359,13 @@ mod tests {
     fn a_backup_that_works_off_what_has_piled_up_is_waited_for_longer_and_not_for_ever() {
         let works = Sight {
             manner: Manner::Match,
-            waited_us: PROGRESS * PATIENCE_US - 1,
+            waited_us: LONGEST_PATIENCE_US - 1,
             silent_us: 1_000,
             ..sight(2_000)
         };
         assert!(matches!(decide(&LIMITS, &works), Decision::LookAgain { .. }));
         let too_long = Sight {
-            waited_us: PROGRESS * PATIENCE_US,
+            waited_us: LONGEST_PATIENCE_US,
             ..works
         };
         assert_eq!(decide(&LIMITS, &too_long), Decision::Sync(Reason::Limit));
