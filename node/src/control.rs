@@ -255,6 +255,8 @@ pub struct VmStatus {
     pub applied: u64,
     /// Frames that wait for a sync.
     pub held_frames: usize,
+    /// Agreed entries that this host holds: those since the log was cut.
+    pub log_entries: u64,
     /// Inbound frames taken and outbound frames released.
     pub frames_in: u64,
     /// See `frames_in`.

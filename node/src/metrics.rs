@@ -23,6 +23,11 @@ const FIGURES: &[Figure] = &[
         |vm| vm.committed.saturating_sub(vm.applied) as f64,
     ),
     (
+        "dunlin_log_entries",
+        "Agreed entries that this host holds: those since the log was cut",
+        |vm| vm.log_entries as f64,
+    ),
+    (
         "dunlin_held_frames",
         "Outbound frames that wait for a sync",
         |vm| vm.held_frames as f64,

@@ -80,6 +80,13 @@ impl Agreement {
         }
     }
 
+    /// Where the log may be cut now that `set` is complete: whoever joined has all that was agreed before its last sync, which no
+    /// `SyncDone` follows. Where nobody joined, a sync that was agreed will never be done, and must not keep the log from
+    /// being cut otherwise: a witness's would grow until it is full, and then the group hangs when it is needed.
+    fn cut_at_join(&mut self, set: ReplicaSet) -> Option<(Index, Bytes)> {
+        self.cut.take().filter(|_| set.0.count_ones() > 1)
+    }
+
     /// Never started, as far as this host can know.
     pub fn is_fresh(&self) -> bool {
         self.state.life == Life::Fresh && self.appended_complete.is_empty()
@@ -285,7 +292,12 @@ impl VmLoop {
                     self.cut_log(index, state);
                 }
             }
-            Agreed::Complete { set, epoch } => self.complete_set_agreed(set, epoch),
+            Agreed::Complete { set, epoch } => {
+                if let Some((index, state)) = self.agreement.cut_at_join(set) {
+                    self.cut_log(index, state);
+                }
+                self.complete_set_agreed(set, epoch);
+            }
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();
@@ -363,6 +375,11 @@ impl VmLoop {
         }
     }
 
+    /// Entries since the log was cut.
+    pub(super) fn uncut_entries(&self) -> u64 {
+        self.agreement.applied.0 - self.agreement.cut_at.0.min(self.agreement.applied.0)
+    }
+
     /// Where no backup executes the inputs, applied entries are not needed again.
     fn cut_log_where_nothing_syncs(&mut self) {
         let applied = self.agreement.applied;
@@ -418,5 +435,29 @@ impl VmLoop {
             Role::Primary(primary) => Some(primary),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_cuts_the_log_where_its_sync_was_agreed_and_a_lost_backup_forgets_a_broken_one() {
+        let alone = ReplicaSet::one(ReplicaId(1));
+        let agreed_sync = || Agreement {
+            cut: Some((Index(7), Bytes::new())),
+            ..Agreement::default()
+        };
+        let mut joined = agreed_sync();
+        assert_eq!(
+            joined.cut_at_join(alone.with(ReplicaId(2))),
+            Some((Index(7), Bytes::new()))
+        );
+        assert!(joined.cut.is_none());
+        // Left in place it would keep `cut_log_where_nothing_syncs` from its work for good.
+        let mut lost = agreed_sync();
+        assert_eq!(lost.cut_at_join(alone), None);
+        assert!(lost.cut.is_none());
     }
 }

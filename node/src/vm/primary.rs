@@ -47,6 +47,8 @@ const OBSERVE_US: u64 = 50_000;
 const AHEAD_AFTER_US: u64 = 200_000;
 /// Inputs since the last sync beyond which the log is cut by a new one, whatever that costs.
 const LONG_LOG_BYTES: u64 = 64 << 20;
+/// The same in entries: half of what the group's log has room for.
+const LONG_LOG_ENTRIES: u64 = 1 << 15;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
 

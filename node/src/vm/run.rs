@@ -453,6 +453,7 @@ impl VmLoop {
             committed: self.group.committed().0,
             applied: self.agreement.applied.0,
             held_frames: self.output.held_frames(),
+            log_entries: self.group.core().appended().index.0 - self.group.snapshot().last.index.0,
             frames_in: self.frames_in,
             frames_out: self.frames_out,
             peers: peers

@@ -4,7 +4,10 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, LONG_LOG_BYTES, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
+use super::{
+    AHEAD_AFTER_US, DRAIN_LOOK_US, LONG_LOG_BYTES, LONG_LOG_ENTRIES, OBSERVE_US, Phase, PrimaryRole, Run,
+    Stage,
+};
 use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::event::SyncStep;
 use crate::vm::nics::Nics;
@@ -114,7 +117,8 @@ impl VmLoop {
         };
         let stall_us = self.output.stall_us();
         let silent_us = now_us.saturating_sub(self.output.matched_us());
-        let log_is_long = self.agreement.uncut_bytes > LONG_LOG_BYTES;
+        let log_is_long =
+            self.agreement.uncut_bytes > LONG_LOG_BYTES || self.uncut_entries() > LONG_LOG_ENTRIES;
         let applied = self.agreement.applied;
         let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         if self.output.voice() != Voice::Protected || !self.agreement.leads {
