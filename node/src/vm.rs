@@ -168,6 +168,7 @@ pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
 /// As [`command`]; what comes before the last answer goes to `each`.
 pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&Answer)) -> Answer {
     let (reply, answers) = unbounded();
+    let ends = matches!(command, Command::Down { .. });
     to_loop.send(LoopEvent::Command(command, reply));
     for answer in answers {
         if answer.is_last() {
@@ -175,5 +176,10 @@ pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&An
         }
         each(&answer);
     }
-    Answer::failed("the VM's loop has ended; see 'dunlin events'")
+    // It ended before it came to this command.
+    match (to_loop.is_vm_shut_down(), ends) {
+        (true, true) => Answer::done("the VM is ended"),
+        (true, false) => Answer::failed("the VM has just been shut down"),
+        (false, _) => Answer::failed("the VM's loop has ended; see 'dunlin events'"),
+    }
 }

@@ -263,6 +263,14 @@ impl Output {
         }
     }
 
+    /// How long the oldest frame that is still held has waited.
+    #[must_use]
+    pub fn waited_us(&self, now_us: u64) -> u64 {
+        self.gate
+            .oldest_us()
+            .map_or(0, |arrived_us| now_us.saturating_sub(arrived_us))
+    }
+
     /// When something last left because the backup had said the same.
     #[must_use]
     pub fn matched_us(&self) -> u64 {

@@ -190,6 +190,8 @@ pub struct ChangeOver {
     /// What had left when the manner in use was entered; and until when its backup is believed to warm up.
     entered: Option<Mark>,
     warm_by_us: u64,
+    /// How much of its clients' time a sync costs.
+    cost_us: u64,
     wish: Option<Manner>,
     changes: u64,
 }
@@ -214,10 +216,17 @@ const COST: u64 = 10;
 /// A trial is repeated no sooner than this after the last, and no later than that.
 const SHORTEST_BACKOFF_US: u64 = 4_000_000;
 const LONGEST_BACKOFF_US: u64 = 120_000_000;
-/// So many forced syncs put matching in doubt, if no more than so many frames left for each of them: a sync in another manner
-/// lets out some tens. Routine syncs, which cover as many frames as there are connections, do not.
+/// Forced syncs put matching in doubt when they cost clients so much in the longest time that counts, by what a sync costs (one
+/// that waited for a late backup's word has cost that as well). One alone does not.
 const DOUBT: u64 = 2;
-const DOUBT_FRAMES: u64 = 256;
+const DOUBT_COST_US: u64 = IDLE_US / 5;
+const LATE_COST_US: u64 = 1_000_000;
+const UNKNOWN_COST_US: u64 = 250_000;
+/// So many differences within the shortest time do by themselves if no more than so many frames left for each: a sync in another manner lets out some
+/// tens. Fewer may be connections that begin, with a nonce in the greeting. Routine syncs, which cover as many frames
+/// as there are connections, do not count.
+const CLEAR_DOUBT: u64 = 6;
+const CLEAR_DOUBT_FRAMES: u64 = 256;
 /// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
 const COLD_US: u64 = 10_000_000;
 /// The load is another one when this many times more frames, or fewer, leave in the same manner, or so many times larger
@@ -260,6 +269,7 @@ impl ChangeOver {
             cold_until_us: now_us + COLD_US,
             entered: None,
             warm_by_us: now_us + Pace::of(first).warm_up_us,
+            cost_us: UNKNOWN_COST_US,
             wish: None,
             changes: 0,
         }
@@ -290,7 +300,10 @@ impl ChangeOver {
     }
 
     /// Looks at what has left until now. Call it a few times in each window; `wish` may be another one afterwards.
-    pub fn observe(&mut self, now_us: u64, tally: &Tally) {
+    ///
+    /// `cost_us` is how much of its clients' time a sync costs, if that is known.
+    pub fn observe(&mut self, now_us: u64, tally: &Tally, cost_us: Option<u64>) {
+        self.cost_us = cost_us.unwrap_or(UNKNOWN_COST_US);
         if self.pauses.is_over(now_us, tally) && self.trial.is_none() {
             self.marks.clear();
         }
@@ -389,9 +402,13 @@ impl ChangeOver {
         let Some((shortest, longest)) = shortest.zip(longest) else {
             return;
         };
-        let doubted = [shortest, longest]
-            .into_iter()
-            .find(|from| self.is_in_doubt(from, now));
+        let doubted = if self.chosen != Manner::Match {
+            None
+        } else if differs_clearly(&shortest, now) {
+            Some(shortest)
+        } else {
+            Some(longest).filter(|longest| self.costs_too_much(longest, now))
+        };
         let from = doubted.unwrap_or(shortest);
         let score = Score::of(&from.tally, &now.tally, now.at_us - from.at_us);
         if score.is_of_another_load_than(self.usual.get_or_insert(score)) {
@@ -413,13 +430,13 @@ impl ChangeOver {
         self.score = due.map(|_| score);
     }
 
-    /// Whether, in matching, a few of the syncs since then were forced, and not much left for each.
-    fn is_in_doubt(&self, from: &Mark, now: &Mark) -> bool {
+    /// Whether the syncs that matching was forced to since then cost too much.
+    fn costs_too_much(&self, from: &Mark, now: &Mark) -> bool {
         let late = now.tally.late - from.tally.late;
         let differing = now.tally.forced - from.tally.forced - late;
-        let forced = differing + if now.at_us < self.cold_until_us { 0 } else { late };
-        let frames = now.tally.released - from.tally.released;
-        self.chosen == Manner::Match && forced >= DOUBT && frames <= DOUBT_FRAMES * forced
+        let late = if now.at_us < self.cold_until_us { 0 } else { late };
+        let forced = differing + late;
+        forced >= DOUBT && forced * self.cost_us + late * LATE_COST_US >= DOUBT_COST_US
     }
 
     /// The load is another one: what was learnt of the other manners does not count.
@@ -429,6 +446,14 @@ impl ChangeOver {
             rival.try_at_us = rival.try_at_us.min(at_us);
         }
     }
+}
+
+/// Whether there is a difference in nearly all that the backup says.
+fn differs_clearly(from: &Mark, now: &Mark) -> bool {
+    let late = now.tally.late - from.tally.late;
+    let differing = now.tally.forced - from.tally.forced - late;
+    let frames = now.tally.released - from.tally.released;
+    differing >= CLEAR_DOUBT && frames <= CLEAR_DOUBT_FRAMES * differing
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
-//!    a few times what a sync costs, or, while the backup says what others wait for, two seconds.
+//!    a second or a few times what a sync costs, whichever is more, and never more than two seconds.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting).
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
@@ -55,8 +55,10 @@ pub struct Sight {
     pub waited_us: u64,
     /// How long the backup has said nothing that the primary had said.
     pub silent_us: u64,
-    /// What a sync costs a client, if that is known.
+    /// How long the backup's first word after a load takes, if that is known.
     pub stall_us: u64,
+    /// How much of its clients' time a sync costs, where one may be put off for that.
+    pub cost_us: u64,
     /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
     pub fills_us: u64,
     /// Whether so many inputs were agreed since the last sync that the log should be cut.
@@ -92,9 +94,9 @@ pub enum Decision {
     },
 }
 
-/// Where a sync serves only to keep the next one small, clients wait for such syncs at most one part in this many of
+/// Where a sync serves only to keep the next one small, such syncs cost clients at most one part in this many of
 /// the time, up to this interval.
-const STALL_SHARE: u64 = 40;
+const COST_SHARE: u64 = 40;
 const LONGEST_ROUTINE_US: u64 = 60_000_000;
 /// A VM that writes much is synced sooner, so that a sync finds room in the backup; no sooner than this.
 const SHORTEST_FILL_US: u64 = 100_000;
@@ -117,9 +119,9 @@ impl Limits {
         }
     }
 
-    /// The limits where a sync costs clients `stall_us`.
-    fn at_cost(self, stall_us: u64) -> Self {
-        let routine_us = (stall_us * STALL_SHARE).min(LONGEST_ROUTINE_US);
+    /// The limits where a sync costs clients `cost_us`.
+    fn at_cost(self, cost_us: u64) -> Self {
+        let routine_us = (cost_us * COST_SHARE).min(LONGEST_ROUTINE_US);
         Self {
             longest_us: self.longest_us.max(routine_us),
             quiet_us: self.quiet_us.max(routine_us),
@@ -150,7 +152,7 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     }
     let matches = sight.manner == Manner::Match;
     let limits = if matches {
-        limits.at_cost(sight.stall_us)
+        limits.at_cost(sight.cost_us)
     } else {
         *limits
     }
@@ -216,6 +218,7 @@ mod tests {
             silent_us: u64::MAX,
             fills_us: u64::MAX,
             stall_us: 0,
+            cost_us: 0,
             log_is_long: false,
             primary_idle: false,
             backup_idle: false,
@@ -302,7 +305,7 @@ mod tests {
         for manner in Manner::ALL {
             let full = Sight {
                 now_us: 300_000,
-                stall_us: 1_000_000,
+                cost_us: 1_000_000,
                 manner,
                 ..writes
             };

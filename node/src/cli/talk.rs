@@ -174,14 +174,25 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
         now,
         force,
     };
+    let serves = || -> Result<bool> {
+        let status = status(socket)?;
+        let here = status.vms.iter().find(|here| here.name == vm);
+        Ok(here.is_some_and(|here| here.state != "stopped"))
+    };
+    let mut was_there = false;
     let answer = loop {
         match ask(socket, &request)? {
             // Another host leads since: it is asked.
-            Answer::Failed { code, .. } if code == AGAIN => std::thread::yield_now(),
+            Answer::Failed { code, .. } if code == AGAIN => {
+                was_there = true;
+                std::thread::yield_now();
+            }
             answer => break answer,
         }
     };
-    if force || matches!(answer, Answer::Failed { .. }) {
+    let failed = matches!(answer, Answer::Failed { .. });
+    // One that was there a moment ago, and is not now, has been ended by somebody else's order.
+    if force || (failed && (!was_there || serves()?)) {
         return Ok(print(&answer));
     }
     let term = || -> Result<Option<u64>> {
@@ -196,8 +207,8 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
             match ask(socket, &request)? {
                 // The next look asks again.
                 Answer::Failed { code, .. } if code == AGAIN => asked_in = Some(u64::MAX),
-                // Or it has ended since that look.
-                answer @ Answer::Failed { .. } => failed = term()?.map(|_| answer),
+                // Or it has ended since that look, which this host may still be clearing away.
+                answer @ Answer::Failed { .. } => failed = serves()?.then_some(answer),
                 _ => return Ok(term()?.is_none()),
             }
         }

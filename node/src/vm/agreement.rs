@@ -377,7 +377,7 @@ impl VmLoop {
 
     /// Entries since the log was cut.
     pub(super) fn uncut_entries(&self) -> u64 {
-        self.agreement.applied.0 - self.agreement.cut_at.0.min(self.agreement.applied.0)
+        self.agreement.applied.0.saturating_sub(self.agreement.cut_at.0)
     }
 
     /// Where no backup executes the inputs, applied entries are not needed again.

@@ -14,6 +14,7 @@ use dunlin_guest::disk::{DiskEvent, Fault};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What happened.
 pub enum LoopEvent {
@@ -219,6 +220,7 @@ pub enum Command {
 pub struct LoopSender {
     sender: Sender<LoopEvent>,
     bell: Arc<OwnedFd>,
+    shut_down: Arc<AtomicBool>,
 }
 
 impl LoopSender {
@@ -226,7 +228,15 @@ impl LoopSender {
     pub fn channel() -> std::io::Result<(Self, crossbeam_channel::Receiver<LoopEvent>)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, receiver) = unbounded();
-        Ok((Self { sender, bell }, receiver))
+        let shut_down = Arc::new(AtomicBool::new(false));
+        Ok((
+            Self {
+                sender,
+                bell,
+                shut_down,
+            },
+            receiver,
+        ))
     }
 
     /// Sends; a loop that has ended no longer cares.
@@ -235,6 +245,17 @@ impl LoopSender {
             // A full counter means that the bell rings already.
             let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
         }
+    }
+
+    /// The loop's last word, before nobody receives any more: the VM is shut down everywhere.
+    pub fn vm_is_shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
+    }
+
+    /// Whether the loop has ended because the VM is shut down everywhere.
+    #[must_use]
+    pub fn is_vm_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
     }
 
     /// The bell, for poll.

@@ -27,6 +27,7 @@ use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::change_over::ChangeOver;
+use dunlin_core::sync::cost::SyncCost;
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::Start;
@@ -61,6 +62,7 @@ pub struct PrimaryRole {
     /// How the copies are kept in this epoch; where that follows what pays, by this choice.
     manner: Manner,
     change_over: Option<ChangeOver>,
+    sync_cost: SyncCost,
     observe_at_us: u64,
     last_sync_us: u64,
     /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
@@ -143,6 +145,7 @@ impl PrimaryRole {
             sync: None,
             manner: Manner::Active,
             change_over: None,
+            sync_cost: SyncCost::default(),
             observe_at_us: 0,
             last_sync_us: 0,
             fills_us: u64::MAX,

@@ -208,9 +208,12 @@ impl VmLoop {
             self.step();
         }
         self.answer_ended();
+        if self.agreement.state.life == Life::Down {
+            self.to_loop.vm_is_shut_down();
+        }
+        self.role = Role::None;
         self.show(u64::MAX);
         let ended = self.ending.take();
-        self.role = Role::None;
         if let Some(ended) = ended {
             // The daemon may be ending as well.
             let _ = self.host.ended.send(ended);
@@ -398,6 +401,8 @@ impl VmLoop {
     fn command(&mut self, command: Command, reply: Sender<Answer>) {
         let answer = match command {
             Command::Remove => {
+                // Whoever says so knows that it is agreed; this host's own log may not have come to that entry.
+                self.agreement.state.life = Life::Down;
                 self.ending = Some(Ended {
                     vm: self.config.name.clone(),
                     forget: true,

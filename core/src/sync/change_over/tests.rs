@@ -60,7 +60,8 @@ impl World {
             }
             self.owed_by_sync = self.owed_by_sync.fract();
             if self.now_us.is_multiple_of(20_000) {
-                self.choice.observe(self.now_us, &self.tally);
+                let cost_us = vm.warm_up_us * 95 / 100;
+                self.choice.observe(self.now_us, &self.tally, Some(cost_us));
             }
             if self.choice.wish() != self.manner {
                 self.manner = self.choice.wish();
@@ -196,7 +197,7 @@ fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
             tally.forced += 1;
             tally.late += 1;
         }
-        choice.observe(now_us, &tally);
+        choice.observe(now_us, &tally, None);
         if choice.wish() != Manner::Match {
             wished_us.get_or_insert(now_us);
         }
@@ -205,6 +206,25 @@ fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
         wished_us.is_some_and(|at_us| (10_000_000..11_500_000).contains(&at_us)),
         "{wished_us:?}"
     );
+}
+
+#[test]
+fn a_few_differences_are_no_reason_for_doubt_until_they_cost_too_much() {
+    let mut choice = ChangeOver::new(Manner::Match, 0);
+    let mut tally = Tally::default();
+    let mut run = |from_ms: u64, to_ms: u64, forced_each_ms: u64| {
+        for ms in (from_ms..to_ms).step_by(50) {
+            tally.released += 15;
+            tally.forced += u64::from(ms % forced_each_ms == 0);
+            choice.observe(ms * 1000, &tally, Some(400_000));
+        }
+        choice.wish()
+    };
+    // Connections begin, and their greetings differ.
+    assert_eq!(run(500, 2_000, 700), Manner::Match);
+    assert_eq!(run(2_000, 10_000, u64::MAX), Manner::Match);
+    // A page that tells the time.
+    assert_ne!(run(10_000, 15_000, 1_000), Manner::Match);
 }
 
 #[test]

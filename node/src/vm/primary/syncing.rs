@@ -34,7 +34,14 @@ impl VmLoop {
             return;
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
+        let (now_us, tally) = (self.now_us(), *self.output.tally());
+        let waited_us = self.output.waited_us(now_us);
         if let Some(primary) = self.primary() {
+            if primary.manner == Manner::Match && next == Manner::Match {
+                primary.sync_cost.sync_begins(now_us, &tally, waited_us);
+            } else {
+                primary.sync_cost.restart(now_us);
+            }
             primary.sync = Some(Run {
                 epoch,
                 stage,
@@ -92,12 +99,25 @@ impl VmLoop {
     pub(super) fn observe_output(&mut self) {
         let now_us = self.now_us();
         let tally = *self.output.tally();
+        let waited_us = self.output.waited_us(now_us);
         let Some(primary) = self.primary() else { return };
         if let Some(choice) = &mut primary.change_over
             && now_us >= primary.observe_at_us
         {
             primary.observe_at_us = now_us + OBSERVE_US;
-            choice.observe(now_us, &tally);
+            tracing::debug!(
+                now_us,
+                released = tally.released,
+                held_us = tally.held_us,
+                stall_us = primary.sync_cost.us().unwrap_or(0),
+                held = waited_us,
+                syncs = primary.sync_status.count,
+                manner = primary.manner.name(),
+                forced = tally.forced,
+                late = tally.late,
+            );
+            primary.sync_cost.observe(now_us, &tally, waited_us);
+            choice.observe(now_us, &tally, primary.sync_cost.us());
         }
     }
 
@@ -116,6 +136,8 @@ impl VmLoop {
             self.output.waits()
         };
         let stall_us = self.output.stall_us();
+        // COLO's period is its own, whatever a sync costs.
+        let put_off = policy.changes_over();
         let silent_us = now_us.saturating_sub(self.output.matched_us());
         let log_is_long =
             self.agreement.uncut_bytes > LONG_LOG_BYTES || self.uncut_entries() > LONG_LOG_ENTRIES;
@@ -156,6 +178,11 @@ impl VmLoop {
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
             stall_us,
+            cost_us: if put_off {
+                primary.sync_cost.us().unwrap_or(0).max(stall_us)
+            } else {
+                0
+            },
             fills_us: primary.fills_us,
             log_is_long,
         };
@@ -291,6 +318,7 @@ impl VmLoop {
         primary.sync_status.last.load_us = load_us;
         let Some(run) = primary.sync.take() else { return };
         if primary.manner != run.next {
+            primary.sync_cost.restart(now_us);
             let (from, to) = (primary.manner.name(), run.next.name());
             tracing::debug!(from, to, ?tally, "another manner");
         }
