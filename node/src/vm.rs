@@ -183,3 +183,23 @@ pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&An
         (false, _) => Answer::failed("the VM's loop has ended; see 'dunlin events'"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_meets_the_vms_end_hears_of_it() {
+        let down = Command::Down { now: true };
+        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        drop(events);
+        // A loop that ended for another reason.
+        assert!(matches!(command(&to_loop, down), Answer::Failed { .. }));
+        to_loop.vm_is_shut_down();
+        assert!(matches!(command(&to_loop, down), Answer::Done { .. }));
+        assert!(matches!(
+            command(&to_loop, Command::Failover),
+            Answer::Failed { .. }
+        ));
+    }
+}
