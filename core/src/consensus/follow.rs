@@ -206,6 +206,12 @@ impl Consensus {
         Ok(last.index.max(base))
     }
 
+    /// Whether a leader's next input finds no room here.
+    #[must_use]
+    pub fn log_is_full(&self) -> bool {
+        !self.has_room(0)
+    }
+
     /// A follower truncates a little later than its leader: twice the leader's ring, then it pushes back by silence.
     fn has_room(&self, payload_bytes: usize) -> bool {
         self.log.len() < self.cfg.ring_entries.saturating_mul(2)

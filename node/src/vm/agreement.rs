@@ -35,6 +35,8 @@ pub struct Agreement {
     pub uncut_bytes: u64,
     /// Up to where it was cut.
     cut_at: Index,
+    /// There is no room for more entries.
+    log_is_full: bool,
     /// Entries appended so far were looked at for one that drops this host.
     looked_at: Index,
     /// An entry that is appended here, agreed or not, drops this host.
@@ -172,6 +174,27 @@ impl VmLoop {
             self.watch_election();
             let may_lead = self.may_lead();
             self.group.may_lead(may_lead);
+        }
+        self.tell_full_log();
+    }
+
+    /// A follower whose log is full takes nothing more, and nobody hears of that: its leader takes it for slow.
+    fn tell_full_log(&mut self) {
+        let full = self.group.core().log_is_full();
+        if std::mem::replace(&mut self.agreement.log_is_full, full) == full {
+            return;
+        }
+        if full {
+            self.event(
+                "log-full",
+                format!(
+                    "the log here is full ({} entries since the last sync): this host agrees to nothing more until a sync cuts \
+                     it; if none does ('log_entries' in 'dunlin status --json'), start this host's daemon again",
+                    self.uncut_entries()
+                ),
+            );
+        } else {
+            self.event("log-room", "the log here has room again");
         }
     }
 

@@ -269,18 +269,21 @@ impl VmLoop {
 
     /// The backup's turn.
     pub(super) fn run_backup(&mut self) {
-        let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         let applied = self.agreement.applied;
         let (leads, now_us) = (self.agreement.leads, self.now_us());
         let agreed = self.config.policy.inputs_are_agreed();
-        let Some(backup) = self.backup() else { return };
+        let Role::Backup(backup) = &mut self.role else {
+            return;
+        };
+        // Looking at sockets costs: only where it can make a difference.
+        let drained = || self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         let active = backup.manner.backup_runs();
         if let (Phase::Synced, true, Some(machine)) = (backup.phase, active, &backup.machine) {
             let sleeps = || machine.qemu.threads().idle();
             backup.disks_idle.look(&machine.disks, now_us, sleeps);
         }
         match backup.phase {
-            Phase::Draining(epoch) if drained => {
+            Phase::Draining(epoch) if drained() => {
                 backup.phase = Phase::Syncing;
                 if let Some(jobs) = &backup.jobs {
                     // A session that has ended reports that itself.
@@ -288,7 +291,7 @@ impl VmLoop {
                 }
             }
             Phase::Synced
-                if agreed && drained && backup.owes_idle(applied) && now_us >= backup.idle_look_us =>
+                if agreed && backup.owes_idle(applied) && now_us >= backup.idle_look_us && drained() =>
             {
                 let matches = backup.manner == Manner::Match;
                 backup.idle_look_us = now_us + if matches { MATCH_LOOK_US } else { LOOK_US };

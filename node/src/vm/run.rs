@@ -298,7 +298,9 @@ impl VmLoop {
         }
         // Interrupted or not: everything is looked at after the wait.
         let _ = poll(&mut fds, Some(&timeout));
-        self.to_loop.hush();
+        if fds[0].revents().contains(PollFlags::IN) {
+            self.to_loop.hush();
+        }
     }
 
     fn handle(&mut self, event: LoopEvent) {

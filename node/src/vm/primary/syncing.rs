@@ -142,12 +142,13 @@ impl VmLoop {
         let log_is_long =
             self.agreement.uncut_bytes > LONG_LOG_BYTES || self.uncut_entries() > LONG_LOG_ENTRIES;
         let applied = self.agreement.applied;
-        let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         if self.output.voice() != Voice::Protected || !self.agreement.leads {
             return;
         }
         let config = self.config.clone();
-        let Some(primary) = self.primary() else { return };
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
         let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else {
             return;
         };
@@ -157,11 +158,11 @@ impl VmLoop {
         let manner = primary.manner;
         let limits = config.sync.limits(policy, manner);
         let backup_idle = !manner.backup_runs() || primary.backup_applied >= applied;
-        // Looking at threads costs: only where it can make a difference.
+        // Looking at sockets and threads costs: only where it can make a difference.
         let idleness_counts = !by_period
             && backup_idle
-            && drained
-            && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us);
+            && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us)
+            && self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
         let sight = Sight {
             now_us,
             last_sync_us: primary.last_sync_us,
@@ -240,12 +241,16 @@ impl VmLoop {
     }
 
     pub(super) fn start_drained_sync(&mut self) {
-        let drained = self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
-        let Some(primary) = self.primary() else { return };
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
         let (Some(run), Some(session)) = (&mut primary.sync, &primary.session) else {
             return;
         };
-        if run.stage != Stage::Draining || (run.agreed && !drained) {
+        if run.stage != Stage::Draining {
+            return;
+        }
+        if run.agreed && !self.nics.as_ref().is_none_or(Nics::inbound_is_drained) {
             return;
         }
         run.stage = Stage::Running;
