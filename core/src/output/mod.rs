@@ -263,12 +263,11 @@ impl Output {
         }
     }
 
-    /// How long the oldest frame that is still held has waited.
+    /// How long that has waited.
     #[must_use]
-    pub fn waited_us(&self, now_us: u64) -> u64 {
-        self.gate
-            .oldest_us()
-            .map_or(0, |arrived_us| now_us.saturating_sub(arrived_us))
+    pub fn waited_for_word_us(&self, now_us: u64) -> u64 {
+        self.waits_for_word_since_us()
+            .map_or(0, |since_us| now_us.saturating_sub(since_us))
     }
 
     /// When something last left because the backup had said the same.

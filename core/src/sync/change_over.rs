@@ -40,6 +40,11 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// Syncs that were begun because the backup said something else.
+    fn differing(&self) -> u64 {
+        self.forced - self.late
+    }
+
     /// Whether, until `now`, nothing left by a match, and nothing was found that never will.
     fn has_told_nothing(&self, now: &Tally) -> bool {
         let by_match = |tally: &Tally| tally.released - tally.by_sync;
@@ -77,10 +82,9 @@ impl Score {
     /// more of it tells nothing new.
     fn is_out_of_reach(&self, from: &Mark, now: &Mark) -> bool {
         let took_us = now.at_us - from.at_us;
-        let differing = |mark: &Mark| mark.tally.forced - mark.tally.late;
         let released = (now.tally.released - from.tally.released) as f64;
         took_us >= CLEAR_US
-            && differing(now) - differing(from) >= CLEAR_DIFFERENCES
+            && now.tally.differing() - from.tally.differing() >= CLEAR_DIFFERENCES
             && released < self.frames_per_s * took_us as f64 / 1e6 / 2.0
     }
 
@@ -222,9 +226,9 @@ const DOUBT: u64 = 2;
 const DOUBT_COST_US: u64 = IDLE_US / 5;
 const LATE_COST_US: u64 = 1_000_000;
 const UNKNOWN_COST_US: u64 = 250_000;
-/// So many differences within the shortest time do by themselves if no more than so many frames left for each: a sync in another manner lets out some
-/// tens. Fewer may be connections that begin, with a nonce in the greeting. Routine syncs, which cover as many frames
-/// as there are connections, do not count.
+/// So many differences within the shortest time do by themselves if no more than so many frames left for each: a sync in
+/// another manner lets out some tens. Fewer may be connections that begin, with a nonce in the greeting. Routine syncs, which
+/// cover as many frames as there are connections, do not count.
 const CLEAR_DOUBT: u64 = 6;
 const CLEAR_DOUBT_FRAMES: u64 = 256;
 /// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
@@ -432,10 +436,9 @@ impl ChangeOver {
 
     /// Whether the syncs that matching was forced to since then cost too much.
     fn costs_too_much(&self, from: &Mark, now: &Mark) -> bool {
-        let late = now.tally.late - from.tally.late;
-        let differing = now.tally.forced - from.tally.forced - late;
-        let late = if now.at_us < self.cold_until_us { 0 } else { late };
-        let forced = differing + late;
+        let cold = now.at_us < self.cold_until_us;
+        let late = if cold { 0 } else { now.tally.late - from.tally.late };
+        let forced = now.tally.differing() - from.tally.differing() + late;
         forced >= DOUBT && forced * self.cost_us + late * LATE_COST_US >= DOUBT_COST_US
     }
 
@@ -450,8 +453,7 @@ impl ChangeOver {
 
 /// Whether there is a difference in nearly all that the backup says.
 fn differs_clearly(from: &Mark, now: &Mark) -> bool {
-    let late = now.tally.late - from.tally.late;
-    let differing = now.tally.forced - from.tally.forced - late;
+    let differing = now.tally.differing() - from.tally.differing();
     let frames = now.tally.released - from.tally.released;
     differing >= CLEAR_DOUBT && frames <= CLEAR_DOUBT_FRAMES * differing
 }

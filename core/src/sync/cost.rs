@@ -51,7 +51,7 @@ impl SyncCost {
         self.mean_us
     }
 
-    /// Looks at what has left until now; `waited_us` is how long the oldest frame that is still held has waited.
+    /// Looks at what has left until now; `waited_us` is how long clients have waited for what is still held.
     pub fn observe(&mut self, now_us: u64, tally: &Tally, waited_us: u64) {
         if let Some(sample) = self.open.take_if(|sample| now_us >= sample.at_us + SPAN_US) {
             self.learn(sample.lost_us(now_us, tally, waited_us));

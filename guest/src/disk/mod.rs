@@ -11,6 +11,7 @@
 //!
 //! Invariants: **G1** (the gate) a role changes, a sync commits and a take-over happens only while no NBD request of the VM
 //! is being done; **G2** events are told without a lock held. The order in which the node must call is in `docs/disk.md`.
+//! Longer than 400 lines: half of it are the public types; the rest is one state machine, whose edges are to be read together.
 //! Source: GANNET III, IV. Not here: when to sync, who leads, where the stream comes from (`node`).
 
 mod backup;

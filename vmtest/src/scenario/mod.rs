@@ -6,6 +6,7 @@
 //!   (2) clients count from the first to the last action, and every scenario ends with their verdict, with `down`
 //!   and with the check that nothing is left.
 //! * **Source:** `SPECIFICATION.md`: a scenario's name stands there beside the promise that it holds.
+//! * **Longer than 400 lines:** it is one table, a row a story; what its words do is in `run`.
 //! * **Not here:** faults that a simulator finds better (message order, crashes at every step): `sim/`.
 
 pub mod bad_input;

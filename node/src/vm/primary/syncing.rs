@@ -34,11 +34,13 @@ impl VmLoop {
             return;
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
-        let (now_us, tally) = (self.now_us(), *self.output.tally());
-        let waited_us = self.output.waited_us(now_us);
-        if let Some(primary) = self.primary() {
+        let now_us = self.now_us();
+        if let Role::Primary(primary) = &mut self.role {
             if primary.manner == Manner::Match && next == Manner::Match {
-                primary.sync_cost.sync_begins(now_us, &tally, waited_us);
+                let waited_us = self.output.waited_for_word_us(now_us);
+                primary
+                    .sync_cost
+                    .sync_begins(now_us, self.output.tally(), waited_us);
             } else {
                 primary.sync_cost.restart(now_us);
             }
@@ -98,26 +100,16 @@ impl VmLoop {
     /// Looks at what the manner in use brings.
     pub(super) fn observe_output(&mut self) {
         let now_us = self.now_us();
-        let tally = *self.output.tally();
-        let waited_us = self.output.waited_us(now_us);
-        let Some(primary) = self.primary() else { return };
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
         if let Some(choice) = &mut primary.change_over
             && now_us >= primary.observe_at_us
         {
             primary.observe_at_us = now_us + OBSERVE_US;
-            tracing::debug!(
-                now_us,
-                released = tally.released,
-                held_us = tally.held_us,
-                stall_us = primary.sync_cost.us().unwrap_or(0),
-                held = waited_us,
-                syncs = primary.sync_status.count,
-                manner = primary.manner.name(),
-                forced = tally.forced,
-                late = tally.late,
-            );
-            primary.sync_cost.observe(now_us, &tally, waited_us);
-            choice.observe(now_us, &tally, primary.sync_cost.us());
+            let (tally, waited_us) = (self.output.tally(), self.output.waited_for_word_us(now_us));
+            primary.sync_cost.observe(now_us, tally, waited_us);
+            choice.observe(now_us, tally, primary.sync_cost.us());
         }
     }
 
