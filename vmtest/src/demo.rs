@@ -115,7 +115,6 @@ impl DemoReport {
 /// # Errors
 /// When something did not happen at all; what happened wrongly is in the report.
 pub fn run(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
-    let traces_before = traces::on_this_machine();
     let lab = Lab::new(&LabSpec::three_hosts())?;
     say(&format!(
         "hosts a {}, b {}, witness c {}, and a client {}: network namespaces, joined by a switch",
@@ -138,10 +137,6 @@ pub fn run(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
     };
     if let Err(error) = lab.close() {
         report.failures.push(format!("{error:#}"));
-    }
-    let left = traces::added_since(&traces_before);
-    if !left.is_empty() {
-        report.failures.push(format!("left behind: {}", left.join(", ")));
     }
     report.passed = report.failures.is_empty();
     Ok(report)

@@ -132,6 +132,64 @@ fn nothing_is_left_of_a_lab_whose_process_was_killed() -> Result<()> {
 }
 
 #[test]
+fn only_what_a_run_has_made_itself_counts_as_left() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    // Somebody else's, made while a lab runs.
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let foreign = Foreign::make()?;
+    lab.node("a").command("true")?.status()?;
+    lab.close()?;
+    drop(foreign);
+
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let host = lab.node("a");
+    assert_eq!(host.traces()?, Vec::<String>::new());
+    let untidy = "echo > /run/dunlin.sock; echo > /dev/shm/dunlin-ram; ip tuntap add dunlin7 mode tap";
+    assert!(host.command("sh")?.args(["-c", untidy]).status()?.success());
+    assert!(!std::path::Path::new("/dev/shm/dunlin-ram").exists());
+    let left = lab.close().unwrap_err().to_string();
+    for thing in ["interface dunlin7", "/run/dunlin.sock", "/dev/shm/dunlin-ram"] {
+        assert!(left.contains(&format!("host a: {thing}")), "{thing}: {left}");
+    }
+    Ok(())
+}
+
+/// An interface and files of another program on this machine, with names that could be ours.
+struct Foreign(String);
+
+impl Foreign {
+    fn make() -> Result<Self> {
+        let name = format!("dunlin{}", std::process::id());
+        let foreign = Self(name.clone());
+        let made = std::process::Command::new("ip")
+            .args(["link", "add", &name, "type", "bridge"])
+            .status()?;
+        assert!(made.success(), "no interface could be made");
+        for file in foreign.files() {
+            std::fs::write(file, "")?;
+        }
+        Ok(foreign)
+    }
+
+    fn files(&self) -> [String; 2] {
+        ["/run", "/dev/shm"].map(|place| format!("{place}/{}", self.0))
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip")
+            .args(["link", "del", &self.0])
+            .status();
+        for file in self.files() {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+#[test]
 #[ignore = "not a test: the helper of nothing_is_left_of_a_lab_whose_process_was_killed"]
 fn helper_that_builds_a_lab_and_waits() -> Result<()> {
     if std::env::var_os("DUNLIN_LAB_VICTIM").is_none() {

@@ -24,7 +24,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::lab::{Freezer, Lab, LabSpec, Node};
-use crate::traces;
 
 pub use events::{Event, Events};
 pub use plan::VmPlan;
@@ -50,7 +49,6 @@ pub fn in_a_lab<T>(
     binary: &Path,
     play: impl FnOnce(&mut Cluster<'_>) -> Result<T>,
 ) -> Result<T> {
-    let before = traces::on_this_machine();
     let lab = Lab::new(spec)?;
     let outcome = {
         let mut cluster = Cluster::init(&lab, binary, &["a", "b", "c"])?;
@@ -62,10 +60,6 @@ pub fn in_a_lab<T>(
         })?
     };
     lab.close()?;
-    let left = traces::added_since(&before);
-    if !left.is_empty() {
-        bail!("left behind: {}", left.join(", "));
-    }
     Ok(outcome)
 }
 

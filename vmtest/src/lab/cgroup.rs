@@ -84,6 +84,17 @@ pub fn directories(run: &RunId) -> Vec<PathBuf> {
     paths(run).into_iter().filter(|dir| dir.exists()).collect()
 }
 
+/// How many processes lie in the groups of `run`'s nodes.
+pub fn processes(run: &RunId) -> usize {
+    let first = paths(run).into_iter().next();
+    let nodes = first.and_then(|dir| fs::read_dir(dir).ok()).into_iter();
+    let listed = nodes.flatten().flatten().map(|node| {
+        let text = fs::read_to_string(node.path().join("cgroup.procs")).unwrap_or_default();
+        text.lines().count()
+    });
+    listed.sum()
+}
+
 /// Every run that has a cgroup on this machine.
 pub fn all_runs() -> Vec<RunId> {
     let mounts = mounts();

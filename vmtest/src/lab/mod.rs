@@ -239,11 +239,21 @@ impl Lab {
         found
     }
 
-    /// Ends the lab now and reports whether all of it is gone.
+    /// How many processes of this run there are on its hosts.
+    pub fn processes(run: &RunId) -> usize {
+        cgroup::processes(run)
+    }
+
+    /// Ends the lab now and reports what its programs left on the hosts, and whether all of it is gone.
     pub fn close(self) -> Result<()> {
         let (run, dir) = (self.run.clone(), self.dir.clone());
+        let mut left = Vec::new();
+        for node in self.nodes() {
+            node.kill_all()?;
+            left.extend(node.traces()?);
+        }
         drop(self);
-        let mut left = Self::leftovers(&run);
+        left.extend(Self::leftovers(&run));
         if dir.exists() {
             left.push(format!("directory {}", dir.display()));
         }

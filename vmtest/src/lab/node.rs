@@ -1,15 +1,16 @@
 //! One host or client of the lab: how processes are started on it, and how all of them die.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -28,8 +29,13 @@ pub struct Node {
     home: PathBuf,
     here: PathBuf,
     namespace: PathBuf,
+    switch: String,
+    own: Vec<(PathBuf, PathBuf)>,
     group: HostGroup,
 }
+
+/// Where a program could leave files outside of its own directory: each node has these to itself.
+const PLACES: [&str; 2] = ["/run", "/dev/shm"];
 
 impl Node {
     pub(super) fn new(
@@ -42,12 +48,21 @@ impl Node {
     ) -> Result<Self> {
         let namespace = Path::new("/run/netns").join(run.namespace(name));
         let group = HostGroup::new(run, name, cpu)?;
+        let beside = |place: &str| home.with_file_name(format!(".{name}{}", place.replace('/', "-")));
+        let own: Vec<(PathBuf, PathBuf)> = PLACES.map(|place| (beside(place), PathBuf::from(place))).to_vec();
+        for (dir, _) in &own {
+            // As the machine's own: QEMU runs as an ordinary user.
+            fs::create_dir_all(dir)?;
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o1777))?;
+        }
         Ok(Self {
             name: name.to_owned(),
             address,
             home,
             here,
             namespace,
+            switch: run.namespace("switch"),
+            own,
             group,
         })
     }
@@ -68,12 +83,14 @@ impl Node {
     }
 
     /// A command that will run on this node: in its network, in its cgroup, in its own process group (so that a
-    /// Ctrl-C at the terminal goes to the lab, which then ends everything in order), and with its own directory at
-    /// [`super::Lab::here`], as two machines have different disks under the same path.
+    /// Ctrl-C at the terminal goes to the lab, which then ends everything in order), with its own directory at
+    /// [`super::Lab::here`], as two machines have different disks under the same path, and with a /run and a /dev/shm of
+    /// its own, so that what is left there is this run's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let network = self.open_namespace()?;
         let doors = self.group.doors()?;
-        let (home, here) = (self.home.clone(), self.here.clone());
+        let mut mounts = self.own.clone();
+        mounts.push((self.home.clone(), self.here.clone()));
         let mut command = Command::new(program);
         command.process_group(0);
         // SAFETY: between fork and exec only write(2) and setns(2) on descriptors opened before the fork, unshare(2)
@@ -89,7 +106,9 @@ impl Node {
                 let none = None::<&Path>;
                 // Nothing mounted here may be seen outside, and the mount goes with the last process.
                 mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
-                mount(Some(&home), &here, none, MsFlags::MS_BIND, none)?;
+                for (dir, place) in &mounts {
+                    mount(Some(dir), place, none, MsFlags::MS_BIND, none)?;
+                }
                 Ok(())
             });
         }
@@ -155,17 +174,42 @@ impl Node {
         self.group.freeze()
     }
 
-    /// The interfaces on it, for the checks that nothing is left.
-    pub fn interfaces(&self) -> Result<Vec<String>> {
-        let output = self
-            .command("ip")?
-            .args(["-o", "link", "show"])
-            .output()
-            .context("ip is not here")?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let names = text.lines().filter_map(|line| line.split(": ").nth(1));
-        Ok(names
-            .map(|name| name.split('@').next().unwrap_or(name).to_owned())
-            .collect())
+    /// What programs have made on this node outside of its directory and have not removed: a complaint for each
+    /// interface and each file in its /run and /dev/shm. Nobody else on this machine can add to it.
+    pub fn traces(&self) -> Result<Vec<String>> {
+        let name = &self.name;
+        let mut found = Vec::new();
+        // The kernel adds interfaces to every namespace when somebody on the machine loads a tunnel's module, so also
+        // to the switch, where no program runs.
+        let everywhere = interfaces(Command::new("ip").args(["-n", &self.switch]))?;
+        for interface in interfaces(&mut self.command("ip")?)? {
+            if !["lo", "up0", "br0"].contains(&interface.as_str()) && !everywhere.contains(&interface) {
+                found.push(format!("host {name}: interface {interface}"));
+            }
+        }
+        for (dir, place) in &self.own {
+            for entry in fs::read_dir(dir)?.flatten() {
+                let file = place.join(entry.file_name());
+                found.push(format!("host {name}: {}", file.display()));
+            }
+        }
+        Ok(found)
     }
+}
+
+fn interfaces(ip: &mut Command) -> Result<Vec<String>> {
+    let output = ip
+        .args(["-o", "link", "show"])
+        .output()
+        .context("ip is not here: cargo xtask setup")?;
+    ensure!(
+        output.status.success(),
+        "ip link show: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = text.lines().filter_map(|line| line.split(": ").nth(1));
+    Ok(names
+        .map(|name| name.split('@').next().unwrap_or(name).to_owned())
+        .collect())
 }

@@ -35,12 +35,16 @@ impl RunId {
             .then(|| Self(format!("{PREFIX}-{}", numbers.join("-"))))
     }
 
+    /// The process that this run belongs to.
+    pub fn pid(&self) -> Option<u32> {
+        self.0[PREFIX.len() + 1..].split('-').next()?.parse().ok()
+    }
+
     /// Whether the process that this run belongs to still runs.
     pub fn is_alive(&self) -> bool {
-        let mut parts = self.0[PREFIX.len() + 1..].split('-');
-        let pid = parts.next().and_then(|part| part.parse().ok());
-        let start = parts.next().and_then(|part| part.parse().ok());
-        start.is_some() && pid.and_then(start_time) == start
+        let start = self.0[PREFIX.len() + 1..].split('-').nth(1);
+        let start = start.and_then(|part| part.parse().ok());
+        start.is_some() && self.pid().and_then(start_time) == start
     }
 
     /// The name.

@@ -1,9 +1,8 @@
 //! Ctrl-C in the middle of a demonstration: nothing of it is left, though nobody says `down`.
 //!
-//! * **Decides:** what counts as left: a process that was not here before, a namespace, a cgroup, an interface, a file.
+//! * **Decides:** what counts as left: of this demonstration, a process, a namespace, a cgroup, its directory.
 //! * **Not here:** a killed daemon and `down`, which other scenarios end with.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -17,7 +16,7 @@ use nix::unistd::Pid;
 
 use super::World;
 use crate::lab::{Lab, RunId};
-use crate::traces;
+use crate::paths;
 
 /// Until the demonstration's VM is protected.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,7 +28,6 @@ const GONE: Duration = Duration::from_secs(15);
 /// # Errors
 /// With what is left.
 pub fn run(world: &World, program: &Path) -> Result<()> {
-    let before = everything();
     let mut child = Command::new(program)
         .arg("demo")
         .env("DUNLIN_XTASK_BUILT", &world.dunlin)
@@ -49,24 +47,24 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
         }
     });
     let protected = is_protected.recv_timeout(PATIENCE).is_ok();
-    let running = everything().difference(&before).count();
-    let run = fs::read_dir(crate::paths::lab_runs())?
+    let run = fs::read_dir(paths::lab_runs())?
         .flatten()
-        .find_map(|entry| RunId::of(&entry.file_name().to_string_lossy()))
-        .context("no lab runs: mend the test")?;
-    let seen = Lab::leftovers(&run).len();
+        .filter_map(|entry| RunId::of(&entry.file_name().to_string_lossy()))
+        .find(|run| run.pid() == Some(child.id()))
+        .context("no lab of this demonstration runs: mend the test")?;
+    let running = Lab::processes(&run);
+    let seen = left_of(&run).len();
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
     child.wait()?;
     ensure!(protected, "the demonstration's VM was never protected");
     ensure!(
-        running >= 6 && seen >= 6,
-        "only {running} and {seen} traces of a running demonstration are seen: mend the test"
+        running >= 5 && seen >= 6,
+        "only {running} processes and {seen} traces of a running demonstration are seen: mend the test"
     );
     let deadline = Instant::now() + GONE;
     loop {
-        let mut left: Vec<String> = everything().difference(&before).cloned().collect();
-        left.extend(Lab::leftovers(&run));
-        if left.is_empty() {
+        let left = left_of(&run);
+        if left.is_empty() && Lab::processes(&run) == 0 {
             break;
         }
         if Instant::now() > deadline {
@@ -79,15 +77,12 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
         .map_err(|_| anyhow::anyhow!("a reading thread panicked"))
 }
 
-/// Traces outside of processes, and the processes that could be ours.
-fn everything() -> BTreeSet<String> {
-    let mut found = traces::on_this_machine();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let name = name.trim();
-        if name.starts_with("qemu") || name == "dunlin" {
-            found.insert(format!("process {} {name}", entry.file_name().to_string_lossy()));
-        }
+/// What there is of a run. A process of it lies in its cgroup, which cannot be removed before.
+fn left_of(run: &RunId) -> Vec<String> {
+    let mut found = Lab::leftovers(run);
+    let dir = paths::lab_runs().join(run.as_str());
+    if dir.exists() {
+        found.push(format!("directory {}", dir.display()));
     }
     found
 }
