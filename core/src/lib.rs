@@ -2,7 +2,7 @@
 //!
 //! A frame that comes in passes `consensus`; a frame that goes out passes `output`; a disk write passes `disk`;
 //! what the two VMs no longer agree on is mended by `sync`. `policy` says which of these a VM uses, `agreed` is
-//! what the group knows of a VM, `wire` turns all of it into bytes and back.
+//! what the group knows of a VM, `waits` how long anything may be waited for, `watchdog` whether it gets on, `wire` turns all of it into bytes and back.
 #![forbid(unsafe_code)]
 
 pub mod agreed;
@@ -12,4 +12,6 @@ pub mod output;
 pub mod policy;
 pub mod sync;
 pub mod units;
+pub mod waits;
+pub mod watchdog;
 pub mod wire;

@@ -235,7 +235,7 @@ pub struct VmStatus {
     pub name: String,
     /// `primary`, `backup`, `witness`, or `none` while this host has no part in running it.
     pub role: String,
-    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `failed: ...`.
+    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `stalled: ...` (a wait of docs/waits.md), `failed: ...`.
     pub state: String,
     /// Whether a second complete copy exists, as agreed by the group.
     pub protected: bool,
@@ -277,6 +277,23 @@ pub struct VmStatus {
     /// What other hosts said that was not believed.
     #[serde(default)]
     pub bad_input: BadInput,
+    /// How often a protected VM did not get on, and its session was ended for that (docs/waits.md).
+    #[serde(default)]
+    pub stalls: u64,
+    /// What the thread between the two copies waits for now.
+    #[serde(default)]
+    pub waits: Option<WaitStatus>,
+}
+
+/// A wait of docs/waits.md.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitStatus {
+    /// Its name there.
+    pub name: String,
+    /// For what.
+    pub for_what: String,
+    /// How long it has lasted.
+    pub us: u64,
 }
 
 /// What a VM's group heard that was counted, told once per host and minute, and dropped.

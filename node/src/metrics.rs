@@ -72,6 +72,16 @@ const FIGURES: &[Figure] = &[
         vm.sync.aborted as f64
     }),
     (
+        "dunlin_stalls_total",
+        "Times that a protected VM did not get on, so that its session was ended",
+        |vm| vm.stalls as f64,
+    ),
+    (
+        "dunlin_session_wait_seconds",
+        "How long the thread between the two copies has waited for what it waits for",
+        |vm| vm.waits.as_ref().map_or(0.0, |wait| wait.us as f64 / 1e6),
+    ),
+    (
         "dunlin_sync_pause_seconds",
         "Last sync: how long the VM stood still",
         |vm| vm.sync.last.pause_us as f64 / 1e6,

@@ -16,12 +16,13 @@ mod nics;
 mod primary;
 pub use cold::Holding;
 pub use connect::ask_host;
-pub use fault_at::{FaultAt, Line};
+pub use fault_at::{Asked, FaultAt, Line};
 pub use primary::AGAIN;
 mod run;
 mod session;
 mod status;
 mod verification;
+mod watch;
 
 use crate::config::{Cluster, VmConfig};
 use crate::control::{Answer, SyncFigures, VmStatus};
@@ -86,6 +87,7 @@ impl VmHandle {
         let config = Arc::new(config);
         let shared = Arc::new(Shared::default());
         let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
+        shared.fault_at.tell(to_loop.clone());
         let vm_loop = run::VmLoop::new(
             host.clone(),
             config.clone(),
@@ -124,8 +126,8 @@ impl VmHandle {
     }
 
     /// Tests only: a fault when this host comes to that line.
-    pub fn fault_at(&self, line: Line) {
-        self.shared.fault_at.choose(line);
+    pub fn fault_at(&self, asked: Asked) {
+        self.shared.fault_at.choose(asked);
     }
 
     /// How the VM is, with medians.

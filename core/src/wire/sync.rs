@@ -125,6 +125,11 @@ pub enum SyncMessage {
         /// Whether the log says so, too: inputs were agreed on, or will be in the next epoch.
         agreed: bool,
     },
+    /// Primary: I lead in this term as well, and the session goes on. The backup believes its group, not this.
+    NewTerm {
+        /// The term.
+        term: Term,
+    },
 }
 
 impl SyncMessage {
@@ -149,6 +154,7 @@ impl SyncMessage {
             Self::Ahead { .. } => "Ahead",
             Self::Said { .. } => "Said",
             Self::Ends { .. } => "Ends",
+            Self::NewTerm { .. } => "NewTerm",
         }
     }
 }
@@ -223,6 +229,10 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
         SyncMessage::Ends { epoch, agreed } => {
             put_epoch(out, 17, *epoch);
             out.put_u8(u8::from(*agreed));
+        }
+        SyncMessage::NewTerm { term } => {
+            out.put_u8(18);
+            out.put_u64(term.0);
         }
     }
     let len = out.len() - start - 4;
@@ -338,6 +348,9 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             agreed: take_flag(&mut reader)?,
         },
+        18 => SyncMessage::NewTerm {
+            term: Term(reader.u64()?),
+        },
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
@@ -396,6 +409,7 @@ mod tests {
                 pages,
                 active
             }),
+            any::<u64>().prop_map(|term| SyncMessage::NewTerm { term: Term(term) }),
             "[a-z ]{0,20}".prop_map(|why| SyncMessage::Refused { why }),
             deltas.clone().prop_map(SyncMessage::Pages),
             (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Dirty { epoch, pages }),

@@ -18,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dunlin_core::waits::Wait;
 use serde_json::Value;
 
 use crate::qemu::{Qmp, QmpError};
@@ -26,7 +27,7 @@ use crate::qemu::{Qmp, QmpError};
 pub const HEADER_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"QEVM";
 /// Longest wait for the secondary; it stops and loads in milliseconds.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Wait::ColoAnswers.bound();
 
 /// `QEMU_VM_COMMAND` and the command that switches COLO on.
 const VM_COMMAND: u8 = 0x08;

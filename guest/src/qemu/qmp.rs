@@ -16,12 +16,22 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use dunlin_core::waits::Wait;
 use serde_json::{Value, json};
 
 use crate::sys::wait_readable;
 
-/// Longest wait for an answer; QEMU's main loop answers in well under a millisecond unless the machine is starved.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The longest wait for the answer to a command. QEMU's main loop answers in well under a millisecond unless the machine is
+/// starved; a VM that a sync has stopped does not stand for longer than these.
+fn bound(command: &str) -> Duration {
+    match command {
+        "stop" => Wait::VmStops,
+        "xen-save-devices-state" => Wait::DevicesSave,
+        "cont" => Wait::VmResumes,
+        _ => Wait::QemuAnswers,
+    }
+    .bound()
+}
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +131,7 @@ impl Qmp {
 
     /// Gives a command and waits for its answer's `return`.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.lock().execute(command, arguments, ANSWER_TIMEOUT)
+        self.lock().execute(command, arguments, bound(command))
     }
 
     /// The events that have come, without waiting: none while another thread's command has no answer yet (a `stop` waits for every

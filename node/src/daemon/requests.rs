@@ -137,10 +137,10 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
 }
 
 /// Tests only.
-fn fault_at(daemon: &Daemon, vm: &str, line: Result<vm::Line, String>) -> Answer {
-    match (line, daemon.vms().get(vm)) {
-        (Ok(line), Some(handle)) => {
-            handle.fault_at(line);
+fn fault_at(daemon: &Daemon, vm: &str, asked: Result<vm::Asked, String>) -> Answer {
+    match (asked, daemon.vms().get(vm)) {
+        (Ok(asked), Some(handle)) => {
+            handle.fault_at(asked);
             Answer::done("the fault happens there")
         }
         (Err(why), _) => Answer::refused(why),
@@ -172,8 +172,8 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         Request::Inject { .. } if std::env::var_os("DUNLIN_FAULTS").is_none() => {
             return Answer::refused("this daemon takes no faults: it was started without DUNLIN_FAULTS=1");
         }
-        Request::Inject { vm, disk, fault } => match (vm::FaultAt::line(fault), fault.parse()) {
-            (Some(line), _) => return fault_at(daemon, vm, line),
+        Request::Inject { vm, disk, fault } => match (vm::FaultAt::asked(fault), fault.parse()) {
+            (Some(asked), _) => return fault_at(daemon, vm, asked),
             (None, Ok(fault)) => (vm, Command::Inject { disk: *disk, fault }),
             (None, Err(why)) => return Answer::refused(why),
         },

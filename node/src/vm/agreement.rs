@@ -9,7 +9,7 @@
 
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
-use super::{Ended, NEWCOMER};
+use super::{Ended, Line, NEWCOMER};
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
@@ -204,7 +204,8 @@ impl VmLoop {
         self.agreement.look_at_appended(&self.group, self.me);
         let alive = match &self.role {
             Role::Primary(primary) => primary.is_whole(),
-            Role::Backup(backup) => backup.is_whole(),
+            Role::Backup(_) if self.shared.fault_at.always_fails(Line::BackupCampaigns) => false,
+            Role::Backup(backup) => backup.may_lead(),
             Role::None => false,
         };
         let first = self.config.group[0].member.id;
@@ -430,7 +431,11 @@ impl VmLoop {
         }
         // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
         self.output.set_voice(Voice::Shut);
-        self.forget_cut();
+        let alone = self.primary().is_some_and(|primary| !primary.has_session());
+        if leader.is_some() || alone {
+            // Else the session, with its sync, may go on when this host leads again.
+            self.forget_cut();
+        }
         match leader {
             Some(leader) if leader != self.me => {
                 let host = self.config.host_name(leader).to_owned();

@@ -3,46 +3,62 @@
 //! Invariants:
 //! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied. One that does not run gets none: what its
 //!    primary says of them waits for the next sync, and a client sends again what was lost.
-//! 2. A sync is acknowledged only to the leader of the term that this host has promised.
+//! 2. A sync is acknowledged only to the leader of the term that this host has promised (core's `tenure`).
 //! 3. A new primary speaks after the group has agreed that it alone is complete, and has applied every agreed input.
+//!
+//! 4. From the first byte that an acknowledged sync changes until it is applied whole, this host does not stand for election;
+//!    a copy to which a sync was applied by half is ended.
 //!
 //! Not here: the work of a sync (`session::backup`).
 
+mod syncing;
+
 use super::Line;
 use super::disks::IdleWatch;
-use super::event::{BackupStep, Started};
+use super::event::Started;
 use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::backup::{Backup, BackupJob};
 use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
+use super::session::waiting::Waiting;
 use crate::control::FailoverStatus;
+use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_core::waits::Wait;
+use dunlin_core::watchdog::Flow;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::Start;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A backup.
 pub struct BackupRole {
     session: u64,
-    term: Term,
+    tenure: Tenure,
     machine: Option<Arc<Machine>>,
     stream: Option<Stream>,
     jobs: Option<Sender<BackupJob>>,
     closer: Option<Closer>,
     talker: Option<Talker>,
+    waiting: Waiting,
     phase: Phase,
     /// How the copies are kept in this epoch, and in the one that begins when the staged sync is applied.
     manner: Manner,
     next: Manner,
+    /// A sync that lies here whole, and that may not be acknowledged yet.
+    staged: Option<StagedSync>,
+    /// An acknowledged sync is being applied (invariant 4).
+    loading: bool,
     idle_told: Index,
     disks_idle: IdleWatch,
     /// When to look at the VM's threads again.
@@ -64,6 +80,13 @@ enum Phase {
     Syncing,
     /// The session has ended; the copy is as it was.
     Orphaned,
+}
+
+/// A sync that lies with the session's thread, whole.
+struct StagedSync {
+    epoch: Epoch,
+    next: Manner,
+    shadow: Bytes,
 }
 
 /// A take-over, with the times of its steps.
@@ -88,6 +111,11 @@ impl BackupRole {
         self.machine.is_some() && !matches!(self.phase, Phase::Joining | Phase::LastSync)
     }
 
+    /// Whether it may be taken over now (invariant 4).
+    pub fn may_lead(&self) -> bool {
+        self.is_whole() && !self.loading
+    }
+
     /// Whether agreed inputs go to the VM.
     pub fn executes_inputs(&self) -> bool {
         self.is_whole() && self.manner.backup_runs()
@@ -96,6 +124,27 @@ impl BackupRole {
     /// Whether the primary waits to hear that the VM here has nothing left to do.
     fn owes_idle(&self, applied: Index) -> bool {
         self.phase == Phase::Synced && self.manner.backup_runs() && self.idle_told < applied
+    }
+
+    /// What the session's thread waits for.
+    pub fn waiting(&self) -> Option<(Wait, Duration)> {
+        self.waiting.now()
+    }
+
+    /// Whether a primary is followed that is not being taken over from.
+    pub fn follows(&self) -> bool {
+        self.take_over.is_none() && !matches!(self.phase, Phase::Joining | Phase::Orphaned)
+    }
+
+    /// The sync under way, for the watchdog.
+    pub fn sync_flow(&self) -> Flow {
+        let (waits, progress) = match self.phase {
+            Phase::LastSync => (true, 1),
+            Phase::Draining(epoch) => (true, epoch.0 << 2),
+            Phase::Syncing => (true, 2 | u64::from(self.loading)),
+            Phase::Joining | Phase::Synced | Phase::Orphaned => (false, 0),
+        };
+        Flow { waits, progress }
     }
 
     /// Where the VM's frames are to be told to the primary.
@@ -132,15 +181,18 @@ impl VmLoop {
         let session = self.new_session();
         self.role = Role::Backup(BackupRole {
             session,
-            term: Term(term),
+            tenure: Tenure::new(primary, Term(term)),
             machine: None,
             stream: Some(stream),
             jobs: None,
             closer: None,
             talker: None,
+            waiting: Waiting::default(),
             phase: Phase::Joining,
             manner: self.config.policy.first_manner(),
             next: self.config.policy.first_manner(),
+            staged: None,
+            loading: false,
             idle_told: Index(0),
             disks_idle: IdleWatch::default(),
             idle_look_us: 0,
@@ -178,7 +230,7 @@ impl VmLoop {
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
         };
-        let term = backup.term;
+        let term = backup.tenure.term();
         let Some(stream) = backup.stream.take() else {
             return;
         };
@@ -199,6 +251,7 @@ impl VmLoop {
             let talker = Talker::start(link.writer.clone())
                 .map_err(|error| format!("a thread to talk to the primary: {error}"))?;
             let machine = started.machine;
+            let waiting = link.waiting.clone();
             let worker = Backup {
                 session,
                 term,
@@ -212,16 +265,18 @@ impl VmLoop {
                 audit: config.sync.audit,
                 unloaded: None,
                 staging: None,
+                torn: false,
             };
             std::thread::Builder::new()
                 .name("sync-backup".into())
                 .spawn(move || worker.run())
                 .map_err(|error| error.to_string())?;
-            Ok((machine, nics, closer, talker))
+            Ok((machine, nics, closer, talker, waiting))
         };
         let followed: Result<_, String> = follow(started);
         match followed {
-            Ok((machine, nics, closer, talker)) => {
+            Ok((machine, nics, closer, talker, waiting)) => {
+                backup.waiting = waiting;
                 backup.machine = Some(machine);
                 backup.jobs = Some(jobs);
                 backup.closer = Some(closer);
@@ -247,8 +302,10 @@ impl VmLoop {
 
     /// `Sync(epoch)` is agreed. Whether it holds back what comes after it (invariant 1).
     pub(super) fn backup_sync_agreed(&mut self, epoch: Epoch) -> bool {
-        let leads = self.group.is_leader();
-        let Some(backup) = self.backup() else { return false };
+        let (leads, now_us) = (self.group.is_leader(), self.now_us());
+        let Role::Backup(backup) = &mut self.role else {
+            return false;
+        };
         if leads || backup.take_over.is_some() {
             // Its sync will never be: the inputs after it are agreed all the same.
             return false;
@@ -260,6 +317,9 @@ impl VmLoop {
             }
             Phase::Synced => {
                 backup.phase = Phase::Draining(epoch);
+                if let Some(nics) = &mut self.nics {
+                    nics.begin_drain(now_us);
+                }
                 true
             }
             // Agreed, but its primary is gone: whoever leads next says what holds.
@@ -276,14 +336,14 @@ impl VmLoop {
             return;
         };
         // Looking at sockets costs: only where it can make a difference.
-        let drained = || self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
+        let nics = &mut self.nics;
         let active = backup.manner.backup_runs();
         if let (Phase::Synced, true, Some(machine)) = (backup.phase, active, &backup.machine) {
             let sleeps = || machine.qemu.threads().idle();
             backup.disks_idle.look(&machine.disks, now_us, sleeps);
         }
         match backup.phase {
-            Phase::Draining(epoch) if drained() => {
+            Phase::Draining(epoch) if nics.as_mut().is_none_or(|nics| nics.drain_is_over(now_us)) => {
                 backup.phase = Phase::Syncing;
                 if let Some(jobs) = &backup.jobs {
                     // A session that has ended reports that itself.
@@ -291,7 +351,10 @@ impl VmLoop {
                 }
             }
             Phase::Synced
-                if agreed && backup.owes_idle(applied) && now_us >= backup.idle_look_us && drained() =>
+                if agreed
+                    && backup.owes_idle(applied)
+                    && now_us >= backup.idle_look_us
+                    && nics.as_mut().is_none_or(|nics| nics.inbound_is_settled(now_us)) =>
             {
                 let matches = backup.manner == Manner::Match;
                 backup.idle_look_us = now_us + if matches { MATCH_LOOK_US } else { LOOK_US };
@@ -307,6 +370,7 @@ impl VmLoop {
             }
             _ => {}
         }
+        self.give_leave();
         if leads {
             self.begin_take_over();
         }
@@ -342,60 +406,6 @@ impl VmLoop {
         [look, disks].into_iter().flatten().min()
     }
 
-    pub(super) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {
-        let promised = self.group.term();
-        if self.backup().is_none_or(|backup| backup.session != session) {
-            return;
-        }
-        match step {
-            BackupStep::Staged { epoch, next, shadow } => {
-                // What the VM sent up to its stop belongs to the epoch that ends.
-                self.read_ports();
-                let Some(backup) = self.backup() else { return };
-                // Invariant 2.
-                if backup.take_over.is_some() || backup.term != promised {
-                    if let Some(closer) = &backup.closer {
-                        closer.close();
-                    }
-                    if let Some(jobs) = &backup.jobs {
-                        // The session's thread waits for a word, not for the stream.
-                        let _ = jobs.send(BackupJob::Drop);
-                    }
-                    return;
-                }
-                backup.phase = if matches!(backup.phase, Phase::Joining | Phase::LastSync) {
-                    backup.phase
-                } else {
-                    Phase::Syncing
-                };
-                backup.next = next;
-                if let Err(error) = self.output.applied(epoch, &shadow) {
-                    // Not acknowledged: the session ends, and with it this copy.
-                    self.join_failed(format!("the primary's connections: {error}"));
-                    return self.drop_machine();
-                }
-                if let Some(backup) = self.backup()
-                    && let Some(jobs) = &backup.jobs
-                {
-                    // A session that has ended reports that itself.
-                    let _ = jobs.send(BackupJob::LineDrawn);
-                }
-            }
-            BackupStep::Loaded { epoch, joining } => {
-                let Some(backup) = self.backup() else { return };
-                backup.phase = Phase::Synced;
-                backup.manner = backup.next;
-                self.agreement.held = false;
-                if joining {
-                    self.event(
-                        "joined",
-                        format!("this host follows the VM from epoch {}", epoch.0 + 1),
-                    );
-                }
-            }
-        }
-    }
-
     pub(super) fn backup_stream_ended(&mut self, session: u64) {
         if let Some(backup) = self.backup()
             && backup.session == session
@@ -404,7 +414,7 @@ impl VmLoop {
         }
     }
 
-    pub(super) fn backup_session_ended(&mut self, session: u64, why: &str) {
+    pub(super) fn backup_session_ended(&mut self, session: u64, why: &str, torn: bool) {
         let leads = self.group.is_leader();
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
@@ -412,8 +422,16 @@ impl VmLoop {
         let whole = backup.is_whole();
         backup.phase = Phase::Orphaned;
         backup.talker = None;
+        backup.staged = None;
+        backup.loading = false;
         self.event("primary-lost", format!("the sync with the primary ended: {why}"));
-        if !whole {
+        if torn {
+            self.event(
+                "load-failed",
+                "a sync was applied to the copy of the VM here by half: it is ended, and never takes over",
+            );
+        }
+        if !whole || torn {
             self.drop_machine();
             return;
         }
@@ -468,6 +486,8 @@ impl VmLoop {
                 speaks_at_us: 0,
             });
         }
+        self.give_leave();
+        let Some(backup) = self.backup() else { return };
         match backup.phase {
             // Not handed to the session yet: it will never be.
             Phase::Draining(_) => {
@@ -514,7 +534,7 @@ impl VmLoop {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
                 take_over.over = true;
-                if self.shared.fault_at.is_here(Line::BackupTookOver) {
+                if self.shared.fault_at.steps_down(Line::BackupTookOver) {
                     self.event(
                         "stepped-down",
                         "a fault was asked for: the take-over is cut short by an election",

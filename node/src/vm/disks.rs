@@ -6,10 +6,11 @@
 
 use super::event::{LoopEvent, LoopSender};
 use super::session::Broken;
-use super::session::link::PATIENCE;
+use super::session::waiting::Waiting;
 use crate::config::{DiskReplication, VmConfig};
 use crate::control::{Answer, DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
+use dunlin_core::waits::Wait;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::DiskSpec;
 use dunlin_guest::disk::{
@@ -228,6 +229,7 @@ impl Disks {
     /// Copies what the backup lacks while the VM runs; `connect` opens a stream for a disk.
     pub fn join(
         &self,
+        waiting: &Waiting,
         mut connect: impl FnMut(usize) -> Result<Stream, String>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(), Broken> {
@@ -265,12 +267,15 @@ impl Disks {
                 states.iter().map(|copy| copy.done).sum(),
                 states.iter().map(|copy| copy.total).sum(),
             );
-            // A backup that takes nothing is given up by the mirror itself, which changes the state.
-            states = self
-                .copies
-                .changed
-                .wait(states)
-                .unwrap_or_else(PoisonError::into_inner);
+            let changed = &self.copies.changed;
+            let waited = waiting.during(Wait::DiskCopies, || {
+                changed.wait_timeout(states, Wait::DiskCopies.bound())
+            });
+            let (held, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timed_out.timed_out() {
+                return Err(Broken(Wait::DiskCopies.said()));
+            }
+            states = held;
         }
     }
 
@@ -370,7 +375,7 @@ impl Disks {
     /// The backup waits until all writes of `epoch` are in its buffers (invariant 1).
     pub fn wait_marked(&self, epoch: Epoch) -> Result<(), Broken> {
         for disk in &self.disks {
-            match disk.wait_marked(epoch, PATIENCE) {
+            match disk.wait_marked(epoch, Wait::DiskMirrors.bound()) {
                 Ok(true) => {}
                 Ok(false) => return Err(Broken("the primary's disk writes do not arrive".into())),
                 Err(error) => return Err(Broken::new("the mirrored disk", error)),

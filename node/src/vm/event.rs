@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::Frame;
 use dunlin_core::policy::Manner;
-use dunlin_core::units::{Epoch, Index, ReplicaId};
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskEvent, Fault};
@@ -99,7 +99,25 @@ pub enum LoopEvent {
         session: u64,
         /// Why.
         why: String,
+        /// A backup's: a sync was applied to the copy here by half.
+        torn: bool,
     },
+    /// A session's thread cannot let the VM run on that it has stopped.
+    VmStands {
+        /// Which session.
+        session: u64,
+        /// Why.
+        why: String,
+    },
+    /// The primary says that it leads in this term, and that the session goes on.
+    SessionTerm {
+        /// Which session.
+        session: u64,
+        /// The term.
+        term: Term,
+    },
+    /// Tests only: a fault that was asked for has come.
+    Fault(String),
     /// A session's stream has ended; its thread may be busy still.
     SessionStreamEnded {
         /// Which session.
@@ -142,8 +160,6 @@ pub enum SyncStep {
         epoch: Epoch,
         /// It was the last sync of a join.
         joining: bool,
-        /// The VM stays stopped, the backup takes over.
-        hand_over: bool,
         /// What it took.
         figures: SyncFigures,
     },

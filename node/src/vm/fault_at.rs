@@ -1,78 +1,215 @@
-//! For tests: a fault at a chosen line of a sync or a take-over: this daemon dies there, as if its host did (SIGKILL by its
-//! own hand), or loses its office.
+//! For tests: a fault at a chosen line of a sync or a take-over. This daemon dies there, as if its host did (SIGKILL by its
+//! own hand), stands still there until it is told to go on, fails there, or loses its office.
 //!
 //! Decides: at which lines. Flow: `dunlin inject VM die-at=LINE` (refused without `DUNLIN_FAULTS=1`) -> a session's thread, or
 //! the VM's loop, comes to that line. Not here: what must be left of the VM (the scenarios).
 
+use super::event::{LoopEvent, LoopSender};
 use rustix::process::{Signal, getpid, kill_process};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-/// A line, and what happens there.
+/// A line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// Primary: the VM stands, nothing is saved yet. It dies.
-    PrimaryStopped = 1,
-    /// Primary: all is captured, the VM still stands. It dies.
+    /// Primary: a turn of its loop.
+    PrimaryLeads,
+    /// Primary: the VM is to be stopped for a hand-over, and is not yet.
+    PrimaryHandsOver,
+    /// Primary: the VM stands, nothing is saved yet.
+    PrimaryStopped,
+    /// Primary: all is captured, the VM still stands.
     PrimaryCaptured,
     /// The same, of a sync after which the backup's VM begins to run, or no longer does.
     PrimaryChangesOver,
-    /// Backup: the sync is acknowledged, and not applied. It dies.
+    /// Primary: the loop has let out what the backup's acknowledgement covers, and the session says nothing more before.
+    PrimaryReleased,
+    /// Backup: it would stand for election. It does not, until it is told to go on.
+    BackupCampaigns,
+    /// Backup: its VM is to be stopped, and is not yet.
+    BackupStops,
+    /// Backup: the sync is acknowledged, and not applied.
     BackupAcknowledged,
     /// The same, of a sync after which the backup's VM begins to run, or no longer does.
     BackupChangesOver,
-    /// Backup: the memory is the next epoch's, the devices are still the last one's. It dies.
+    /// Backup: the memory is the next epoch's, the devices are still the last one's.
     BackupHalfApplied,
-    /// Backup, elected: the VM here runs, and nobody has been told. It steps down.
+    /// Backup, elected: the VM here runs, and nobody has been told.
     BackupTookOver,
 }
 
-/// What asks for each.
-const FAULTS: [(&str, Line); 7] = [
-    ("die-at=primary-stopped", Line::PrimaryStopped),
-    ("die-at=primary-captured", Line::PrimaryCaptured),
-    ("die-at=primary-changes-over", Line::PrimaryChangesOver),
-    ("die-at=backup-acknowledged", Line::BackupAcknowledged),
-    ("die-at=backup-changes-over", Line::BackupChangesOver),
-    ("die-at=backup-half-applied", Line::BackupHalfApplied),
-    ("step-down-at=backup-took-over", Line::BackupTookOver),
-];
+/// What happens there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Dies,
+    Hangs,
+    Fails,
+    StepsDown,
+}
 
-/// The line that was chosen, if any.
-#[derive(Debug, Default)]
-pub struct FaultAt(AtomicU8);
+/// A fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtLine {
+    line: Line,
+    what: What,
+}
+
+/// What asks for each.
+const FAULTS: [(&str, Line, What); 15] = [
+    ("die-at=primary-stopped", Line::PrimaryStopped, What::Dies),
+    ("die-at=primary-captured", Line::PrimaryCaptured, What::Dies),
+    (
+        "die-at=primary-changes-over",
+        Line::PrimaryChangesOver,
+        What::Dies,
+    ),
+    ("die-at=primary-released", Line::PrimaryReleased, What::Dies),
+    ("die-at=backup-acknowledged", Line::BackupAcknowledged, What::Dies),
+    ("die-at=backup-changes-over", Line::BackupChangesOver, What::Dies),
+    ("die-at=backup-half-applied", Line::BackupHalfApplied, What::Dies),
+    ("hang-at=primary-hands-over", Line::PrimaryHandsOver, What::Hangs),
+    ("hang-at=primary-captured", Line::PrimaryCaptured, What::Hangs),
+    ("hang-at=backup-stops", Line::BackupStops, What::Hangs),
+    (
+        "hang-at=backup-acknowledged",
+        Line::BackupAcknowledged,
+        What::Hangs,
+    ),
+    (
+        "fail-at=backup-half-applied",
+        Line::BackupHalfApplied,
+        What::Fails,
+    ),
+    ("fail-at=backup-campaigns", Line::BackupCampaigns, What::Fails),
+    ("step-down-at=primary-leads", Line::PrimaryLeads, What::StepsDown),
+    (
+        "step-down-at=backup-took-over",
+        Line::BackupTookOver,
+        What::StepsDown,
+    ),
+];
+/// Ends what hangs.
+const GO_ON: &str = "go-on";
+/// A test that forgets to say so has its answer by then.
+const LONGEST_HANG: Duration = Duration::from_secs(60);
+
+/// What a test asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// A fault at a line.
+    At(AtLine),
+    /// What hangs goes on.
+    GoOn,
+}
+
+/// What was asked for, if anything.
+#[derive(Default)]
+pub struct FaultAt {
+    chosen: Mutex<Vec<AtLine>>,
+    hung: Mutex<bool>,
+    goes_on: Condvar,
+    to_loop: OnceLock<LoopSender>,
+}
 
 impl FaultAt {
-    /// The line that a fault names; none if it is another kind of fault.
-    pub fn line(fault: &str) -> Option<Result<Line, String>> {
-        if !fault.starts_with("die-at=") && !fault.starts_with("step-down-at=") {
-            return None;
+    /// What these words ask for; none if they are of another kind of fault.
+    pub fn asked(fault: &str) -> Option<Result<Asked, String>> {
+        if fault == GO_ON {
+            return Some(Ok(Asked::GoOn));
         }
-        let known = FAULTS.iter().find(|(known, _)| *known == fault);
-        Some(known.map(|(_, line)| *line).ok_or_else(|| {
-            let known: Vec<&str> = FAULTS.iter().map(|(known, _)| *known).collect();
-            format!("there is no fault '{fault}'; there are {}", known.join(", "))
+        let (kind, _) = fault.split_once("-at=")?;
+        let mut kinds = FAULTS.iter().filter_map(|(known, ..)| known.split_once("-at="));
+        kinds.find(|(known, _)| *known == kind)?;
+        let known = FAULTS.iter().find(|(known, ..)| *known == fault);
+        let at = |&(_, line, what): &(&str, Line, What)| Asked::At(AtLine { line, what });
+        Some(known.map(at).ok_or_else(|| {
+            let known: Vec<&str> = FAULTS.iter().map(|(known, ..)| *known).collect();
+            format!(
+                "there is no fault '{fault}'; there are {} and {GO_ON}",
+                known.join(", ")
+            )
         }))
     }
 
-    /// The fault happens when somebody comes to this line.
-    pub fn choose(&self, line: Line) {
-        self.0.store(line as u8, Ordering::Relaxed);
+    /// Who is told when something hangs.
+    pub fn tell(&self, to_loop: LoopSender) {
+        // Once for each VM.
+        let _ = self.to_loop.set(to_loop);
     }
 
-    /// This is a line to die at.
-    pub fn pass(&self, line: Line) {
-        if self.is_here(line) {
-            // It cannot fail: the process is this one.
-            let _ = kill_process(getpid(), Signal::KILL);
+    fn chosen(&self) -> MutexGuard<'_, Vec<AtLine>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hung(&self) -> MutexGuard<'_, bool> {
+        self.hung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is so when somebody comes to that line.
+    pub fn choose(&self, asked: Asked) {
+        match asked {
+            Asked::At(fault) => self.chosen().push(fault),
+            Asked::GoOn => {
+                self.chosen().retain(|fault| fault.line != Line::BackupCampaigns);
+                *self.hung() = false;
+                self.goes_on.notify_all();
+            }
         }
     }
 
-    /// Whether the fault is to happen at this line; once.
-    pub fn is_here(&self, line: Line) -> bool {
-        let (chosen, none) = (line as u8, 0);
-        self.0
-            .compare_exchange(chosen, none, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+    /// This is a line to die or to hang at.
+    pub fn pass(&self, line: Line) {
+        if self.happens(line, What::Dies) {
+            // It cannot fail: the process is this one.
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+        if self.happens(line, What::Hangs) {
+            self.hang(line);
+        }
+    }
+
+    fn hang(&self, line: Line) {
+        let mut hung = self.hung();
+        *hung = true;
+        if let Some(to_loop) = self.to_loop.get() {
+            to_loop.send(LoopEvent::Fault(format!("it hangs: {line:?}")));
+        }
+        // Nothing more is done with the lock than to wait for it.
+        let _ = self
+            .goes_on
+            .wait_timeout_while(hung, LONGEST_HANG, |hung| *hung)
+            .unwrap_or_else(PoisonError::into_inner);
+    }
+
+    /// Whether what is done at this line is to fail; once.
+    pub fn fails(&self, line: Line) -> bool {
+        self.happens(line, What::Fails)
+    }
+
+    /// Whether this host is to lose its office at this line; once.
+    pub fn steps_down(&self, line: Line) -> bool {
+        self.happens(line, What::StepsDown)
+    }
+
+    /// Whether what is done at this line is to fail whenever somebody comes there.
+    pub fn always_fails(&self, line: Line) -> bool {
+        let what = What::Fails;
+        self.chosen().contains(&AtLine { line, what })
+    }
+
+    /// Whether somebody is to die at this line: whoever is there before does nothing more.
+    pub fn is_deadly(&self, line: Line) -> bool {
+        let fault = AtLine {
+            line,
+            what: What::Dies,
+        };
+        self.chosen().contains(&fault)
+    }
+
+    fn happens(&self, line: Line, what: What) -> bool {
+        let mut chosen = self.chosen();
+        let at = chosen.iter().position(|fault| *fault == AtLine { line, what });
+        at.map(|at| chosen.remove(at)).is_some()
     }
 }
 
@@ -82,21 +219,48 @@ mod tests {
 
     #[test]
     fn a_fault_names_a_line_or_none() {
+        let expected = AtLine {
+            line: Line::BackupAcknowledged,
+            what: What::Dies,
+        };
         assert_eq!(
-            FaultAt::line("die-at=backup-acknowledged"),
-            Some(Ok(Line::BackupAcknowledged))
+            FaultAt::asked("die-at=backup-acknowledged"),
+            Some(Ok(Asked::At(expected)))
         );
-        assert!(FaultAt::line("die-at=noon").is_some_and(|line| line.is_err()));
-        assert_eq!(FaultAt::line("write-error=on"), None);
+        assert_eq!(FaultAt::asked("go-on"), Some(Ok(Asked::GoOn)));
+        assert!(FaultAt::asked("die-at=noon").is_some_and(|asked| asked.is_err()));
+        assert_eq!(FaultAt::asked("write-error=on"), None);
+        assert_eq!(FaultAt::asked("bytes-per-s=16777216"), None);
     }
 
     #[test]
-    fn a_fault_happens_at_its_line_and_once() {
+    fn faults_happen_at_their_lines_and_once() {
         let fault_at = FaultAt::default();
-        fault_at.choose(Line::BackupTookOver);
-        // Nothing happens at a line that was not chosen.
+        for fault in ["step-down-at=backup-took-over", "fail-at=backup-half-applied"] {
+            fault_at.choose(
+                FaultAt::asked(fault)
+                    .expect("a fault at a line")
+                    .expect("a known one"),
+            );
+        }
+        // Nothing happens at a line that was not chosen, nor anything else at one that was.
+        fault_at.pass(Line::BackupAcknowledged);
         fault_at.pass(Line::BackupHalfApplied);
-        assert!(fault_at.is_here(Line::BackupTookOver));
-        assert!(!fault_at.is_here(Line::BackupTookOver));
+        assert!(fault_at.steps_down(Line::BackupTookOver));
+        assert!(!fault_at.steps_down(Line::BackupTookOver));
+        assert!(fault_at.fails(Line::BackupHalfApplied));
+    }
+
+    #[test]
+    fn what_hangs_goes_on_when_it_is_told_to() {
+        let fault_at = std::sync::Arc::new(FaultAt::default());
+        fault_at.choose(FaultAt::asked("hang-at=backup-stops").unwrap().unwrap());
+        let (told, hears) = LoopSender::channel().unwrap();
+        fault_at.tell(told);
+        let hangs = fault_at.clone();
+        let thread = std::thread::spawn(move || hangs.pass(Line::BackupStops));
+        assert!(matches!(hears.recv(), Ok(LoopEvent::Fault(_))));
+        fault_at.choose(Asked::GoOn);
+        thread.join().unwrap();
     }
 }

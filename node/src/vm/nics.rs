@@ -4,6 +4,7 @@ use crate::config::VmConfig;
 use crate::vm::machine::FramePorts;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
+use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
 use dunlin_guest::frames::{Announcer, FrameError, FramePort, Tap};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +16,7 @@ const FRAME_BYTES: usize = 65_600;
 pub struct Nics {
     nics: Vec<Nic>,
     buffer: Vec<u8>,
+    drain: Drain,
 }
 
 struct Nic {
@@ -36,6 +38,7 @@ impl Nics {
         Ok(Self {
             nics,
             buffer: vec![0; FRAME_BYTES],
+            drain: Drain::default(),
         })
     }
 
@@ -103,12 +106,27 @@ impl Nics {
         Ok(all)
     }
 
-    /// Whether QEMU has read all that was sent to the VM.
-    #[must_use]
-    pub fn inbound_is_drained(&self) -> bool {
-        self.nics
-            .iter()
-            .all(|nic| matches!(nic.port.inbound_in_flight(), Ok(0)))
+    /// Whether the VM has taken all that was sent to it, but for cards that it takes nothing from.
+    pub fn inbound_is_settled(&mut self, now_us: u64) -> bool {
+        self.look(now_us);
+        self.drain.is_settled(now_us)
+    }
+
+    /// A sync waits until the VM has its inputs.
+    pub fn begin_drain(&mut self, now_us: u64) {
+        self.drain.begin(now_us);
+    }
+
+    /// Whether that sync may go on.
+    pub fn drain_is_over(&mut self, now_us: u64) -> bool {
+        self.look(now_us);
+        self.drain.is_over(now_us)
+    }
+
+    fn look(&mut self, now_us: u64) {
+        // A socket that cannot be asked has ended with its QEMU: that is noticed elsewhere.
+        let in_flight = |nic: &Nic| nic.port.inbound_in_flight().unwrap_or(0);
+        self.drain.look(now_us, self.nics.iter().map(in_flight));
     }
 
     /// Sends a frame of the VM to the network. One that the kernel has no room for is lost, as on any wire.

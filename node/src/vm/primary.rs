@@ -4,6 +4,7 @@
 //! 1. (One speaker) Only a leader of the group, as of an entry of its own term, takes inputs and releases outputs.
 //! 2. A backup that is lost is dropped from the complete set by an agreed entry before outputs leave without it.
 //! 3. One sync at a time; the next one begins when the backup has applied the last.
+//! 4. One session's thread at a time: who stopped the VM lets it run on, and not into another session's sync.
 //!
 //! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `alone` serves by a
 //! person's order and takes the other hosts back, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
@@ -13,13 +14,17 @@ mod commands;
 mod joining;
 mod replacing;
 mod syncing;
+mod watched;
 
+use super::Line;
 use super::event::{LoopEvent, Started};
 use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::link::Closer;
 use super::session::primary::PrimaryJob;
+use super::session::talker::Talker;
+use super::session::waiting::Waiting;
 use crate::control::{Answer, FailoverStatus, Progress, SyncStatus};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Frame, Life, ReplicaSet};
@@ -58,6 +63,8 @@ pub struct PrimaryRole {
     machine: Option<Arc<Machine>>,
     starting: Option<u64>,
     session: Option<Session>,
+    /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
+    lingers: Option<Lingers>,
     sync: Option<Run>,
     /// How the copies are kept in this epoch; where that follows what pays, by this choice.
     manner: Manner,
@@ -91,12 +98,24 @@ struct Session {
     phase: Phase,
     jobs: Option<Sender<PrimaryJob>>,
     closer: Option<Closer>,
+    /// What the loop itself has to say to the backup.
+    talker: Option<Talker>,
+    /// What the session's thread waits for.
+    waiting: Waiting,
+}
+
+struct Lingers {
+    id: u64,
+    since_us: u64,
+    told: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Connecting,
     Joining,
+    /// The copy is done: the last sync is to begin.
+    Copied,
     LastSync,
     Synced,
 }
@@ -109,6 +128,7 @@ struct Run {
     /// Whether the log says where the epoch ends.
     agreed: bool,
     next: Manner,
+    began_us: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,6 +162,7 @@ impl PrimaryRole {
             machine,
             starting: None,
             session: None,
+            lingers: None,
             sync: None,
             manner: Manner::Active,
             change_over: None,
@@ -172,6 +193,11 @@ impl PrimaryRole {
             .as_ref()
             .is_some_and(|session| session.phase == Phase::Synced);
         follows && self.manner == Manner::Passive && self.sync.as_ref().is_none_or(|run| !run.agreed)
+    }
+
+    /// Whether a backup follows, or is being brought in.
+    pub fn has_session(&self) -> bool {
+        self.session.is_some()
     }
 
     /// Whether there is a VM to serve, or will be.
@@ -272,20 +298,25 @@ impl VmLoop {
         // A hand-over that ended with this host's own election.
         self.transfer_failed();
         self.event("majority", "a majority of the group answers again");
-        // A backup acknowledges only to the term in which it joined: it is brought in anew. With it goes a sync whose
-        // entry was lost with the old term and never comes.
-        let session = self
-            .primary()
-            .and_then(|primary| primary.session.as_ref().map(|session| session.id));
-        if let Some(id) = session {
-            self.session_ended(id, "the group has begun a new term");
+        let session = self.session_survives();
+        if let Some((id, false)) = session {
+            self.session_ended(
+                id,
+                "the group has begun a new term, and the session cannot go on in it",
+            );
         }
-        if let Some(primary) = self.primary() {
+        let survived = session.is_some_and(|(_, survives)| survives);
+        if let Some(primary) = self.primary()
+            && !survived
+        {
+            // A sync whose entry was lost with the old term never comes.
             primary.sync = None;
         }
         if self.agreement.state.complete == ReplicaSet::one(self.me) {
             self.output.set_voice(Voice::Alone);
             self.stands_alone();
+        } else if survived {
+            self.output.set_voice(Voice::Protected);
         } else {
             // The other copy is no longer followed: it has to be dropped first (invariant 2).
             self.drop_backup();
@@ -515,12 +546,16 @@ impl VmLoop {
         if !matches!(self.role, Role::Primary(_)) {
             return;
         }
+        if self.shared.fault_at.steps_down(Line::PrimaryLeads) {
+            self.group.step_down();
+        }
         self.follow_qemu();
         self.say_who_left();
         self.readmit_hosts();
         self.miss_silent_backup();
         self.observe_output();
         self.look_for_backup();
+        self.begin_last_sync();
         self.start_due_sync();
         self.start_drained_sync();
     }
@@ -591,11 +626,8 @@ impl VmLoop {
             retry_at_us: now_us + ROOM_US,
             tried: true,
         });
-        if let Some(machine) = primary.machine.clone()
-            && primary.sync.is_none()
-            && let Err(error) = machine.qemu.cont()
-        {
-            self.machine_died(&format!("it does not go on after its disk was full: {error}"));
+        if primary.sync.is_none() && !primary.handed {
+            self.resume_vm("after its disk was full");
         }
     }
 

@@ -18,6 +18,7 @@ use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId, Term};
+use dunlin_core::watchdog::Watchdog;
 use dunlin_fabric::group::{Group, GroupConfig};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
@@ -82,6 +83,8 @@ pub struct VmLoop {
     pub(super) injected: Vec<(usize, Fault)>,
     /// Why the last join failed, here or on the other host; empty since one went well.
     pub(super) join_complaint: String,
+    /// Whether what should get on does.
+    pub(super) watchdog: Watchdog,
     /// The group has not made this host a member yet.
     pub(super) newcomer: bool,
     events: Receiver<LoopEvent>,
@@ -179,6 +182,7 @@ impl VmLoop {
             broke: BTreeSet::new(),
             injected: Vec::new(),
             join_complaint: String::new(),
+            watchdog: Watchdog::default(),
             newcomer,
             events,
             connectors,
@@ -229,6 +233,7 @@ impl VmLoop {
         self.look_after_loss();
         self.run_primary();
         self.run_backup();
+        self.watch();
         self.end_by_order();
         self.forget_untold();
         // What the last steps proposed leaves now, not a wake-up later.
@@ -330,7 +335,10 @@ impl VmLoop {
                 frames,
             } => self.backup_said(session, epoch, frames),
             LoopEvent::BackupIdle { session, applied } => self.backup_is_idle(session, applied),
-            LoopEvent::SessionEnded { session, why } => self.session_ended(session, &why),
+            LoopEvent::SessionEnded { session, why, torn } => self.session_thread_ended(session, &why, torn),
+            LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
+            LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
+            LoopEvent::Fault(text) => self.event("fault", text),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::EndTold => self.forget_vm(),
@@ -442,9 +450,10 @@ impl VmLoop {
         }
         self.shown_us = now_us;
         let (role, state, wants_primary) = self.describe();
-        let state = match &self.failure {
-            Some(why) => format!("failed: {why}"),
-            None => state.to_owned(),
+        let state = match (&self.failure, self.stalled_state()) {
+            (Some(why), _) => format!("failed: {why}"),
+            (None, Some(stalled)) => stalled,
+            (None, None) => state.to_owned(),
         };
         let peers = self.config.group.iter().filter(|peer| peer.member.id != self.me);
         let status = VmStatus {
@@ -480,6 +489,8 @@ impl VmLoop {
                 .map(|machine| machine.disks.figures(now_us))
                 .unwrap_or_default(),
             bad_input: self.bad_input(),
+            stalls: self.watchdog.stalls(),
+            waits: self.shown_wait(),
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

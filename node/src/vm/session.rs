@@ -7,6 +7,7 @@ pub mod backup;
 pub mod link;
 pub mod primary;
 pub mod talker;
+pub mod waiting;
 
 use dunlin_core::sync::compare;
 use dunlin_core::sync::dirty::PageSet;

@@ -7,6 +7,7 @@
 //! * **Source:** the redis serialization protocol's description; `redis-benchmark --help`.
 //! * **Not here:** what a gap may be at most: the demo and the scenarios judge.
 
+mod broadcasts;
 pub mod counter;
 pub mod ledger;
 pub mod load;
@@ -14,6 +15,7 @@ pub mod passers;
 pub mod postgres;
 mod resp;
 
+pub use broadcasts::Broadcasts;
 pub use counter::{Answers, Counter, CounterReport, CounterSpec};
 pub use passers::{Passers, PassersReport, PassersSpec};
 pub use resp::{Answer, Connection};

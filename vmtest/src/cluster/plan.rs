@@ -23,6 +23,8 @@ pub struct VmPlan {
     pub memory_mib: u32,
     /// A data disk of that size, on which redis logs every write before it answers.
     pub disk_mib: Option<u64>,
+    /// Cards beside the first that the guest never sets up.
+    pub idle_cards: u8,
     /// Further lines for the `[sync]` table.
     pub sync: Vec<String>,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
@@ -43,6 +45,7 @@ impl VmPlan {
             vcpus: 1,
             memory_mib: 256,
             disk_mib: None,
+            idle_cards: 0,
             sync: Vec::new(),
             members: ["a", "b"],
             number: 0,
@@ -139,11 +142,13 @@ impl VmPlan {
         ));
         let serial = lab.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
-        text.push_str("\n[[vm.nics]]\n");
-        text.push_str(&format!(
-            "mac = \"52:54:00:12:34:{:02x}\"\nbridge = \"br0\"\n",
-            0x56 + self.number
-        ));
+        for card in 0..=self.idle_cards {
+            text.push_str(&format!(
+                "\n[[vm.nics]]\nmac = \"52:54:00:12:{:02x}:{:02x}\"\nbridge = \"br0\"\n",
+                0x34 + card,
+                0x56 + self.number
+            ));
+        }
         if let Some(size_mib) = self.disk_mib {
             let file = format!("{}.img", self.name);
             for host in ["a", "b"] {

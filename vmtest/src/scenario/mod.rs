@@ -98,6 +98,16 @@ pub enum Action {
     AwaitTold(&'static str, &'static str),
     /// The primary is in that state.
     AwaitState(&'static str),
+    /// The backup's session hangs in the middle of a sync; then it goes on.
+    HangBackup,
+    /// The primary's session hangs while its VM stands; then it goes on.
+    HangPrimary,
+    /// A hand-over in whose middle the backup dies.
+    BreakHandOver,
+    /// The backup fails to apply a sync that it has acknowledged, and the primary stands still meanwhile.
+    HalfLoad,
+    /// The leader loses its office and wins it back, so many times.
+    NewTerms(usize),
     /// After `KillAll` and `Restart`: the VM runs again, on the host that was its last primary.
     AwaitBootOnLast,
 }
@@ -126,6 +136,8 @@ pub struct Scenario {
     pub vcpus: u32,
     /// The guest's disk.
     pub disk_mib: Option<u64>,
+    /// Cards that the guest never sets up; the client's network is full of broadcasts then.
+    pub idle_cards: u8,
     /// After each sync both memories are hashed and compared (slow).
     pub audit: bool,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
@@ -149,6 +161,7 @@ impl Scenario {
             machine: "pc",
             vcpus: 1,
             disk_mib: None,
+            idle_cards: 0,
             audit: false,
             durable: false,
             cpu: None,
@@ -174,10 +187,11 @@ impl Scenario {
 pub fn all() -> Vec<Scenario> {
     use Action::{
         AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitManner, AwaitProtected,
-        AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakPrimaryDisk, CutBackup,
-        CutPrimary, DieAt, Failover, Freeze, Inject, InterruptPrimary, KillAll, KillBackup, KillOthers,
-        KillPrimary, KillPrimaryAndThaw, KillPrimaryDaemon, KillWitness, MendDisks, PausePrimary,
-        ProtectAlone, Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
+        AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakHandOver, BreakPrimaryDisk,
+        CutBackup, CutPrimary, DieAt, Failover, Freeze, HalfLoad, HangBackup, HangPrimary, Inject,
+        InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
+        KillPrimaryDaemon, KillWitness, MendDisks, NewTerms, PausePrimary, ProtectAlone, Replace, Restart,
+        RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -290,6 +304,11 @@ pub fn all() -> Vec<Scenario> {
                 AwaitProtected,
             ],
         )
+        .quick(),
+        Scenario {
+            idle_cards: 1,
+            ..Scenario::new("idle-second-card", "dunlin", &there_and_back)
+        }
         .quick(),
         Scenario::new(
             "interrupted-daemon-leaves-nothing",
@@ -477,6 +496,106 @@ pub fn all() -> Vec<Scenario> {
                     AwaitProtected,
                     KillPrimary,
                     SlowBackup(100),
+                    answers,
+                ],
+            )
+        },
+        Scenario {
+            // Of the watchdog's ten seconds.
+            gap_limit: Duration::from_secs(20),
+            ..Scenario::new(
+                "primary-hangs-in-a-sync",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    HangPrimary,
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        },
+        Scenario {
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "backup-hangs-in-a-sync",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    HangBackup,
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "hand-over-broken-off",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    BreakHandOver,
+                    answers,
+                    Restart,
+                    AwaitProtected,
+                    Failover,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "half-load-does-not-lead",
+                "remus",
+                &[
+                    AwaitProtected,
+                    answers,
+                    HalfLoad,
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "same-leader-in-new-terms",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    NewTerms(5),
+                    answers,
+                    AwaitProtected,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            audit: true,
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "audited-death-after-release",
+                "plover",
+                &[
+                    AwaitProtected,
+                    answers,
+                    DieAt("primary", "primary-released"),
                     answers,
                 ],
             )

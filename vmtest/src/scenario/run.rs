@@ -1,5 +1,7 @@
 //! Plays one scenario.
 
+mod stuck;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -9,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
 use super::{Action, Scenario, Thawed};
-use crate::client::{Counter, CounterReport, CounterSpec};
+use crate::client::{Broadcasts, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
@@ -76,6 +78,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         machine: scenario.machine.to_owned(),
         vcpus: scenario.vcpus,
         disk_mib: scenario.disk_mib,
+        idle_cards: scenario.idle_cards,
         sync,
         ..VmPlan::redis(scenario.policy)
     };
@@ -83,6 +86,10 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let client = lab.node("client");
     await_service(client, service(), PATIENCE)?;
+    let broadcasts = match scenario.idle_cards {
+        0 => None,
+        _ => Some(Broadcasts::start(client)?),
+    };
     let spec = CounterSpec {
         target: service(),
         connections: scenario.connections,
@@ -122,6 +129,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         ..
     } = stage;
     let (clients, answers) = counter.finish()?;
+    broadcasts.map(Broadcasts::finish).transpose()?;
     // A VM that has booted anew knows nothing of its old connections; what it told on them it must know.
     let excused = if last_primary.is_some() { clients.resets } else { 0 };
     ensure!(
@@ -466,6 +474,11 @@ impl Stage<'_, '_> {
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
                 (vm.state == state).then_some(())
             }),
+            Action::HangBackup => self.hang_backup(),
+            Action::HangPrimary => self.hang_primary(),
+            Action::BreakHandOver => self.break_hand_over(),
+            Action::HalfLoad => self.half_load(),
+            Action::NewTerms(times) => self.new_terms(times),
             Action::Failover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();

@@ -111,16 +111,13 @@ impl VmLoop {
         if !std::mem::take(&mut primary.handed) {
             return;
         }
-        let machine = primary.machine.clone();
         if let Some(reply) = primary.hand_over.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(
                 "not handed over: the backup did not take the VM over",
             ));
         }
-        if let Some(Err(error)) = machine.map(|machine| machine.qemu.cont()) {
-            return self.machine_died(&format!("it does not resume after a hand-over: {error}"));
-        }
+        self.resume_vm("after a hand-over");
         self.forget_cut();
         match self
             .primary()

@@ -4,13 +4,16 @@
 //!
 //! Not here: the copy itself (`session::primary`).
 
-use super::{Phase, REJOIN_US, SILENCE_US, Session};
+use super::PrimaryRole;
+use super::{Lingers, Phase, REJOIN_US, SILENCE_US, Session};
 use crate::control::{Answer, Progress};
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
 use crate::vm::run::VmLoop;
 use crate::vm::session::link::SyncLink;
 use crate::vm::session::primary::Primary;
+use crate::vm::session::talker::Talker;
+use crate::vm::session::waiting::Waiting;
 use crossbeam_channel::unbounded;
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
@@ -63,7 +66,8 @@ impl VmLoop {
         let Some(peer) = candidate else { return };
         let session_id = self.next_session + 1;
         let Some(primary) = self.primary() else { return };
-        if primary.session.is_some() || primary.machine.is_none() || now_us < primary.rejoin_at_us {
+        let busy = primary.session.is_some() || primary.lingers.is_some();
+        if busy || primary.machine.is_none() || now_us < primary.rejoin_at_us {
             return;
         }
         primary.session = Some(Session {
@@ -72,6 +76,8 @@ impl VmLoop {
             phase: Phase::Connecting,
             jobs: None,
             closer: None,
+            talker: None,
+            waiting: Waiting::default(),
         });
         primary.rejoin_at_us = now_us + REJOIN_US;
         let id = self.new_session();
@@ -128,6 +134,9 @@ impl VmLoop {
         let started = result.and_then(|stream| {
             let (link, closer) =
                 SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;
+            let talker = Talker::start(link.writer.clone())
+                .map_err(|error| format!("a thread to talk to the backup: {error}"))?;
+            let waiting = link.waiting.clone();
             let worker = Primary {
                 session: id,
                 machine,
@@ -143,11 +152,13 @@ impl VmLoop {
                 .name("sync-primary".into())
                 .spawn(move || worker.run(term))
                 .map_err(|error| error.to_string())?;
-            Ok(closer)
+            Ok((closer, talker, waiting))
         });
         match started {
-            Ok(closer) => {
+            Ok((closer, talker, waiting)) => {
                 session.phase = Phase::Joining;
+                session.talker = Some(talker);
+                session.waiting = waiting;
                 session.jobs = Some(jobs);
                 session.closer = Some(closer);
                 let host = self.session_host();
@@ -190,9 +201,28 @@ impl VmLoop {
         if let Some(primary) = self.primary()
             && let Some(session) = &mut primary.session
         {
-            session.phase = Phase::LastSync;
+            session.phase = Phase::Copied;
+        }
+        self.begin_last_sync();
+    }
+
+    /// The group may not take the sync's entry at once: then it is tried again.
+    pub(super) fn begin_last_sync(&mut self) {
+        let leads = self.agreement.leads;
+        let copied = |session: &Session| session.phase == Phase::Copied;
+        let due = |primary: &mut PrimaryRole| {
+            primary.session.as_ref().is_some_and(copied) && primary.sync.is_none()
+        };
+        if !leads || !self.primary().is_some_and(due) {
+            return;
         }
         self.begin_sync(false);
+        if let Some(primary) = self.primary()
+            && primary.sync.is_some()
+            && let Some(session) = &mut primary.session
+        {
+            session.phase = Phase::LastSync;
+        }
     }
 
     /// A disk has something to say.
@@ -261,18 +291,46 @@ impl VmLoop {
         }
     }
 
+    /// A session's thread has ended, of itself or because the loop has ended the session.
+    pub(in crate::vm) fn session_thread_ended(&mut self, id: u64, why: &str, torn: bool) {
+        if self.is_session(id) {
+            self.session_ended(id, why);
+        } else {
+            self.backup_session_ended(id, why, torn);
+        }
+        if let Some(primary) = self.primary() {
+            primary.lingers.take_if(|lingers| lingers.id == id);
+        }
+    }
+
+    /// A VM that its session's thread has stopped, and that QEMU does not let run on.
+    pub(in crate::vm) fn vm_stands(&mut self, id: u64, why: &str) {
+        let lingers =
+            |primary: &PrimaryRole| primary.lingers.as_ref().is_some_and(|lingers| lingers.id == id);
+        if self.is_session(id) || self.primary().is_some_and(|primary| lingers(primary)) {
+            self.machine_died(&format!("it does not resume after a broken sync: {why}"));
+        }
+    }
+
     pub(in crate::vm) fn session_ended(&mut self, id: u64, why: &str) {
         if !self.is_session(id) {
-            self.backup_session_ended(id, why);
             return;
         }
         let host = self.session_host();
         let complete = self.agreement.state.complete;
-        let rejoin_at_us = self.now_us() + REJOIN_US;
+        let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
         let Some(session) = primary.session.take() else {
             return;
         };
+        if session.phase != Phase::Connecting {
+            // It lets the VM run on if it has stopped it, and says when it has ended.
+            primary.lingers = Some(Lingers {
+                id,
+                since_us: now_us,
+                told: false,
+            });
+        }
         if let Some(closer) = &session.closer {
             closer.close();
         }
@@ -280,7 +338,7 @@ impl VmLoop {
             machine.disks.detach();
         }
         primary.progress = None;
-        primary.rejoin_at_us = rejoin_at_us;
+        primary.rejoin_at_us = now_us + REJOIN_US;
         let broken_sync = primary.sync.take();
         if primary.handed {
             // As it should be: the backup has closed the stream because it was elected. The group says the rest.
@@ -292,12 +350,6 @@ impl VmLoop {
             let _ = reply.send(Answer::failed(format!(
                 "not handed over: the backup was lost ({why})"
             )));
-        }
-        if broken_sync.is_some()
-            && let Some(machine) = &primary.machine
-            && let Err(error) = machine.qemu.cont()
-        {
-            return self.machine_died(&format!("it does not resume after a broken sync: {error}"));
         }
         self.forget_cut();
         if session.phase == Phase::Connecting {

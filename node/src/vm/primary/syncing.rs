@@ -9,8 +9,8 @@ use super::{
     Stage,
 };
 use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
+use crate::vm::Line;
 use crate::vm::event::SyncStep;
-use crate::vm::nics::Nics;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::session::primary::PrimaryJob;
 use crate::vm::status::RECENT;
@@ -50,12 +50,13 @@ impl VmLoop {
                 hand_over,
                 agreed,
                 next,
+                began_us: now_us,
             });
         }
     }
 
     fn work_ahead(&mut self) {
-        let epoch = self.output.epoch();
+        let (epoch, now_us) = (self.output.epoch(), self.now_us());
         let Some(primary) = self.primary() else { return };
         let Some(session) = &primary.session else { return };
         primary.sync = Some(Run {
@@ -64,6 +65,7 @@ impl VmLoop {
             hand_over: false,
             agreed: false,
             next: primary.manner,
+            began_us: now_us,
         });
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
@@ -144,7 +146,7 @@ impl VmLoop {
         let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else {
             return;
         };
-        if session.phase != Phase::Synced || primary.sync.is_some() {
+        if session.phase != Phase::Synced || primary.sync.is_some() || primary.handed {
             return;
         }
         let manner = primary.manner;
@@ -154,7 +156,10 @@ impl VmLoop {
         let idleness_counts = !by_period
             && backup_idle
             && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us)
-            && self.nics.as_ref().is_none_or(Nics::inbound_is_drained);
+            && self
+                .nics
+                .as_mut()
+                .is_none_or(|nics| nics.inbound_is_settled(now_us));
         let sight = Sight {
             now_us,
             last_sync_us: primary.last_sync_us,
@@ -221,18 +226,23 @@ impl VmLoop {
         if let Role::Backup(_) = &self.role {
             return self.backup_sync_agreed(epoch);
         }
-        let leads = self.agreement.leads;
+        // Of an earlier term of this host's, too: the session may survive it (`speak_again`).
         let Some(run) = self.primary().and_then(|primary| primary.sync.as_mut()) else {
             return false;
         };
-        if !leads || run.epoch != epoch || run.stage != Stage::Proposed {
+        if run.epoch != epoch || run.stage != Stage::Proposed {
             return false;
         }
         run.stage = Stage::Draining;
+        let now_us = self.now_us();
+        if let Some(nics) = &mut self.nics {
+            nics.begin_drain(now_us);
+        }
         true
     }
 
     pub(super) fn start_drained_sync(&mut self) {
+        let now_us = self.now_us();
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
@@ -242,7 +252,8 @@ impl VmLoop {
         if run.stage != Stage::Draining {
             return;
         }
-        if run.agreed && !self.nics.as_ref().is_none_or(Nics::inbound_is_drained) {
+        let nics = self.nics.as_mut().filter(|_| run.agreed);
+        if nics.is_some_and(|nics| !nics.drain_is_over(now_us)) {
             return;
         }
         run.stage = Stage::Running;
@@ -275,10 +286,13 @@ impl VmLoop {
             SyncStep::Acknowledged {
                 epoch,
                 joining,
-                hand_over,
                 figures,
             } => {
-                self.sync_acknowledged(epoch, joining, hand_over, figures);
+                self.sync_acknowledged(epoch, joining, figures);
+                if self.shared.fault_at.is_deadly(Line::PrimaryReleased) {
+                    self.release();
+                    self.shared.fault_at.pass(Line::PrimaryReleased);
+                }
             }
             SyncStep::Loaded { epoch, load_us } => self.sync_loaded(epoch, load_us),
         }
@@ -314,6 +328,9 @@ impl VmLoop {
         let Some(primary) = self.primary() else { return };
         primary.sync_status.last.load_us = load_us;
         let Some(run) = primary.sync.take() else { return };
+        if run.hand_over {
+            return self.hand_over_vm();
+        }
         if primary.manner != run.next {
             primary.sync_cost.restart(now_us);
             let (from, to) = (primary.manner.name(), run.next.name());
@@ -350,13 +367,7 @@ impl VmLoop {
         }
     }
 
-    pub(super) fn sync_acknowledged(
-        &mut self,
-        epoch: Epoch,
-        joining: bool,
-        hand_over: bool,
-        figures: SyncFigures,
-    ) {
+    pub(super) fn sync_acknowledged(&mut self, epoch: Epoch, joining: bool, figures: SyncFigures) {
         let now_us = self.now_us();
         {
             let mut recent = self
@@ -404,17 +415,24 @@ impl VmLoop {
         if agreed {
             self.propose(&Agreed::SyncDone { epoch });
         }
-        if hand_over {
-            self.event(
-                "handing-over",
-                format!("the VM goes to host '{}'", self.config.host_name(peer)),
-            );
-            self.release();
-            if let Some(primary) = self.primary() {
-                primary.handed = true;
+    }
+
+    /// The backup has loaded the VM that stands here: from now on the group decides who goes on.
+    fn hand_over_vm(&mut self) {
+        let Some(peer) = self.session_peer() else { return };
+        self.event(
+            "handing-over",
+            format!("the VM goes to host '{}'", self.config.host_name(peer)),
+        );
+        self.release();
+        if let Some(primary) = self.primary() {
+            primary.handed = true;
+            if let Some(jobs) = primary.session.as_ref().and_then(|session| session.jobs.as_ref()) {
+                // A session that has ended reports that itself.
+                let _ = jobs.send(PrimaryJob::HandedOver);
             }
-            self.group.transfer_to(peer);
         }
+        self.group.transfer_to(peer);
     }
 
     pub(in crate::vm) fn backup_said(&mut self, id: u64, epoch: Epoch, frames: Vec<Frame>) {

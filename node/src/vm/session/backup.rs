@@ -5,6 +5,8 @@
 //! 2. A sync that was acknowledged is applied, whatever happens to the primary afterwards.
 //! 3. The dirty bits are cleared before the VM runs on: what it writes from then on is the next sync's.
 //! 4. What was staged ahead of a page counts only if no later round looks at the page.
+//! 5. From the first byte that an acknowledged sync changes until the VM's state is loaded whole the copy is *torn*: if that
+//!    fails, it is nobody's VM any more.
 //!
 //! Source: stock-QEMU COLO secondary, driven as in docs/guest.md. Not here: elections, frames (the loop).
 
@@ -20,6 +22,7 @@ use dunlin_core::policy::Manner;
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::{PageDelta, Staged, Staging, StagingError};
 use dunlin_core::units::{Epoch, Term};
+use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::colo::{Colo, ColoPhase};
 use std::sync::Arc;
@@ -67,6 +70,8 @@ pub struct Backup {
     pub unloaded: Option<Bytes>,
     /// What the rounds of the sync under way have sent so far.
     pub staging: Option<Staging>,
+    /// Invariant 5.
+    pub torn: bool,
 }
 
 /// A sync that lies here whole.
@@ -74,6 +79,8 @@ struct Whole {
     staged: Staged,
     next: Manner,
     shadow: Bytes,
+    /// The hash of all memory that the primary has after this sync, where it is asked for.
+    audit: Option<u128>,
 }
 
 /// Why the wait for messages ended.
@@ -90,15 +97,17 @@ impl Backup {
         match outcome {
             Ok(()) => {}
             Err(Broken(why)) => {
-                to_loop.send(LoopEvent::SessionEnded { session, why });
+                let torn = self.torn;
+                to_loop.send(LoopEvent::SessionEnded { session, why, torn });
                 // The VM is whole, as of the last sync: the loop may still take it over.
-                if let Ok(term) = self.wait_for_take_over() {
+                if !torn && let Ok(term) = self.wait_for_take_over() {
                     self.take_over(term);
                 }
             }
         }
     }
 
+    /// Until the loop takes it over or drops it: nothing else is owed here, so nothing bounds it.
     fn wait_for_take_over(&self) -> Result<Term, Broken> {
         loop {
             match self.jobs.recv() {
@@ -142,24 +151,26 @@ impl Backup {
                 Wake::Job(BackupJob::LineDrawn | BackupJob::Drop) => {}
                 Wake::Message(SyncMessage::Ends { epoch, agreed }) if !self.active => {
                     // What the log says about the epoch's end may still be on its way.
-                    match agreed.then(|| self.jobs.recv()) {
+                    let waiting = &self.link.waiting;
+                    match agreed
+                        .then(|| waiting.for_word(&self.jobs, Wait::EndAgreed))
+                        .transpose()?
+                    {
                         None => self.sync_passive(epoch)?,
-                        Some(Ok(BackupJob::Stop { epoch: got })) if got == epoch => {
+                        Some(BackupJob::Stop { epoch: got }) if got == epoch => {
                             self.sync_passive(epoch)?;
                         }
-                        Some(Ok(BackupJob::TakeOver(term))) => {
+                        Some(BackupJob::TakeOver(term)) => {
                             self.take_over(term);
                             return Ok(());
                         }
-                        Some(Ok(other)) => return Err(Broken(format!("{other:?} where an epoch ends"))),
-                        Some(Err(_)) => return Err(Broken("the VM loop has gone".into())),
+                        Some(other) => return Err(Broken(format!("{other:?} where an epoch ends"))),
                     }
                 }
                 Wake::Message(SyncMessage::Ahead { epoch, pages }) if self.active => {
                     self.compare_ahead(epoch, &pages)?;
                 }
                 Wake::Message(SyncMessage::Delta { epoch, deltas }) => self.stage(epoch, deltas)?,
-                Wake::Message(SyncMessage::Audit { .. }) if !self.audit => {}
                 Wake::Message(other) => return Err(unexpected("the next sync", &other)),
             }
         }
@@ -167,7 +178,7 @@ impl Backup {
 
     /// Both sides have to speak of the same VM in the same term.
     fn agree_on_join(&self) -> Result<(), Broken> {
-        let (term, pages, active) = match self.link.receive()? {
+        let (term, pages, active) = match self.link.receive(Wait::JoinArrives)? {
             SyncMessage::Join { term, pages, active } => (term, pages, active),
             other => return Err(unexpected("Join", &other)),
         };
@@ -187,7 +198,7 @@ impl Backup {
     /// Pages straight into the memory of a VM that does not run yet, until the last sync of the join.
     fn receive_join(&self) -> Result<Epoch, Broken> {
         loop {
-            match self.link.receive()? {
+            match self.link.receive(Wait::JoinArrives)? {
                 SyncMessage::Pages(deltas) => self.write(&deltas)?,
                 SyncMessage::JoinLast { epoch } => return Ok(epoch),
                 other => return Err(unexpected("Pages", &other)),
@@ -196,8 +207,10 @@ impl Backup {
     }
 
     fn sync_active(&mut self, epoch: Epoch) -> Result<(), Broken> {
+        self.machine.fault_at.pass(Line::BackupStops);
         self.machine.disks.expedite(true);
-        let stopped = self.colo()?.request();
+        let waiting = self.link.waiting.clone();
+        let stopped = waiting.during(Wait::ColoAnswers, || Ok::<_, Broken>(self.colo()?.request()))?;
         self.machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the backup's VM", error))?;
         let dirty = self.scan()?;
@@ -246,7 +259,7 @@ impl Backup {
     /// The pages of the last round; what an earlier one has sent may come before.
     fn receive_union(&mut self, epoch: Epoch) -> Result<PageSet, Broken> {
         loop {
-            match self.link.receive()? {
+            match self.link.receive(Wait::SyncArrives)? {
                 SyncMessage::Union { epoch: got, pages } if got == epoch => return Ok(pages),
                 SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
                 other => return Err(unexpected("Union", &other)),
@@ -257,7 +270,7 @@ impl Backup {
     /// The log has said that the epoch is over; so does the primary.
     fn receive_end(&mut self, epoch: Epoch) -> Result<(), Broken> {
         loop {
-            match self.link.receive()? {
+            match self.link.receive(Wait::SyncArrives)? {
                 SyncMessage::Ends {
                     epoch: got,
                     agreed: true,
@@ -303,7 +316,7 @@ impl Backup {
         // There is none yet if nothing was written.
         self.staging(epoch);
         loop {
-            match self.link.receive()? {
+            match self.link.receive(Wait::SyncArrives)? {
                 SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
                 SyncMessage::State {
                     epoch,
@@ -311,7 +324,14 @@ impl Backup {
                     shadow,
                     device_state,
                 } => {
-                    self.machine.disks.wait_marked(epoch)?;
+                    let audit = match self.audit {
+                        true => Some(self.receive_audit(epoch)?),
+                        false => None,
+                    };
+                    let disks = &self.machine.disks;
+                    self.link
+                        .waiting
+                        .during(Wait::DiskMirrors, || disks.wait_marked(epoch))?;
                     let staging = self.staging.take().expect("it was just made");
                     return Ok(Whole {
                         staged: staging
@@ -319,6 +339,7 @@ impl Backup {
                             .map_err(|error| self.refuse(&error))?,
                         next,
                         shadow,
+                        audit,
                     });
                 }
                 other => return Err(unexpected("Delta or State", &other)),
@@ -327,21 +348,25 @@ impl Backup {
     }
 
     fn acknowledge_and_apply(&mut self, whole: Whole, joining: bool) -> Result<(), Broken> {
-        let Whole { staged, next, shadow } = whole;
+        let Whole {
+            staged,
+            next,
+            shadow,
+            audit,
+        } = whole;
         let epoch = staged.epoch;
-        // The loop refuses if it has promised a later term meanwhile: then somebody else leads, and the old primary
-        // must not hear an acknowledgement.
+        // The loop refuses if it has promised a later term to somebody else meanwhile: the old primary must not hear an
+        // acknowledgement then.
         self.report(BackupStep::Staged { epoch, next, shadow });
-        match self.jobs.recv() {
-            Ok(BackupJob::LineDrawn) => {}
-            Ok(BackupJob::TakeOver(term)) => {
+        match self.link.waiting.for_word(&self.jobs, Wait::LeaveGiven)? {
+            BackupJob::LineDrawn => {}
+            BackupJob::TakeOver(term) => {
                 // Elected before the acknowledgement left: this sync is dropped whole (invariant 1).
                 self.take_over(term);
                 return Err(Broken("taken over in the middle of a sync".into()));
             }
-            Ok(BackupJob::Drop) => return Err(Broken("the primary's term is over".into())),
-            Ok(BackupJob::Stop { .. }) => return Err(Broken("two syncs at once".into())),
-            Err(_) => return Err(Broken("the VM loop has gone".into())),
+            BackupJob::Drop => return Err(Broken("the primary's term is over".into())),
+            BackupJob::Stop { .. } => return Err(Broken("two syncs at once".into())),
         }
         // A primary that is dead now is no reason not to apply: it may have heard us (invariant 2).
         let _ = self.link.send(&SyncMessage::Staged { epoch });
@@ -350,12 +375,9 @@ impl Backup {
             self.machine.fault_at.pass(Line::BackupChangesOver);
         }
         let started = Instant::now();
-        let audit = if self.audit {
-            Some(self.receive_audit(epoch)?)
-        } else {
-            None
-        };
+        self.torn = true;
         self.apply(staged, next.backup_runs(), audit)?;
+        self.torn = false;
         let took_us = started.elapsed().as_micros() as u64;
         self.report(BackupStep::Loaded { epoch, joining });
         let _ = self.link.send(&SyncMessage::Loaded { epoch, took_us });
@@ -363,7 +385,7 @@ impl Backup {
     }
 
     fn receive_audit(&self, epoch: Epoch) -> Result<u128, Broken> {
-        match self.link.receive()? {
+        match self.link.receive(Wait::SyncArrives)? {
             SyncMessage::Audit { epoch: got, hash } if got == epoch => Ok(hash),
             other => Err(unexpected("Audit", &other)),
         }
@@ -380,6 +402,9 @@ impl Backup {
             // Invariant 3: also what a reset on the way to the load has written is the same on both sides now.
             memory.scan_dirty().map(drop)?;
             machine.fault_at.pass(Line::BackupHalfApplied);
+            if machine.fault_at.fails(Line::BackupHalfApplied) {
+                return Err(std::io::Error::other("a fault was asked for"));
+            }
             match audit {
                 Some(expected) if hash_all(memory) != expected => Err(std::io::Error::other(
                     "audit: the two memories differ after the sync",
@@ -400,6 +425,11 @@ impl Backup {
 
     /// Lets the VM run on from a state: its first, or the next one.
     fn load(&mut self, state: &[u8], write: impl FnOnce() -> std::io::Result<()>) -> Result<(), Broken> {
+        let waiting = self.link.waiting.clone();
+        waiting.during(Wait::ColoAnswers, || self.load_now(state, write))
+    }
+
+    fn load_now(&mut self, state: &[u8], write: impl FnOnce() -> std::io::Result<()>) -> Result<(), Broken> {
         let broken = |error| Broken::new("loading the state into the backup's VM", error);
         let colo = self.colo()?;
         if colo.phase() == ColoPhase::Empty {
@@ -441,6 +471,9 @@ impl Backup {
     }
 
     fn free_vm(&mut self) -> Result<(), Broken> {
+        if self.torn {
+            return Err(Broken("a sync was applied to it by half".into()));
+        }
         let broken = |error| Broken::new("taking the VM over", error);
         if let Some(state) = self.unloaded.take() {
             // The memory is that of this state already.

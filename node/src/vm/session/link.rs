@@ -1,18 +1,16 @@
 //! The stream between a primary and its backup, as messages.
 
 use super::Broken;
+use super::waiting::Waiting;
 use crate::vm::event::{LoopEvent, LoopSender};
 use bytes::{Bytes, BytesMut};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
-
-/// A peer that says nothing for this long in the middle of a sync is given up. Its death is noticed much sooner, by
-/// the consensus heartbeats; this is for one that lives but is stuck.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
 const AT_ONCE_BYTES: usize = 16 << 10;
@@ -107,13 +105,15 @@ impl Closer {
 pub struct SyncLink {
     /// The sending end.
     pub writer: SyncWriter,
+    /// What the session's thread waits for.
+    pub waiting: Waiting,
     incoming: Receiver<Result<SyncMessage, Broken>>,
 }
 
 impl SyncLink {
-    /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`) go there, stamped with `session`.
+    /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`, `NewTerm`) go there, stamped with `session`.
     pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(Wait::StreamTakes.bound()))?;
         let (mut read, half) = stream.split();
         let (sender, incoming) = bounded(64);
         std::thread::Builder::new()
@@ -123,6 +123,9 @@ impl SyncLink {
                     match read_message(&mut read) {
                         Ok(SyncMessage::Idle { applied }) => {
                             to_loop.send(LoopEvent::BackupIdle { session, applied })
+                        }
+                        Ok(SyncMessage::NewTerm { term }) => {
+                            to_loop.send(LoopEvent::SessionTerm { session, term })
                         }
                         Ok(SyncMessage::Said { epoch, frames }) => to_loop.send(LoopEvent::BackupSaid {
                             session,
@@ -150,6 +153,7 @@ impl SyncLink {
         Ok((
             Self {
                 writer: writer.clone(),
+                waiting: Waiting::default(),
                 incoming,
             },
             Closer(writer),
@@ -158,25 +162,33 @@ impl SyncLink {
 
     /// Sends a message.
     pub fn send(&self, message: &SyncMessage) -> Result<(), Broken> {
-        self.writer.send(message)
+        self.waiting
+            .during(Wait::StreamTakes, || self.writer.send(message))
     }
 
-    /// The next message.
-    pub fn receive(&self) -> Result<SyncMessage, Broken> {
-        self.receive_unless_stuck(|| 0)
+    /// The next message, which is `wait`'s.
+    pub fn receive(&self, wait: Wait) -> Result<SyncMessage, Broken> {
+        self.receive_unless_stuck(wait, || 0)
     }
 
-    /// The next message; it is waited for as long as `progress` rises.
-    pub fn receive_unless_stuck(&self, progress: impl Fn() -> u64) -> Result<SyncMessage, Broken> {
+    /// The next message; it is waited for anew as long as `progress` rises.
+    pub fn receive_unless_stuck(
+        &self,
+        wait: Wait,
+        progress: impl Fn() -> u64,
+    ) -> Result<SyncMessage, Broken> {
         let mut seen = progress();
         loop {
-            match self.incoming.recv_timeout(PATIENCE) {
+            let received = self
+                .waiting
+                .during(wait, || self.incoming.recv_timeout(wait.bound()));
+            match received {
                 Ok(Ok(SyncMessage::Refused { why })) => return Err(Broken(why)),
                 Ok(message) => return message,
                 Err(RecvTimeoutError::Timeout) => {
                     let now = progress();
                     if now <= seen {
-                        return Err(Broken("the other host is silent in the middle of a sync".into()));
+                        return Err(Broken(wait.said()));
                     }
                     seen = now;
                 }

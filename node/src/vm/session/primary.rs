@@ -6,6 +6,9 @@
 //! Invariants:
 //! 1. What a scan cleared is in a round of the same sync, and a sync that is not acknowledged ends the session.
 //! 2. `cont` comes only after the loop has drawn the line between the epochs' frames.
+//! 3. The primary's VM is stopped only when the backup's stands; from `stop` to `cont` nothing is waited for as long as a
+//!    second (core's `waits`).
+//! 4. Whoever stopped the VM lets it run on: this thread, whatever becomes of the session, until the VM is the backup's.
 //!
 //! Not here: when to sync, what leaves when (the loop, with core's `trigger` and `gate`).
 
@@ -24,11 +27,13 @@ use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PA
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
+use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
+use dunlin_guest::qemu::QmpError;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the loop asks of the session.
 pub enum PrimaryJob {
@@ -53,6 +58,8 @@ pub enum PrimaryJob {
         /// The connections that do not speak the VM's own numbers.
         shadow: Bytes,
     },
+    /// The group is asked to follow the backup: the loop answers for the VM that stands here.
+    HandedOver,
 }
 
 /// What a session needs.
@@ -71,7 +78,7 @@ pub struct Primary {
     pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
     /// Whether the backup's VM runs, in this epoch.
     pub active: Cell<bool>,
-    /// The VM stands still for a sync, and nobody else will let it run on.
+    /// The VM stands still for a sync, and nobody else will let it run on (invariant 4).
     pub stands: Cell<bool>,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
@@ -89,6 +96,8 @@ struct Sync {
 /// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
 const JOIN_REST_PAGES: usize = 2048;
 const JOIN_ROUNDS: usize = 12;
+/// How often a backup whose disks are being copied hears that they still are: it waits for pages.
+const STILL_COPIES: Duration = Duration::from_secs(1);
 /// Pages in one message: 1 MiB.
 const PAGES_PER_MESSAGE: usize = 256;
 
@@ -100,17 +109,36 @@ impl Primary {
         let why = match self.join_and_sync(term) {
             Ok(()) => "the session was ended here".to_owned(),
             Err(Broken(why)) => {
-                // Whoever dropped the session meanwhile may have been too early to do it.
-                if self.stands.get()
-                    && let Err(error) = self.machine.qemu.cont()
-                {
-                    tracing::warn!("resuming the VM after a broken sync: {error}");
-                }
+                self.resume();
                 // What the backup said before it closed the stream is the reason; that it is closed is not.
                 self.link.last_words().unwrap_or(why)
             }
         };
-        to_loop.send(LoopEvent::SessionEnded { session, why });
+        to_loop.send(LoopEvent::SessionEnded {
+            session,
+            why,
+            torn: false,
+        });
+    }
+
+    /// Invariant 4.
+    fn resume(&self) {
+        if !self.stands.replace(false) {
+            return;
+        }
+        match self
+            .link
+            .waiting
+            .during(Wait::VmResumes, || self.machine.qemu.cont())
+        {
+            Ok(()) => {}
+            // It has been told, and obeys when it can.
+            Err(QmpError::Timeout(..)) => tracing::warn!("QEMU is slow to resume the VM after a broken sync"),
+            Err(error) => self.to_loop.send(LoopEvent::VmStands {
+                session: self.session,
+                why: error.to_string(),
+            }),
+        }
     }
 
     fn join_and_sync(&self, term: Term) -> Result<(), Broken> {
@@ -137,8 +165,8 @@ impl Primary {
                     self.report(SyncStep::WorkedAhead);
                     continue;
                 }
-                PrimaryJob::LineDrawn { .. } => {
-                    return Err(Broken("a line between epochs was drawn outside a sync".into()));
+                PrimaryJob::LineDrawn { .. } | PrimaryJob::HandedOver => {
+                    return Err(Broken("the loop speaks of a sync where there is none".into()));
                 }
             };
             self.sync(&this, std::mem::take(&mut rounds), &mut last_stop)?;
@@ -156,13 +184,21 @@ impl Primary {
             pages: memory.pages() as u32,
             active: self.active.get(),
         })?;
-        match self.link.receive()? {
+        match self.link.receive(Wait::BackupStarts)? {
             SyncMessage::JoinReady => {}
             other => return Err(unexpected("JoinReady", &other)),
         }
-        self.machine.disks.join(&self.connect_mirror, |done, total| {
-            self.report_copied("disk to the backup", done, total)
-        })?;
+        let mut said = Instant::now();
+        self.machine
+            .disks
+            .join(&self.link.waiting, &self.connect_mirror, |done, total| {
+                self.report_copied("disk to the backup", done, total);
+                if said.elapsed() > STILL_COPIES {
+                    said = Instant::now();
+                    // That the stream is broken is seen by whoever uses it next.
+                    let _ = self.link.send(&SyncMessage::Pages(Vec::new()));
+                }
+            })?;
         // Cleared before the copy begins: what is written from now on is in a later round.
         self.scan()?;
         let populated = memory
@@ -238,7 +274,7 @@ impl Primary {
                 epoch,
                 pages: ours.clone(),
             })?;
-            self.receive_dirty(epoch)?
+            self.receive_dirty(epoch, Wait::BackupScans)?
         } else {
             PageSet::default()
         };
@@ -283,52 +319,45 @@ impl Primary {
         figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
         *last_stop = started;
         let mut lap = Lap::start();
-        // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
-        self.machine.disks.expedite(true);
-        let stopped = qemu.stop();
-        self.machine.disks.expedite(false);
-        stopped.map_err(|error| Broken::new("stopping the VM", error))?;
-        self.stands.set(!hand_over);
-        self.machine.fault_at.pass(Line::PrimaryStopped);
-        figures.stop_us = lap.us();
-        self.report(SyncStep::Stopped);
-        let device_state = Bytes::from(
-            qemu.save_devices()
-                .map_err(|error| Broken::new("saving the devices' state", error))?,
-        );
-        figures.save_us = lap.us();
-        let ours = self.scan()?;
-        self.machine.disks.mark(epoch)?;
-        figures.scan_us = lap.us();
+        // Invariant 3.
         let theirs = if compared {
-            self.receive_dirty(epoch)?
+            self.receive_dirty(epoch, Wait::BackupStands)?
         } else {
             PageSet::default()
         };
-        let union = ours.union(&theirs);
         figures.wait_us = lap.us();
+        if hand_over {
+            self.machine.fault_at.pass(Line::PrimaryHandsOver);
+        }
+        let stopping = Instant::now();
+        let device_state = self.stop(&mut figures, &mut lap)?;
+        let ours = self.scan()?;
+        self.machine.disks.mark(epoch)?;
+        figures.scan_us = lap.us();
+        let union = ours.union(&theirs);
         let copy = copy_out(qemu.memory(), &union);
         let audit = self.audit.then(|| hash_all(qemu.memory()));
         figures.copy_us = lap.us();
         // Invariant 2.
-        let shadow = match self.jobs.recv() {
-            Ok(PrimaryJob::LineDrawn { shadow }) => shadow,
-            Ok(PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead { .. }) => {
+        let shadow = match self.link.waiting.for_word(&self.jobs, Wait::LineDrawn)? {
+            PrimaryJob::LineDrawn { shadow } => shadow,
+            PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead { .. } | PrimaryJob::HandedOver => {
                 return Err(Broken("two syncs at once".into()));
             }
-            Err(_) => return Err(Broken("the VM loop has gone".into())),
         };
         self.machine.fault_at.pass(Line::PrimaryCaptured);
         if !joining && self.active.get() != next.backup_runs() {
             self.machine.fault_at.pass(Line::PrimaryChangesOver);
         }
         if !hand_over {
-            qemu.cont()
+            self.link
+                .waiting
+                .during(Wait::VmResumes, || qemu.cont())
                 .map_err(|error| Broken::new("resuming the VM", error))?;
+            self.stands.set(false);
         }
-        self.stands.set(false);
         figures.cont_us = lap.us();
-        figures.pause_us = started.elapsed().as_micros() as u64;
+        figures.pause_us = stopping.elapsed().as_micros() as u64;
         self.report(SyncStep::Resumed);
         figures.device_bytes = device_state.len() as u64;
         if compared {
@@ -367,9 +396,18 @@ impl Primary {
             shadow,
             device_state,
         })?;
+        // Before the acknowledgement: a backup that has acknowledged needs nothing more of us.
+        if let Some(hash) = audit {
+            self.link.send(&SyncMessage::Audit { epoch, hash })?;
+        }
         // The backup waits for this epoch's disk writes, which may be many and its disk slow.
         let disks = &self.machine.disks;
-        let answer = self.link.receive_unless_stuck(|| disks.mirrored())?;
+        let answer = match hand_over {
+            true => self.link.receive(Wait::HandOver)?,
+            false => self
+                .link
+                .receive_unless_stuck(Wait::BackupHolds, || disks.mirrored())?,
+        };
         match answer {
             SyncMessage::Staged { epoch: staged } if staged == epoch => {}
             other => return Err(unexpected("Staged", &other)),
@@ -378,24 +416,62 @@ impl Primary {
         self.report(SyncStep::Acknowledged {
             epoch,
             joining,
-            hand_over,
-            figures: figures.clone(),
+            figures,
         });
-        if let Some(hash) = audit {
-            self.link.send(&SyncMessage::Audit { epoch, hash })?;
+        self.await_load(epoch, hand_over)
+    }
+
+    /// The VM stands, and its devices' state.
+    fn stop(&self, figures: &mut SyncFigures, lap: &mut Lap) -> Result<Bytes, Broken> {
+        let qemu = &self.machine.qemu;
+        // Whatever comes of the command: it may be obeyed yet (invariant 4).
+        self.stands.set(true);
+        // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
+        self.machine.disks.expedite(true);
+        let stopped = self.link.waiting.during(Wait::VmStops, || qemu.stop());
+        self.machine.disks.expedite(false);
+        stopped.map_err(|error| Broken::new("stopping the VM", error))?;
+        self.machine.fault_at.pass(Line::PrimaryStopped);
+        figures.stop_us = lap.us();
+        self.report(SyncStep::Stopped);
+        let saved = self
+            .link
+            .waiting
+            .during(Wait::DevicesSave, || qemu.save_devices());
+        let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
+        figures.save_us = lap.us();
+        Ok(saved.into())
+    }
+
+    /// The backup has acknowledged; it goes on from the sync, or takes the VM over.
+    fn await_load(&self, epoch: Epoch, hand_over: bool) -> Result<(), Broken> {
+        if self.machine.fault_at.is_deadly(Line::PrimaryReleased) {
+            // The loop dies of it when it has let out what may leave.
+            std::thread::park();
         }
-        match self.link.receive()? {
+        let wait = if hand_over {
+            Wait::HandOver
+        } else {
+            Wait::BackupLoads
+        };
+        let load_us = match self.link.receive(wait)? {
             SyncMessage::Loaded {
                 epoch: loaded,
                 took_us,
-            } if loaded == epoch => figures.load_us = took_us,
+            } if loaded == epoch => took_us,
             other => return Err(unexpected("Loaded", &other)),
+        };
+        self.report(SyncStep::Loaded { epoch, load_us });
+        if !hand_over {
+            return Ok(());
         }
-        self.report(SyncStep::Loaded {
-            epoch,
-            load_us: figures.load_us,
-        });
-        Ok(())
+        match self.link.waiting.for_word(&self.jobs, Wait::HandedOver)? {
+            PrimaryJob::HandedOver => {
+                self.stands.set(false);
+                Ok(())
+            }
+            _ => Err(Broken("the loop speaks of another sync in a hand-over".into())),
+        }
     }
 
     fn report(&self, step: SyncStep) {
@@ -405,8 +481,8 @@ impl Primary {
         });
     }
 
-    fn receive_dirty(&self, epoch: Epoch) -> Result<PageSet, Broken> {
-        match self.link.receive()? {
+    fn receive_dirty(&self, epoch: Epoch, wait: Wait) -> Result<PageSet, Broken> {
+        match self.link.receive(wait)? {
             SyncMessage::Dirty { epoch: got, pages } if got == epoch => {
                 if pages.end() > self.machine.qemu.memory().pages() as u32 {
                     return Err(Broken("the backup names pages outside the guest's memory".into()));
@@ -420,7 +496,7 @@ impl Primary {
     fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
-            match self.link.receive()? {
+            match self.link.receive(Wait::BackupHashes)? {
                 SyncMessage::Hashes { epoch: got, hashes } if got == epoch && !hashes.is_empty() => {
                     all.extend(hashes)
                 }

@@ -1,0 +1,102 @@
+//! A backup's syncs: whether one that lies here whole may be acknowledged, and what follows.
+//!
+//! Invariants: 2 and 4 of `backup`.
+//!
+//! Not here: the work of a sync (`session::backup`), the rule itself (core's `tenure`).
+
+use super::{Phase, StagedSync};
+use crate::vm::event::BackupStep;
+use crate::vm::run::VmLoop;
+use crate::vm::session::backup::BackupJob;
+use dunlin_core::sync::tenure::Leave;
+use dunlin_core::units::Term;
+
+impl VmLoop {
+    pub(in crate::vm) fn backup_sync_step(&mut self, session: u64, step: BackupStep) {
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
+            return;
+        };
+        match step {
+            BackupStep::Staged { epoch, next, shadow } => {
+                backup.staged = Some(StagedSync { epoch, next, shadow });
+                // What the VM sent up to its stop belongs to the epoch that ends.
+                self.read_ports();
+                self.give_leave();
+            }
+            BackupStep::Loaded { epoch, joining } => {
+                backup.phase = Phase::Synced;
+                backup.loading = false;
+                backup.manner = backup.next;
+                self.agreement.held = false;
+                if joining {
+                    self.event(
+                        "joined",
+                        format!("this host follows the VM from epoch {}", epoch.0 + 1),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Invariant 2: may the sync that lies here whole be acknowledged?
+    pub(super) fn give_leave(&mut self) {
+        let (promised, leader, now_us) = (self.group.term(), self.group.leader(), self.now_us());
+        let Some(backup) = self.backup() else { return };
+        if backup.staged.is_none() {
+            return;
+        }
+        let leave = match backup.take_over {
+            Some(_) => Leave::Refused,
+            None => backup.tenure.leave(now_us, promised, leader),
+        };
+        match leave {
+            Leave::Given => self.acknowledge(),
+            Leave::Waits => {}
+            Leave::Refused => {
+                backup.staged = None;
+                self.drop_backup_session();
+            }
+        }
+    }
+
+    /// Ends the session, whatever its thread waits for.
+    pub(in crate::vm) fn drop_backup_session(&mut self) {
+        self.close_backup_session();
+        if let Some(jobs) = self.backup().and_then(|backup| backup.jobs.as_ref()) {
+            // The thread may wait for a word, not for the stream. One that has ended reports that itself.
+            let _ = jobs.send(BackupJob::Drop);
+        }
+    }
+
+    /// The sync that lies here whole is acknowledged, and applied.
+    fn acknowledge(&mut self) {
+        let Some(backup) = self.backup() else { return };
+        let Some(StagedSync { epoch, next, shadow }) = backup.staged.take() else {
+            return;
+        };
+        if !matches!(backup.phase, Phase::Joining | Phase::LastSync) {
+            backup.phase = Phase::Syncing;
+        }
+        backup.next = next;
+        if let Err(error) = self.output.applied(epoch, &shadow) {
+            // Not acknowledged: the session ends, and with it this copy.
+            self.join_failed(format!("the primary's connections: {error}"));
+            return self.drop_machine();
+        }
+        let Some(backup) = self.backup() else { return };
+        // Invariant 4.
+        backup.loading = true;
+        if let Some(jobs) = &backup.jobs {
+            // A session that has ended reports that itself.
+            let _ = jobs.send(BackupJob::LineDrawn);
+        }
+    }
+
+    /// The primary has kept the session in a term that it leads; whether it leads in it the group says.
+    pub(in crate::vm) fn session_term_told(&mut self, session: u64, term: Term) {
+        if let Some(backup) = self.backup().filter(|backup| backup.session == session) {
+            backup.tenure.told(term);
+            self.give_leave();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The watchdog of one VM: what should get on and does not is told, and the session that is waited for is ended.
+//!
+//! Flow: each turn of the loop -> core's `watchdog` -> an event, a figure, a state -> the session's end, as if its backup were
+//! lost: the VM goes on without it.
+//!
+//! Not here: how long anything may be waited for (core's `waits`).
+
+use super::run::{Role, VmLoop};
+use crate::control::WaitStatus;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::waits::{Wait, seconds};
+use dunlin_core::watchdog::{Flow, Sight, Stall};
+use std::time::Duration;
+
+impl VmLoop {
+    /// At each turn.
+    pub(super) fn watch(&mut self) {
+        let now_us = self.now_us();
+        if let Some(stall) = self.watchdog.look(now_us, self.sight()) {
+            self.end_stall(stall);
+        }
+        self.miss_agreement(now_us);
+        self.miss_thread(now_us);
+    }
+
+    fn sight(&self) -> Sight {
+        let input = Flow {
+            waits: self.agreement.applied < self.group.committed(),
+            progress: self.agreement.applied.0,
+        };
+        match &self.role {
+            Role::Primary(primary) if self.output.voice() == Voice::Protected && self.agreement.leads => {
+                Sight {
+                    input,
+                    sync: primary.sync_flow(),
+                    output: Flow {
+                        waits: self.output.waits(),
+                        progress: self.output.tally().released,
+                    },
+                }
+            }
+            Role::Backup(backup) if backup.follows() => Sight {
+                input,
+                sync: backup.sync_flow(),
+                output: Flow::default(),
+            },
+            // Without a majority a primary is to stand still.
+            Role::Primary(_) | Role::Backup(_) | Role::None => Sight::default(),
+        }
+    }
+
+    fn end_stall(&mut self, stall: Stall) {
+        let also = self
+            .waiting()
+            .map(|(wait, since)| (wait, since.as_micros() as u64));
+        let why = stall.said(also);
+        self.event(
+            "stalled",
+            format!("the VM is protected and does not get on: {why}"),
+        );
+        match &self.role {
+            Role::Primary(primary) => {
+                if let Some(id) = primary.session_id() {
+                    self.session_ended(id, &format!("the watchdog has ended the session: {why}"));
+                    // The thread that has stopped it may never come to do so.
+                    self.resume_vm("after a stall");
+                }
+            }
+            Role::Backup(_) => self.drop_backup_session(),
+            Role::None => {}
+        }
+    }
+
+    /// A sync whose entry the group does not agree on.
+    fn miss_agreement(&mut self, now_us: u64) {
+        let leads = self.agreement.leads;
+        let Some(primary) = self.primary() else { return };
+        let late = primary.waits_for_agreement_us(now_us) >= Wait::SyncAgreed.bound_us();
+        if let Some(id) = primary.session_id().filter(|_| late && leads) {
+            self.session_ended(id, &Wait::SyncAgreed.said());
+        }
+    }
+
+    /// The thread of a session that was ended, and that does not end: no other session can begin.
+    fn miss_thread(&mut self, now_us: u64) {
+        let Some(primary) = self.primary() else { return };
+        if let Some(since_us) = primary.thread_is_late(now_us) {
+            self.event(
+                "stalled",
+                format!(
+                    "the last session's thread has not ended for {} ({}): no backup can be brought in until it has",
+                    seconds(now_us - since_us),
+                    Wait::SessionEnds.name()
+                ),
+            );
+        }
+    }
+
+    /// What the session's thread waits for.
+    fn waiting(&self) -> Option<(Wait, Duration)> {
+        match &self.role {
+            Role::Primary(primary) => primary.waiting(),
+            Role::Backup(backup) => backup.waiting(),
+            Role::None => None,
+        }
+    }
+
+    /// The same for people.
+    pub(super) fn shown_wait(&self) -> Option<WaitStatus> {
+        self.waiting().map(|(wait, since)| WaitStatus {
+            name: wait.name().to_owned(),
+            for_what: wait.terms().for_what.to_owned(),
+            us: since.as_micros() as u64,
+        })
+    }
+
+    /// The state of a VM that does not get on.
+    pub(super) fn stalled_state(&self) -> Option<String> {
+        self.watchdog
+            .stalled()
+            .map(|wait| format!("stalled: {}", wait.name()))
+    }
+}

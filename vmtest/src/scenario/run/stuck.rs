@@ -1,0 +1,145 @@
+//! Faults that stop a part of a host and not all of it: a thread that hangs, a load that fails half-way, an office that is
+//! lost and won back.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{PATIENCE, Stage, with_role};
+use crate::cluster::Event;
+
+impl Stage<'_, '_> {
+    fn inject(&self, host: &str, fault: &str) -> Result<()> {
+        self.cluster.dunlin(host, &["inject", &self.vm, fault]).map(drop)
+    }
+
+    /// Waits until somebody has told of `kind` once more than `before` times.
+    fn await_another(&self, host: &str, kind: &str, before: usize) -> Result<()> {
+        self.cluster.await_status(kind, PATIENCE, |_| {
+            let told = self.count_told(host, kind).ok()?;
+            (told > before).then_some(())
+        })
+    }
+
+    fn events_of(&self, host: &str, kind: &str) -> Result<Vec<Event>> {
+        let mut events = self.cluster.events(host)?;
+        events.retain(|event| event.kind == kind);
+        Ok(events)
+    }
+
+    /// The backup's session hangs where it is to stop its VM. The primary's VM does not wait for it.
+    pub(super) fn hang_backup(&mut self) -> Result<()> {
+        let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
+        let before = self.count_told(&backup, "fault")?;
+        let at = Instant::now();
+        self.inject(&backup, "hang-at=backup-stops")?;
+        self.await_another(&backup, "fault", before)?;
+        self.unprotected(at)?;
+        let lost = self.events_of(&primary, "backup-lost")?;
+        let why = &lost
+            .last()
+            .context("no event tells that the backup was lost")?
+            .text;
+        ensure!(
+            why.contains("backup-stands"),
+            "it is not said what was waited for: {why}"
+        );
+        self.inject(&backup, "go-on")
+    }
+
+    /// The primary's session hangs between the VM's stop and its going on: nobody in particular waits too long, and the VM
+    /// stands. The watchdog ends that.
+    pub(super) fn hang_primary(&mut self) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let before = self.count_told(&primary, "fault")?;
+        let at = Instant::now();
+        self.inject(&primary, "hang-at=primary-captured")?;
+        self.await_another(&primary, "fault", before)?;
+        self.unprotected(at)?;
+        let stalled = self.events_of(&primary, "stalled")?;
+        let why = &stalled.last().context("no event tells that the VM stalled")?.text;
+        ensure!(why.contains("-leaves)") || why.contains("-applied)"), "{why}");
+        let stalls = self.cluster.status(&primary)?;
+        let stalls = stalls.vm(&self.vm).and_then(|vm| vm.more.get("stalls")?.as_u64());
+        ensure!(stalls == Some(1), "status counts {stalls:?} stalls");
+        self.inject(&primary, "go-on")
+    }
+
+    /// A hand-over whose backup dies before the VM is stopped for it. The VM goes on where it is.
+    pub(super) fn break_hand_over(&mut self) -> Result<()> {
+        let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
+        let (before, lost) = (
+            self.count_told(&primary, "fault")?,
+            self.count_told(&primary, "backup-lost")?,
+        );
+        self.inject(&primary, "hang-at=primary-hands-over")?;
+        let mut command = self.cluster.command(&primary, &["failover", &self.vm])?;
+        let failover = command
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped())
+            .spawn()?;
+        self.await_another(&primary, "fault", before)?;
+        let at = self.cluster.kill_host(&backup)?;
+        self.dead.insert(backup);
+        self.await_another(&primary, "backup-lost", lost)?;
+        // Only now does the session's thread come to stop the VM.
+        self.inject(&primary, "go-on")?;
+        self.unprotected(at)?;
+        let answer = failover.wait_with_output()?;
+        let words = String::from_utf8_lossy(&answer.stderr).into_owned();
+        ensure!(
+            !answer.status.success() && words.contains("not handed over"),
+            "the hand-over ends with {} ({words})",
+            answer.status
+        );
+        Ok(())
+    }
+
+    /// The backup has acknowledged a sync and fails to apply it, half-way, while its primary stands still: it is the only one
+    /// whom the group could elect. It must not serve; the primary goes on when it can.
+    pub(super) fn half_load(&mut self) -> Result<()> {
+        let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
+        let before = self.count_told(&backup, "fault")?;
+        self.inject(&backup, "fail-at=backup-half-applied")?;
+        self.inject(&backup, "hang-at=backup-acknowledged")?;
+        self.await_another(&backup, "fault", before)?;
+        let at = Instant::now();
+        self.cluster.freeze(&primary)?;
+        self.inject(&backup, "go-on")?;
+        self.cluster
+            .await_status("a copy that is ended, or serves", PATIENCE, |hosts| {
+                let host = hosts.iter().find(|host| host.host == backup)?;
+                let vm = host.vm(&self.vm)?;
+                (vm.role != "backup").then_some(())
+            })?;
+        let serves = with_role(&self.cluster.statuses(), &self.vm, "primary");
+        ensure!(
+            serves.is_none(),
+            "host {serves:?} serves from a copy to which a sync was applied by half"
+        );
+        self.told(&backup, "load-failed")?;
+        self.cluster.thaw(&primary);
+        self.unprotected(at)
+    }
+
+    /// The leader loses its office and wins it back, again and again: its backup follows all the time.
+    pub(super) fn new_terms(&mut self, times: usize) -> Result<()> {
+        let (primary, backup) = self.cluster.await_protected(&self.vm, PATIENCE)?;
+        // Else it would be elected first.
+        self.inject(&backup, "fail-at=backup-campaigns")?;
+        let joined = self.count_told(&backup, "joined")?;
+        for _ in 0..times {
+            let before = self.count_told(&primary, "majority")?;
+            let at = Instant::now();
+            self.inject(&primary, "step-down-at=primary-leads")?;
+            self.await_another(&primary, "majority", before)?;
+            self.counter.await_more(50, PATIENCE)?;
+            self.moments.push((at, Instant::now()));
+        }
+        let lost = self.events_of(&primary, "backup-lost")?;
+        ensure!(lost.is_empty(), "the session did not survive a term: {lost:?}");
+        let joins = self.count_told(&backup, "joined")? - joined;
+        ensure!(joins == 0, "the backup was brought in anew {joins} times");
+        self.inject(&backup, "go-on")
+    }
+}
