@@ -181,6 +181,15 @@ impl Gate {
         Leaving { frame, arrived_us }
     }
 
+    /// When a frame that waits was sent.
+    #[must_use]
+    pub fn sent_us(&self, id: FrameId) -> Option<u64> {
+        let first = self.next_id - self.held.len() as u64;
+        let place = id.0.checked_sub(first)?;
+        let held = self.held.get(usize::try_from(place).ok()?)?;
+        held.frame.is_some().then_some(held.arrived_us)
+    }
+
     /// When the frame that has waited longest was sent.
     #[must_use]
     pub fn oldest_us(&self) -> Option<u64> {

@@ -45,6 +45,8 @@ pub struct Output {
     stall_us: u64,
     /// When the backup last said what the primary had said.
     matched_us: u64,
+    /// When the primary said the newest of what the backup has said, too.
+    said_to_us: u64,
 }
 
 struct Comparison {
@@ -71,6 +73,7 @@ impl Output {
             tally: Tally::default(),
             stall_us: 0,
             matched_us: 0,
+            said_to_us: 0,
         }
     }
 
@@ -241,7 +244,11 @@ impl Output {
         }
         let comparer = &mut self.comparison.as_mut()?.comparer;
         while let Some(id) = comparer.next_matched() {
+            let by_the_backup = comparer.newest_said() >= Some(id);
             if let Some(leaving) = self.gate.release_matched(id) {
+                if by_the_backup {
+                    self.said_to_us = self.said_to_us.max(leaving.arrived_us);
+                }
                 return Some((leaving, true));
             }
         }
@@ -268,6 +275,16 @@ impl Output {
     pub fn waited_for_word_us(&self, now_us: u64) -> u64 {
         self.waits_for_word_since_us()
             .map_or(0, |since_us| now_us.saturating_sub(since_us))
+    }
+
+    /// How much later than what waits longest for the backup's word the primary said something that the backup has said since:
+    /// words that are overtaken by that much were lost on the way, or the two VMs have gone different ways.
+    #[must_use]
+    pub fn overtaken_us(&self) -> u64 {
+        let comparer = self.comparison.as_ref().map(|comparison| &comparison.comparer);
+        let waits = comparer.and_then(Comparer::oldest_telling);
+        let since_us = waits.and_then(|id| self.gate.sent_us(id));
+        since_us.map_or(0, |since_us| self.said_to_us.saturating_sub(since_us))
     }
 
     /// When something last left because the backup had said the same.

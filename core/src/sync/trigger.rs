@@ -6,7 +6,8 @@
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
 //!    a second or a few times what a sync costs, whichever is more, and never more than two seconds.
-//! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting).
+//! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting); a word that was overtaken by others
+//!    does so soon.
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
 //! is one when the backup has nothing left to do and has not said it: then it never will. A backup that works on and
@@ -53,6 +54,8 @@ pub struct Sight {
     pub change_over: bool,
     /// How long the oldest output that waits for the backup's word has waited.
     pub waited_us: u64,
+    /// How much later than what waits for the backup's word the primary said something that the backup has said since.
+    pub overtaken_us: u64,
     /// How long the backup has said nothing that the primary had said.
     pub silent_us: u64,
     /// How long the backup's first word after a load takes, if that is known.
@@ -107,6 +110,9 @@ const PATIENCE_SYNCS: u64 = 4;
 const PATIENCE_US: u64 = 1_000_000;
 /// One that says what others wait for works off what has piled up, and gets so long. Nobody gets longer.
 const LONGEST_PATIENCE_US: u64 = 2_000_000;
+/// A word that was overtaken by so much is no longer hoped for: the backup is not late, it says what the primary said after it.
+/// Without this a client of one service waited as long as the others' were being answered, two seconds.
+const OVERTAKEN_US: u64 = 300_000;
 
 impl Limits {
     /// The limits where an epoch should not be longer than this.
@@ -163,7 +169,8 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     } else {
         patience_us
     };
-    if matches && (sight.log_is_long || sight.waited_us >= patience_us) {
+    let overtaken = sight.overtaken_us >= (PATIENCE_SYNCS * sight.stall_us).clamp(OVERTAKEN_US, PATIENCE_US);
+    if matches && (sight.log_is_long || overtaken || sight.waited_us >= patience_us) {
         return Decision::Sync(Reason::Limit);
     }
     if matches && sight.differs {
@@ -216,6 +223,7 @@ mod tests {
             change_over: false,
             waited_us: 0,
             silent_us: u64::MAX,
+            overtaken_us: 0,
             fills_us: u64::MAX,
             stall_us: 0,
             cost_us: 0,
@@ -377,6 +385,36 @@ mod tests {
             ..works
         };
         assert_eq!(decide(&LIMITS, &fell_silent), Decision::Sync(Reason::Limit));
+    }
+
+    #[test]
+    fn a_word_that_is_overtaken_is_not_waited_for_like_one_that_is_late() {
+        let mixed = Sight {
+            manner: Manner::Match,
+            waited_us: 400_000,
+            silent_us: 1_000,
+            ..sight(2_000)
+        };
+        let overtaken = |overtaken_us| Sight {
+            overtaken_us,
+            ..mixed
+        };
+        // Others are answered, but nothing that was said after it: the backup works off what has piled up.
+        assert!(matches!(decide(&LIMITS, &mixed), Decision::LookAgain { .. }));
+        assert!(matches!(
+            decide(&LIMITS, &overtaken(OVERTAKEN_US - 1)),
+            Decision::LookAgain { .. }
+        ));
+        assert_eq!(
+            decide(&LIMITS, &overtaken(OVERTAKEN_US)),
+            Decision::Sync(Reason::Limit)
+        );
+        // Where a sync makes the backup slow for long, more is hoped for.
+        let dear = Sight {
+            stall_us: OVERTAKEN_US,
+            ..overtaken(OVERTAKEN_US)
+        };
+        assert!(matches!(decide(&LIMITS, &dear), Decision::LookAgain { .. }));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, parse};
 use connection::{Connection, Words};
 use datagrams::{Datagrams, Message};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A frame's name: rising in the order in which the primary's VM sent them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -111,20 +111,16 @@ pub struct Comparer {
     loads: u64,
     matched: VecDeque<FrameId>,
     /// Frames that wait in a flow, or in none.
-    waiting: BTreeMap<FrameId, Waits>,
+    waiting: BTreeMap<FrameId, Option<FlowKey>>,
     /// Of these, the ones that say more than an acknowledgement.
-    telling: usize,
+    telling: BTreeSet<FrameId>,
+    /// The newest frame that the backup has said, too.
+    newest_said: Option<FrameId>,
     /// Said by the primary after the line of the sync under way.
     after_line: Option<Vec<(FrameId, Frame)>>,
     kept_bytes: usize,
     difference: Option<Difference>,
     counters: Counters,
-}
-
-/// A frame that waits.
-struct Waits {
-    flow: Option<FlowKey>,
-    telling: bool,
 }
 
 struct Flow {
@@ -147,7 +143,8 @@ impl Comparer {
             loads: 0,
             matched: VecDeque::new(),
             waiting: BTreeMap::new(),
-            telling: 0,
+            telling: BTreeSet::new(),
+            newest_said: None,
             after_line: None,
             kept_bytes: 0,
             difference: None,
@@ -205,8 +202,10 @@ impl Comparer {
     }
 
     fn wait(&mut self, id: FrameId, flow: Option<FlowKey>, telling: bool) {
-        self.waiting.insert(id, Waits { flow, telling });
-        self.telling += usize::from(telling);
+        self.waiting.insert(id, flow);
+        if telling {
+            self.telling.insert(id);
+        }
     }
 
     /// The backup's VM sent a frame.
@@ -247,9 +246,9 @@ impl Comparer {
 
     /// The sync is acknowledged: what was said before the line has left.
     pub fn sync_acknowledged(&mut self) {
-        self.telling = 0;
-        for waits in std::mem::take(&mut self.waiting).into_values() {
-            let Some(key) = waits.flow else { continue };
+        self.telling.clear();
+        for flow in std::mem::take(&mut self.waiting).into_values() {
+            let Some(key) = flow else { continue };
             if let Some(Flow {
                 words: FlowWords::Connection(connection),
                 ..
@@ -289,10 +288,22 @@ impl Comparer {
             (None, Some((oldest, _))) => Verdict::Waiting {
                 oldest: *oldest,
                 frames: self.waiting.len(),
-                telling: self.telling,
+                telling: self.telling.len(),
             },
             (None, None) => Verdict::Agree,
         }
+    }
+
+    /// The oldest frame that waits and says more than an acknowledgement.
+    #[must_use]
+    pub fn oldest_telling(&self) -> Option<FrameId> {
+        self.telling.first().copied()
+    }
+
+    /// The newest frame that the backup has said, too.
+    #[must_use]
+    pub fn newest_said(&self) -> Option<FrameId> {
+        self.newest_said
     }
 
     /// What was seen so far.
@@ -323,8 +334,9 @@ impl Comparer {
             };
             match next {
                 Ok(Some(id)) => {
-                    let waited = self.waiting.remove(&id);
-                    self.telling -= usize::from(waited.is_some_and(|waits| waits.telling));
+                    self.waiting.remove(&id);
+                    self.telling.remove(&id);
+                    self.newest_said = self.newest_said.max(Some(id));
                     self.counters.matched += 1;
                     self.matched.push_back(id);
                 }

@@ -410,3 +410,24 @@ fn a_new_connections_numbers_may_lie_before_those_of_a_former_one_that_a_sync_le
     both.backup(tcp(1, 101, 51, ACK, b"12:01"));
     assert_eq!((both.out(), both.why()), (vec![], Some(Difference::Bytes)));
 }
+
+#[test]
+fn what_is_overtaken_is_told_from_what_is_late() {
+    let mut both = Both::new();
+    both.primary(tcp(1, 100, 7, ACK, b"committed"))
+        .primary(tcp(2, 500, 7, ACK, b"one"))
+        // It may wait: it says nothing but that something was received.
+        .primary(tcp(3, 900, 7, ACK, b""));
+    assert_eq!(both.comparer.oldest_telling(), Some(FrameId(0)));
+    assert_eq!(both.comparer.newest_said(), None);
+    both.backup(tcp(2, 500, 7, ACK, b"one"));
+    assert_eq!(both.comparer.newest_said(), Some(FrameId(1)));
+    assert_eq!(both.comparer.oldest_telling(), Some(FrameId(0)));
+    both.backup(tcp(1, 100, 7, ACK, b"committed"));
+    assert_eq!(
+        both.comparer.newest_said(),
+        Some(FrameId(1)),
+        "the newest, not the last"
+    );
+    assert_eq!(both.comparer.oldest_telling(), None);
+}

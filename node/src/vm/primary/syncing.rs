@@ -130,6 +130,7 @@ impl VmLoop {
             self.output.waits()
         };
         let stall_us = self.output.stall_us();
+        let overtaken_us = if matches { self.output.overtaken_us() } else { 0 };
         // COLO's period is its own, whatever a sync costs.
         let put_off = policy.changes_over();
         let silent_us = now_us.saturating_sub(self.output.matched_us());
@@ -175,6 +176,7 @@ impl VmLoop {
                 .is_some_and(|choice| choice.wish() != manner),
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
+            overtaken_us,
             stall_us,
             cost_us: if put_off {
                 primary.sync_cost.us().unwrap_or(0).max(stall_us)

@@ -9,6 +9,7 @@ use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -86,18 +87,15 @@ impl Outgoing {
     }
 }
 
-/// Closes the stream from anywhere: both sides' threads wake with an end.
+/// Closes the stream from anywhere, also from under a writer that waits: both sides' threads wake with an end.
 #[derive(Clone)]
-pub struct Closer(SyncWriter);
+pub struct Closer(Arc<OwnedFd>);
 
 impl Closer {
     /// Closes.
     pub fn close(&self) {
-        // A writer that is blocked holds the lock; its peer's heartbeats are gone then and the socket's own
-        // time-out ends it.
-        if let Ok(outgoing) = self.0.half.try_lock() {
-            outgoing.half.shutdown();
-        }
+        // Closed already is as good.
+        let _ = rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Both);
     }
 }
 
@@ -114,6 +112,7 @@ impl SyncLink {
     /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`, `NewTerm`) go there, stamped with `session`.
     pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
         stream.set_write_timeout(Some(Wait::StreamTakes.bound()))?;
+        let closer = Closer(Arc::new(stream.as_fd().try_clone_to_owned()?));
         let (mut read, half) = stream.split();
         let (sender, incoming) = bounded(64);
         std::thread::Builder::new()
@@ -152,11 +151,11 @@ impl SyncLink {
         };
         Ok((
             Self {
-                writer: writer.clone(),
+                writer,
                 waiting: Waiting::default(),
                 incoming,
             },
-            Closer(writer),
+            closer,
         ))
     }
 
