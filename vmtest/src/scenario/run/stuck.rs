@@ -100,9 +100,9 @@ impl Stage<'_, '_> {
     pub(super) fn half_load(&mut self) -> Result<()> {
         let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
         let before = self.count_told(&backup, "fault")?;
-        self.inject(&backup, "fail-at=backup-half-applied")?;
         self.inject(&backup, "hang-at=backup-acknowledged")?;
         self.await_another(&backup, "fault", before)?;
+        self.inject(&backup, "fail-at=backup-half-applied")?;
         let at = Instant::now();
         self.cluster.freeze(&primary)?;
         self.inject(&backup, "go-on")?;
