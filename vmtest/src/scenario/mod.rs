@@ -567,8 +567,7 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        }
-        .quick(),
+        },
         Scenario {
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(
