@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. A frame reaches the VM only from a committed entry (where a backup runs, `PrimaryRole::executes_at_once`), and in log order.
 //! 2. An entry is applied once.
-//! 3. A host that an applied entry drops from the complete set ends its copy of the VM.
+//! 3. A host that an applied entry drops from the complete set ends its copy of the VM; so does one that gets a snapshot instead of
+//!    entries, whatever its role: its copy never saw the inputs below it.
 //!
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
 
@@ -366,14 +367,7 @@ impl VmLoop {
                     );
                     self.drop_machine();
                 }
-                // Inputs below the snapshot never reached the copy here.
-                if matches!(self.role, Role::Backup(_)) {
-                    self.event(
-                        "backup-lost",
-                        "this host missed inputs; its copy of the VM is ended",
-                    );
-                    self.drop_machine();
-                }
+                self.end_stale_copy();
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state.life == Life::Down {
                     self.ending = Some(Ended {
@@ -390,6 +384,26 @@ impl VmLoop {
                 );
             }
         }
+    }
+
+    /// Invariant 3. A primary that was away for long gets a snapshot instead of the entry that made another host the VM's: a
+    /// copy that it kept would keep it from being the backup for good.
+    fn end_stale_copy(&mut self) {
+        match &self.role {
+            Role::Backup(_) => self.event(
+                "backup-lost",
+                "this host missed inputs; its copy of the VM is ended",
+            ),
+            Role::Primary(_) => {
+                self.hand_over_done();
+                self.event(
+                    "ended-here",
+                    "another host served the VM while this one was away; the copy here is ended",
+                );
+            }
+            Role::None => return,
+        }
+        self.drop_machine();
     }
 
     fn cut_log(&mut self, index: Index, state: Bytes) {

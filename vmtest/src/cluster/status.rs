@@ -56,6 +56,13 @@ pub struct VmStatus {
     pub more: BTreeMap<String, Value>,
 }
 
+impl VmStatus {
+    /// A count that has no field of its own here; 0 if the daemon does not say it.
+    pub fn count(&self, name: &str) -> u64 {
+        self.more.get(name).and_then(Value::as_u64).unwrap_or(0)
+    }
+}
+
 /// Another host of a VM's group.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

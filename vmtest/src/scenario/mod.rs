@@ -73,6 +73,8 @@ pub enum Action {
     DieAt(&'static str, &'static str),
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
     PausePrimary(u64),
+    /// The primary's host is away until the others have cut from their logs what it would need to follow them; then it is back.
+    LosePrimaryFor(Away),
     /// A planned hand-over by `dunlin failover`.
     Failover,
     /// SIGINT to the primary's daemon, as Ctrl-C does: its VM goes to the backup first.
@@ -119,6 +121,15 @@ pub enum Thawed {
     Witness,
     /// All.
     All,
+}
+
+/// In which way a host is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Away {
+    /// All of its processes stand still.
+    Frozen,
+    /// Its cable is pulled.
+    Mute,
 }
 
 /// A story.
@@ -190,7 +201,7 @@ pub fn all() -> Vec<Scenario> {
         AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakHandOver, BreakPrimaryDisk,
         CutBackup, CutPrimary, DieAt, Failover, Freeze, HalfLoad, HangBackup, HangPrimary, Inject,
         InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
-        KillPrimaryDaemon, KillWitness, MendDisks, NewTerms, PausePrimary, ProtectAlone, Replace, Restart,
+        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, ProtectAlone, Replace, Restart,
         RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
@@ -347,6 +358,27 @@ pub fn all() -> Vec<Scenario> {
                 answers,
             ],
         ),
+        Scenario {
+            connections: 4,
+            ..Scenario::new(
+                "long-lost-primary-returns",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    LosePrimaryFor(Away::Frozen),
+                    AwaitProtected,
+                    AwaitTold("backup", "ended-here"),
+                    answers,
+                    LosePrimaryFor(Away::Mute),
+                    AwaitProtected,
+                    answers,
+                    KillPrimary,
+                    answers,
+                ],
+            )
+        }
+        .quick(),
         Scenario::new(
             "new-machines-replace-dead-hosts",
             "dunlin",

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
-use super::{Action, Scenario, Thawed};
+use super::{Action, Away, Scenario, Thawed};
 use crate::client::{Broadcasts, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
@@ -423,6 +423,7 @@ impl Stage<'_, '_> {
                 self.moments.push((at, Instant::now()));
                 Ok(())
             }
+            Action::LosePrimaryFor(away) => self.lose_primary(away),
             Action::BreakPrimaryDisk(fault, told) => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
@@ -535,6 +536,31 @@ impl Stage<'_, '_> {
         self.counter.await_more(50, PATIENCE)?;
         self.moments.push((at, Instant::now()));
         self.cluster.await_take_over(&self.vm, old, PATIENCE).map(drop)
+    }
+
+    /// When the host is back, a snapshot is all that it can get: the entries that it lacks are nowhere any more.
+    fn lose_primary(&mut self, away: Away) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let at = Instant::now();
+        match away {
+            Away::Frozen => self.cluster.freeze(&primary)?,
+            Away::Mute => self.cluster.lab().cut_link(&primary)?,
+        }
+        self.taken_over(&primary, at)?;
+        let mut known = None;
+        self.cluster
+            .await_status("a log that was cut", PATIENCE, |hosts| {
+                // Cut off, the old one still takes itself for the primary.
+                let mut others = hosts.iter().filter(|host| host.host != primary);
+                let vm = others.find_map(|host| host.vm(&self.vm).filter(|vm| vm.role == "primary"))?;
+                let known = *known.get_or_insert(vm.count("committed"));
+                (vm.count("committed") > known + vm.count("log_entries")).then_some(())
+            })?;
+        match away {
+            Away::Frozen => self.cluster.thaw(&primary),
+            Away::Mute => self.cluster.lab().restore_link(&primary)?,
+        }
+        Ok(())
     }
 
     /// A primary without a majority says so, in its state, its events and its exit code, and no client hears more of it.
