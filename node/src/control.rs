@@ -3,6 +3,7 @@
 pub mod client;
 pub mod server;
 
+use crate::daemon::Ticket;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -80,6 +81,8 @@ pub enum Request {
         origin: String,
         /// The asker's QEMU.
         qemu_version: String,
+        /// The call that the VM's name is kept for if so.
+        ticket: Ticket,
     },
     /// Daemon to daemon: take part.
     Install {
@@ -88,6 +91,15 @@ pub enum Request {
         /// The group runs already, and is about to make this host a member.
         #[serde(default)]
         newcomer: bool,
+        /// The call that the VM's name is kept for.
+        ticket: Ticket,
+    },
+    /// Daemon to daemon: that call came to nothing; take back what it made, and nothing else.
+    Undo {
+        /// Which VM.
+        vm: String,
+        /// Which call.
+        ticket: Ticket,
     },
     /// Daemon to daemon: what do you hold of this VM, whom nobody leads?
     Standing {

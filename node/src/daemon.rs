@@ -2,6 +2,7 @@
 
 mod peers;
 pub mod requests;
+mod reservations;
 mod store;
 
 use crate::config::{HostConfig, Trust, VmConfig};
@@ -14,6 +15,8 @@ use crate::vm::{self, Ended, Host, VmHandle};
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, after, select, unbounded};
 use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
+use reservations::Reservations;
+pub use reservations::Ticket;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
@@ -32,6 +35,8 @@ pub struct Daemon {
     vms: Mutex<BTreeMap<String, VmHandle>>,
     /// One person's request that changes the set of VMs at a time.
     changing: Mutex<()>,
+    /// Names under which VMs are being started.
+    reservations: Mutex<Reservations>,
     /// Who was refused, once this host listens.
     refusals: OnceLock<Refusals>,
 }
@@ -44,6 +49,10 @@ pub struct BadInput(pub String);
 impl Daemon {
     fn vms(&self) -> MutexGuard<'_, BTreeMap<String, VmHandle>> {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reservations(&self) -> MutexGuard<'_, Reservations> {
+        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes part in a VM's group.
@@ -110,6 +119,7 @@ pub fn run(path: &Path) -> Result<()> {
         host,
         vms: Mutex::default(),
         changing: Mutex::default(),
+        reservations: Mutex::default(),
         refusals: OnceLock::new(),
     });
     let address = config

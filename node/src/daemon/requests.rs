@@ -1,6 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, peers, store};
+use super::{Daemon, Ticket, peers, store};
 use crate::config::VmConfig;
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
@@ -8,7 +8,7 @@ use crate::vm;
 use crate::vm::event::{Command, LoopSender};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Accepts people on a thread of its own.
 pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
@@ -85,8 +85,14 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             text,
             origin,
             qemu_version,
-        } => prepare(daemon, &text, &origin, &qemu_version),
-        Request::Install { text, newcomer } => install(daemon, &text, newcomer),
+            ticket,
+        } => prepare(daemon, &text, &origin, &qemu_version, ticket),
+        Request::Install {
+            text,
+            newcomer,
+            ticket,
+        } => install(daemon, &text, newcomer, ticket),
+        Request::Undo { vm, ticket } => undo(daemon, &vm, ticket),
         Request::Replace { vm, host } => replace(daemon, &vm, &host),
         Request::Remove { vm } => match sender(daemon, &vm) {
             Some(to_loop) => vm::command(&to_loop, Command::Remove),
@@ -186,6 +192,9 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
 }
 
 /// Starts a VM on its group: all hosts are asked first, and nothing is started if one refuses.
+///
+/// Each host that is asked keeps the name for this call. They are asked in the order of their names, so that of two calls at
+/// once, wherever they are made, one gets all of them.
 fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
     let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
@@ -196,7 +205,13 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         Ok(version) => version,
         Err(why) => return Answer::refused(format!("{origin}: {why}")),
     };
-    let hosts: Vec<String> = config.group.iter().map(|host| host.name.clone()).collect();
+    let ticket = match Ticket::draw() {
+        Ok(ticket) => ticket,
+        Err(why) => return Answer::failed(why),
+    };
+    let hosts: Vec<&str> = config.group.iter().map(|host| host.name.as_str()).collect();
+    let mut by_name = hosts.clone();
+    by_name.sort_unstable();
     let on = |host: &str, request: Request| {
         if host == daemon.host.name {
             from_peer(daemon, request, &mut |_| {})
@@ -204,33 +219,34 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
             peers::ask(daemon, host, &request)
         }
     };
-    for host in &hosts {
+    let undo_all = || {
+        for host in &by_name {
+            let vm = config.name.clone();
+            // What cannot be reached now has nothing to run either, since it needs a majority; and the name is free again
+            // after a while.
+            let _ = on(host, Request::Undo { vm, ticket });
+        }
+    };
+    for host in &by_name {
         let request = Request::Prepare {
             text: text.into(),
             origin: origin.into(),
             qemu_version: qemu_version.clone(),
+            ticket,
         };
         if let Answer::Failed { why, .. } = on(host, request) {
+            undo_all();
             return Answer::refused(why);
         }
     }
-    for (n, host) in hosts.iter().enumerate() {
-        if let Answer::Failed { why, code } = on(
-            host,
-            Request::Install {
-                text: text.into(),
-                newcomer: false,
-            },
-        ) {
-            for host in &hosts[..n] {
-                // What cannot be reached now has nothing to run either: it needs a majority.
-                let _ = on(
-                    host,
-                    Request::Remove {
-                        vm: config.name.clone(),
-                    },
-                );
-            }
+    for host in &hosts {
+        let request = Request::Install {
+            text: text.into(),
+            newcomer: false,
+            ticket,
+        };
+        if let Answer::Failed { why, code } = on(host, request) {
+            undo_all();
             return Answer::Failed {
                 why: format!("nothing was started: {why}"),
                 code,
@@ -243,13 +259,27 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     ))
 }
 
-/// Whether this host could take part.
-fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Answer {
-    let name = &daemon.host.name;
+/// Whether this host could take part; then the name is kept for whoever asked.
+fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str, ticket: Ticket) -> Answer {
     let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
+    let vm = &config.name;
+    if !daemon.reservations().reserve(vm, ticket, Instant::now()) {
+        return Answer::refused(format!(
+            "another 'dunlin up' is starting VM '{vm}' just now; 'dunlin status' shows what becomes of it"
+        ));
+    }
+    let answer = could_take_part(daemon, &config, qemu_version);
+    if matches!(answer, Answer::Failed { .. }) {
+        daemon.reservations().give_back(vm, ticket);
+    }
+    answer
+}
+
+fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> Answer {
+    let name = &daemon.host.name;
     let Some(member) = config.member(name) else {
         return Answer::refused(format!("host '{name}' has no part in VM '{}'", config.name));
     };
@@ -257,6 +287,15 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str) -> Ans
         return Answer::refused(format!(
             "VM '{}' is on host '{name}' already; 'dunlin down' ends it",
             config.name
+        ));
+    }
+    // Not running, and not forgotten: what it holds is not this call's to write over, nor to remove.
+    if store::text(&daemon.host.state, &config.name).is_ok() {
+        return Answer::refused(format!(
+            "host '{name}' keeps a VM '{}' that it does not run ('dunlin events' there says why): mend that and start its daemon \
+             again, or remove {}",
+            config.name,
+            store::folder(&daemon.host.state, &config.name).display()
         ));
     }
     if member.witness {
@@ -306,19 +345,31 @@ fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
         Ok(version) => version,
         Err(why) => return Answer::failed(why),
     };
+    let ticket = match Ticket::draw() {
+        Ok(ticket) => ticket,
+        Err(why) => return Answer::failed(why),
+    };
     let request = Request::Prepare {
         text: text.clone(),
         origin,
         qemu_version,
+        ticket,
     };
     // Nothing is changed before the new machine has said that it is there and can take part.
     if let Answer::Failed { why, code } = peers::ask(daemon, host, &request) {
         return Answer::Failed { why, code };
     }
     if let Answer::Failed { why, code } = vm::command(&to_loop, Command::RemoveMember(member.id)) {
+        let vm = vm.to_owned();
+        // One that does not hear of it gives the name free after a while.
+        let _ = peers::ask(daemon, host, &Request::Undo { vm, ticket });
         return Answer::Failed { why, code };
     }
-    let request = Request::Install { text, newcomer: true };
+    let request = Request::Install {
+        text,
+        newcomer: true,
+        ticket,
+    };
     match peers::ask(daemon, host, &request) {
         Answer::Failed { why, code } => Answer::Failed {
             why: format!(
@@ -330,22 +381,40 @@ fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
     }
 }
 
-fn install(daemon: &Daemon, text: &str, newcomer: bool) -> Answer {
+fn install(daemon: &Daemon, text: &str, newcomer: bool, ticket: Ticket) -> Answer {
     let config = match VmConfig::parse(text, "the VM's file", &daemon.host.cluster) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
-    let name = config.name.clone();
-    let kept = store::keep(&daemon.host.state, &name, text, newcomer);
-    if let Err(error) = kept {
-        return Answer::failed(format!("host '{}': its state folder: {error}", daemon.host.name));
+    let (name, host) = (config.name.clone(), &daemon.host.name);
+    if !daemon.reservations().renew(&name, ticket, Instant::now()) {
+        return Answer::refused(format!(
+            "host '{host}' does not keep the name '{name}' for this call any more: it took too long; say it again"
+        ));
     }
-    match daemon.start_vm(config) {
-        Ok(()) => Answer::done("started"),
-        Err(why) => {
-            // Not kept either, as far as the disk lets us.
-            let _ = store::forget(&daemon.host.state, &name);
-            Answer::failed(format!("host '{}': {why}", daemon.host.name))
+    let kept = store::keep(&daemon.host.state, &name, text, newcomer);
+    let begun = kept
+        .map_err(|error| format!("its state folder: {error}"))
+        .and_then(|()| daemon.start_vm(config));
+    match begun {
+        Ok(()) => {
+            daemon.reservations().started(&name, ticket);
+            Answer::done("started")
         }
+        Err(why) => {
+            // Not kept either, as far as the disk lets us. The folder is this call's: the name was reserved, and free.
+            let _ = store::forget(&daemon.host.state, &name);
+            daemon.reservations().give_back(&name, ticket);
+            Answer::failed(format!("host '{host}': {why}"))
+        }
+    }
+}
+
+/// A start came to nothing elsewhere: what that call made here is taken back, and nothing else.
+fn undo(daemon: &Daemon, vm: &str, ticket: Ticket) -> Answer {
+    let was_started = daemon.reservations().give_back(vm, ticket);
+    match sender(daemon, vm).filter(|_| was_started) {
+        Some(to_loop) => vm::command(&to_loop, Command::Remove),
+        None => Answer::done("nothing to undo"),
     }
 }

@@ -20,13 +20,21 @@ pub fn lock(state: &Path) -> Result<File, String> {
     }
 }
 
-fn folder(state: &Path, vm: &str) -> PathBuf {
+/// Where a VM is kept.
+pub fn folder(state: &Path, vm: &str) -> PathBuf {
     state.join("vms").join(vm)
 }
 
 /// Keeps a VM's configuration, durably; and whether this host came to its group later.
 pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()> {
     let folder = folder(state, vm);
+    if !folder.join("vm.toml").exists() {
+        // What a removal left that was cut short is not this VM's.
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
     std::fs::create_dir_all(&folder)?;
     if newcomer {
         File::create(folder.join(NEWCOMER))?.sync_all()?;
@@ -91,6 +99,10 @@ mod tests {
         forget(state.path(), "v").expect("forgotten");
         forget(state.path(), "v").expect("twice is the same");
         assert_eq!(all(state.path()).expect("nothing again"), []);
+        let left_over = folder(state.path(), "v").join("log");
+        std::fs::create_dir_all(&left_over).expect("a removal that was cut short");
+        keep(state.path(), "v", "text", false).expect("kept again");
+        assert!(!left_over.exists(), "an old VM's log is not the new one's");
     }
 
     #[test]
