@@ -195,10 +195,11 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
     if force || (failed && (!was_there || serves()?)) {
         return Ok(print(&answer));
     }
-    let term = || -> Result<Option<u64>> {
+    // Another term may have another leader, who has to hear of it; a VM that fails instead of switching itself off, too.
+    let term = || -> Result<Option<(u64, bool)>> {
         let status = status(socket)?;
         let here = status.vms.iter().find(|here| here.name == vm);
-        Ok(here.map(|here| here.term))
+        Ok(here.map(|here| (here.term, here.state.starts_with("failed"))))
     };
     let (mut asked_in, mut failed) = (None, None);
     follow(socket, |_| {
@@ -206,7 +207,7 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
         if asked_in.replace(now).is_some_and(|before| before != now) {
             match ask(socket, &request)? {
                 // The next look asks again.
-                Answer::Failed { code, .. } if code == AGAIN => asked_in = Some(u64::MAX),
+                Answer::Failed { code, .. } if code == AGAIN => asked_in = Some((u64::MAX, false)),
                 // Or it has ended since that look, which this host may still be clearing away.
                 answer @ Answer::Failed { .. } => failed = serves()?.then_some(answer),
                 _ => return Ok(term()?.is_none()),

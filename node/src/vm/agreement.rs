@@ -42,6 +42,8 @@ pub struct Agreement {
     looked_at: Index,
     /// An entry that is appended here, agreed or not, drops this host.
     may_be_dropped: bool,
+    /// The newest entry appended here that ends the VM, agreed or not.
+    end_appended: Option<Index>,
     /// Who holds a complete copy by the newest such entry that is appended here, agreed or not; nobody in a VM's youth.
     pub appended_complete: ReplicaSet,
 }
@@ -76,9 +78,13 @@ impl Agreement {
                 continue;
             };
             // The tag alone tells frames, by far the most, from the rest.
-            if let Ok(Agreed::Complete { set, .. }) = agreed::decode(entry.payload.clone()) {
-                self.appended_complete = set;
-                self.may_be_dropped = !set.contains(me);
+            match agreed::decode(entry.payload.clone()) {
+                Ok(Agreed::Complete { set, .. }) => {
+                    self.appended_complete = set;
+                    self.may_be_dropped = !set.contains(me);
+                }
+                Ok(Agreed::Down) => self.end_appended = Some(self.looked_at),
+                _ => {}
             }
         }
     }
@@ -242,8 +248,26 @@ impl VmLoop {
         self.elected();
     }
 
+    /// An end that is agreed waits for no sync: one whose guest takes nothing any more would hold it back for good, and the
+    /// hosts that have ended the VM already would look as if they were lost.
+    fn skip_to_agreed_end(&mut self) {
+        let end = self.agreement.end_appended.filter(|end| {
+            self.agreement.held && self.agreement.applied < *end && *end <= self.group.committed()
+        });
+        // An entry that was never agreed may have been replaced.
+        let is_end = |index: &Index| {
+            let entry = self.group.entry(*index).map(|entry| entry.payload.clone());
+            entry.is_some_and(|payload| matches!(agreed::decode(payload), Ok(Agreed::Down)))
+        };
+        if let Some(end) = end.filter(is_end) {
+            self.forget_cut();
+            self.agreement.applied = Index(end.0 - 1);
+        }
+    }
+
     /// Applies what is agreed, as far as no sync holds it back.
     pub(super) fn apply_agreed_entries(&mut self) {
+        self.skip_to_agreed_end();
         while !self.agreement.held && self.agreement.applied < self.group.committed() {
             let index = self.agreement.applied.next();
             let Some(entry) = self.group.entry(index).cloned() else {

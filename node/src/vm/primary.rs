@@ -79,6 +79,8 @@ pub struct PrimaryRole {
     backup_applied: Index,
     disk_asks: bool,
     quit_at_us: Option<u64>,
+    /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
+    switched_off: bool,
     /// The VM stands still because its disk is full.
     room: Option<Room>,
     hand_over: Option<Sender<Answer>>,
@@ -175,6 +177,7 @@ impl PrimaryRole {
             backup_applied: Index(0),
             disk_asks: false,
             quit_at_us: None,
+            switched_off: false,
             room: None,
             hand_over: None,
             handed: false,
@@ -570,10 +573,7 @@ impl VmLoop {
         };
         for event in events {
             match event {
-                QemuEvent::Shutdown { guest: true, .. } => {
-                    self.event("guest-shutdown", "the guest switched itself off");
-                    self.propose(&Agreed::Down);
-                }
+                QemuEvent::Shutdown { guest: true, .. } => self.guest_switched_off(),
                 QemuEvent::GuestPanicked => self.event("guest-panicked", "the guest's kernel panicked"),
                 QemuEvent::BlockIoError { reason, stopped } => self.guest_disk_failed(&reason, stopped),
                 _ => {}
@@ -591,6 +591,37 @@ impl VmLoop {
             self.propose(&Agreed::Down);
         }
         self.look_for_room();
+    }
+
+    /// The VM's end, if the group agrees. Its process ends by itself, which is no failure then.
+    fn guest_switched_off(&mut self) {
+        self.event("guest-shutdown", "the guest switched itself off");
+        let agreed_soon = self.propose(&Agreed::Down);
+        if let Some(primary) = self.primary() {
+            primary.switched_off = agreed_soon;
+        }
+    }
+
+    /// Whether the process has ended because the guest switched itself off. Its ports close before anybody reads what it said of
+    /// that.
+    fn has_switched_off(&mut self) -> bool {
+        if let Some(primary) = self.primary()
+            && primary.switched_off
+        {
+            return self.agreement.leads;
+        }
+        let Some(machine) = self.machine().cloned() else {
+            return false;
+        };
+        let said = |events: Vec<QemuEvent>| {
+            let mut events = events.into_iter();
+            events.any(|event| matches!(event, QemuEvent::Shutdown { guest: true, .. }))
+        };
+        if !machine.qemu.qmp().poll_events().is_ok_and(said) || self.primary().is_none() {
+            return false;
+        }
+        self.guest_switched_off();
+        self.primary().is_some_and(|primary| primary.switched_off)
     }
 
     /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the
@@ -645,6 +676,9 @@ impl VmLoop {
 
     /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.
     pub(super) fn machine_died(&mut self, why: &str) {
+        if self.has_switched_off() {
+            return;
+        }
         let own_words = self
             .machine()
             .map(|machine| machine.qemu.stderr().text())

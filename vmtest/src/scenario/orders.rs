@@ -1,0 +1,214 @@
+//! Orders that meet each other, that a guest does not follow, or that would lose something: what a person is told.
+//!
+//! * **Decides:** that a command's exit code and words say what became of it, and that none undoes what another one did.
+//! * **Flow:** [`run`] plays the parts one after the other in one lab; each begins without a VM and ends so.
+//! * **Invariants:** (1) of two orders at once one is carried out and the other changes nothing; (2) an order that takes
+//!   effect says so; (3) an older disk boots only when a person has said that it is older.
+//! * **Not here:** the plain life of a VM (`life`), mistakes in files (`bad_input`).
+
+use std::fs::{self, File};
+use std::process::{Child, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
+
+use super::World;
+use super::life::{failed, gone};
+use crate::client::Connection;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::lab::LabSpec;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often two calls are made at once.
+const TIMES: usize = 3;
+/// A daemon gives a guest 30 s to switch itself off. An answer that comes sooner did not wait for that.
+const POLITE: Duration = Duration::from_secs(25);
+
+/// Plays it. Returns how many orders were given.
+///
+/// # Errors
+/// When it does not go as it should; the daemons' logs are kept.
+pub fn run(world: &World) -> Result<usize> {
+    in_a_lab("orders", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world)
+    })
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    for number in 1..=TIMES {
+        two_ups_at_once(cluster, world).with_context(|| format!("two ups at once, {number}. time"))?;
+    }
+    off_by_itself(cluster, world).context("a guest that switches itself off while it is ended")?;
+    hung(cluster, world).context("a guest that takes nothing")?;
+    progress_and_why_not(cluster, world).context("what up says")?;
+    stale_disk(cluster, world).context("a disk that is not the newest")?;
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    Ok(2 * TIMES + 9)
+}
+
+/// One of them starts the VM; the other one changes nothing, on no host.
+fn two_ups_at_once(cluster: &Cluster<'_>, world: &World) -> Result<()> {
+    let (mut files, mut calls) = (Vec::new(), Vec::new());
+    for (host, members) in [("a", ["a", "b"]), ("b", ["b", "a"])] {
+        let plan = VmPlan {
+            members,
+            ..VmPlan::redis("dunlin")
+        };
+        let file = plan.write(cluster.lab(), &world.image)?;
+        let own = cluster.lab().dir().join(format!("from-{host}.toml"));
+        fs::rename(file, &own)?;
+        files.push((host, own));
+    }
+    for (host, file) in &files {
+        calls.push(begin(cluster, host, &["up", "--no-wait", &file.to_string_lossy()])?);
+    }
+    let outputs: Vec<Output> = calls
+        .into_iter()
+        .map(Child::wait_with_output)
+        .collect::<std::io::Result<_>>()?;
+    let won: Vec<usize> = (0..2).filter(|n| outputs[*n].status.success()).collect();
+    let [winner] = won[..] else {
+        bail!("not one of two calls has started the VM: {outputs:?}");
+    };
+    failed(&outputs[1 - winner], 2, &["VM 'redis'"])?;
+    let text = fs::read_to_string(&files[winner].1)?;
+    for host in cluster.hosts() {
+        let kept = cluster.dir().join(host).join("state/vms/redis/vm.toml");
+        let found = fs::read_to_string(&kept).unwrap_or_else(|error| error.to_string());
+        ensure!(found == text, "host {host} keeps something else of the running VM: {found}");
+    }
+    cluster.dunlin("c", &["down", "--now", "redis"])?;
+    gone(cluster)
+}
+
+fn begin(cluster: &Cluster<'_>, host: &str, arguments: &[&str]) -> Result<Child> {
+    let mut command = cluster.command(host, arguments)?;
+    Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+}
+
+/// The process ends before anybody reads why: that is the VM's end and no failure, and `down` returns.
+fn off_by_itself(cluster: &Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan::redis("none");
+    let file = plan.write(cluster.lab(), &world.image)?;
+    let client = cluster.lab().node("client");
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    await_service(client, plan.service(), PATIENCE)?;
+    let begun = Instant::now();
+    let down = begin(cluster, "a", &["down", "redis"])?;
+    let target = plan.service();
+    let told = client.spawn("switch-off", move || {
+        let mut connection = Connection::open(target, Duration::from_secs(5))?;
+        connection.send(&["SHUTDOWN", "NOSAVE"])
+    })?;
+    told.join()
+        .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
+        .context("telling the guest to switch itself off")?;
+    let output = down.wait_with_output()?;
+    ensure!(output.status.success(), "down of a guest that went off: {output:?}");
+    let took = begun.elapsed();
+    ensure!(took < POLITE, "down waited {took:?} for a guest that was off");
+    gone(cluster)
+}
+
+/// No card of it is ever brought up, so what the network sends to it stays where it is. `down --now` ends it all the same, and
+/// says so.
+fn hung(cluster: &Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan::redis("dunlin");
+    let file = plan.write(cluster.lab(), &world.image)?;
+    let panics = cluster.lab().dir().join("panics.toml");
+    let text = fs::read_to_string(&file)?;
+    let damaged = text.replace("initrd.img", "vmlinuz");
+    ensure!(damaged != text, "the damage changes nothing: mend the test");
+    fs::write(&panics, damaged)?;
+    let (enough, target) = (Arc::new(AtomicBool::new(false)), plan.service());
+    let stop = enough.clone();
+    let caller = cluster.lab().node("client").spawn("caller", move || {
+        while !stop.load(Ordering::Relaxed) {
+            // Nobody answers: what counts are the questions, which every card on the bridge gets.
+            let _ = Connection::open(target, Duration::from_millis(500));
+        }
+    })?;
+    let ended = (|| {
+        cluster.dunlin("a", &["up", "--no-wait", &panics.to_string_lossy()])?;
+        let begun = Instant::now();
+        cluster.await_status("a VM whose card takes nothing", PATIENCE, |hosts| {
+            let vm = hosts.iter().find_map(|host| host.vm("redis").filter(|vm| vm.role == "primary"))?;
+            let waits = vm.count("committed") > vm.count("applied") && vm.state == "joining";
+            (waits || vm.protected || begun.elapsed() > POLITE).then_some(())
+        })?;
+        cluster.dunlin("a", &["down", "--now", "redis"])?;
+        gone(cluster)
+    })();
+    enough.store(true, Ordering::Relaxed);
+    caller
+        .join()
+        .map_err(|_| anyhow::anyhow!("a client thread panicked"))??;
+    ended
+}
+
+/// `up` says how far it is, and where the backup cannot join, why; the VM runs all the same, and is protected once that is mended.
+fn progress_and_why_not(cluster: &Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan {
+        disk_mib: Some(64),
+        ..VmPlan::redis("dunlin")
+    };
+    let file = plan.write(cluster.lab(), &world.image)?;
+    let said = cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    for word in ["QEMU runs", "%", "up and protected"] {
+        ensure!(said.contains(word), "up does not say \"{word}\": {said}");
+    }
+    cluster.dunlin("a", &["down", "--now", "redis"])?;
+    gone(cluster)?;
+
+    let smaller = File::options()
+        .write(true)
+        .open(cluster.lab().node("b").home().join("redis.img"))?;
+    smaller.set_len(48 << 20)?;
+    let output = cluster.output("a", &["up", &file.to_string_lossy()])?;
+    failed(&output, 3, &["NOT protected", "host 'b'", "64 MiB", "48 MiB"])?;
+    cluster.dunlin("a", &["down", "--now", "redis"])?;
+    gone(cluster)
+}
+
+/// The backup was dropped, the VM went on without it, then all hosts died. The witness knows that the backup's disk is old.
+fn stale_disk(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan {
+        disk_mib: Some(64),
+        ..VmPlan::redis("dunlin")
+    };
+    fs::remove_file(cluster.lab().node("b").home().join("redis.img"))?;
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
+    cluster.kill_host(&backup)?;
+    cluster.await_status("a primary without a backup", PATIENCE, |hosts| {
+        let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
+        (vm.state == "alone" && !vm.protected).then_some(())
+    })?;
+    for host in [primary.as_str(), "c"] {
+        cluster.kill_host(host)?;
+    }
+    for host in [backup.as_str(), "c"] {
+        cluster.start_host(host)?;
+    }
+    let boot = ["protect", "--alone", "--from-disk", "redis"];
+    let refused = cluster.output(&backup, &boot)?;
+    failed(&refused, 2, &[&format!("'{primary}'"), " UTC", "--force-stale"])?;
+    let status = cluster.status(&backup)?;
+    let role = status.vm("redis").map(|vm| vm.role.clone());
+    ensure!(role.as_deref() == Some("none"), "a refused order has made host {backup} {role:?}");
+    cluster.dunlin(&backup, &[boot.as_slice(), &["--force-stale"]].concat())?;
+    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    cluster.start_host(&primary)?;
+    cluster.await_protected("redis", PATIENCE)?;
+    cluster.dunlin(&backup, &["down", "--now", "redis"])?;
+    gone(cluster)
+}
