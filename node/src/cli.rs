@@ -6,6 +6,7 @@ mod show;
 mod talk;
 mod watch;
 
+use crate::config::CONTROL;
 use crate::control::Request;
 use crate::daemon;
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ struct Arguments {
         long,
         global = true,
         env = "DUNLIN_SOCKET",
-        default_value = "/run/dunlin.sock",
+        default_value = CONTROL,
         value_name = "PATH"
     )]
     socket: PathBuf,
@@ -36,13 +37,13 @@ struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   dunlin check                       is this host able to run protected VMs?
-  dunlin init /etc/dunlin --cluster home --host a=10.0.0.1:7400 --host b=10.0.0.2:7400 --host c=10.0.0.3:7400
+  dunlin init /etc/dunlin --cluster home --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700
   dunlin host /etc/dunlin/a/host.toml     run the daemon of host a (copy the folders to their hosts first)
   dunlin up redis.toml               start a VM, and protect it
   dunlin status --watch              see it run
   dunlin failover redis              move it to its backup without losing anything
 
-Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status) a VM that asks for protection has none;
+Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up) a VM that asks for protection has none;
 4 (verify-disk) the images differ.";
 
 #[derive(Subcommand)]
@@ -66,6 +67,10 @@ enum Command {
         /// A host and where its daemon listens; once for each host
         #[arg(long = "host", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = init::host)]
         hosts: Vec<(String, SocketAddr)>,
+        /// Where each host's daemon has its control socket. Another one than the usual has to be named to every command
+        /// (--socket or DUNLIN_SOCKET). A path that is not absolute is beside host.toml
+        #[arg(long, default_value = CONTROL, value_name = "PATH")]
+        control: PathBuf,
     },
     /// Runs this host's daemon until it is told to end
     Host {
@@ -117,6 +122,10 @@ enum Command {
         /// VM's memory is lost
         #[arg(long, requires = "alone")]
         from_disk: bool,
+        /// With --from-disk, when another host is known to have gone on without this one, and is gone for good: boot this
+        /// host's older disk. What clients were told since then is lost
+        #[arg(long, requires = "from_disk")]
+        force_stale: bool,
     },
     /// Brings a new machine in, in the place of a dead host: it has the dead one's name, address and keys, and its
     /// daemon runs. Never start the dead one again
@@ -180,19 +189,31 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// The whole chain on one line; a cause that its error's own words have told already is not told twice.
 fn one_line(error: &anyhow::Error) -> String {
-    format!("{error:#}")
-        .lines()
-        .map(str::trim)
-        .collect::<Vec<_>>()
-        .join(" ")
+    let mut line = String::new();
+    for cause in error.chain() {
+        let words = cause.to_string();
+        let words = words.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        if line.is_empty() {
+            line = words;
+        } else if !line.contains(&words) {
+            line = format!("{line}: {words}");
+        }
+    }
+    line
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let socket = &arguments.socket;
     match arguments.command {
         Command::Check { vm, json } => check::run(vm.as_deref(), json),
-        Command::Init { dir, cluster, hosts } => init::run(&dir, &cluster, &hosts),
+        Command::Init {
+            dir,
+            cluster,
+            hosts,
+            control,
+        } => init::run(&dir, &cluster, &hosts, &control),
         Command::Host { file } => {
             let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
             tracing_subscriber::fmt()
@@ -219,8 +240,19 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Status { watch, json } => show::status(socket, watch, json),
         Command::Events { follow, json } => show::events(socket, follow, json),
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
-        Command::Protect { vm, alone, from_disk } => {
-            talk::simple(socket, &Request::Protect { vm, alone, from_disk })
+        Command::Protect {
+            vm,
+            alone,
+            from_disk,
+            force_stale,
+        } => {
+            let request = Request::Protect {
+                vm,
+                alone,
+                from_disk,
+                force_stale,
+            };
+            talk::simple(socket, &request)
         }
         Command::Replace { vm, host } => {
             let request = Request::Replace { vm: vm.clone(), host };
@@ -232,5 +264,45 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
         Command::Down { vm, now, force } => talk::down(socket, &vm, now, force),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::client::Client;
+    use clap::CommandFactory;
+
+    #[test]
+    fn an_error_is_one_line_and_tells_its_cause_once() {
+        let missing = std::path::Path::new("/no/such/dunlin.sock");
+        let error = Client::connect(missing)
+            .err()
+            .expect("nobody listens there")
+            .into();
+        let line = one_line(&error);
+        assert_eq!(line.matches("os error 2").count(), 1, "{line}");
+        let io = std::io::Error::other("no room\nat all");
+        let error = anyhow::Error::from(io).context("writing a file");
+        assert_eq!(one_line(&error), "writing a file: no room at all");
+    }
+
+    #[test]
+    fn what_init_writes_is_where_commands_look() {
+        Arguments::command().debug_assert();
+        let init = [
+            "dunlin",
+            "init",
+            "d",
+            "--cluster",
+            "c",
+            "--host",
+            "a=10.0.0.1:7700",
+        ];
+        let arguments = Arguments::try_parse_from(init).expect("README's words");
+        let Command::Init { control, .. } = arguments.command else {
+            panic!("init")
+        };
+        assert_eq!(control, arguments.socket);
     }
 }

@@ -3,6 +3,9 @@
 //! Every unknown key is an error, every relative path is relative to the file that it stands in, and every message
 //! names the file.
 
+/// Where a daemon's control socket usually is.
+pub const CONTROL: &str = "/run/dunlin.sock";
+
 mod cluster;
 mod host;
 mod vm;

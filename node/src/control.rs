@@ -4,6 +4,7 @@ pub mod client;
 pub mod server;
 
 use crate::daemon::Ticket;
+use crate::vm::Note;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -34,6 +35,9 @@ pub enum Request {
     Events {
         /// Go on with what will happen.
         follow: bool,
+        /// Only that, without what has happened.
+        #[serde(default)]
+        from_now: bool,
     },
     /// Hand a VM over to its backup.
     Failover {
@@ -49,6 +53,9 @@ pub enum Request {
         /// ... and the VM is to boot from this host's disk.
         #[serde(default)]
         from_disk: bool,
+        /// ... though another host's disk is known to be newer.
+        #[serde(default)]
+        force_stale: bool,
     },
     /// A dead host's place is taken by a new machine of the same name, which knows nothing of the VM.
     Replace {
@@ -192,8 +199,14 @@ pub struct Standing {
     pub last: (u64, u64),
     /// Who holds a complete copy, as far as its log says; a set of members.
     pub complete: u8,
-    /// Its images, in the order of the configuration.
+    /// Its images, in the order of the configuration; a witness has none.
     pub disks: Vec<DiskStanding>,
+    /// What it noted of who was complete, and since when.
+    #[serde(default)]
+    pub noted: Option<Note>,
+    /// It does not know any more what was agreed.
+    #[serde(default)]
+    pub recovering: bool,
 }
 
 /// How new an image is: ordered.
@@ -281,6 +294,9 @@ pub struct VmStatus {
     pub failover: Option<FailoverStatus>,
     /// Long work under way.
     pub progress: Option<Progress>,
+    /// Primary: why no backup joins.
+    #[serde(default)]
+    pub join_problem: Option<JoinProblem>,
     /// QEMU's process on this host.
     pub qemu_pid: Option<u32>,
     /// The disks, in the order of the VM's file; none while the VM is not on this host.
@@ -535,6 +551,17 @@ pub struct FailoverStatus {
     pub announced_us: u64,
 }
 
+/// Why a join fails.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinProblem {
+    /// The other host, and what it or this one says.
+    pub why: String,
+    /// How often in a row.
+    pub times: u32,
+    /// It goes by itself.
+    pub passes: bool,
+}
+
 /// Long work.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Progress {
@@ -544,4 +571,12 @@ pub struct Progress {
     pub done: u64,
     /// In all, in bytes.
     pub total: u64,
+}
+
+impl Progress {
+    /// How far it is, in tenths.
+    #[must_use]
+    pub fn tenth(&self) -> u64 {
+        self.done.saturating_mul(10) / self.total.max(1)
+    }
 }

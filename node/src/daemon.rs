@@ -109,7 +109,7 @@ pub fn run(path: &Path) -> Result<()> {
     let (ended, endings) = unbounded();
     let host = Arc::new(Host {
         name: config.name.clone(),
-        events: Events::new(&config.name),
+        events: Events::open(&config.name, &config.state),
         identity: identity.clone(),
         state: config.state.clone(),
         cluster: config.cluster.clone(),
@@ -144,14 +144,20 @@ pub fn run(path: &Path) -> Result<()> {
             Err(error) => daemon.host.events.push(&name, "failed", error.to_string()),
         }
     }
+    daemon
+        .host
+        .events
+        .push("", "host-begins", "this host's daemon begins");
     peers::accept(&daemon, listener)?;
     requests::accept(
         &daemon,
         socket.listener.try_clone().context("the control socket")?,
     )?;
     println!(
-        "ready: host {} of cluster {} at {address}",
-        config.name, config.cluster.name
+        "ready: host {} of cluster {} at {address}, control socket {}",
+        config.name,
+        config.cluster.name,
+        config.control.display()
     );
     // Whoever waits for the line may be a pipe.
     std::io::stdout()

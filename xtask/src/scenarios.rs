@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use dunlin_vmtest::scenario::{
-    self, World, bad_input, interrupt, ledger::LedgerSpec, life, passers, two_vms,
+    self, World, bad_input, interrupt, ledger::LedgerSpec, life, orders, passers, two_vms,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -67,6 +67,9 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
                 if one.quick { " quick" } else { "" }
             );
         }
+        for (name, _) in orders::STORIES {
+            println!("{name:40} orders of a person, quick");
+        }
         println!("{:40} plover pcx1, --kills N", "ledger");
         return Ok(());
     }
@@ -107,6 +110,12 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         let begun = Instant::now();
         let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));
         tell("life", begun, outcome);
+    }
+    for story in orders::STORIES {
+        if wanted(story.0, true) {
+            let begun = Instant::now();
+            tell(story.0, begun, orders::run(&world, story).map(|()| String::new()));
+        }
     }
     if wanted("two-vms", true) {
         let begun = Instant::now();

@@ -754,7 +754,7 @@ fn first_batch(pieces: &[Piece]) -> &[Piece] {
 }
 
 fn failed(what: &str, error: &io::Error) -> String {
-    format!("the backup's disk cannot be {what}: {error}")
+    super::words::behind(&format!("the backup's disk cannot be {what}"), error)
 }
 
 /// The extents that a buffer touches.

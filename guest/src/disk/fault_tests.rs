@@ -47,6 +47,38 @@ fn an_io_error_on_the_backups_disk_costs_the_backup_and_not_the_vm() {
 }
 
 #[test]
+fn a_full_state_folder_is_not_called_a_bad_disk() {
+    let dir = Dir::new("full-state-folder");
+    fs::create_dir_all(dir.0.join("b")).unwrap();
+    // Whatever is written there finds no room; the image has enough.
+    std::os::unix::fs::symlink("/dev/full", dir.0.join("b/disk0.journal")).unwrap();
+    let [primary, backup] =
+        ["a", "b"].map(|name| Host::open(&dir.0, name, 8, Storage::Gannet, Limits::default()));
+    primary.disk.start_alone(Term(1)).unwrap();
+    join(&primary, &backup, AttachOptions::default());
+    sync(&primary, &backup, 1);
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+    primary.write(0, 1, 4096);
+    sync(&primary, &backup, 2);
+    for (host, lost) in [(&backup, false), (&primary, true)] {
+        let event = host.wait(|event| match event {
+            DiskEvent::BackupFailed { .. } => !lost,
+            DiskEvent::BackupLost { .. } => lost,
+            _ => false,
+        });
+        let (DiskEvent::BackupFailed { reason } | DiskEvent::BackupLost { reason }) = event else {
+            unreachable!()
+        };
+        assert!(
+            reason.contains("state folder")
+                && reason.contains("disk0.journal")
+                && !reason.contains("the backup's disk"),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
 fn an_io_error_on_the_primarys_disk_is_told_to_the_guest_and_to_the_node() {
     let (_dir, primary, backup) = pair("primary-error", Storage::Gannet, Limits::default());
     sync(&primary, &backup, 1);

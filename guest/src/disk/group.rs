@@ -7,6 +7,7 @@
 //! Source: two-phase commit; the mark is the coordinator's record. Not here: the records ([`super::journal`]). A VM with one disk has
 //! no group: its record is the mark.
 
+use super::words;
 use dunlin_core::{
     disk::Generation,
     units::{Epoch, Term},
@@ -16,7 +17,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,6 +30,7 @@ const USED_BYTES: usize = 48;
 #[derive(Debug)]
 pub struct DiskGroup {
     disks: usize,
+    path: PathBuf,
     file: File,
     state: Mutex<State>,
     changed: Condvar,
@@ -86,6 +88,7 @@ impl DiskGroup {
         let (sequence, mark) = newest;
         Ok(Arc::new(Self {
             disks,
+            path: path.to_owned(),
             file,
             state: Mutex::new(State {
                 sequence,
@@ -124,7 +127,8 @@ impl DiskGroup {
             if part.wrote
                 && let Err(error) = self.save(&mut state, to)
             {
-                state.failed = Some(format!("the disks' common mark cannot be written: {error}"));
+                let error = words::of_state_folder(&self.path, error);
+                state.failed = Some(error.to_string());
             } else {
                 state.agreed = state.agreed.max(to);
             }
@@ -137,7 +141,7 @@ impl DiskGroup {
                 return Ok(());
             }
             if let Some(why) = &state.failed {
-                return Err(io::Error::other(why.clone()));
+                return Err(words::sentence(io::ErrorKind::Other, why.clone()));
             }
             if stopped() {
                 return Err(io::ErrorKind::Interrupted.into());

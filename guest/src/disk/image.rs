@@ -18,10 +18,10 @@ use nix::{
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -33,6 +33,37 @@ pub struct Image {
     size_bytes: u64,
     read_only: bool,
     faults: Arc<Faults>,
+    _held: Held,
+}
+
+/// The images that this process has open: which file, and for which of its VMs' disks.
+static HELD: Mutex<Vec<(FileId, String)>> = Mutex::new(Vec::new());
+
+/// Device and inode.
+type FileId = (u64, u64);
+
+/// An entry of [`HELD`], for as long as the image is open.
+#[derive(Debug)]
+struct Held(FileId);
+
+impl Held {
+    fn new(file: FileId, owner: &str) -> Self {
+        held().push((file, owner.to_owned()));
+        Self(file)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = held();
+        if let Some(at) = held.iter().position(|(file, _)| *file == self.0) {
+            held.swap_remove(at);
+        }
+    }
+}
+
+fn held() -> MutexGuard<'static, Vec<(FileId, String)>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why an image cannot be used.
@@ -43,6 +74,11 @@ pub enum ImageError {
         "disk {0} is in use by another VM or is mounted: stop that VM (or unmount it), or give this VM a disk of its own"
     )]
     InUse(PathBuf),
+    /// I1: the VM's own last copy on this host has not let go of it yet.
+    #[error(
+        "disk {0} is still held by the last copy of this VM on this host, which is being ended; it is free in a moment"
+    )]
+    OwnCopy(PathBuf),
     /// No such file, no right to open it, a directory, ...
     #[error("disk {0} cannot be opened: {1}")]
     Open(PathBuf, io::Error),
@@ -76,7 +112,7 @@ pub fn check(path: &Path, format: DiskFormat) -> Result<(), ImageError> {
             other,
             "make it raw with `qemu-img convert -O raw`",
         )),
-        (DiskFormat::Raw, None) => Image::open(path, false, Arc::default()).map(drop),
+        (DiskFormat::Raw, None) => Image::open(path, false, Arc::default(), None).map(drop),
         (DiskFormat::Qcow2, Some("qcow2")) => {
             static CHECKS: AtomicU64 = AtomicU64::new(0);
             let number = CHECKS.fetch_add(1, Ordering::Relaxed);
@@ -100,9 +136,26 @@ impl Image {
     ///
     /// # Errors
     /// It is missing, in use, or empty.
-    pub fn open(path: &Path, read_only: bool, faults: Arc<Faults>) -> Result<Self, ImageError> {
+    ///
+    /// `owner` is the disk's name among this process' VMs, if it is one of theirs.
+    pub fn open(
+        path: &Path,
+        read_only: bool,
+        faults: Arc<Faults>,
+        owner: Option<&str>,
+    ) -> Result<Self, ImageError> {
         let failed = |error| ImageError::Open(path.into(), error);
-        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        let found = std::fs::metadata(path).map_err(failed)?;
+        let (kind, id) = (found.file_type(), (found.dev(), found.ino()));
+        let in_use = || {
+            let own = held()
+                .iter()
+                .any(|(file, holder)| *file == id && Some(holder.as_str()) == owner);
+            match own {
+                true => ImageError::OwnCopy(path.into()),
+                false => ImageError::InUse(path.into()),
+            }
+        };
         if !kind.is_file() && !kind.is_block_device() {
             return Err(failed(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -116,11 +169,11 @@ impl Image {
             options.custom_flags(libc::O_EXCL);
         }
         let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => ImageError::InUse(path.into()),
+            Some(libc::EBUSY) => in_use(),
             _ => failed(error),
         })?;
         lock(&file, read_only).map_err(|error| match error {
-            Errno::EAGAIN | Errno::EACCES => ImageError::InUse(path.into()),
+            Errno::EAGAIN | Errno::EACCES => in_use(),
             other => failed(other.into()),
         })?;
         let size_bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(failed)?;
@@ -132,6 +185,7 @@ impl Image {
             size_bytes,
             read_only,
             faults,
+            _held: Held::new(id, owner.unwrap_or_default()),
         })
     }
 

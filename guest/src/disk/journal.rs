@@ -9,7 +9,7 @@
 //! Source: *GANNET* IV-A: "all the checkpoint states should be well received by the secondary node first and then applied
 //! in a transactional (atomic) fashion". Not here: when a record is history (`Superblock`).
 
-use super::faults::Faults;
+use super::{faults::Faults, words};
 use bytes::Bytes;
 use dunlin_core::{
     disk::{Content, Generation},
@@ -19,7 +19,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 use xxhash_rust::xxh3::Xxh3;
@@ -67,6 +67,7 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
+    path: PathBuf,
     at: u64,
     next: u64,
     faults: Arc<Faults>,
@@ -83,6 +84,7 @@ impl Journal {
             .open(path)?;
         let mut journal = Self {
             file,
+            path: path.to_owned(),
             at: 0,
             next: from,
             faults,
@@ -124,6 +126,7 @@ impl Journal {
     ) -> io::Result<()> {
         let mut out = Writer {
             file: &self.file,
+            path: &self.path,
             faults: &self.faults,
             at: self.at + HEAD_BYTES as u64,
             chunk: Vec::new(),
@@ -167,9 +170,10 @@ impl Journal {
         let check = out.hash.digest128();
         head[64..80].copy_from_slice(&check.to_le_bytes());
         super::power::point();
-        self.file.write_all_at(&head, self.at)?;
+        let failed = |error| words::of_state_folder(&self.path, error);
+        self.file.write_all_at(&head, self.at).map_err(failed)?;
         self.faults.before_flush()?;
-        self.file.sync_data()?;
+        self.file.sync_data().map_err(failed)?;
         super::power::point();
         self.at = end.next_multiple_of(512);
         self.next += 1;
@@ -246,6 +250,7 @@ const KEEP_BYTES: u64 = 64 << 20;
 /// Gathers small pieces, hashes what it writes.
 struct Writer<'a> {
     file: &'a File,
+    path: &'a Path,
     faults: &'a Faults,
     at: u64,
     chunk: Vec<u8>,
@@ -265,7 +270,9 @@ impl Writer<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.faults.before_write(self.chunk.len() as u64)?;
-        self.file.write_all_at(&self.chunk, self.at)?;
+        self.file
+            .write_all_at(&self.chunk, self.at)
+            .map_err(|error| words::of_state_folder(self.path, error))?;
         self.at += self.chunk.len() as u64;
         self.chunk.clear();
         Ok(())

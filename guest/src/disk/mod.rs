@@ -43,6 +43,7 @@ mod tests;
 #[cfg(test)]
 mod tools_tests;
 mod verify;
+mod words;
 
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};

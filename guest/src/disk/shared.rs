@@ -74,7 +74,7 @@ impl Shared {
             DiskFormat::Qcow2 => Some(Converter::start(&config.image, &path("raw"), config.read_only)?),
         };
         let raw = converter.as_ref().map_or(&*config.image, Converter::raw);
-        let image = Image::open(raw, config.read_only, faults.clone())?;
+        let image = Image::open(raw, config.read_only, faults.clone(), Some(&config.name))?;
         let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
         let (journal, records) =
             Journal::open(&path("journal"), identity.journal_from, faults.clone()).map_err(state)?;
@@ -435,7 +435,7 @@ fn scratch(path: &Path, size_bytes: u64, faults: Arc<Faults>) -> Result<Image, D
     std::fs::File::create(path)
         .and_then(|file| file.set_len(size_bytes))
         .map_err(failed)?;
-    let image = Image::open(path, false, faults)?;
+    let image = Image::open(path, false, faults, None)?;
     std::fs::remove_file(path).map_err(failed)?;
     Ok(image)
 }

@@ -266,6 +266,24 @@ fn an_image_in_use_is_refused_in_one_line() {
         error.contains("in use by another VM") && !error.contains('\n'),
         "{error}"
     );
+    // The same disk again is the VM's own last copy, and no other VM that a person could stop.
+    let own = DiskConfig {
+        name: "disk0".into(),
+        image: host.image.clone(),
+        format: Default::default(),
+        state_dir: dir.0.join("own"),
+        read_only: false,
+        storage: Storage::Gannet,
+        limits: Limits::default(),
+        group: None,
+    };
+    let error = Disk::open(own.clone(), |_| {}).err().unwrap().to_string();
+    assert!(
+        error.contains("last copy of this VM") && !error.contains("another VM"),
+        "{error}"
+    );
+    drop(host);
+    Disk::open(own, |_| {}).expect("free when the last copy has gone");
 }
 
 /// The state of a sync arrived and its mark never will: the backup's host must not wait with its take-over.

@@ -33,7 +33,8 @@ pub struct Finding {
     pub ok: bool,
     /// The topic and what was found, as one line.
     pub what: String,
-    /// What to do about it; empty when there is nothing to do.
+    /// What to do about it; empty when there is nothing to do. Where the VM can start all the same: what it costs, and what would
+    /// be better.
     pub mend: String,
 }
 
@@ -44,6 +45,13 @@ impl Finding {
             ok: true,
             what: format!("{topic}: {found}"),
             mend: String::new(),
+        }
+    }
+
+    fn note(topic: &'static str, found: impl std::fmt::Display, mend: impl Into<String>) -> Finding {
+        Finding {
+            ok: true,
+            ..Finding::bad(topic, found, mend)
         }
     }
 
@@ -67,7 +75,7 @@ pub fn host(spec: &VmSpec) -> Vec<Finding> {
     findings.push(tracking());
     findings.extend(qemu(spec));
     findings.push(acceleration(spec));
-    findings.push(memory(spec.memory_bytes()));
+    findings.push(memory(spec));
     findings.extend(network(spec));
     findings.extend(files(spec));
     findings
@@ -255,31 +263,58 @@ fn acceleration(spec: &VmSpec) -> Finding {
     match accel::choose(spec.accel, user.as_ref()) {
         Ok((Accel::Kvm, _)) => Finding::good(WHAT, "KVM"),
         Ok((_, None)) => Finding::good(WHAT, "TCG, as the VM's file says"),
-        Ok((_, Some(why))) => Finding::good(WHAT, why),
+        Ok((_, Some(why))) => Finding::note(
+            WHAT,
+            why,
+            "VMs run many times slower than with KVM; switch virtualisation on in the firmware (or nested virtualisation, if this \
+             is a VM), and load kvm_intel or kvm_amd",
+        ),
         Err(why) => Finding::bad(WHAT, why, "set vm.accel = \"auto\" to fall back to TCG"),
     }
 }
 
 /// Guest RAM is a memfd: bounded by free memory and this cgroup's limit (not by the size of /dev/shm).
-fn memory(guest_bytes: u64) -> Finding {
+fn memory(spec: &VmSpec) -> Finding {
     const WHAT: &str = "memory";
+    let guest_bytes = spec.memory_bytes();
     let needed = guest_bytes + guest_bytes / 16 + (64 << 20); // QEMU itself, bitmaps, staging
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let line = read("/proc/meminfo")
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:").map(str::to_owned));
-    let kib: u64 = line
-        .and_then(|l| l.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0);
+    let meminfo = read("/proc/meminfo");
+    let kib = |key: &str| -> u64 {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+            .unwrap_or(0)
+    };
+    // QEMU's translator keeps what it has translated: up to an eighth of the host's memory, and 1 GiB at most.
+    let user = spawn::choose_user(spec.run_as.as_deref()).ok().flatten();
+    let translates = accel::choose(spec.accel, user.as_ref()).is_ok_and(|(accel, _)| accel != Accel::Kvm);
+    let translated = match translates {
+        true => (kib("MemTotal:") << 10).div_euclid(8).min(1 << 30),
+        false => 0,
+    };
     let group = read("/proc/self/cgroup")
         .lines()
         .find_map(|l| l.strip_prefix("0::").map(str::to_owned));
     let group = format!("/sys/fs/cgroup{}", group.unwrap_or_default());
     let bytes = |file: &str| read(&format!("{group}/{file}")).trim().parse::<u64>().ok();
     let in_group = bytes("memory.max").map(|max| max.saturating_sub(bytes("memory.current").unwrap_or(0)));
-    let available = in_group.unwrap_or(u64::MAX).min(kib << 10);
+    let available = in_group.unwrap_or(u64::MAX).min(kib("MemAvailable:") << 10);
     let found = format!("{} MiB available, {} MiB needed", available >> 20, needed >> 20);
     match available >= needed {
+        true if translated > 0 => {
+            let found = format!(
+                "{found}, and up to {} MiB more for TCG's translations",
+                translated >> 20
+            );
+            match available >= needed + translated {
+                true => Finding::good(WHAT, found),
+                false => Finding::note(
+                    WHAT,
+                    found,
+                    "a guest that runs much code may not fit; free memory",
+                ),
+            }
+        }
         true => Finding::good(WHAT, found),
         false => Finding::bad(
             WHAT,

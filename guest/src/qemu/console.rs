@@ -29,6 +29,9 @@ struct Kept {
     bytes: Vec<u8>,
     total: u64,
     ended: bool,
+    /// What came before is about something that is over: where, and when the last of the rest came.
+    over: u64,
+    newest: Option<Instant>,
 }
 
 /// The end of a stream of text that a thread reads.
@@ -75,6 +78,7 @@ impl Console {
         let mut kept = self.0.0.lock().expect("the reader never panics");
         kept.bytes.extend_from_slice(bytes);
         kept.total += bytes.len() as u64;
+        kept.newest = Some(Instant::now());
         if kept.bytes.len() > 2 * KEPT_BYTES {
             let surplus = kept.bytes.len() - KEPT_BYTES;
             kept.bytes.drain(..surplus);
@@ -86,6 +90,23 @@ impl Console {
     /// What is kept, as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.0.lock().expect("the reader never panics").bytes).into_owned()
+    }
+
+    /// What came so far explains nothing that happens from now on.
+    pub fn turn_page(&self) {
+        let mut kept = self.0.0.lock().expect("the reader never panics");
+        kept.over = kept.total;
+    }
+
+    /// The last line, if it came within `age` and after the last [`Console::turn_page`]: what was said just before an end.
+    pub fn last_words(&self, age: Duration) -> Option<String> {
+        let kept = self.0.0.lock().expect("the reader never panics");
+        kept.newest.filter(|newest| newest.elapsed() <= age)?;
+        let new = usize::try_from(kept.total - kept.over).unwrap_or(usize::MAX);
+        let from = kept.bytes.len() - new.min(kept.bytes.len());
+        let text = String::from_utf8_lossy(&kept.bytes[from..]);
+        let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+        Some(line.trim().to_owned())
     }
 
     /// Bytes seen since the start.
@@ -188,6 +209,23 @@ impl Write for DaemonLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn last_words_are_new_words() {
+        let console = Console::default();
+        let (now, long) = (Duration::ZERO, Duration::from_secs(3600));
+        assert_eq!(console.last_words(long), None);
+        console.append(b"Can't receive COLO message\n");
+        assert_eq!(
+            console.last_words(long).as_deref(),
+            Some("Can't receive COLO message")
+        );
+        assert_eq!(console.last_words(now), None, "said earlier");
+        console.turn_page();
+        assert_eq!(console.last_words(long), None, "that is over");
+        console.append(b"out of memory\n\n");
+        assert_eq!(console.last_words(long).as_deref(), Some("out of memory"));
+    }
 
     #[test]
     fn the_end_is_kept_and_an_oops_is_found() {

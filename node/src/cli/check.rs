@@ -23,13 +23,24 @@ pub fn run(vm: Option<&Path>, json: bool) -> Result<ExitCode> {
     if missing == 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("dunlin: {missing} things are missing on this host");
+    eprintln!("dunlin: {} missing on this host", counted(missing));
     Ok(ExitCode::FAILURE)
 }
 
+fn counted(missing: usize) -> String {
+    match missing {
+        1 => "1 thing is".to_owned(),
+        more => format!("{more} things are"),
+    }
+}
+
 fn print(finding: &Finding) {
-    let mark = if finding.ok { "ok     " } else { "MISSING" };
-    let mend = if finding.ok || finding.mend.is_empty() {
+    let mark = match (finding.ok, finding.mend.is_empty()) {
+        (true, true) => "ok     ",
+        (true, false) => "NOTE   ",
+        (false, _) => "MISSING",
+    };
+    let mend = if finding.mend.is_empty() {
         String::new()
     } else {
         format!(": {}", finding.mend)
@@ -51,4 +62,14 @@ fn spec(vm: Option<&Path>) -> Result<VmSpec> {
         .remove("vm")
         .ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
     Ok(vm.try_into().map_err(bad)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_one_thing() {
+        assert_eq!([1, 2].map(counted), ["1 thing is", "2 things are"]);
+    }
 }

@@ -15,18 +15,18 @@ use std::process::ExitCode;
 pub fn host(text: &str) -> Result<(String, SocketAddr), String> {
     let (name, address) = text
         .split_once('=')
-        .ok_or("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7400")?;
+        .ok_or("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7700")?;
     if !keys::is_host_name(name) {
         return Err(format!("'{name}' is no host name"));
     }
     let address = address
         .parse()
-        .map_err(|_| format!("'{address}' is no ADDRESS:PORT, such as 10.0.0.1:7400"))?;
+        .map_err(|_| format!("'{address}' is no ADDRESS:PORT, such as 10.0.0.1:7700"))?;
     Ok((name.to_owned(), address))
 }
 
 /// Writes everything, or nothing into a folder that is there already.
-pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)]) -> Result<ExitCode> {
+pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)], control: &Path) -> Result<ExitCode> {
     if dir.join("cluster.toml").exists() {
         return Err(BadInput(format!(
             "{}: there is a cluster already; name another folder",
@@ -62,7 +62,7 @@ pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)]) -> Result<Exi
             host: host.clone(),
             cluster: "cluster.toml".into(),
             state: "state".into(),
-            control: "control.sock".into(),
+            control: control.to_owned(),
             metrics: None,
             key: Some("key.pem".into()),
             cert: Some("cert.pem".into()),

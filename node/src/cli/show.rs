@@ -2,6 +2,7 @@
 
 use super::{talk, watch};
 use crate::control::{HostStatus, VmStatus};
+use crate::events::utc;
 use anyhow::Result;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// A VM asks for protection and has none.
-const UNPROTECTED: u8 = 3;
+pub const UNPROTECTED: u8 = 3;
 
 /// Shows how this host's VMs are; the exit code says whether all are protected that ask for it.
 pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {
@@ -19,7 +20,7 @@ pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {
     }
     show(&last, json)?;
     if watch {
-        talk::follow(socket, |_| {
+        talk::watch(socket, || {
             last = talk::status(socket)?;
             show(&last, json)?;
             Ok(false)
@@ -115,6 +116,9 @@ fn describe(text: &mut String, vm: &VmStatus) {
             mib(disk.committed_bytes),
         );
     }
+    if let Some(problem) = &vm.join_problem {
+        let _ = writeln!(text, "  no backup joins: {}", problem.why);
+    }
     if let Some(progress) = &vm.progress {
         let percent = 100 * progress.done / progress.total.max(1);
         let _ = writeln!(text, "  {}: {percent} %", progress.what);
@@ -169,18 +173,15 @@ fn describe(text: &mut String, vm: &VmStatus) {
 /// Shows what happened on this host.
 pub fn events(socket: &Path, follow: bool, json: bool) -> Result<ExitCode> {
     let mut out = std::io::stdout();
-    talk::follow(socket, |event| {
+    talk::follow(socket, false, |event| {
         let Some(event) = event else { return Ok(!follow) };
         if json {
             writeln!(out, "{}", serde_json::to_string(event)?)?;
         } else {
-            let (seconds, ms) = (event.time_ms / 1000 % 86_400, event.time_ms % 1000);
-            let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-            writeln!(
-                out,
-                "{hour:02}:{minute:02}:{second:02}.{ms:03} {} {}: {}",
-                event.vm, event.kind, event.text
-            )?;
+            // Events of days ago are kept too.
+            let at = utc(event.time_ms).replace(" UTC", "");
+            let ms = event.time_ms % 1000;
+            writeln!(out, "{at}.{ms:03} {} {}: {}", event.vm, event.kind, event.text)?;
         }
         out.flush()?;
         Ok(false)

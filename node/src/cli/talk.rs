@@ -1,5 +1,6 @@
 //! Commands that ask the daemon for something and wait for it.
 
+use super::show::UNPROTECTED;
 use crate::control::client::{Client, ClientError};
 use crate::control::{Answer, Event, HostStatus, Progress, Request, VmStatus};
 use crate::vm::AGAIN;
@@ -67,10 +68,22 @@ pub fn status(socket: &Path) -> Result<HostStatus> {
     }
 }
 
-/// Calls `each` with every event from now on, and what has been, until it says that it has seen enough.
-pub fn follow(socket: &Path, mut each: impl FnMut(Option<&Event>) -> Result<bool>) -> Result<()> {
+/// Calls `each` whenever something has changed, and once at first, until it says that it has seen enough.
+pub fn watch(socket: &Path, mut each: impl FnMut() -> Result<bool>) -> Result<()> {
+    follow(socket, true, |_| each())
+}
+
+/// Calls `each` with every event from now on, and with what has been unless `from_now`, until it says that it has seen enough.
+pub fn follow(
+    socket: &Path,
+    from_now: bool,
+    mut each: impl FnMut(Option<&Event>) -> Result<bool>,
+) -> Result<()> {
     let mut client = Client::connect(socket)?;
-    client.ask(&Request::Events { follow: true })?;
+    client.ask(&Request::Events {
+        follow: true,
+        from_now,
+    })?;
     loop {
         match client.next()? {
             Answer::Event(event) => {
@@ -88,82 +101,137 @@ pub fn follow(socket: &Path, mut each: impl FnMut(Option<&Event>) -> Result<bool
     }
 }
 
-/// Waits until a VM is protected (or runs, if its policy protects nothing), with a bar for the copy.
+/// Says how far long work is: a bar on a terminal; in a file or a pipe a line for each step and each tenth of it.
+struct Teller {
+    bar: ProgressBar,
+    said: String,
+}
+
+impl Teller {
+    fn new() -> Result<Self> {
+        let bar = ProgressBar::new(0);
+        bar.set_style(
+            ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
+                .progress_chars("=> "),
+        );
+        Ok(Self {
+            bar,
+            said: String::new(),
+        })
+    }
+
+    fn step(&mut self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        self.say(what.to_owned());
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        let Progress { what, done, total } = progress;
+        self.bar.set_message(what.clone());
+        self.bar.set_length(*total);
+        self.bar.set_position(*done);
+        if progress.tenth() > 0 {
+            let percent = progress.tenth() * 10;
+            self.say(format!("{what}: {percent} % of {} MiB", total >> 20));
+        }
+    }
+
+    fn say(&mut self, line: String) {
+        if self.bar.is_hidden() && line != self.said {
+            println!("{line}");
+            self.said = line;
+        }
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A join that failed so often in a row for the same reason fails for good.
+const FAILS_FOR_GOOD: u32 = 3;
+
+/// How a start ended.
+enum Outcome {
+    Protected,
+    Unprotected,
+    Failed(String),
+    /// It runs, and this keeps the backup from joining.
+    Alone(String),
+}
+
+/// Waits until a VM is protected (or runs, if its policy protects nothing), and says how far it is; or until it is clear why not.
 pub fn wait_until_up(socket: &Path, name: &str) -> Result<ExitCode> {
-    let bar = ProgressBar::new(0);
-    bar.set_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
-            .progress_chars("=> "),
-    );
-    bar.set_message("starting");
+    let mut teller = Teller::new()?;
     let mut outcome = None;
-    follow(socket, |_| {
+    watch(socket, || {
         let host = status(socket)?;
         let vm = host.vms.iter().find(|vm| vm.name == name);
         outcome = vm.and_then(outcome_of);
-        match vm.and_then(|vm| vm.progress.as_ref()) {
-            Some(Progress { what, done, total }) => {
-                bar.set_message(what.clone());
-                bar.set_length(*total);
-                bar.set_position(*done);
+        match vm {
+            Some(VmStatus {
+                progress: Some(progress),
+                ..
+            }) => teller.progress(progress),
+            Some(vm) if vm.role == "primary" && vm.qemu_pid.is_some() && !vm.protected => {
+                teller.step(&format!("QEMU runs on host '{}'", host.host));
             }
-            None => bar.set_message(vm.map_or("starting".into(), |vm| vm.state.clone())),
+            Some(vm) if vm.state == "joining" => teller.step("the backup joins"),
+            _ => teller.step("starting"),
         }
         Ok(outcome.is_some())
     })?;
-    bar.finish_and_clear();
+    drop(teller);
     Ok(match outcome {
-        Some(Err(why)) => {
+        Some(Outcome::Failed(why)) => {
             eprintln!("dunlin: VM '{name}' did not start: {why}; end it with 'dunlin down {name}'");
             ExitCode::FAILURE
         }
-        _ => {
-            println!(
-                "VM '{name}' is up{}",
-                if matches!(outcome, Some(Ok(true))) {
-                    " and protected"
-                } else {
-                    ""
-                }
+        Some(Outcome::Alone(why)) => {
+            eprintln!(
+                "dunlin: VM '{name}' runs and is NOT protected: {why}; once that is mended it is protected by itself, and \
+                 'dunlin status' says so"
             );
+            ExitCode::from(UNPROTECTED)
+        }
+        Some(Outcome::Unprotected) => {
+            println!("VM '{name}' is up");
+            ExitCode::SUCCESS
+        }
+        Some(Outcome::Protected) | None => {
+            println!("VM '{name}' is up and protected");
             ExitCode::SUCCESS
         }
     })
 }
 
-/// Up and protected, up without asking for protection, failed, or not known yet.
-fn outcome_of(vm: &VmStatus) -> Option<Result<bool, String>> {
+/// What became of it, if that is clear yet.
+fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
     if let Some(why) = vm.state.strip_prefix("failed: ") {
-        return Some(Err(why.to_owned()));
+        return Some(Outcome::Failed(why.to_owned()));
     }
-    if vm.wants_protection {
-        return vm.protected.then_some(Ok(true));
+    if !vm.wants_protection {
+        return (vm.role == "primary" && vm.state == "running").then_some(Outcome::Unprotected);
     }
-    (vm.role == "primary" && vm.state == "running").then_some(Ok(false))
+    if vm.protected {
+        return Some(Outcome::Protected);
+    }
+    let problem = vm.join_problem.as_ref()?;
+    let for_good = problem.times >= FAILS_FOR_GOOD && !problem.passes;
+    for_good.then(|| Outcome::Alone(problem.why.clone()))
 }
 
-/// Compares a VM's disks; says how far it is, as a bar or, in a file or a pipe, as a line for each tenth.
+/// Compares a VM's disks, and says how far it is.
 pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> {
-    let bar = ProgressBar::new(0);
-    bar.set_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
-            .progress_chars("=> "),
-    );
-    let mut told = 0;
+    let mut teller = Teller::new()?;
     let answer = Client::connect(socket)?.talk(&Request::VerifyDisk { vm, repair }, |answer| {
-        let Answer::Progress(Progress { what, done, total }) = answer else {
-            return;
-        };
-        bar.set_message(what.clone());
-        bar.set_length(*total);
-        bar.set_position(*done);
-        let tenth = done * 10 / total.max(&1);
-        if bar.is_hidden() && tenth > told {
-            told = tenth;
-            println!("{what}: {} % of {} MiB", tenth * 10, total >> 20);
+        if let Answer::Progress(progress) = answer {
+            teller.progress(progress);
         }
     })?;
-    bar.finish_and_clear();
+    drop(teller);
     Ok(print(&answer))
 }
 
@@ -202,7 +270,7 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
         Ok(here.map(|here| (here.term, here.state.starts_with("failed"))))
     };
     let (mut asked_in, mut failed) = (None, None);
-    follow(socket, |_| {
+    watch(socket, || {
         let Some(now) = term()? else { return Ok(true) };
         if asked_in.replace(now).is_some_and(|before| before != now) {
             match ask(socket, &request)? {

@@ -51,6 +51,7 @@ pub struct HostFile {
     /// The state folder.
     pub state: PathBuf,
     /// The control socket.
+    #[serde(default = "usual_control")]
     pub control: PathBuf,
     /// The metrics address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,6 +71,10 @@ pub struct HostFile {
     /// Neither TLS nor a secret.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
+}
+
+fn usual_control() -> PathBuf {
+    super::CONTROL.into()
 }
 
 impl HostConfig {

@@ -1,11 +1,12 @@
 use super::*;
+use std::collections::BTreeSet;
 
 const ID: &str = "00112233445566778899aabbccddeeff";
 
 fn cluster() -> Cluster {
     let text = format!(
-        "name = 't'\nid = '{ID}'\n[[hosts]]\nname = 'a'\naddress = '10.0.0.1:7400'\n\
-         [[hosts]]\nname = 'b'\naddress = '10.0.0.2:7400'\n[[hosts]]\nname = 'c'\naddress = '10.0.0.3:7400'\n"
+        "name = 't'\nid = '{ID}'\n[[hosts]]\nname = 'a'\naddress = '10.0.0.1:7700'\n\
+         [[hosts]]\nname = 'b'\naddress = '10.0.0.2:7700'\n[[hosts]]\nname = 'c'\naddress = '10.0.0.3:7700'\n"
     );
     parse(&text, "cluster.toml").expect("a good cluster file")
 }
@@ -110,4 +111,48 @@ fn a_vm_says_how_its_disks_are_replicated() {
 fn a_vm_without_a_word_on_it_is_kept_by_what_pays() {
     let plain = vm(&GOOD.replace("policy = 'plover'", "")).expect("a good file");
     assert_eq!(plain.policy, dunlin_core::policy::Policy::Dunlin);
+}
+
+/// What a type takes, in its own words: the error for a key that it does not know names all others.
+fn keys_of<T: serde::de::DeserializeOwned>() -> BTreeSet<String> {
+    let error = parse::<T>("no_such_key = 1", "x")
+        .err()
+        .expect("an unknown key")
+        .to_string();
+    let (_, expected) = error.split_once("expected").expect("it says what is expected");
+    expected
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The keys in the first column of the table under a heading.
+fn keys_under(page: &str, heading: &str) -> BTreeSet<String> {
+    let (_, section) = page
+        .split_once(&format!("\n{heading}\n"))
+        .unwrap_or_else(|| panic!("docs/configuration.md has no heading '{heading}'"));
+    let section = section.split("\n#").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_key_is_in_the_documentation_and_no_other() {
+    let page = include_str!("../../../docs/configuration.md");
+    for (heading, keys) in [
+        ("## cluster.toml", keys_of::<Cluster>()),
+        ("### Each `[[hosts]]`", keys_of::<ClusterHost>()),
+        ("## host.toml", keys_of::<HostFile>()),
+        ("## A VM's file", keys_of::<vm::VmFile>()),
+        ("### `[sync]`", keys_of::<vm::SyncConfig>()),
+        ("### `[vm]`", keys_of::<dunlin_guest::VmSpec>()),
+        ("### Each `[[vm.disks]]`", keys_of::<dunlin_guest::DiskSpec>()),
+        ("### Each `[[vm.nics]]`", keys_of::<dunlin_guest::NicSpec>()),
+    ] {
+        assert!(keys.len() > 1, "{heading}: {keys:?}");
+        assert_eq!(keys_under(page, heading), keys, "{heading}");
+    }
 }

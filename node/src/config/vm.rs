@@ -126,9 +126,10 @@ impl SyncConfig {
     }
 }
 
+/// The file's shape.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct VmFile {
+pub(super) struct VmFile {
     name: String,
     members: Vec<String>,
     #[serde(default)]

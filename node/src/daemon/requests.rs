@@ -34,7 +34,14 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
             let _ = stream.answer(&Answer::Status(status(daemon)));
             Answer::done("")
         }
-        Ok(Some(Request::Events { follow })) => return events(daemon, follow, stream),
+        Ok(Some(Request::Events { follow, from_now })) => {
+            let next = if from_now {
+                daemon.host.events.next_seq()
+            } else {
+                0
+            };
+            return events(daemon, follow, next, stream);
+        }
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
         Ok(Some(request)) => from_person(daemon, request, &mut |answer| {
             let _ = stream.answer(answer);
@@ -45,8 +52,8 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
     let _ = stream.answer(&answer);
 }
 
-fn events(daemon: &Daemon, follow: bool, mut stream: &UnixStream) {
-    let (mut next, mut nudges, mut waits) = (0, 0, false);
+fn events(daemon: &Daemon, follow: bool, mut next: u64, mut stream: &UnixStream) {
+    let (mut nudges, mut waits) = (0, false);
     loop {
         let wait = waits.then_some(Duration::from_secs(5));
         let seen = std::mem::replace(&mut nudges, daemon.host.events.nudges());
@@ -167,10 +174,12 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
             vm,
             alone: true,
             from_disk,
+            force_stale,
         } => (
             vm,
             Command::ProtectAlone {
                 from_disk: *from_disk,
+                force_stale: *force_stale,
             },
         ),
         Request::Protect { vm, .. } => (vm, Command::Protect),

@@ -79,9 +79,7 @@ impl Reservations {
     /// This call is done with the name. Whether it has started the VM here.
     pub fn give_back(&mut self, vm: &str, ticket: Ticket) -> bool {
         match self.names.get(vm) {
-            Some(entry) if entry.ticket == ticket => {
-                self.names.remove(vm).is_some_and(|entry| entry.started)
-            }
+            Some(entry) if entry.ticket == ticket => self.names.remove(vm).is_some_and(|entry| entry.started),
             _ => false,
         }
     }
@@ -112,7 +110,10 @@ mod tests {
     #[test]
     fn only_the_call_that_started_a_vm_takes_it_back() {
         let (mut names, now) = (Reservations::default(), Instant::now());
-        assert!(!names.renew("v", ONE, now), "without a reservation nothing starts");
+        assert!(
+            !names.renew("v", ONE, now),
+            "without a reservation nothing starts"
+        );
         assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
         names.started("v", ONE);
         assert!(!names.renew("v", ONE, now), "it is started once");

@@ -11,6 +11,7 @@
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
 use super::{Ended, Line, NEWCOMER};
+use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
@@ -43,7 +44,7 @@ pub struct Agreement {
     /// An entry that is appended here, agreed or not, drops this host.
     may_be_dropped: bool,
     /// The newest entry appended here that ends the VM, agreed or not.
-    end_appended: Option<Index>,
+    pub end_appended: Option<Index>,
     /// Who holds a complete copy by the newest such entry that is appended here, agreed or not; nobody in a VM's youth.
     pub appended_complete: ReplicaSet,
 }
@@ -109,6 +110,8 @@ pub struct Election {
     pub leader_heard_us: u64,
     /// This host began to campaign.
     pub campaign_us: Option<u64>,
+    /// A person was told what can be done about the loss of all others.
+    pub advised: bool,
 }
 
 /// Entries that may pile up where there is no sync to cut them.
@@ -164,7 +167,7 @@ impl VmLoop {
                     self.peer_link_lost(peer);
                 }
                 GroupEvent::SnapshotInstalled(snapshot) => {
-                    self.install_snapshot(snapshot.last.index, snapshot.state)
+                    self.install_snapshot(snapshot.last.term, snapshot.last.index, snapshot.state)
                 }
                 GroupEvent::TransferFailed { .. } => self.transfer_failed(),
                 GroupEvent::DiskFull(why) => self.event("log-disk-full", why),
@@ -248,23 +251,6 @@ impl VmLoop {
         self.elected();
     }
 
-    /// An end that is agreed waits for no sync: one whose guest takes nothing any more would hold it back for good, and the
-    /// hosts that have ended the VM already would look as if they were lost.
-    fn skip_to_agreed_end(&mut self) {
-        let end = self.agreement.end_appended.filter(|end| {
-            self.agreement.held && self.agreement.applied < *end && *end <= self.group.committed()
-        });
-        // An entry that was never agreed may have been replaced.
-        let is_end = |index: &Index| {
-            let entry = self.group.entry(*index).map(|entry| entry.payload.clone());
-            entry.is_some_and(|payload| matches!(agreed::decode(payload), Ok(Agreed::Down)))
-        };
-        if let Some(end) = end.filter(is_end) {
-            self.forget_cut();
-            self.agreement.applied = Index(end.0 - 1);
-        }
-    }
-
     /// Applies what is agreed, as far as no sync holds it back.
     pub(super) fn apply_agreed_entries(&mut self) {
         self.skip_to_agreed_end();
@@ -284,7 +270,7 @@ impl VmLoop {
                     }
                 }
                 EntryKind::Data => match agreed::decode(entry.payload) {
-                    Ok(entry) => self.apply(index, entry),
+                    Ok(decoded) => self.apply(index, entry.stamp.term, decoded),
                     Err(error) => {
                         self.failure = Some(format!("entry {} of the log: {error}", index.0));
                         self.event(
@@ -319,8 +305,11 @@ impl VmLoop {
         }
     }
 
-    fn apply(&mut self, index: Index, entry: Agreed) {
+    fn apply(&mut self, index: Index, term: Term, entry: Agreed) {
         self.agreement.state.apply(&entry);
+        if let Agreed::Complete { set, .. } = &entry {
+            self.notebook.note((term.0, index.0), *set, now_ms());
+        }
         match entry {
             Agreed::Frames(frames) => {
                 self.agreement.uncut_bytes +=
@@ -363,7 +352,7 @@ impl VmLoop {
         self.agreement.may_be_dropped = !set.contains(self.me);
         self.agreement.appended_complete = set;
         if set.0.count_ones() > 1 {
-            self.join_complaint.clear();
+            self.join_complaint = None;
         }
         if self.agreement.leads {
             self.primary_set_agreed(set, epoch);
@@ -379,9 +368,12 @@ impl VmLoop {
         }
     }
 
-    fn install_snapshot(&mut self, index: Index, state: Bytes) {
+    fn install_snapshot(&mut self, term: Term, index: Index, state: Bytes) {
         match agreed::decode_state(state) {
             Ok(state) => {
+                if state.life == Life::Running {
+                    self.notebook.note((term.0, index.0), state.complete, now_ms());
+                }
                 // Backwards, too: what this host held counts no more when it was declared dead.
                 self.agreement = Agreement::at(index, state);
                 if index == Index(0) {
@@ -487,11 +479,7 @@ impl VmLoop {
             }
             _ => self.event(
                 "no-majority",
-                format!(
-                    "no majority of the group answers: nothing is served until one does, or until a person who knows \
-                     that the other hosts are dead says 'dunlin protect --alone {}' on this host",
-                    self.config.name
-                ),
+                "no majority of the group answers: nothing is served until one does",
             ),
         }
     }

@@ -41,6 +41,9 @@ use dunlin_guest::Start;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What a host says that cannot follow at this moment, and will.
+pub const NOT_READY: &str = "it is not ready to follow yet";
+
 /// A backup.
 pub struct BackupRole {
     session: u64,
@@ -173,7 +176,7 @@ impl VmLoop {
             tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
             let why = match &self.failure {
                 Some(failure) => format!("it has failed: {failure}"),
-                None => "it is not ready to follow yet".to_owned(),
+                None => NOT_READY.to_owned(),
             };
             // The primary tries again.
             return refuse(stream, &why);

@@ -10,9 +10,13 @@
 //! 2. All judge by the same answers and the same order, so at most one host has a mandate. If the answers changed in
 //!    between and two have it, the election makes it one, as always.
 //! 3. A mandate ends with the first leader: it is not good for a later loss.
+//! 4. What a host knows of who was complete counts, though it has no disk (a witness) or its log is lost (its note, `noted`): a
+//!    disk that is known to be older boots only where a person says that it is to (`--force-stale`).
 //!
 //! Source: ARCHITECTURE.md, "Failures": the persisted log says who was last. Not here: how new an image is (the guest's
 //! `disk`), what a leader may do (`agreement`, `primary`).
+
+mod judgement;
 
 use super::connect::ask_host;
 use super::disks::Disks;
@@ -25,6 +29,7 @@ use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::consensus::Role as ConsensusRole;
 use dunlin_core::units::ReplicaId;
+use judgement::{Verdict, judge};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -44,15 +49,23 @@ pub struct Cold {
     asking: bool,
     /// Why this host stands for election without a living copy.
     mandate: Option<String>,
+    /// ... and from a disk that is known to be older.
+    stale: bool,
     /// A person wants the VM to boot here.
-    order: Option<Sender<Answer>>,
+    order: Option<Order>,
     complaint: String,
+}
+
+struct Order {
+    force_stale: bool,
+    reply: Sender<Answer>,
 }
 
 impl Cold {
     /// What is agreed contradicts it.
     pub fn end_mandate(&mut self) {
         self.mandate = None;
+        self.stale = false;
     }
 
     /// Whether this host may be elected to boot the VM.
@@ -74,27 +87,32 @@ pub struct Holding {
     shared: Arc<Shared>,
     config: Arc<VmConfig>,
     folder: PathBuf,
+    is_witness: bool,
 }
 
 impl Holding {
     /// Of this VM.
     pub(super) fn new(to_loop: LoopSender, shared: Arc<Shared>, config: Arc<VmConfig>, host: &Host) -> Self {
         let folder = host.state.join("vms").join(&config.name);
+        let is_witness = config.member(&host.name).is_some_and(|member| member.witness);
         Self {
             to_loop,
             shared,
             config,
             folder,
+            is_witness,
         }
     }
 
     /// What another host hears. Opens the disks if no VM has them.
     pub fn standing(&self) -> Answer {
         match command(&self.to_loop, Command::Standing) {
-            Answer::Standing(standing) if !standing.alive && !standing.led => match self.disks() {
-                Ok(disks) => Answer::Standing(Standing { disks, ..standing }),
-                Err(why) => Answer::failed(why),
-            },
+            Answer::Standing(standing) if !standing.alive && !standing.led && !self.is_witness => {
+                match self.disks() {
+                    Ok(disks) => Answer::Standing(Standing { disks, ..standing }),
+                    Err(why) => Answer::failed(why),
+                }
+            }
             answer => answer,
         }
     }
@@ -119,6 +137,8 @@ impl VmLoop {
             last: (last.term.0, last.index.0),
             complete: self.agreement.appended_complete.0,
             disks: Vec::new(),
+            noted: self.notebook.newest(),
+            recovering: self.group.role() == ConsensusRole::Recovering,
         }
     }
 
@@ -167,9 +187,9 @@ impl VmLoop {
     }
 
     fn end_inquest(&mut self, why: &str) {
-        if let Some(reply) = std::mem::take(&mut self.cold).order {
+        if let Some(order) = std::mem::take(&mut self.cold).order {
             // Whoever asked may have gone.
-            let _ = reply.send(Answer::refused(why));
+            let _ = order.reply.send(Answer::refused(why));
         }
     }
 
@@ -179,20 +199,22 @@ impl VmLoop {
         let holding = Holding::new(to_loop.clone(), self.shared.clone(), self.config.clone(), &host);
         let me = self.me;
         let work = move || {
-            let vm = &holding.config.name;
-            let others = holding.config.group.iter();
-            let others = others.filter(|peer| peer.member.id != me && !peer.member.witness);
-            let others = others
-                .map(|peer| {
-                    let request = Request::Standing { vm: vm.clone() };
-                    let said = match ask_host(&host, &peer.name, &request, PATIENCE, &mut |_| {}) {
-                        Answer::Standing(standing) => Ok(standing),
-                        Answer::Failed { why, .. } => Err(why),
-                        _ => Err(format!("host '{}' does not say what it holds", peer.name)),
-                    };
-                    (peer.member.id, said)
-                })
-                .collect();
+            let (vm, host) = (&holding.config.name, &host);
+            let others = holding.config.group.iter().filter(|peer| peer.member.id != me);
+            // At once: a dead host is waited for, and may not be the only one.
+            let others = std::thread::scope(|scope| {
+                let asked: Vec<_> = others
+                    .map(|peer| {
+                        (
+                            peer.member.id,
+                            scope.spawn(move || ask_standing(host, &peer.name, vm)),
+                        )
+                    })
+                    .collect();
+                let said = asked.into_iter();
+                said.map(|(id, answer)| (id, answer.join().unwrap_or_else(|_| Err("no answer".into()))))
+                    .collect()
+            });
             let disks = holding.disks();
             to_loop.send(LoopEvent::Inquest(Inquest { disks, others }));
         };
@@ -210,39 +232,57 @@ impl VmLoop {
             return;
         }
         let verdict = judge(self, inquest);
-        let order = self.cold.order.take();
-        match (verdict, order) {
-            (Verdict::Boot(why), None) => {
-                if self.cold.mandate.as_ref() != Some(&why) {
-                    self.event("cold-start", &*why);
+        match self.cold.order.take() {
+            Some(order) => self.obey(verdict, &order),
+            None => match verdict {
+                Verdict::Boot(why) => {
+                    if self.cold.mandate.as_ref() != Some(&why) {
+                        self.event("cold-start", &*why);
+                    }
+                    self.cold.mandate = Some(why);
                 }
-                self.cold.mandate = Some(why);
-            }
-            (Verdict::Boot(why) | Verdict::Silent(why), Some(reply)) => {
-                self.event("cold-start", format!("by a person's order: {why}"));
-                self.cold.mandate = Some(why);
-                if let Some(answer) = self.stand_alone(&reply) {
-                    self.cold.mandate = None;
-                    // Whoever asked may have gone: here and below.
-                    let _ = reply.send(answer);
+                Verdict::NotHere(why) | Verdict::Stale(why) | Verdict::Silent(why) => {
+                    self.cold.end_mandate();
+                    if self.cold.complaint != why {
+                        self.event("waiting", &*why);
+                        self.cold.complaint = why;
+                    }
                 }
+            },
+        }
+    }
+
+    fn obey(&mut self, verdict: Verdict, order: &Order) {
+        self.cold.end_mandate();
+        let (why, stale) = match verdict {
+            Verdict::Boot(why) | Verdict::Silent(why) => (why, false),
+            Verdict::Stale(why) if order.force_stale => (format!("from an older disk: {why}"), true),
+            Verdict::Stale(why) => {
+                let why = format!(
+                    "{why}. If that host is gone for good, 'dunlin protect --alone --from-disk --force-stale {}' boots the VM \
+                     from the older disk here, and what clients were told since then is lost",
+                    self.config.name
+                );
+                // Whoever asked may have gone: here and below.
+                let _ = order.reply.send(Answer::refused(why));
+                return;
             }
-            (Verdict::NotHere(why), Some(reply)) => {
-                self.cold.mandate = None;
-                let _ = reply.send(Answer::refused(why));
+            Verdict::NotHere(why) => {
+                let _ = order.reply.send(Answer::refused(why));
+                return;
             }
-            (Verdict::NotHere(why) | Verdict::Silent(why), None) => {
-                self.cold.mandate = None;
-                if self.cold.complaint != why {
-                    self.event("waiting", &*why);
-                    self.cold.complaint = why;
-                }
-            }
+        };
+        self.event("cold-start", format!("by a person's order: {why}"));
+        self.cold.mandate = Some(why);
+        self.cold.stale = stale;
+        if let Some(answer) = self.stand_alone(&order.reply) {
+            self.cold.end_mandate();
+            let _ = order.reply.send(answer);
         }
     }
 
     /// A person wants the VM to boot from this host's disk.
-    pub(super) fn boot_by_order(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
+    pub(super) fn boot_by_order(&mut self, force_stale: bool, reply: &Sender<Answer>) -> Option<Answer> {
         if self.witness || !matches!(self.role, Role::None) {
             return Some(Answer::refused(
                 "this host has no disk of the VM that it could boot from now",
@@ -253,7 +293,10 @@ impl VmLoop {
                 "the VM has failed here: {why}; end this host's daemon and start it again first"
             )));
         }
-        self.cold.order = Some(reply.clone());
+        self.cold.order = Some(Order {
+            force_stale,
+            reply: reply.clone(),
+        });
         self.cold.next_us = 0;
         None
     }
@@ -263,7 +306,7 @@ impl VmLoop {
         let state = self.agreement.state;
         let agreed = match state.life {
             Life::Fresh => true,
-            Life::Running => state.complete.contains(self.me),
+            Life::Running => self.cold.stale || state.complete.contains(self.me),
             Life::Down => false,
         };
         self.cold.has_mandate() && agreed
@@ -277,166 +320,11 @@ impl VmLoop {
     }
 }
 
-enum Verdict {
-    /// This host boots the VM.
-    Boot(String),
-    /// It would, if a host that says nothing were dead.
-    Silent(String),
-    /// It does not.
-    NotHere(String),
-}
-
-/// Invariants 1 and 2.
-fn judge(vm_loop: &VmLoop, inquest: Inquest) -> Verdict {
-    let name = |id: ReplicaId| vm_loop.config.host_name(id);
-    let mine = match inquest.disks {
-        Ok(disks) => Standing {
-            disks,
-            ..vm_loop.standing()
-        },
-        Err(why) => return Verdict::NotHere(format!("the VM's disk here cannot be read: {why}")),
-    };
-    let mut standings = vec![(vm_loop.me, mine)];
-    let mut silent = Vec::new();
-    for (id, said) in inquest.others {
-        match said {
-            Ok(standing) if standing.alive || standing.led => {
-                return Verdict::NotHere(format!(
-                    "host '{}' holds a living copy of the VM, or knows who leads",
-                    name(id)
-                ));
-            }
-            Ok(standing) => standings.push((id, standing)),
-            Err(why) => silent.push(format!("host '{}' ({why})", name(id))),
-        }
-    }
-    let complete = newest_set(&standings);
-    let best = best(&standings, complete);
-    if best != vm_loop.me {
-        return Verdict::NotHere(format!(
-            "no copy of the VM is alive here; host '{}' has the newest disk and boots it",
-            name(best)
-        ));
-    }
-    if !complete.is_empty() && !complete.contains(best) {
-        return Verdict::NotHere(
-            "the log says that another host went on without this one; its disk may lack what clients were told".into(),
-        );
-    }
-    if standings[0].1.disks.iter().any(|disk| !disk.consistent) {
-        return Verdict::NotHere("the VM's disk here is an unfinished copy".into());
-    }
-    if silent.is_empty() {
-        Verdict::Boot(format!(
-            "no host holds a living copy of the VM; it boots here, from the newest disk ({}); what was only in its memory is \
-             gone",
-            describe(&standings[0].1)
-        ))
-    } else {
-        Verdict::Silent(format!(
-            "no copy of the VM is alive here, and {} may hold one; if it is dead for good, 'dunlin protect --alone \
-             --from-disk {}' boots the VM from this host's disk ({})",
-            silent.join(", "),
-            vm_loop.config.name,
-            describe(&standings[0].1)
-        ))
-    }
-}
-
-/// Who was complete, as the newest log has it.
-fn newest_set(standings: &[(ReplicaId, Standing)]) -> ReplicaSet {
-    let newest = standings.iter().max_by_key(|(_, standing)| standing.last);
-    ReplicaSet(newest.map_or(0, |(_, standing)| standing.complete))
-}
-
-/// The host to boot: in the complete set, then the newest consistent disks, then the first in the VM's list.
-fn best(standings: &[(ReplicaId, Standing)], complete: ReplicaSet) -> ReplicaId {
-    let rank = |(id, standing): &&(ReplicaId, Standing)| {
-        (
-            complete.contains(*id),
-            standing.disks.clone(),
-            std::cmp::Reverse(id.0),
-        )
-    };
-    standings
-        .iter()
-        .max_by_key(rank)
-        .map_or(ReplicaId(0), |(id, _)| *id)
-}
-
-fn describe(standing: &Standing) -> String {
-    match standing.disks.first() {
-        Some(disk) => format!(
-            "term {}, {}",
-            disk.term,
-            if disk.primary {
-                "as primary".to_owned()
-            } else {
-                format!("as backup up to epoch {}", disk.epoch)
-            }
-        ),
-        None => "it has none: it boots as at first".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn standing(id: u8, last: (u64, u64), complete: u8, disk: DiskStanding) -> (ReplicaId, Standing) {
-        let standing = Standing {
-            last,
-            complete,
-            disks: vec![disk],
-            ..Standing::default()
-        };
-        (ReplicaId(id), standing)
-    }
-
-    fn disk(consistent: bool, term: u64, primary: bool, epoch: u64) -> DiskStanding {
-        DiskStanding {
-            consistent,
-            term,
-            primary,
-            epoch,
-        }
-    }
-
-    fn chosen(standings: &[(ReplicaId, Standing)]) -> u8 {
-        best(standings, newest_set(standings)).0
-    }
-
-    #[test]
-    fn the_primarys_disk_is_newer_than_its_backups() {
-        let primary = standing(1, (3, 90), 0b11, disk(true, 3, true, 0));
-        let backup = standing(0, (3, 90), 0b11, disk(true, 3, false, 40));
-        assert_eq!(chosen(&[backup.clone(), primary.clone()]), 1);
-        assert_eq!(chosen(&[primary, backup]), 1, "whoever asks");
-    }
-
-    #[test]
-    fn a_host_that_was_dropped_does_not_boot_though_it_does_not_know_it() {
-        // Host 0 died first; host 1 went on alone and said so, which host 0 never heard.
-        let old = standing(0, (3, 90), 0b11, disk(true, 3, true, 0));
-        let new = standing(1, (4, 120), 0b10, disk(true, 4, true, 0));
-        assert_eq!(chosen(&[old, new]), 1);
-    }
-
-    #[test]
-    fn an_unfinished_copy_is_not_chosen_and_without_disks_the_first_host_is() {
-        let half = standing(0, (5, 10), 0b11, disk(false, 9, false, 9));
-        let whole = standing(1, (5, 10), 0b11, disk(true, 5, true, 0));
-        assert_eq!(chosen(&[half, whole]), 1);
-        let bare = |id| {
-            let (id, standing) = standing(id, (5, 10), 0b11, disk(true, 0, false, 0));
-            (
-                id,
-                Standing {
-                    disks: Vec::new(),
-                    ..standing
-                },
-            )
-        };
-        assert_eq!(chosen(&[bare(1), bare(0)]), 0);
+fn ask_standing(host: &Host, peer: &str, vm: &str) -> Result<Standing, String> {
+    let request = Request::Standing { vm: vm.to_owned() };
+    match ask_host(host, peer, &request, PATIENCE, &mut |_| {}) {
+        Answer::Standing(standing) => Ok(standing),
+        Answer::Failed { why, .. } => Err(why),
+        _ => Err(format!("host '{peer}' does not say what it holds")),
     }
 }

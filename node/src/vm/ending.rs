@@ -11,7 +11,8 @@
 //! 3. An end by force concerns this host alone, and is refused while a leader is known.
 //! 4. Who led when the end was agreed tells each other host, and is the last to forget: one whose link did not stand yet
 //!    has to hear of it too, and no host may hear of it when the next VM of that name is there. The others wait for that word.
-//! 5. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
+//! 5. An end that is agreed waits for no sync.
+//! 6. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
@@ -23,6 +24,8 @@ use super::run::{Role, VmLoop};
 use crate::control::{Answer, Request};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life};
+use dunlin_core::units::Index;
+use dunlin_core::wire::agreed;
 use std::time::Duration;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
@@ -51,6 +54,23 @@ impl VmLoop {
     /// Whether this host may lead although it has nothing to serve (invariant 1).
     pub(super) fn leads_to_end(&self) -> bool {
         !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
+    }
+
+    /// Invariant 5: a sync whose guest takes nothing any more would hold it back for good, and the
+    /// hosts that have ended the VM already would look as if they were lost.
+    pub(super) fn skip_to_agreed_end(&mut self) {
+        let end = self.agreement.end_appended.filter(|end| {
+            self.agreement.held && self.agreement.applied < *end && *end <= self.group.committed()
+        });
+        // An entry that was never agreed may have been replaced.
+        let is_end = |index: &Index| {
+            let entry = self.group.entry(*index).map(|entry| entry.payload.clone());
+            entry.is_some_and(|payload| matches!(agreed::decode(payload), Ok(Agreed::Down)))
+        };
+        if let Some(end) = end.filter(is_end) {
+            self.forget_cut();
+            self.agreement.applied = Index(end.0 - 1);
+        }
     }
 
     /// The group has agreed.
@@ -232,7 +252,7 @@ impl VmLoop {
         Answer::done(text)
     }
 
-    /// Whether the loop may end (invariant 5; a daemon that ends takes its QEMUs with it).
+    /// Whether the loop may end (invariant 6; a daemon that ends takes its QEMUs with it).
     pub(super) fn is_over(&self) -> bool {
         self.ending
             .as_ref()

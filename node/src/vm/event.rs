@@ -203,6 +203,8 @@ pub enum Command {
     ProtectAlone {
         /// The VM is to boot from this host's disk.
         from_disk: bool,
+        /// Even if another host's is known to be newer.
+        force_stale: bool,
     },
     /// Say what this host holds of the VM.
     Standing,

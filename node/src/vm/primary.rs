@@ -13,6 +13,7 @@ mod alone;
 mod commands;
 mod joining;
 mod replacing;
+mod switched_off;
 mod syncing;
 mod watched;
 
@@ -38,6 +39,7 @@ use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::Start;
 use dunlin_guest::qemu::QemuEvent;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How long to wait before a backup is looked for again.
 const REJOIN_US: u64 = 500_000;
@@ -57,6 +59,9 @@ const LONG_LOG_BYTES: u64 = 64 << 20;
 const LONG_LOG_ENTRIES: u64 = 1 << 15;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
+
+/// What QEMU printed so shortly before its end says why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A primary.
 pub struct PrimaryRole {
@@ -593,37 +598,6 @@ impl VmLoop {
         self.look_for_room();
     }
 
-    /// The VM's end, if the group agrees. Its process ends by itself, which is no failure then.
-    fn guest_switched_off(&mut self) {
-        self.event("guest-shutdown", "the guest switched itself off");
-        let agreed_soon = self.propose(&Agreed::Down);
-        if let Some(primary) = self.primary() {
-            primary.switched_off = agreed_soon;
-        }
-    }
-
-    /// Whether the process has ended because the guest switched itself off. Its ports close before anybody reads what it said of
-    /// that.
-    fn has_switched_off(&mut self) -> bool {
-        if let Some(primary) = self.primary()
-            && primary.switched_off
-        {
-            return self.agreement.leads;
-        }
-        let Some(machine) = self.machine().cloned() else {
-            return false;
-        };
-        let said = |events: Vec<QemuEvent>| {
-            let mut events = events.into_iter();
-            events.any(|event| matches!(event, QemuEvent::Shutdown { guest: true, .. }))
-        };
-        if !machine.qemu.qmp().poll_events().is_ok_and(said) || self.primary().is_none() {
-            return false;
-        }
-        self.guest_switched_off();
-        self.primary().is_some_and(|primary| primary.switched_off)
-    }
-
     /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the
     /// VM goes on.
     fn guest_disk_failed(&mut self, reason: &str, stopped: bool) {
@@ -679,13 +653,15 @@ impl VmLoop {
         if self.has_switched_off() {
             return;
         }
-        let own_words = self
+        let last_words = self
             .machine()
-            .map(|machine| machine.qemu.stderr().text())
-            .unwrap_or_default();
-        let own_words = own_words.lines().last().unwrap_or_default();
-        self.event("qemu-died", format!("QEMU: {why}; {own_words}"));
-        self.end_copy(&format!("{why} {own_words}"));
+            .and_then(|machine| machine.qemu.stderr().last_words(LAST_WORDS));
+        let why = match last_words {
+            Some(words) => format!("{why}; it said: {words}"),
+            None => why.to_owned(),
+        };
+        self.event("qemu-died", format!("QEMU: {why}"));
+        self.end_copy(&why);
     }
 
     fn end_copy(&mut self, why: &str) {
@@ -704,6 +680,8 @@ impl VmLoop {
 
     /// A backup has become the primary.
     pub(super) fn become_primary(&mut self, machine: Arc<Machine>, failover: FailoverStatus) {
+        // What QEMU says of the end of the session is about that, and explains no later end of its own.
+        machine.qemu.stderr().turn_page();
         self.role = Role::Primary(PrimaryRole::new(Some(machine)));
         self.failover = Some(failover);
     }

@@ -9,10 +9,11 @@ use super::connect::Connector;
 use super::ending::Order;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
+use super::noted::Notebook;
 use super::primary::PrimaryRole;
 use super::{Ended, Host, NEWCOMER, Shared};
 use crate::config::{Durability, VmConfig};
-use crate::control::{Answer, BadInput, FailoverStatus, PeerStatus, VmStatus};
+use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, PeerStatus, VmStatus};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
@@ -50,6 +51,7 @@ pub struct VmLoop {
     pub(super) agreement: Agreement,
     pub(super) election: Election,
     pub(super) cold: Cold,
+    pub(super) notebook: Notebook,
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
@@ -81,8 +83,8 @@ pub struct VmLoop {
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
-    /// Why the last join failed, here or on the other host; empty since one went well.
-    pub(super) join_complaint: String,
+    /// Why the last join failed, here or on the other host; nothing since one went well.
+    pub(super) join_complaint: Option<JoinProblem>,
     /// Whether what should get on does.
     pub(super) watchdog: Watchdog,
     /// The group has not made this host a member yet.
@@ -125,8 +127,9 @@ impl VmLoop {
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
-        let folder = host.state.join("vms").join(&config.name).join("log");
-        let mut group_config = GroupConfig::new(folder, member.id, members, durability);
+        let folder = host.state.join("vms").join(&config.name);
+        let notebook = Notebook::open(&folder);
+        let mut group_config = GroupConfig::new(folder.join("log"), member.id, members, durability);
         // As cluster.toml says: believed so long at the shortest, and up to twice as long.
         let shortest_us = u64::from(host.cluster.election_ms) * 1000;
         group_config.core.election_min_us = shortest_us;
@@ -159,6 +162,7 @@ impl VmLoop {
             group,
             agreement,
             cold: Cold::default(),
+            notebook,
             election: Election::default(),
             role: Role::None,
             nics: None,
@@ -181,7 +185,7 @@ impl VmLoop {
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
             injected: Vec::new(),
-            join_complaint: String::new(),
+            join_complaint: None,
             watchdog: Watchdog::default(),
             newcomer,
             events,
@@ -216,6 +220,8 @@ impl VmLoop {
             self.to_loop.vm_is_shut_down();
         }
         self.role = Role::None;
+        // Whoever forgets the VM removes its folder.
+        self.notebook.close();
         self.show(u64::MAX);
         let ended = self.ending.take();
         if let Some(ended) = ended {
@@ -231,6 +237,7 @@ impl VmLoop {
         self.follow_group();
         self.apply_agreed_entries();
         self.look_after_loss();
+        self.advise_after_loss();
         self.run_primary();
         self.run_backup();
         self.watch();
@@ -260,6 +267,11 @@ impl VmLoop {
     pub(super) fn event(&self, kind: &str, text: impl Into<String>) {
         self.told.set(true);
         self.host.events.push(&self.config.name, kind, text);
+    }
+
+    /// No event, but whoever follows is to look at the status.
+    pub(super) fn wake_followers(&self) {
+        self.told.set(true);
     }
 
     pub(super) fn new_session(&mut self) -> u64 {
@@ -419,7 +431,10 @@ impl VmLoop {
                 });
                 Some(Answer::done("removed"))
             }
-            Command::ProtectAlone { from_disk } => self.protect_alone(from_disk, &reply),
+            Command::ProtectAlone {
+                from_disk,
+                force_stale,
+            } => self.protect_alone(from_disk, force_stale, &reply),
             Command::Standing => Some(Answer::Standing(self.standing())),
             Command::Inject { disk, fault } => {
                 // A disk is as bad for the next copy of the VM on this host.
@@ -482,6 +497,7 @@ impl VmLoop {
                 .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),
             failover: self.failover.clone(),
+            join_problem: wants_primary.and(self.join_complaint.clone()),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
             disks: self

@@ -79,7 +79,11 @@ impl<'lab> Cluster<'lab> {
     pub fn init(lab: &'lab Lab, binary: &Path, hosts: &[&str]) -> Result<Self> {
         let dir = lab.dir().join("dunlin");
         let mut command = Command::new(binary);
-        command.arg("init").arg(&dir).args(["--cluster", "lab"]);
+        // Three hosts share this machine's /run.
+        command
+            .arg("init")
+            .arg(&dir)
+            .args(["--cluster", "lab", "--control", "control.sock"]);
         for &host in hosts {
             command
                 .arg("--host")
@@ -368,7 +372,7 @@ impl<'lab> Cluster<'lab> {
             .with_context(|| format!("status of host {host} is not what is expected: {text}"))
     }
 
-    /// What has happened on a host since its daemon began.
+    /// What has happened on a host, under earlier daemons too.
     pub fn events(&self, host: &str) -> Result<Vec<Event>> {
         let text = self.dunlin(host, &["events", "--json"])?;
         text.lines()

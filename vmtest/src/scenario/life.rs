@@ -67,7 +67,7 @@ fn up_and_down(cluster: &Cluster<'_>, up: &str, down: &str, file: &Path) -> Resu
 }
 
 /// The host where `down` was said knows the VM no more; the others hear of it at once, but on their own.
-fn gone(cluster: &Cluster<'_>) -> Result<()> {
+pub(super) fn gone(cluster: &Cluster<'_>) -> Result<()> {
     cluster.await_status("no host knows the VM", PATIENCE, |hosts| {
         hosts.iter().all(|host| host.vms.is_empty()).then_some(())
     })?;
@@ -155,7 +155,8 @@ fn nobody_is_left_to_agree(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path
     gone(cluster)
 }
 
-fn failed(output: &Output, code: i32, words: &[&str]) -> Result<()> {
+/// One line, with these words in it.
+pub(super) fn failed(output: &Output, code: i32, words: &[&str]) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(code),

@@ -13,6 +13,7 @@ pub mod bad_input;
 pub mod interrupt;
 pub mod ledger;
 pub mod life;
+pub mod orders;
 pub mod passers;
 mod run;
 mod secrets;
@@ -201,8 +202,8 @@ pub fn all() -> Vec<Scenario> {
         AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakHandOver, BreakPrimaryDisk,
         CutBackup, CutPrimary, DieAt, Failover, Freeze, HalfLoad, HangBackup, HangPrimary, Inject,
         InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
-        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, ProtectAlone, Replace, Restart,
-        RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
+        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, ProtectAlone,
+        Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -273,6 +274,7 @@ pub fn all() -> Vec<Scenario> {
                 AwaitProtected,
                 answers,
                 KillOthers,
+                AwaitTold("primary", "others-lost"),
                 ProtectAlone,
                 answers,
                 Restart,

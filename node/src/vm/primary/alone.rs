@@ -9,14 +9,52 @@
 //! Not here: terms and logs (core's `consensus::alone`).
 
 use crate::control::Answer;
-use crate::vm::run::VmLoop;
+use crate::vm::run::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_core::consensus::Member;
 use dunlin_core::units::ReplicaId;
 
+/// Hosts that were not heard for so long are lost, as far as a person's help is worth asking for.
+const LOST_US: u64 = 5_000_000;
+
 impl VmLoop {
+    /// What a person may do where the other hosts are lost: said once for each loss, and not because a busy host was late.
+    pub(in crate::vm) fn advise_after_loss(&mut self) {
+        let now_us = self.now_us();
+        let heard_us = |heard_us: Option<u64>| now_us.saturating_sub(heard_us.unwrap_or(0));
+        let links = self.group.links();
+        let alone = matches!(self.role, Role::Primary(_))
+            && self.group.leader().is_none()
+            && links.iter().all(|link| heard_us(link.heard_us) > LOST_US);
+        if !alone {
+            self.election.advised = false;
+            return;
+        }
+        if !std::mem::replace(&mut self.election.advised, true) {
+            let hosts: Vec<String> = links
+                .iter()
+                .map(|link| format!("'{}'", self.config.host_name(link.peer)))
+                .collect();
+            self.event(
+                "others-lost",
+                format!(
+                    "nothing was heard of host {} for {} s. A person who knows that they are dead, and not only cut off from this \
+                     one, may say 'dunlin protect --alone {}' here",
+                    hosts.join(" and "),
+                    LOST_US / 1_000_000,
+                    self.config.name
+                ),
+            );
+        }
+    }
+
     /// A person says that the others are dead. The answer comes when this host speaks, or when it cannot.
-    pub(in crate::vm) fn protect_alone(&mut self, from_disk: bool, reply: &Sender<Answer>) -> Option<Answer> {
+    pub(in crate::vm) fn protect_alone(
+        &mut self,
+        from_disk: bool,
+        force_stale: bool,
+        reply: &Sender<Answer>,
+    ) -> Option<Answer> {
         if self.group.is_leader() {
             return Some(Answer::refused(
                 "a majority of the group answers: there is no need, and it would not be safe",
@@ -38,7 +76,7 @@ impl VmLoop {
                 self.config.name
             )));
         }
-        self.boot_by_order(reply)
+        self.boot_by_order(force_stale, reply)
     }
 
     /// The order itself.

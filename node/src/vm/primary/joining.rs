@@ -6,7 +6,8 @@
 
 use super::PrimaryRole;
 use super::{Lingers, Phase, REJOIN_US, SILENCE_US, Session};
-use crate::control::{Answer, Progress};
+use crate::control::{Answer, JoinProblem, Progress};
+use crate::vm::backup::NOT_READY;
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
 use crate::vm::run::VmLoop;
@@ -183,14 +184,19 @@ impl VmLoop {
     }
 
     pub(in crate::vm) fn join_progress(&mut self, id: u64, what: &str, done: u64, total: u64) {
-        if self.is_session(id)
-            && let Some(primary) = self.primary()
-        {
-            primary.progress = Some(Progress {
-                what: what.into(),
-                done,
-                total,
-            });
+        if !self.is_session(id) {
+            return;
+        }
+        let Some(primary) = self.primary() else { return };
+        let now = Progress {
+            what: what.into(),
+            done,
+            total,
+        };
+        let before = primary.progress.replace(now.clone());
+        let goes_on = before.is_none_or(|before| before.what != now.what || before.tenth() != now.tenth());
+        if goes_on {
+            self.wake_followers();
         }
     }
 
@@ -373,18 +379,25 @@ impl VmLoop {
 
     /// A join that is tried again because the last one failed is not worth a word.
     pub(in crate::vm) fn join_begins(&self, text: impl Into<String>) {
-        if self.join_complaint.is_empty() {
+        if self.join_complaint.is_none() {
             self.event("joining", text);
         }
     }
 
-    /// A join that fails again and again for the same reason is told of once.
+    /// A join that fails again and again for the same reason is told of once, and counted.
     pub(in crate::vm) fn join_failed(&mut self, why: impl Into<String>) {
         let why = why.into();
-        if self.join_complaint != why {
-            self.join_complaint.clone_from(&why);
-            self.event("join-failed", why);
+        if let Some(known) = self.join_complaint.as_mut().filter(|known| known.why == why) {
+            known.times = known.times.saturating_add(1);
+            return self.wake_followers();
         }
+        self.event("join-failed", &*why);
+        let passes = why.ends_with(NOT_READY);
+        self.join_complaint = Some(JoinProblem {
+            why,
+            times: 1,
+            passes,
+        });
     }
 
     /// Invariant 2: outputs wait until this is agreed.

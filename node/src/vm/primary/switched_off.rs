@@ -1,0 +1,40 @@
+//! A guest that switches itself off ends its VM: that is no failure, though its process is gone before anybody reads why.
+//!
+//! Not here: an end that a person orders (`vm::ending`), a process that dies (`primary`).
+
+use crate::vm::run::VmLoop;
+use dunlin_core::agreed::Agreed;
+use dunlin_guest::qemu::QemuEvent;
+
+impl VmLoop {
+    /// The VM's end, if the group agrees. Its process ends by itself, which is no failure then.
+    pub(super) fn guest_switched_off(&mut self) {
+        self.event("guest-shutdown", "the guest switched itself off");
+        let agreed_soon = self.propose(&Agreed::Down);
+        if let Some(primary) = self.primary() {
+            primary.switched_off = agreed_soon;
+        }
+    }
+
+    /// Whether the process has ended because the guest switched itself off. Its ports close before anybody reads what it said of
+    /// that.
+    pub(super) fn has_switched_off(&mut self) -> bool {
+        if let Some(primary) = self.primary()
+            && primary.switched_off
+        {
+            return self.agreement.leads;
+        }
+        let Some(machine) = self.machine().cloned() else {
+            return false;
+        };
+        let said = |events: Vec<QemuEvent>| {
+            let mut events = events.into_iter();
+            events.any(|event| matches!(event, QemuEvent::Shutdown { guest: true, .. }))
+        };
+        if !machine.qemu.qmp().poll_events().is_ok_and(said) || self.primary().is_none() {
+            return false;
+        }
+        self.guest_switched_off();
+        self.primary().is_some_and(|primary| primary.switched_off)
+    }
+}
