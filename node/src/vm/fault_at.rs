@@ -259,7 +259,8 @@ mod tests {
         fault_at.tell(told);
         let hangs = fault_at.clone();
         let thread = std::thread::spawn(move || hangs.pass(Line::BackupStops));
-        assert!(matches!(hears.recv(), Ok(LoopEvent::Fault(_))));
+        let heard = hears.recv_timeout(LONGEST_HANG);
+        assert!(matches!(heard, Ok(LoopEvent::Fault(_))));
         fault_at.choose(Asked::GoOn);
         thread.join().unwrap();
     }

@@ -107,7 +107,8 @@ impl Backup {
         }
     }
 
-    /// Until the loop takes it over or drops it: nothing else is owed here, so nothing bounds it.
+    /// Until the loop takes it over or drops it.
+    #[expect(clippy::disallowed_methods, reason = "nothing else is owed to this thread")]
     fn wait_for_take_over(&self) -> Result<Term, Broken> {
         loop {
             match self.jobs.recv() {

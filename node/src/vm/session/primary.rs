@@ -141,6 +141,7 @@ impl Primary {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "nothing is owed between two syncs")]
     fn join_and_sync(&self, term: Term) -> Result<(), Broken> {
         self.join(term)?;
         let mut last_stop = Instant::now();

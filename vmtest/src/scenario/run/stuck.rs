@@ -21,6 +21,14 @@ impl Stage<'_, '_> {
         })
     }
 
+    /// The primary goes on without its backup, and says so; the backup may be brought in anew before anybody looks.
+    fn goes_on_alone(&mut self, primary: &str, before: usize, at: Instant) -> Result<()> {
+        self.await_another(primary, "unprotected", before)?;
+        self.counter.await_more(50, PATIENCE)?;
+        self.moments.push((at, Instant::now()));
+        Ok(())
+    }
+
     fn events_of(&self, host: &str, kind: &str) -> Result<Vec<Event>> {
         let mut events = self.cluster.events(host)?;
         events.retain(|event| event.kind == kind);
@@ -31,10 +39,11 @@ impl Stage<'_, '_> {
     pub(super) fn hang_backup(&mut self) -> Result<()> {
         let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
         let before = self.count_told(&backup, "fault")?;
+        let alone = self.count_told(&primary, "unprotected")?;
         let at = Instant::now();
         self.inject(&backup, "hang-at=backup-stops")?;
         self.await_another(&backup, "fault", before)?;
-        self.unprotected(at)?;
+        self.goes_on_alone(&primary, alone, at)?;
         let lost = self.events_of(&primary, "backup-lost")?;
         let why = &lost
             .last()
@@ -52,10 +61,11 @@ impl Stage<'_, '_> {
     pub(super) fn hang_primary(&mut self) -> Result<()> {
         let primary = self.with_role("primary")?;
         let before = self.count_told(&primary, "fault")?;
+        let alone = self.count_told(&primary, "unprotected")?;
         let at = Instant::now();
         self.inject(&primary, "hang-at=primary-captured")?;
         self.await_another(&primary, "fault", before)?;
-        self.unprotected(at)?;
+        self.goes_on_alone(&primary, alone, at)?;
         let stalled = self.events_of(&primary, "stalled")?;
         let why = &stalled.last().context("no event tells that the VM stalled")?.text;
         ensure!(why.contains("-leaves)") || why.contains("-applied)"), "{why}");
@@ -100,6 +110,7 @@ impl Stage<'_, '_> {
     pub(super) fn half_load(&mut self) -> Result<()> {
         let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
         let before = self.count_told(&backup, "fault")?;
+        let alone = self.count_told(&primary, "unprotected")?;
         self.inject(&backup, "hang-at=backup-acknowledged")?;
         self.await_another(&backup, "fault", before)?;
         self.inject(&backup, "fail-at=backup-half-applied")?;
@@ -119,7 +130,7 @@ impl Stage<'_, '_> {
         );
         self.told(&backup, "load-failed")?;
         self.cluster.thaw(&primary);
-        self.unprotected(at)
+        self.goes_on_alone(&primary, alone, at)
     }
 
     /// The leader loses its office and wins it back, again and again: its backup follows all the time.
