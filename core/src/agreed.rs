@@ -13,6 +13,7 @@
 
 use crate::units::{Epoch, ReplicaId};
 use bytes::Bytes;
+use std::collections::VecDeque;
 
 /// A small set of members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -131,6 +132,64 @@ impl AgreedState {
     }
 }
 
+impl Agreed {
+    /// Its name for people.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Frames(_) => "inputs",
+            Self::Sync { .. } => "sync",
+            Self::SyncDone { .. } => "sync done",
+            Self::Complete { .. } => "complete set",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// Entries that the log did not take, to be said again as soon as it does: nobody else would.
+///
+/// In the order in which they were said; a newer one stands for an older one of its kind. So there are three at most.
+#[derive(Debug, Default)]
+pub struct Unsaid {
+    entries: VecDeque<Agreed>,
+}
+
+impl Unsaid {
+    /// This entry was refused. Inputs are not kept (the network sends them again), nor the beginning of a sync (there may
+    /// be no reason for it any more): false.
+    pub fn keep(&mut self, entry: &Agreed) -> bool {
+        if matches!(entry, Agreed::Frames(_) | Agreed::Sync { .. }) {
+            return false;
+        }
+        let kind = std::mem::discriminant(entry);
+        self.entries.retain(|kept| std::mem::discriminant(kept) != kind);
+        self.entries.push_back(entry.clone());
+        true
+    }
+
+    /// What is to be said next.
+    #[must_use]
+    pub fn next(&self) -> Option<&Agreed> {
+        self.entries.front()
+    }
+
+    /// That was taken.
+    pub fn said(&mut self) {
+        self.entries.pop_front();
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Another host leads, or this one in a new term: whoever leads says what holds.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +218,42 @@ mod tests {
             epoch: Epoch(1),
         });
         assert!(!state.may_lead(B, true, A));
+    }
+
+    #[test]
+    fn what_the_log_refused_is_said_again_in_order_and_the_newest_of_a_kind() {
+        let complete = |set, epoch| Agreed::Complete {
+            set,
+            epoch: Epoch(epoch),
+        };
+        let done = |epoch| Agreed::SyncDone { epoch: Epoch(epoch) };
+        let mut unsaid = Unsaid::default();
+        assert!(!unsaid.keep(&Agreed::Frames(Vec::new())));
+        assert!(!unsaid.keep(&Agreed::Sync { epoch: Epoch(7) }));
+        assert!(unsaid.is_empty());
+        for entry in [
+            complete(ReplicaSet::one(A).with(B), 7),
+            done(7),
+            Agreed::Down,
+            // The backup was lost meanwhile: that it was complete must not be said after that.
+            complete(ReplicaSet::one(A), 7),
+        ] {
+            assert!(unsaid.keep(&entry));
+        }
+        let mut said = Vec::new();
+        while let Some(next) = unsaid.next().cloned() {
+            unsaid.said();
+            said.push(next);
+        }
+        assert_eq!(said, [done(7), Agreed::Down, complete(ReplicaSet::one(A), 7)]);
+        for epoch in 0..1000 {
+            for entry in [done(epoch), complete(ReplicaSet::one(B), epoch), Agreed::Down] {
+                unsaid.keep(&entry);
+            }
+        }
+        assert_eq!(unsaid.entries.len(), 3);
+        unsaid.clear();
+        assert!(unsaid.is_empty());
     }
 
     #[test]

@@ -392,6 +392,74 @@ fn a_full_ring_pushes_back_until_a_truncation() {
     assert_eq!(group.propose("y"), through.next());
 }
 
+/// A group of one whose ring is full of inputs, to the last byte.
+fn full_of_inputs() -> Group {
+    let members = vec![Member::full(0)];
+    let mut group = Group::new(Durability::Memory, &members);
+    let cfg = Config {
+        ring_bytes: 300,
+        ..Config::new(ReplicaId(0), Durability::Memory)
+    };
+    group
+        .nodes
+        .insert(0, Consensus::new(cfg, Restored::fresh(members), 1));
+    group.elect();
+    let core = group.nodes.get_mut(&0).unwrap();
+    for bytes in [100, 100, 99, 1] {
+        assert!(core.has_input_room(bytes));
+        core.propose(vec![0; bytes].into()).unwrap();
+    }
+    assert!(!core.has_input_room(1));
+    group
+}
+
+#[test]
+fn a_ring_full_of_inputs_takes_the_entries_that_empty_it() {
+    let mut group = full_of_inputs();
+    let core = group.nodes.get_mut(&0).unwrap();
+    assert_eq!(core.propose(Bytes::from_static(b"i")), Err(Refusal::RingFull));
+    let sync = core
+        .propose_control(Bytes::from_static(b"sync"))
+        .expect("room is kept for it");
+    group.step(0, Event::Flush);
+    assert_eq!(group.nodes[&0].committed(), sync);
+    group.step(0, Event::Applied { through: sync });
+    group.step(
+        0,
+        Event::Truncate {
+            through: sync,
+            state: Bytes::new(),
+        },
+    );
+    assert_eq!(
+        (group.nodes[&0].log_entries(), group.nodes[&0].log_bytes()),
+        (0, 0)
+    );
+    assert!(
+        group
+            .nodes
+            .get_mut(&0)
+            .unwrap()
+            .propose(vec![0; 300].into())
+            .is_ok()
+    );
+}
+
+#[test]
+fn the_room_for_control_entries_is_bounded_and_inputs_get_none_of_it() {
+    let mut group = full_of_inputs();
+    let core = group.nodes.get_mut(&0).unwrap();
+    let reserve = core.config().reserve_entries as u64;
+    let mut taken = 0;
+    while core.propose_control(vec![0; 64].into()).is_ok() {
+        taken += 1;
+        assert_eq!(core.propose(Bytes::from_static(b"i")), Err(Refusal::RingFull));
+        assert!(taken <= reserve, "its limit");
+    }
+    assert_eq!(core.propose_control(vec![0; 64].into()), Err(Refusal::RingFull));
+    assert_eq!(taken, reserve.min(core.config().reserve_bytes as u64 / 64));
+}
+
 #[test]
 fn a_vote_waits_for_the_disk() {
     let mut voter = Consensus::new(

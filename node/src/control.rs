@@ -311,6 +311,15 @@ pub struct VmStatus {
     /// What the thread between the two copies waits for now.
     #[serde(default)]
     pub waits: Option<WaitStatus>,
+    /// What its queues hold, and may hold (docs/budgets.md).
+    #[serde(default)]
+    pub queues: Vec<QueueFigures>,
+    /// Times that its log, or what its output is held in, was full, so that the network or the VM had to wait.
+    #[serde(default)]
+    pub full: u64,
+    /// Times that the log began to refuse entries of its own, which are said again.
+    #[serde(default)]
+    pub unsaid: u64,
 }
 
 /// A wait of docs/waits.md.
@@ -322,6 +331,19 @@ pub struct WaitStatus {
     pub for_what: String,
     /// How long it has lasted.
     pub us: u64,
+}
+
+/// One queue of a VM on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueFigures {
+    /// Which.
+    pub name: String,
+    /// What it holds.
+    pub bytes: u64,
+    /// What it may hold.
+    pub limit_bytes: u64,
+    /// How many frames or messages found no room.
+    pub dropped: u64,
 }
 
 /// What a VM's group heard that was counted, told once per host and minute, and dropped.
@@ -454,6 +476,9 @@ pub struct Reasons {
     pub differs: u64,
     /// Another manner was taken up.
     pub change_over: u64,
+    /// The log, or what output is held in, was half full.
+    #[serde(default)]
+    pub memory: u64,
 }
 
 /// What one sync took. Times in microseconds.

@@ -178,6 +178,7 @@ fn read(path: &Path) -> VecDeque<Event> {
 }
 
 /// Begins with a whole file; then a line for each event, until there are too many.
+#[expect(clippy::disallowed_methods, reason = "nothing is owed between two events")]
 fn write_all(path: &Path, mut lines: VecDeque<Event>, events: &Receiver<Event>) {
     let mut file = None;
     let mut written = 0;
@@ -242,6 +243,18 @@ mod tests {
         ] {
             assert_eq!(utc(seconds * 1000), shown);
         }
+    }
+
+    #[test]
+    fn the_newest_events_are_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let events = Events::open("a", folder.path());
+        for number in 0..3 * KEPT {
+            events.push("shop", "counted", number.to_string());
+        }
+        let kept = events.since(0, None, 0);
+        let seqs: Vec<u64> = kept.iter().map(|event| event.seq).collect();
+        assert_eq!(seqs, (2 * KEPT as u64..3 * KEPT as u64).collect::<Vec<_>>());
     }
 
     #[test]

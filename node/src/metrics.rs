@@ -1,6 +1,6 @@
 //! Prometheus metrics, served as text on a local port; made from the same status that people see.
 
-use crate::control::{BadInput, DiskFigures, HostStatus, VmStatus};
+use crate::control::{BadInput, DiskFigures, HostStatus, QueueFigures, VmStatus};
 use crate::daemon::{Daemon, requests};
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use std::net::SocketAddr;
@@ -26,6 +26,16 @@ const FIGURES: &[Figure] = &[
         "dunlin_log_entries",
         "Agreed entries that this host holds: those since the log was cut",
         |vm| vm.log_entries as f64,
+    ),
+    (
+        "dunlin_queue_waits_total",
+        "Times that the log was full, or what output is held in, so that the network or the VM had to wait",
+        |vm| vm.full as f64,
+    ),
+    (
+        "dunlin_log_refused_total",
+        "Times that the log began to refuse entries of its own, which are said again",
+        |vm| vm.unsaid as f64,
     ),
     (
         "dunlin_held_frames",
@@ -119,6 +129,21 @@ const BAD_INPUT: &[BadFigure] = &[
     ("link-broken", |bad| bad.links_broken),
     ("unknown-member", |bad| bad.unknown_members),
     ("checksum", |bad| bad.torn),
+];
+
+type QueueFigure = (&'static str, &'static str, fn(&QueueFigures) -> u64);
+
+/// The same for each queue of a VM (docs/budgets.md).
+const QUEUE_FIGURES: &[QueueFigure] = &[
+    ("dunlin_queue_bytes", "What a queue holds", |queue| queue.bytes),
+    ("dunlin_queue_limit_bytes", "What a queue may hold", |queue| {
+        queue.limit_bytes
+    }),
+    (
+        "dunlin_queue_dropped_total",
+        "Frames or messages that found no room in a queue",
+        |queue| queue.dropped,
+    ),
 ];
 
 type DiskFigure = (&'static str, &'static str, fn(&DiskFigures) -> u64);
@@ -226,6 +251,16 @@ fn page(status: &HostStatus) -> prometheus::Result<String> {
         }
         registry.register(Box::new(gauge))?;
     }
+    for (name, help, figure) in QUEUE_FIGURES {
+        let gauge = GaugeVec::new(Opts::new(*name, *help), &["vm", "queue"])?;
+        for vm in &status.vms {
+            for queue in &vm.queues {
+                let labels = [vm.name.as_str(), queue.name.as_str()];
+                gauge.with_label_values(&labels).set(figure(queue) as f64);
+            }
+        }
+        registry.register(Box::new(gauge))?;
+    }
     let bad = GaugeVec::new(
         Opts::new(
             "dunlin_bad_input_total",
@@ -272,6 +307,14 @@ mod tests {
     fn what_was_not_believed_is_counted_by_what_was_wrong() {
         let vm = VmStatus {
             name: "shop".into(),
+            queues: vec![QueueFigures {
+                name: "inbound".into(),
+                bytes: 5,
+                limit_bytes: 9,
+                dropped: 2,
+            }],
+            full: 4,
+            unsaid: 1,
             bad_input: BadInput {
                 too_short: 3,
                 links_broken: 1,
@@ -289,6 +332,11 @@ mod tests {
             "dunlin_bad_input_total{vm=\"shop\",what=\"message-too-short\"} 3",
             "dunlin_bad_input_total{vm=\"shop\",what=\"message-too-long\"} 0",
             "dunlin_bad_input_total{vm=\"shop\",what=\"link-broken\"} 1",
+            "dunlin_queue_bytes{queue=\"inbound\",vm=\"shop\"} 5",
+            "dunlin_queue_limit_bytes{queue=\"inbound\",vm=\"shop\"} 9",
+            "dunlin_queue_dropped_total{queue=\"inbound\",vm=\"shop\"} 2",
+            "dunlin_queue_waits_total{vm=\"shop\"} 4",
+            "dunlin_log_refused_total{vm=\"shop\"} 1",
             "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
         ] {
             assert!(page.lines().any(|found| found == line), "no {line} in {page}");

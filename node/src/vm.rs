@@ -15,6 +15,7 @@ mod machine;
 mod nics;
 mod noted;
 mod primary;
+mod queues;
 pub use cold::Holding;
 pub use connect::ask_host;
 pub use fault_at::{Asked, FaultAt, Line};
@@ -29,7 +30,7 @@ mod watch;
 use crate::config::{Cluster, VmConfig};
 use crate::control::{Answer, SyncFigures, VmStatus};
 use crate::events::Events;
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Sender, bounded};
 use dunlin_fabric::link::Identity;
 use event::{Command, LoopEvent, LoopSender};
 use std::collections::VecDeque;
@@ -164,6 +165,10 @@ pub fn join(thread: Option<JoinHandle<()>>) {
     }
 }
 
+/// Answers under way to whoever asked. The loop gives one to each command; a comparison of disks, which tells its progress,
+/// has a thread of its own and may wait.
+const ANSWERS: usize = 64;
+
 /// Asks the loop for something and waits for its answer.
 pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
     converse(to_loop, command, |_| {})
@@ -171,7 +176,7 @@ pub fn command(to_loop: &LoopSender, command: Command) -> Answer {
 
 /// As [`command`]; what comes before the last answer goes to `each`.
 pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&Answer)) -> Answer {
-    let (reply, answers) = unbounded();
+    let (reply, answers) = bounded(ANSWERS);
     let ends = matches!(command, Command::Down { .. });
     to_loop.send(LoopEvent::Command(command, reply));
     for answer in answers {
@@ -191,6 +196,33 @@ pub fn converse(to_loop: &LoopSender, command: Command, mut each: impl FnMut(&An
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+    #[test]
+    fn whoever_asks_and_does_not_listen_costs_no_more_than_a_few_answers() {
+        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        let (go_on, waits) = bounded::<()>(0);
+        let stuck = std::thread::spawn(move || {
+            converse(&to_loop, Command::VerifyDisk { repair: false }, |_| {
+                // It takes the first answer, and nothing more until it is let go; then all of them.
+                let _ = waits.recv_timeout(PATIENCE);
+            })
+        });
+        let Ok(LoopEvent::Command(_, reply)) = events.recv_timeout(PATIENCE) else {
+            panic!("no command came");
+        };
+        reply.send(Answer::Alive).expect("it listens");
+        while !reply.is_empty() {
+            // Until it has the first one in its hand.
+            std::thread::yield_now();
+        }
+        let taken = (0..10 * ANSWERS).take_while(|_| reply.try_send(Answer::Alive).is_ok());
+        assert_eq!(taken.count(), ANSWERS);
+        drop(go_on);
+        reply.send(Answer::done("")).expect("it listens");
+        assert!(matches!(stuck.join(), Ok(Answer::Done { .. })));
+    }
 
     #[test]
     fn whoever_meets_the_vms_end_hears_of_it() {

@@ -1,10 +1,10 @@
 //! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use dunlin_vmtest::scenario::{
-    self, World, bad_input, interrupt, ledger::LedgerSpec, life, orders, passers, two_vms,
+    self, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, passers, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -20,6 +20,9 @@ pub struct Scenarios {
     /// How often `connections-come-and-go` and `ledger` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
+    /// `long-upload` uploads for so many seconds at least, once protected and once not.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    upload_seconds: u64,
     /// How the ledger's disk is replicated.
     #[arg(long, default_value = "gannet", value_parser = ["gannet", "colo", "sync"])]
     storage: String,
@@ -27,7 +30,7 @@ pub struct Scenarios {
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
     /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `life`, `two-vms`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
+    /// mistakes, `life`, `two-vms`, `flood`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -38,6 +41,7 @@ impl Scenarios {
             quick: true,
             list: false,
             kills: 4,
+            upload_seconds: 0,
             storage: "gannet".to_owned(),
             json: None,
             names: Vec::new(),
@@ -127,6 +131,31 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             )
         });
         tell("two-vms", begun, outcome);
+    }
+    if wanted("flood", true) {
+        let begun = Instant::now();
+        let outcome = flood::run(&world).map(|outcome| {
+            format!(
+                ", {} MiB for a guest that does not read, {} frames dropped, the daemon grew by {} MiB",
+                outcome.sent_mib, outcome.dropped, outcome.grown_mib
+            )
+        });
+        tell("flood", begun, outcome);
+    }
+    if wanted("long-upload", true) {
+        let begun = Instant::now();
+        let outcome = upload::run(&world, Duration::from_secs(arguments.upload_seconds)).map(|outcome| {
+            format!(
+                ", {} MiB protected and {} MiB unprotected through a log of {} MiB, which held {} MiB at most; longest \
+                 answer {} ms",
+                outcome.uploaded_mib[0],
+                outcome.uploaded_mib[1],
+                outcome.log_mib,
+                outcome.peak_log_bytes >> 20,
+                outcome.longest_ms
+            )
+        });
+        tell("long-upload", begun, outcome);
     }
     if wanted("connections-come-and-go", true) {
         let begun = Instant::now();

@@ -214,8 +214,11 @@ impl Consensus {
 
     /// A follower truncates a little later than its leader: twice the leader's ring, then it pushes back by silence.
     fn has_room(&self, payload_bytes: usize) -> bool {
-        self.log.len() < self.cfg.ring_entries.saturating_mul(2)
-            && self.log.payload_bytes() + payload_bytes <= self.cfg.ring_bytes.saturating_mul(2)
+        let cfg = &self.cfg;
+        let entries = cfg.ring_entries.saturating_add(cfg.reserve_entries);
+        let bytes = cfg.ring_bytes.saturating_add(cfg.reserve_bytes);
+        self.log.len() < entries.saturating_mul(2)
+            && self.log.payload_bytes() + payload_bytes <= bytes.saturating_mul(2)
     }
 
     pub(super) fn on_lead(

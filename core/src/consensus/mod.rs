@@ -501,6 +501,21 @@ impl Consensus {
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)
     }
+    /// How many entries are held.
+    #[must_use]
+    pub fn log_entries(&self) -> usize {
+        self.log.len()
+    }
+    /// The payload bytes of all entries that are held.
+    #[must_use]
+    pub fn log_bytes(&self) -> usize {
+        self.log.payload_bytes()
+    }
+    /// The limits and time-outs in use.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.cfg
+    }
     /// What stands for everything before `first()`.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

@@ -84,13 +84,33 @@ impl Leading {
 impl Consensus {
     /// Appends to the log; sent and persisted with the next `Event::Flush`, so that many make one batch.
     pub fn propose(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        self.append_data(payload, (self.cfg.ring_entries, self.cfg.ring_bytes))
+    }
+
+    /// As [`Self::propose`], for the few and small entries by which the owner steers: they find room in a ring that is full
+    /// of inputs, because one of them may be what truncates it.
+    pub fn propose_control(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        let cfg = &self.cfg;
+        let most = (
+            cfg.ring_entries.saturating_add(cfg.reserve_entries),
+            cfg.ring_bytes.saturating_add(cfg.reserve_bytes),
+        );
+        self.append_data(payload, most)
+    }
+
+    fn append_data(&mut self, payload: Bytes, most: (usize, usize)) -> Result<Index, Refusal> {
         self.ready_to_propose()?;
-        if self.log.len() >= self.cfg.ring_entries
-            || self.log.payload_bytes() + payload.len() > self.cfg.ring_bytes
-        {
+        let (entries, bytes) = (self.log.len() + 1, self.log.payload_bytes() + payload.len());
+        if entries > most.0 || bytes > most.1 {
             return Err(Refusal::RingFull);
         }
         Ok(self.append_own(EntryKind::Data, payload))
+    }
+
+    /// Whether an input of so many bytes would find room: none has to be taken off the network in vain.
+    #[must_use]
+    pub fn has_input_room(&self, bytes: usize) -> bool {
+        self.log.len() < self.cfg.ring_entries && self.log.payload_bytes() + bytes <= self.cfg.ring_bytes
     }
 
     /// Appends a change of members (in force at once, even before it is agreed): one member more, less, or changed

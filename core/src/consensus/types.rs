@@ -40,6 +40,11 @@ pub struct Config {
     pub ring_entries: usize,
     /// ... or this many payload bytes.
     pub ring_bytes: usize,
+    /// Room beyond `ring_entries` for what only [`super::Consensus::propose_control`] may append: the entry that a full ring
+    /// waits for must find room in it.
+    pub reserve_entries: usize,
+    /// The same beyond `ring_bytes`.
+    pub reserve_bytes: usize,
     /// At most this many entries in one `Append`.
     pub batch_entries: usize,
     /// At most this many payload bytes in one `Append` (a single larger entry still goes).
@@ -60,6 +65,8 @@ impl Config {
             election_max_us: 60_000,
             ring_entries: 1 << 16,
             ring_bytes: 64 << 20,
+            reserve_entries: 1024,
+            reserve_bytes: 64 << 10,
             batch_entries: 512,
             batch_bytes: 1 << 20,
             window_entries: 4096,

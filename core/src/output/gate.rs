@@ -17,6 +17,15 @@ use crate::agreed::Frame;
 use crate::units::Epoch;
 use std::collections::VecDeque;
 
+/// What a held frame costs besides its bytes: its place here, and in the comparison.
+const OVERHEAD_BYTES: usize = 256;
+
+/// What it takes to hold a frame.
+#[must_use]
+pub fn cost(frame: &Frame) -> usize {
+    frame.bytes.len() + OVERHEAD_BYTES
+}
+
 /// Who may speak for the VM, as far as its own host knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Voice {
@@ -97,7 +106,7 @@ impl Gate {
 
     /// The VM sent a frame. Its name from now on.
     pub fn arrived(&mut self, frame: Frame, now_us: u64) -> FrameId {
-        self.held_bytes += frame.bytes.len();
+        self.held_bytes += cost(&frame);
         self.waiting += 1;
         self.waiting_now += 1;
         self.held.push_back(Held {
@@ -175,7 +184,7 @@ impl Gate {
     }
 
     fn leaving(&mut self, frame: Frame, epoch: Epoch, arrived_us: u64) -> Leaving {
-        self.held_bytes -= frame.bytes.len();
+        self.held_bytes -= cost(&frame);
         self.waiting -= 1;
         self.waiting_now -= usize::from(epoch == self.epoch);
         Leaving { frame, arrived_us }
@@ -205,7 +214,7 @@ impl Gate {
         self.waiting
     }
 
-    /// How many bytes wait.
+    /// What it takes to hold what waits.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.held_bytes

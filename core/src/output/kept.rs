@@ -75,6 +75,8 @@ pub struct Kept {
     flows: HashMap<Of, Flow>,
     bytes: usize,
     most_bytes: usize,
+    /// What that cost.
+    dropped: u64,
 }
 
 impl Default for Kept {
@@ -96,6 +98,7 @@ impl Kept {
             flows: HashMap::new(),
             bytes: 0,
             most_bytes,
+            dropped: 0,
         }
     }
 
@@ -138,7 +141,9 @@ impl Kept {
         if let Some(old) = superseded {
             self.forget(old);
         }
-        while self.bytes > self.most_bytes && self.drop_oldest() {}
+        while self.bytes > self.most_bytes && self.drop_oldest() {
+            self.dropped += 1;
+        }
     }
 
     /// The VM here got `frame`, in its own numbers: what the client has acknowledged need not be said again.
@@ -169,7 +174,10 @@ impl Kept {
 
     /// A sync was applied: the primary has said, or will say, all of it.
     pub fn applied(&mut self) {
-        *self = Self::with_most(self.most_bytes);
+        *self = Self {
+            dropped: self.dropped,
+            ..Self::with_most(self.most_bytes)
+        };
     }
 
     /// All that is kept, for the network, in order.
@@ -189,6 +197,12 @@ impl Kept {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// How many frames found no room.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Takes an item off the list; its flow does not know it any more.

@@ -4,8 +4,14 @@
 //! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over.
 //! This file only routes between them, by role.
 //!
-//! Invariants: those of the four; and that what the backup says is compared only with what the primary said in the
-//! same epoch.
+//! Invariants: those of the four; and
+//! 1. what the backup says is compared only with what the primary said in the same epoch;
+//! 2. (memory) while nobody may speak, what would be held beyond the budget is dropped and nobody hears of it: not the
+//!    client, not `shadow`, not the comparison. To the VM that is a network that loses frames: its TCP sends again, a
+//!    datagram may always be lost. Where the copies are compared nothing more is matched until a sync: a gap in what the
+//!    comparison has seen could otherwise be repeated later as "told before" without ever having been compared;
+//! 3. (memory) nothing that was promised to be held for a sync is ever dropped: while a backup is followed, the budget
+//!    asks for a sync (`is_half_full`), and then the VM has to wait (`is_full`).
 //!
 //! Source: docs/output.md. Not here: when to sync (`sync::trigger`), who may speak (`agreed`, the node).
 
@@ -21,7 +27,7 @@ use crate::sync::change_over::Tally;
 use crate::units::Epoch;
 use bytes::Bytes;
 use compare::{Comparer, Counters, Limits, Verdict};
-use gate::{Gate, Leaving, Voice};
+use gate::{Gate, Leaving, Voice, cost};
 use kept::Kept;
 use shadow::Shadow;
 
@@ -30,6 +36,11 @@ const COMPARED: Limits = Limits {
     buffer_bytes: 64 << 20,
     flows: 65_536,
 };
+
+/// What outbound frames of a VM may take, unless its file says otherwise.
+pub const HELD_BYTES: usize = 64 << 20;
+/// What the backup may have said before the primary has heard that it has loaded.
+const EARLY_BYTES: usize = 8 << 20;
 
 /// What a sync is believed to cost a client at most: a backup may also have nothing to say.
 const LONGEST_STALL_US: u64 = 500_000;
@@ -47,6 +58,13 @@ pub struct Output {
     matched_us: u64,
     /// When the primary said the newest of what the backup has said, too.
     said_to_us: u64,
+    budget_bytes: usize,
+    /// Frames that the budget cost.
+    dropped: u64,
+    /// Words of the backup that found no room here.
+    unheard: u64,
+    /// Something was dropped that the comparison should have seen: it begins anew with the next line.
+    blind: bool,
 }
 
 struct Comparison {
@@ -55,6 +73,9 @@ struct Comparison {
     backup_epoch: Epoch,
     /// Said by the backup in the epoch after that one, of whose beginning the primary has not heard yet.
     early: Vec<Frame>,
+    early_bytes: usize,
+    /// Some of that found no room.
+    early_lost: bool,
     /// A line is drawn, and its sync not acknowledged yet.
     line: bool,
     /// The backup has loaded a sync, and has not said anything yet that the primary has said since.
@@ -74,7 +95,18 @@ impl Output {
             stall_us: 0,
             matched_us: 0,
             said_to_us: 0,
+            budget_bytes: HELD_BYTES,
+            dropped: 0,
+            unheard: 0,
+            blind: false,
         }
+    }
+
+    /// The same with another budget for what is held.
+    #[must_use]
+    pub fn with_budget(mut self, bytes: usize) -> Self {
+        self.budget_bytes = bytes;
+        self
     }
 
     /// Who speaks now.
@@ -87,6 +119,7 @@ impl Output {
     pub fn set_voice(&mut self, voice: Voice) {
         if voice == Voice::Alone {
             self.comparison = None;
+            self.blind = false;
         }
         self.gate.set_voice(voice);
     }
@@ -108,6 +141,8 @@ impl Output {
             comparer: Comparer::new(COMPARED),
             backup_epoch: epoch,
             early: Vec::new(),
+            early_bytes: 0,
+            early_lost: false,
             line: false,
             catching_up: false,
         });
@@ -118,6 +153,12 @@ impl Output {
         if self.gate.voice() == Voice::Kept {
             self.shadow.overheard(&frame);
             self.kept.said(&frame);
+            return;
+        }
+        if self.gate.voice() == Voice::Shut && self.gate.held_bytes() + cost(&frame) > self.budget_bytes {
+            // Invariant 2.
+            self.dropped += 1;
+            self.blind |= self.comparison.take().is_some();
             return;
         }
         if !self.shadow.is_empty() {
@@ -158,12 +199,31 @@ impl Output {
                 comparison.comparer.backup_said(frame);
             }
         } else if epoch == comparison.backup_epoch.next() {
-            comparison.early.extend(frames);
+            for frame in frames {
+                if comparison.early_bytes + cost(&frame) > EARLY_BYTES {
+                    comparison.early_lost = true;
+                    self.unheard += 1;
+                } else {
+                    comparison.early_bytes += cost(&frame);
+                    comparison.early.push(frame);
+                }
+            }
+        }
+    }
+
+    /// Words of the backup were dropped before they came here: what waits for them is not waited for.
+    pub fn backup_was_not_heard(&mut self, frames: u64) {
+        self.unheard += frames;
+        if let Some(comparison) = &mut self.comparison {
+            comparison.comparer.backup_was_not_heard();
         }
     }
 
     /// The VM here (a primary's) stands still at the end of its epoch. The table of `shadow` at this moment.
     pub fn draw_line(&mut self) -> Bytes {
+        if std::mem::take(&mut self.blind) {
+            self.compare_from(self.gate.epoch());
+        }
         self.gate.end_epoch();
         if let Some(comparison) = &mut self.comparison {
             comparison.line = true;
@@ -195,8 +255,12 @@ impl Output {
         comparison.comparer.backup_loaded();
         comparison.catching_up = true;
         comparison.backup_epoch = epoch.next();
+        comparison.early_bytes = 0;
         for frame in std::mem::take(&mut comparison.early) {
             comparison.comparer.backup_said(&frame);
+        }
+        if std::mem::take(&mut comparison.early_lost) {
+            comparison.comparer.backup_was_not_heard();
         }
     }
 
@@ -296,9 +360,9 @@ impl Output {
     /// Whether the backup said something else, or cannot be compared any more.
     #[must_use]
     pub fn differs(&self) -> bool {
-        self.comparison
-            .as_ref()
-            .is_some_and(|comparison| matches!(comparison.comparer.verdict(), Verdict::Differs { .. }))
+        let differs =
+            |comparison: &Comparison| matches!(comparison.comparer.verdict(), Verdict::Differs { .. });
+        self.blind || self.comparison.as_ref().is_some_and(differs)
     }
 
     /// What the comparison has counted.
@@ -347,11 +411,169 @@ impl Output {
     pub fn held_frames(&self) -> usize {
         self.gate.held_frames()
     }
+
+    /// How much memory outbound frames take, and may take, and how many it has cost.
+    #[must_use]
+    pub fn held(&self) -> (usize, usize, u64) {
+        (self.gate.held_bytes(), self.budget_bytes, self.dropped)
+    }
+
+    /// The same of what a backup keeps for a take-over.
+    #[must_use]
+    pub fn kept(&self) -> (usize, usize, u64) {
+        (self.kept.bytes(), kept::MOST_BYTES, self.kept.dropped())
+    }
+
+    /// The same of the backup's words that the primary has not said yet.
+    #[must_use]
+    pub fn compared(&self) -> (usize, usize, u64) {
+        let bytes = |comparison: &Comparison| comparison.comparer.kept_bytes() + comparison.early_bytes;
+        let most = COMPARED.buffer_bytes + EARLY_BYTES;
+        (self.comparison.as_ref().map_or(0, bytes), most, self.unheard)
+    }
+
+    /// So much is held that a sync should let it go.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.gate.voice() == Voice::Protected && self.gate.held_bytes() > self.budget_bytes / 2
+    }
+
+    /// So much is held for syncs that the VM has to wait before it says more (invariant 3).
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.gate.voice() == Voice::Protected && self.gate.held_bytes() >= self.budget_bytes
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn said(n: u8) -> Frame {
+        Frame {
+            nic: 0,
+            bytes: vec![n; 1000].into(),
+        }
+    }
+
+    fn let_out(output: &mut Output) -> Vec<u8> {
+        std::iter::from_fn(|| output.release(0).map(|frame| frame.bytes[0])).collect()
+    }
+
+    #[test]
+    fn without_a_majority_what_is_beyond_the_budget_is_dropped_and_the_rest_leaves_later() {
+        let mut output = Output::new(Voice::Shut, Epoch(1)).with_budget(10 * cost(&said(0)));
+        for n in 0..100 {
+            output.said(said(n), 0);
+            assert!(output.held().0 <= output.held().1, "beyond its budget");
+        }
+        assert_eq!(output.held(), (10 * cost(&said(0)), 10 * cost(&said(0)), 90));
+        assert!(!output.is_full(), "there is no sync to wait for: the VM goes on");
+        output.set_voice(Voice::Alone);
+        assert_eq!(let_out(&mut output), (0..10).collect::<Vec<_>>());
+        output.said(said(100), 0);
+        assert_eq!(let_out(&mut output), [100], "what the VM sends again leaves");
+    }
+
+    #[test]
+    fn what_waits_for_a_sync_is_never_dropped_but_asks_for_one_and_then_makes_the_vm_wait() {
+        let mut output = Output::new(Voice::Protected, Epoch(1)).with_budget(10 * cost(&said(0)));
+        for n in 0..5 {
+            output.said(said(n), 0);
+        }
+        assert!(!output.is_half_full() && !output.is_full());
+        output.said(said(5), 0);
+        assert!(output.is_half_full() && !output.is_full());
+        for n in 6..14 {
+            output.said(said(n), 0);
+        }
+        assert!(output.is_full());
+        output.draw_line();
+        output.acknowledged(Epoch(1));
+        assert_eq!(let_out(&mut output), (0..14).collect::<Vec<_>>());
+        assert_eq!((output.held().0, output.held().2), (0, 0));
+        assert!(!output.is_half_full() && !output.is_full());
+    }
+
+    /// A segment from the VM's port 80, its header as long as it has to be and no checksum, which nobody looks at here.
+    fn segment(seq: u32, payload: &[u8]) -> Frame {
+        let mut bytes = vec![2; 12];
+        bytes.extend([8, 0, 0x45, 0]);
+        bytes.extend((40 + payload.len() as u16).to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 9, 0, 80, 20, 20]);
+        bytes.extend(seq.to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 5 << 4, 8, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(payload);
+        Frame {
+            nic: 0,
+            bytes: bytes.into(),
+        }
+    }
+
+    fn joined() -> Output {
+        let mut output = Output::new(Voice::Protected, Epoch(1)).with_budget(3 * cost(&segment(0, b"abc")));
+        output.compare_from(Epoch(1));
+        output.draw_line();
+        output.acknowledged(Epoch(1));
+        output.backup_loaded(Epoch(1));
+        output
+    }
+
+    #[test]
+    fn a_gap_in_what_was_compared_is_closed_by_a_sync_and_never_taken_for_told() {
+        let mut output = joined();
+        output.backup_said(Epoch(2), vec![segment(100, b"abc")]);
+        output.said(segment(100, b"abc"), 0);
+        assert!(output.release(0).is_some(), "both have said it");
+        output.set_voice(Voice::Shut);
+        for n in 0..5 {
+            // The third to fifth are dropped; the backup says other bytes there.
+            output.said(segment(103 + 3 * n, b"xyz"), 0);
+            output.backup_said(Epoch(2), vec![segment(103 + 3 * n, b"uvw")]);
+        }
+        assert_eq!(output.held().2, 2);
+        // The same leader again, and the backup still follows.
+        output.set_voice(Voice::Protected);
+        assert!(output.differs(), "it has to be synced");
+        for n in 0..5 {
+            output.said(segment(103 + 3 * n, b"xyz"), 0);
+            output.backup_said(Epoch(2), vec![segment(103 + 3 * n, b"uvw")]);
+        }
+        assert_eq!(output.release(0), None, "the backup has said something else");
+        output.draw_line();
+        output.acknowledged(Epoch(2));
+        assert_eq!(
+            std::iter::from_fn(|| output.release(0)).count(),
+            8,
+            "a sync covers it"
+        );
+        output.backup_loaded(Epoch(2));
+        assert!(!output.differs());
+        output.said(segment(118, b"def"), 0);
+        output.backup_said(Epoch(3), vec![segment(118, b"def")]);
+        assert!(
+            output.release(0).is_some(),
+            "and from there on they are compared again"
+        );
+    }
+
+    #[test]
+    fn what_a_backup_says_too_early_is_bounded_and_its_loss_brings_a_sync() {
+        let mut output = joined();
+        let word = || vec![segment(100, &[7; 1000])];
+        let room = EARLY_BYTES / cost(&word()[0]);
+        output.draw_line();
+        for _ in 0..room + 10 {
+            output.backup_said(Epoch(3), word());
+            assert!(output.compared().0 <= output.compared().1, "beyond its budget");
+        }
+        assert_eq!(output.compared().2, 10);
+        output.acknowledged(Epoch(2));
+        assert!(!output.differs());
+        output.backup_loaded(Epoch(2));
+        assert!(output.differs(), "what it said then is not known");
+        assert!(output.compared().0 < EARLY_BYTES, "it is kept twice");
+    }
 
     #[test]
     fn a_backup_that_was_never_given_the_time_to_speak_is_given_more() {

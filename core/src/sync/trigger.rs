@@ -64,8 +64,8 @@ pub struct Sight {
     pub cost_us: u64,
     /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
     pub fills_us: u64,
-    /// Whether so many inputs were agreed since the last sync that the log should be cut.
-    pub log_is_long: bool,
+    /// Whether memory fills up that a sync makes free: the agreed log, or output that is held, is half full.
+    pub memory_asks: bool,
 }
 
 /// Why a sync was started; each is counted.
@@ -83,6 +83,8 @@ pub enum Reason {
     Differs,
     /// Another manner pays.
     ChangeOver,
+    /// The log, or what output is held in, was half full.
+    Memory,
 }
 
 /// What to do.
@@ -153,6 +155,9 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     if sight.disk_asks {
         return Decision::Sync(Reason::Disk);
     }
+    if sight.memory_asks {
+        return Decision::Sync(Reason::Memory);
+    }
     if sight.change_over {
         return Decision::Sync(Reason::ChangeOver);
     }
@@ -170,7 +175,7 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         patience_us
     };
     let overtaken = sight.overtaken_us >= (PATIENCE_SYNCS * sight.stall_us).clamp(OVERTAKEN_US, PATIENCE_US);
-    if matches && (sight.log_is_long || overtaken || sight.waited_us >= patience_us) {
+    if matches && (overtaken || sight.waited_us >= patience_us) {
         return Decision::Sync(Reason::Limit);
     }
     if matches && sight.differs {
@@ -227,7 +232,7 @@ mod tests {
             fills_us: u64::MAX,
             stall_us: 0,
             cost_us: 0,
-            log_is_long: false,
+            memory_asks: false,
             primary_idle: false,
             backup_idle: false,
             disk_asks: false,
@@ -267,6 +272,25 @@ mod tests {
     #[test]
     fn invariant_2_output_waits_no_longer_than_the_longest_interval() {
         assert_eq!(decide(&LIMITS, &sight(50_000)), Decision::Sync(Reason::Limit));
+    }
+
+    #[test]
+    fn memory_that_fills_up_is_freed_in_every_manner_and_whatever_a_sync_costs() {
+        for manner in Manner::ALL {
+            let sight = |memory_asks| Sight {
+                manner,
+                memory_asks,
+                output_waits: false,
+                cost_us: 1_000_000,
+                stall_us: 1_000_000,
+                ..sight(2_000)
+            };
+            assert_eq!(decide(&LIMITS, &sight(true)), Decision::Sync(Reason::Memory));
+            assert!(matches!(
+                decide(&LIMITS, &sight(false)),
+                Decision::LookAgain { .. }
+            ));
+        }
     }
 
     #[test]

@@ -685,7 +685,17 @@ impl Group {
 impl Group {
     /// Appends to the agreed log; everything proposed since the last `poll` leaves together with the next one.
     pub fn propose(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        if self.disk_lags() {
+            return Err(Refusal::RingFull);
+        }
         let index = self.core.propose(payload)?;
+        self.proposed = true;
+        Ok(index)
+    }
+
+    /// As [`Self::propose`], for the owner's own few and small entries: a log full of inputs takes them too.
+    pub fn propose_control(&mut self, payload: Bytes) -> Result<Index, Refusal> {
+        let index = self.core.propose_control(payload)?;
         self.proposed = true;
         Ok(index)
     }
@@ -745,6 +755,34 @@ impl Group {
     #[must_use]
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.core.entry(index)
+    }
+
+    /// Whether an input of so many bytes would be taken.
+    #[must_use]
+    pub fn has_input_room(&self, bytes: usize) -> bool {
+        !self.disk_lags() && self.core.has_input_room(bytes)
+    }
+
+    /// More waits for the log's disk than the log may hold: the followers are quick enough for both, and it never ends.
+    fn disk_lags(&self) -> bool {
+        self.writer.queued_bytes() > self.core.config().ring_bytes
+    }
+
+    /// What waits for the log's disk, and what may.
+    #[must_use]
+    pub fn disk_queue(&self) -> (usize, usize) {
+        (self.writer.queued_bytes(), self.core.config().ring_bytes)
+    }
+
+    /// What waits for room in the rings of the other hosts, what may, and how many messages were given up for that.
+    #[must_use]
+    pub fn link_queue(&self) -> (usize, usize, u64) {
+        let bytes = self.peers.iter().map(Peer::queued_bytes).sum();
+        (
+            bytes,
+            peer::QUEUES_MAX_BYTES * self.peers.len(),
+            self.counters.given_up,
+        )
     }
 
     /// The consensus, to look at.

@@ -10,7 +10,7 @@
 
 use super::{Bad, Counters};
 use crate::link::Stream;
-use crate::transport::ring::{Found, Place, RingReader, RingWriter, Sent};
+use crate::transport::ring::{Found, MESSAGE_MAX_BYTES, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
 use crate::transport::{self, Memory, RegionId, Transport, TransportError};
 use dunlin_core::consensus::Message;
@@ -33,6 +33,8 @@ const ACK: usize = 1;
 const CURSOR: usize = 2;
 /// More than this waiting for a full ring is given up; the core says it again.
 const QUEUE_MAX_BYTES: usize = 8 << 20;
+/// Two rings, each with a message whose beginning is in it already.
+pub(super) const QUEUES_MAX_BYTES: usize = 2 * (QUEUE_MAX_BYTES + MESSAGE_MAX_BYTES);
 /// A ring that did not move for so long is broken.
 const STUCK_US: u64 = 2_000_000;
 
@@ -200,6 +202,11 @@ impl Peer {
 
     pub(super) fn is_up(&self) -> bool {
         self.out.is_some()
+    }
+
+    pub(super) fn queued_bytes(&self) -> usize {
+        let mail = self.out.as_ref().map_or(0, |out| out.mail.queued_bytes);
+        mail + self.log_out.as_ref().map_or(0, |log| log.queued_bytes)
     }
 
     pub(super) fn heard_us(&self) -> Option<u64> {
@@ -480,4 +487,36 @@ fn read(ring: &mut RingReader, memory: &Memory, buffer: &mut Vec<u8>, torn: &mut
     let found = ring.next(memory, buffer) == Found::Message;
     *torn |= ring.torn() != before;
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_peer_that_takes_nothing_costs_a_bounded_queue() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        let mut ours = Peer::new(ReplicaId(1), Stream::unprotected(ours, "peer")).unwrap();
+        // It grants its memory, and never says how far it has read.
+        let _theirs = Peer::new(ReplicaId(0), Stream::unprotected(theirs, "peer")).unwrap();
+        let begun = std::time::Instant::now();
+        while !ours.is_up() {
+            ours.progress(1 << 20, 1, false).unwrap();
+            assert!(begun.elapsed().as_secs() < 10, "no grant came");
+        }
+        let (message, mut counters) = (vec![7; 100_000], Counters::default());
+        for _ in 0..200 {
+            // No log ring was granted: entries go by the mailbox.
+            ours.send_entries(Term(1), &message, &mut counters);
+            assert!(ours.failed.is_none(), "the link is well, only slow");
+            let most = QUEUE_MAX_BYTES + message.len();
+            assert!(ours.queued_bytes() <= most, "{} bytes wait", ours.queued_bytes());
+        }
+        // 20 MB were said: one fills the ring, eight wait.
+        assert!(counters.given_up > 80, "{counters:?}");
+        assert!(ours.queued_bytes() > QUEUE_MAX_BYTES / 2);
+    }
 }

@@ -39,6 +39,7 @@ struct Cluster {
     start: Instant,
     ring_bytes: usize,
     limit_bytes: Option<u64>,
+    log_bytes: Option<usize>,
     /// Where a test keeps the time itself: so many microseconds since the start, and as many more with each round.
     kept_us: Option<u64>,
 }
@@ -75,6 +76,7 @@ impl Cluster {
             start: Instant::now(),
             ring_bytes,
             limit_bytes: None,
+            log_bytes: None,
             kept_us,
         };
         (0..3).for_each(|id| this.start(id));
@@ -95,6 +97,7 @@ impl Cluster {
         }
         cfg.disk.segment_bytes = 1 << 20;
         cfg.disk.limit_bytes = self.limit_bytes.filter(|_| id == 2);
+        cfg.core.ring_bytes = self.log_bytes.unwrap_or(cfg.core.ring_bytes);
         // Three replicas share a thread with a test runner's others: be patient.
         (
             cfg.core.heartbeat_us,
@@ -434,6 +437,50 @@ fn a_full_disk_stops_one_replica_only_and_it_goes_on_later() {
         let committed = c.group(0).committed().max(c.group(1).committed());
         c.group(2).committed() == committed && committed.0 > 300
     });
+}
+
+/// Its followers are quick enough for a majority, so nothing else would hold it back.
+#[test]
+fn a_leader_whose_own_disk_is_full_takes_no_more_than_may_wait_for_it() {
+    // Time passes only in rounds: a busy machine changes no leader.
+    let mut c = Cluster::begin(Fabric::Tcp, Durability::Disk, 256 << 10, Some(0));
+    (0..3).for_each(|id| c.kill(id));
+    c.limit_bytes = Some(2 << 20);
+    c.log_bytes = Some(4 << 20);
+    (0..3).for_each(|id| c.start(id));
+    let leader = c.leader();
+    if leader != 2 {
+        c.group(leader).transfer_to(ReplicaId(2));
+    }
+    c.until("the one with the small disk leads", |c| c.group(2).is_leader());
+    let input = Bytes::from(vec![7; 100]);
+    c.until("what waits for the disk is at its limit", |c| {
+        let group = c.group(2);
+        let taken = (0..500)
+            .take_while(|_| group.propose(input.clone()).is_ok())
+            .count();
+        taken < 500
+    });
+    let group = c.group(2);
+    let (waits, most) = group.disk_queue();
+    assert!(waits > most && waits < most + (256 << 10), "{waits} of {most}");
+    assert!(
+        group.core().has_input_room(input.len()),
+        "the log itself has room"
+    );
+    assert!(!group.has_input_room(input.len()));
+    group
+        .propose_control(Bytes::from_static(b"sync"))
+        .expect("this one it takes");
+    c.until("all of it is agreed", |c| {
+        c.group(2).committed() == c.group(2).core().appended().index
+    });
+    let through = c.group(2).core().applied();
+    c.group(2).truncate(through, Bytes::from_static(b"state"));
+    c.until("the cut made room on the disk", |c| {
+        c.group(2).has_input_room(100)
+    });
+    c.propose(numbered(1, 100));
 }
 
 #[test]

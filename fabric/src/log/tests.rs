@@ -328,6 +328,7 @@ fn a_full_disk_stops_the_acknowledgement_and_goes_on_when_there_is_room() {
             assert!(submitted < 1000);
         }
         assert!(!all.contains(&Done::Persisted(submitted)));
+        assert!(writer.queued_bytes() > 0, "what waits for room is counted");
         // A promise needs no room; a snapshot makes some.
         let promise = Promise {
             term: Term(4),
@@ -343,6 +344,7 @@ fn a_full_disk_stops_the_acknowledgement_and_goes_on_when_there_is_room() {
         }));
         let done = wait_for(&mut writer, |done| done.contains(&Done::Room));
         assert!(done.contains(&Done::Snapshot(last)) && done.contains(&Done::Persisted(submitted)));
+        assert_eq!(writer.queued_bytes(), 0);
         drop(writer);
         let (_, found) = Disk::open(dir.path(), options).unwrap();
         assert_eq!(

@@ -4,7 +4,8 @@
 //! eventfd -> `Group`. With [`Mode::Inline`] the caller's own thread does it.
 //! **Invariants**: 1. commands keep their order, except that while the disk is full promises and snapshots (which need no
 //! room, or make some) overtake. 2. `Done::Persisted` is said only after the sync. 3. after `Done::Failed` nothing is
-//! acknowledged any more.
+//! acknowledged any more. 4. what waits for a slow or full disk is counted ([`Writer::queued_bytes`]): the `Group` takes no
+//! inputs while it is more than the log may hold (a leader whose followers are quick enough goes on without its own disk).
 //! **Source**: measured (docs/fabric.md): a blocked thread adds about 10 us to a sync of 100 us, io_uring 20 us, and a sync
 //! on the loop's own thread would hold up heartbeats for as long as the disk likes. **Not here**: files.
 
@@ -13,7 +14,7 @@ use dunlin_core::consensus::{Entry, Promise, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -74,6 +75,23 @@ struct Engine {
     tried: Instant,
     /// Appended, not synced yet.
     ticket: Option<u64>,
+    queued_bytes: Arc<AtomicUsize>,
+}
+
+/// What an entry takes in a queue besides its payload.
+const ENTRY_COST_BYTES: usize = 96;
+
+impl Command {
+    fn cost(&self) -> usize {
+        match self {
+            Self::Persist { entries, .. } => entries
+                .iter()
+                .map(|entry| entry.payload.len() + ENTRY_COST_BYTES)
+                .sum(),
+            // Small, and few: a cut and a promise for each term, a snapshot for each sync.
+            Self::Cut(_) | Self::Promise(_) | Self::Snapshot(_) => 0,
+        }
+    }
 }
 
 impl Engine {
@@ -89,8 +107,7 @@ impl Engine {
     /// Does everything that can be done now.
     fn run(&mut self, done: &mut Vec<Done>) {
         if self.failed {
-            self.queue.clear();
-            return;
+            return self.forget();
         }
         self.tried = Instant::now();
         if self.full {
@@ -118,6 +135,7 @@ impl Engine {
 
     fn work_off(&mut self, done: &mut Vec<Done>) -> Result<(), DiskError> {
         while let Some(command) = self.queue.front_mut() {
+            let cost = command.cost();
             match command {
                 Command::Persist { entries, ticket: its } => {
                     // Entry by entry, so that a full disk half-way repeats none of them.
@@ -129,8 +147,10 @@ impl Engine {
                     });
                     if outcome.is_err() {
                         entries.drain(..taken);
+                        self.queued_bytes
+                            .fetch_sub(cost - command.cost(), Ordering::Relaxed);
+                        return outcome;
                     }
-                    outcome?;
                     self.ticket = Some(*its);
                 }
                 Command::Cut(from) => self.disk.cut(*from)?,
@@ -144,8 +164,15 @@ impl Engine {
                 }
             }
             self.queue.pop_front();
+            self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// What will never be written.
+    fn forget(&mut self) {
+        let cost = self.queue.drain(..).map(|command| command.cost()).sum();
+        self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
     }
 
     /// Invariant 1's exception.
@@ -167,7 +194,7 @@ impl Engine {
 
     fn fail(&mut self, why: String, done: &mut Vec<Done>) {
         self.failed = true;
-        self.queue.clear();
+        self.forget();
         done.push(Done::Failed(why));
     }
 }
@@ -192,12 +219,15 @@ enum How {
 pub struct Writer {
     how: How,
     ready: Vec<Done>,
+    queued_bytes: Arc<AtomicUsize>,
 }
 
 impl Writer {
     /// Takes the disk over.
     pub fn new(disk: Disk, mode: Mode) -> std::io::Result<Self> {
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
         let mut engine = Engine {
+            queued_bytes: queued_bytes.clone(),
             disk,
             queue: VecDeque::new(),
             full: false,
@@ -209,6 +239,7 @@ impl Writer {
             return Ok(Self {
                 how: How::Inline(Box::new(engine)),
                 ready: Vec::new(),
+                queued_bytes,
             });
         }
         // SAFETY: a plain call; the result is checked and owned by nobody else.
@@ -237,11 +268,19 @@ impl Writer {
                 thread: Some(thread),
             },
             ready: Vec::new(),
+            queued_bytes,
         })
+    }
+
+    /// What entries that wait for the disk take.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes.load(Ordering::Relaxed)
     }
 
     /// Hands work over.
     pub fn submit(&mut self, command: Command) {
+        self.queued_bytes.fetch_add(command.cost(), Ordering::Relaxed);
         match &mut self.how {
             How::Inline(engine) => engine.queue.push_back(command),
             How::Thread { shared, .. } => {

@@ -340,3 +340,38 @@ impl Transport for Tcp {
         self.sent < self.out.len() || self.stream.wants_write()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_peer_that_does_not_read_costs_a_bounded_buffer() {
+        const R: RegionId = RegionId(0);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        let mut ours = Tcp::new(Stream::unprotected(ours, "peer")).unwrap();
+        let mut theirs = Tcp::new(Stream::unprotected(theirs, "peer")).unwrap();
+        theirs.register(R, 1, 1 << 20).unwrap();
+        let begun = std::time::Instant::now();
+        while ours.granted(R).is_none() {
+            ours.progress(1 << 20).unwrap();
+            assert!(begun.elapsed().as_secs() < 10, "no grant came");
+        }
+        let bytes = vec![7; 64 << 10];
+        let mut written = 0;
+        let full = loop {
+            match ours.write(R, 1, 0, &bytes) {
+                Ok(()) => written += bytes.len(),
+                Err(error) => break error,
+            }
+            ours.flush().unwrap();
+            assert!(ours.out.len() - ours.sent <= OUT_MAX_BYTES + HEAD * 512);
+            assert!(written < 1 << 30, "it takes whatever it is given");
+        };
+        assert!(matches!(full, TransportError::Full), "{full}");
+        assert!(ours.wants_write(), "the peer has not read");
+    }
+}

@@ -3,7 +3,8 @@
 //! Decides:    nothing.
 //! Flow:       QEMU's socket -> [`FramePort::read`] -> gate; agreed input -> [`FramePort::queue`] -> QEMU.
 //! Invariants: 1. never blocks: what the socket does not take is kept, in order; 2. a length no NIC can send is an error,
-//!             not an allocation.
+//!             not an allocation; 3. memory is in proportion to what is kept ([`FramePort::queued_bytes`]), which the owner
+//!             bounds: what was written is given back though the guest may never have read all.
 //! Source:     QEMU net/stream.c, net_fill_rstate.
 //! Not here:   whether a frame may leave.
 
@@ -18,6 +19,8 @@ pub const FRAME_BYTES_MAX: usize = 4096 + 65536;
 const PREFIX_BYTES: usize = 4;
 /// One read takes many small frames, and the longest one fits whatever lies before it.
 const INBOX_BYTES: usize = 256 * 1024;
+/// When so much of the outbox is written its room is used again; copying the rest costs less the less often that is.
+const WRITTEN_BYTES: usize = 1 << 20;
 
 /// Why the port broke. It is not usable afterwards.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +111,22 @@ impl FramePort {
         self.outbox.extend_from_slice(frame);
     }
 
+    /// What is queued here and was not written yet.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.outbox.len() - self.written
+    }
+
+    /// Invariant 3.
+    fn give_back(&mut self) {
+        if self.written >= WRITTEN_BYTES.max(self.queued_bytes()) {
+            self.outbox.drain(..self.written);
+            self.written = 0;
+            // Room for a flood is not kept for ever.
+            self.outbox.shrink_to(2 * self.outbox.len().max(WRITTEN_BYTES));
+        }
+    }
+
     /// Writes what the socket takes. False: some is left, watch for writability.
     pub fn flush(&mut self) -> Result<bool, FrameError> {
         while self.written < self.outbox.len() {
@@ -116,7 +135,10 @@ impl FramePort {
                 .write_vectored(&[IoSlice::new(&self.outbox[self.written..])])
             {
                 Ok(n) => self.written += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.give_back();
+                    return Ok(false);
+                }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e)
                     if matches!(
@@ -130,6 +152,7 @@ impl FramePort {
             }
         }
         self.outbox.clear();
+        self.outbox.shrink_to(2 * WRITTEN_BYTES);
         self.written = 0;
         Ok(true)
     }
@@ -137,7 +160,7 @@ impl FramePort {
     /// Bytes on their way to the guest: queued here or not yet read by QEMU.
     pub fn inbound_in_flight(&self) -> io::Result<usize> {
         let unread = socket_queue_bytes(self.socket.as_fd(), libc::TIOCOUTQ)?;
-        Ok(self.outbox.len() - self.written + unread as usize)
+        Ok(self.queued_bytes() + unread as usize)
     }
 
     /// Bytes on their way from the guest: written by QEMU and not yet given out by [`FramePort::read`].
@@ -219,6 +242,30 @@ mod tests {
                 .all(|c| c[..4] == 60_000u32.to_be_bytes() && c[4..] == frame)
         );
         assert_eq!(port.inbound_in_flight().unwrap(), 0);
+    }
+
+    /// A guest that is always a little behind: its queue is never empty, and never long.
+    #[test]
+    fn a_reader_that_never_catches_up_costs_no_more_memory_than_what_waits() {
+        let (mut port, end) = FramePort::pair().unwrap();
+        let mut qemu = peer(end);
+        let frame = vec![5u8; 60_000];
+        let each = frame.len() + PREFIX_BYTES;
+        let mut read = vec![0; each];
+        while port.flush().unwrap() {
+            port.queue(&frame);
+        }
+        let mut most = 0;
+        for _ in 0..2000 {
+            port.queue(&frame);
+            assert!(!port.flush().unwrap(), "it always lags");
+            qemu.read_exact(&mut read).unwrap();
+            assert!(read[4..] == frame);
+            most = most.max(port.outbox.capacity());
+        }
+        // 120 MB went through, and less than 0.2 MB wait.
+        assert!(port.queued_bytes() < 4 * each, "{}", port.queued_bytes());
+        assert!(most < 8 << 20, "{most} bytes of memory");
     }
 
     #[test]

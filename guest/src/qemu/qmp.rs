@@ -92,6 +92,20 @@ pub enum QemuEvent {
     Other(String),
 }
 
+/// Events that nobody has asked for are kept up to so many: a backup's are asked for when it is the primary, and each sync
+/// stops and resumes it.
+const MOST_EVENTS: usize = 1024;
+
+impl QemuEvent {
+    /// Whether it says only what has passed.
+    fn is_news(&self) -> bool {
+        matches!(
+            self,
+            Self::Stop | Self::Resume | Self::Reset { .. } | Self::Other(_)
+        )
+    }
+}
+
 struct Connection {
     stream: UnixStream,
     unread: Vec<u8>,
@@ -277,6 +291,11 @@ impl Connection {
             },
             other => QemuEvent::Other(other.to_owned()),
         });
+        if self.events.len() > MOST_EVENTS {
+            // The oldest, but news before what has to be answered.
+            let oldest = self.events.iter().position(QemuEvent::is_news).unwrap_or(0);
+            self.events.remove(oldest);
+        }
     }
 }
 
@@ -328,6 +347,37 @@ mod tests {
         );
         assert!(matches!(qmp.poll_events(), Err(QmpError::Closed)));
         assert!(matches!(qmp.execute("cont", Value::Null), Err(QmpError::Closed)));
+    }
+
+    #[test]
+    fn events_that_nobody_asks_for_are_bounded_and_a_shutdown_outlasts_the_rest() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection {
+            stream: ours,
+            unread: vec![],
+            events: VecDeque::new(),
+            next_id: 0,
+            closed: false,
+        };
+        connection.queue_event(&json!({"event": "SHUTDOWN", "data": {"guest": true, "reason": "r"}}));
+        for _ in 0..3 * MOST_EVENTS {
+            connection.queue_event(&json!({"event": "STOP"}));
+            connection.queue_event(&json!({"event": "RESUME"}));
+            assert!(connection.events.len() <= MOST_EVENTS, "it grows without bound");
+        }
+        assert!(matches!(
+            connection.events[0],
+            QemuEvent::Shutdown { guest: true, .. }
+        ));
+        assert_eq!(
+            connection.events.back(),
+            Some(&QemuEvent::Resume),
+            "the newest is kept"
+        );
+        for _ in 0..2 * MOST_EVENTS {
+            connection.queue_event(&json!({"event": "GUEST_PANICKED"}));
+        }
+        assert_eq!(connection.events.len(), MOST_EVENTS);
     }
 
     #[test]

@@ -148,6 +148,7 @@ fn every_key_is_in_the_documentation_and_no_other() {
         ("## host.toml", keys_of::<HostFile>()),
         ("## A VM's file", keys_of::<vm::VmFile>()),
         ("### `[sync]`", keys_of::<vm::SyncConfig>()),
+        ("### `[memory]`", keys_of::<vm::MemoryConfig>()),
         ("### `[vm]`", keys_of::<dunlin_guest::VmSpec>()),
         ("### Each `[[vm.disks]]`", keys_of::<dunlin_guest::DiskSpec>()),
         ("### Each `[[vm.nics]]`", keys_of::<dunlin_guest::NicSpec>()),

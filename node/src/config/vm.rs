@@ -22,6 +22,8 @@ pub struct VmConfig {
     pub sync: SyncConfig,
     /// How its disks are replicated.
     pub disks: DiskReplication,
+    /// What its queues may take of a host's memory.
+    pub memory: MemoryConfig,
     /// The VM itself.
     pub spec: VmSpec,
 }
@@ -126,6 +128,63 @@ impl SyncConfig {
     }
 }
 
+/// What the queues of one VM may take of each host's memory, beside the VM's own and its disks' (docs/budgets.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// Agreed inputs that a sync has not made superfluous yet; a follower may hold twice as much.
+    pub log_mib: usize,
+    /// Frames for the VM that it has not read yet, over all its NICs.
+    pub inbound_mib: usize,
+    /// Frames of the VM that wait for a sync, for the backup's word or for a majority.
+    pub outbound_mib: usize,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            log_mib: 64,
+            inbound_mib: 32,
+            outbound_mib: 64,
+        }
+    }
+}
+
+impl MemoryConfig {
+    /// A batch of inputs has to fit several times.
+    const LEAST_MIB: usize = 8;
+    const MOST_MIB: usize = 1 << 14;
+
+    /// What frames for the VM may take.
+    #[must_use]
+    pub fn inbound_bytes(&self) -> usize {
+        self.inbound_mib << 20
+    }
+
+    /// What frames of the VM may take.
+    #[must_use]
+    pub fn outbound_bytes(&self) -> usize {
+        self.outbound_mib << 20
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (name, mib) in [
+            ("log_mib", self.log_mib),
+            ("inbound_mib", self.inbound_mib),
+            ("outbound_mib", self.outbound_mib),
+        ] {
+            if !(Self::LEAST_MIB..=Self::MOST_MIB).contains(&mib) {
+                return Err(format!(
+                    "memory.{name} is from {} to {}",
+                    Self::LEAST_MIB,
+                    Self::MOST_MIB
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The file's shape.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,6 +205,8 @@ pub(super) struct VmFile {
     settle_when_idle: bool,
     #[serde(default)]
     sync: SyncConfig,
+    #[serde(default)]
+    memory: MemoryConfig,
     vm: VmSpec,
 }
 
@@ -240,6 +301,9 @@ impl VmConfig {
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
+        file.memory
+            .check()
+            .map_err(|why| ConfigError::senseless(origin, why))?;
         let storage: Storage = file
             .storage
             .parse()
@@ -268,6 +332,7 @@ impl VmConfig {
             policy,
             sync: file.sync,
             disks,
+            memory: file.memory,
             spec,
         })
     }

@@ -5,16 +5,19 @@
 //! 2. An entry is applied once.
 //! 3. A host that an applied entry drops from the complete set ends its copy of the VM; so does one that gets a snapshot instead of
 //!    entries, whatever its role: its copy never saw the inputs below it.
+//! 4. The log never holds more than its limit: a sync cuts it, or, where no backup needs it, every eighth of the limit does.
+//! 5. An entry of ours that the log refuses is said again until it is taken, or another term decides what holds.
 //!
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
 
+use super::nics::MOST_BATCH_BYTES;
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
 use super::{Ended, Line, NEWCOMER};
 use crate::events::now_ms;
 use bytes::Bytes;
-use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
-use dunlin_core::consensus::{EntryKind, Role as ConsensusRole};
+use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
+use dunlin_core::consensus::{EntryKind, Refusal, Role as ConsensusRole};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::{WireError, agreed};
@@ -33,12 +36,22 @@ pub struct Agreement {
     pub leads: bool,
     /// Where to cut the log when the sync that was agreed there is done, and the state there.
     cut: Option<(Index, Bytes)>,
-    /// Bytes of inputs since the last sync was agreed.
-    pub uncut_bytes: u64,
     /// Up to where it was cut.
     cut_at: Index,
-    /// There is no room for more entries.
+    /// Where nobody else needs it: where it is cut next, and the state there.
+    mark: Option<(Index, Bytes)>,
+    /// Bytes that were applied since that mark.
+    since_mark_bytes: usize,
+    /// There is no room for more entries, and when that was told.
     log_is_full: bool,
+    log_full_told_us: Option<u64>,
+    log_full_is_last: bool,
+    /// Times that there was none.
+    pub log_waits: u64,
+    /// Invariant 5; whether the last one was refused, and how often that began.
+    unsaid: Unsaid,
+    refuses: bool,
+    pub refused: u64,
     /// Entries appended so far were looked at for one that drops this host.
     looked_at: Index,
     /// An entry that is appended here, agreed or not, drops this host.
@@ -97,6 +110,20 @@ impl Agreement {
         self.cut.take().filter(|_| set.0.count_ones() > 1)
     }
 
+    /// An entry of so many bytes was applied, and no backup needs the log. Where it may be cut now, and the state there: not at
+    /// the newest entry, which the other members may not have got yet, but where it was an eighth of its limit ago.
+    fn cut_alone(&mut self, entry_bytes: usize, limits: (usize, usize)) -> Option<(Index, Bytes)> {
+        self.since_mark_bytes += entry_bytes;
+        let from = self.mark.as_ref().map_or(self.cut_at, |(index, _)| *index);
+        let entries = self.applied.0.saturating_sub(from.0) as usize;
+        if entries < limits.0 / LOG_PARTS && self.since_mark_bytes < limits.1 / LOG_PARTS {
+            return None;
+        }
+        self.since_mark_bytes = 0;
+        self.mark
+            .replace((self.applied, agreed::encode_state(&self.state)))
+    }
+
     /// Never started, as far as this host can know.
     pub fn is_fresh(&self) -> bool {
         self.state.life == Life::Fresh && self.appended_complete.is_empty()
@@ -114,19 +141,64 @@ pub struct Election {
     pub advised: bool,
 }
 
-/// Entries that may pile up where there is no sync to cut them.
-const UNCUT: u64 = 4096;
+/// Where no sync cuts the log, each part of its limit does.
+const LOG_PARTS: usize = 8;
+/// A log that is full and has room in turn is told of once in this time.
+const QUIET_US: u64 = 60_000_000;
 
 impl VmLoop {
-    /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads.
+    /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads. True: it
+    /// is proposed, or will be as soon as the log takes it (invariant 5).
     pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
-        match self.group.propose(agreed::encode(entry)) {
-            Ok(_) => true,
-            Err(refusal) => {
+        let payload = agreed::encode(entry);
+        if matches!(entry, Agreed::Frames(_)) {
+            return self.group.propose(payload).is_ok();
+        }
+        // What was refused before goes first.
+        let proposed = match self.agreement.unsaid.is_empty() {
+            true => self.group.propose_control(payload).map(drop),
+            false => Err(Refusal::RingFull),
+        };
+        match proposed {
+            Ok(()) => {
+                self.agreement.refuses = false;
+                true
+            }
+            Err(refusal @ Refusal::NotLeader { .. }) => {
                 tracing::debug!(vm = self.config.name, "not proposed: {refusal}");
                 false
             }
+            Err(refusal) => {
+                if !std::mem::replace(&mut self.agreement.refuses, true) {
+                    self.agreement.refused += 1;
+                    let name = entry.name();
+                    self.event(
+                        "log-refused",
+                        format!(
+                            "the log does not take '{name}' now ({refusal}); it is tried again until it does"
+                        ),
+                    );
+                }
+                self.agreement.unsaid.keep(entry)
+            }
         }
+    }
+
+    /// Invariant 5.
+    pub(super) fn propose_unsaid(&mut self) {
+        while let Some(entry) = self.agreement.unsaid.next() {
+            match self.group.propose_control(agreed::encode(entry)) {
+                Ok(_) => self.agreement.unsaid.said(),
+                Err(Refusal::NotLeader { .. }) => self.agreement.unsaid.clear(),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Whether the agreed log is half full: a sync cuts it.
+    pub(super) fn log_is_half_full(&self) -> bool {
+        let (core, limits) = (self.group.core(), self.group.core().config());
+        core.log_bytes() > limits.ring_bytes / 2 || core.log_entries() > limits.ring_entries / 2
     }
 
     /// Lets the consensus work, and follows what it says.
@@ -188,24 +260,45 @@ impl VmLoop {
         self.tell_full_log();
     }
 
-    /// A follower whose log is full takes nothing more, and nobody hears of that: its leader takes it for slow.
+    /// A follower whose log is full takes nothing more, and nobody hears of that: its leader takes it for slow. A leader whose
+    /// log is full leaves to the network what the network has.
     fn tell_full_log(&mut self) {
-        let full = self.group.core().log_is_full();
+        let leads = self.group.is_leader();
+        let full = match leads {
+            true => !self.group.has_input_room(MOST_BATCH_BYTES),
+            false => self.group.core().log_is_full(),
+        };
         if std::mem::replace(&mut self.agreement.log_is_full, full) == full {
             return;
         }
-        if full {
-            self.event(
-                "log-full",
-                format!(
-                    "the log here is full ({} entries since the last sync): this host agrees to nothing more until a sync cuts \
-                     it; if none does ('log_entries' in 'dunlin status --json'), start this host's daemon again",
-                    self.uncut_entries()
-                ),
-            );
-        } else {
-            self.event("log-room", "the log here has room again");
+        let (now_us, told_us) = (self.now_us(), self.agreement.log_full_told_us);
+        if !full {
+            if std::mem::take(&mut self.agreement.log_full_is_last) {
+                self.event("log-room", "the log here has room again");
+            }
+            return;
         }
+        self.agreement.log_waits += 1;
+        if told_us.is_some_and(|told_us| now_us - told_us < QUIET_US) {
+            return;
+        }
+        self.agreement.log_full_told_us = Some(now_us);
+        self.agreement.log_full_is_last = true;
+        let (entries, mib) = (
+            self.group.core().log_entries(),
+            self.group.core().log_bytes() >> 20,
+        );
+        let text = match leads {
+            true => format!(
+                "the log is full ({entries} entries, {mib} MiB): the network waits until a sync cuts it, or until its disk has \
+                 taken it; 'memory.log_mib' in the VM's file sets its size"
+            ),
+            false => format!(
+                "the log here is full ({entries} entries, {mib} MiB): this host agrees to nothing more until a sync cuts it; if \
+                 none does ('log_entries' in 'dunlin status --json'), start this host's daemon again"
+            ),
+        };
+        self.event("log-full", text);
     }
 
     /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
@@ -247,6 +340,7 @@ impl VmLoop {
 
     fn became_leader(&mut self, term: Term) {
         self.agreement.leads = false;
+        self.agreement.unsaid.clear();
         self.event("elected", format!("this host leads the group in term {}", term.0));
         self.elected();
     }
@@ -261,6 +355,7 @@ impl VmLoop {
                 return;
             };
             self.agreement.applied = index;
+            let bytes = entry.payload.len();
             match entry.kind {
                 EntryKind::Members => {}
                 EntryKind::Barrier => {
@@ -282,7 +377,12 @@ impl VmLoop {
                 },
             }
             self.group.applied(self.agreement.applied);
-            self.cut_log_where_nothing_syncs();
+            self.cut_log_where_nothing_syncs(bytes);
+        }
+        if self.agreement.applied == self.group.core().appended().index
+            && let Some(nics) = &mut self.nics
+        {
+            nics.nothing_under_way();
         }
         self.settle_in();
     }
@@ -312,8 +412,6 @@ impl VmLoop {
         }
         match entry {
             Agreed::Frames(frames) => {
-                self.agreement.uncut_bytes +=
-                    frames.iter().map(|frame| frame.bytes.len() as u64).sum::<u64>();
                 if self.executes_inputs() {
                     for frame in &frames {
                         self.queue_input(frame);
@@ -321,7 +419,6 @@ impl VmLoop {
                 }
             }
             Agreed::Sync { epoch } => {
-                self.agreement.uncut_bytes = 0;
                 self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
                 self.agreement.held = self.sync_agreed(epoch);
             }
@@ -429,19 +526,14 @@ impl VmLoop {
         }
     }
 
-    /// Entries since the log was cut.
-    pub(super) fn uncut_entries(&self) -> u64 {
-        self.agreement.applied.0.saturating_sub(self.agreement.cut_at.0)
-    }
-
     /// Where no backup executes the inputs, applied entries are not needed again.
-    fn cut_log_where_nothing_syncs(&mut self) {
-        let applied = self.agreement.applied;
+    fn cut_log_where_nothing_syncs(&mut self, entry_bytes: usize) {
         let nobody_else_needs_it =
             self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
-        if nobody_else_needs_it && applied.0 - self.agreement.cut_at.0 > UNCUT {
-            let state = agreed::encode_state(&self.agreement.state);
-            self.cut_log(applied, state);
+        let limits = self.group.core().config();
+        let limits = (limits.ring_entries, limits.ring_bytes);
+        if nobody_else_needs_it && let Some((index, state)) = self.agreement.cut_alone(entry_bytes, limits) {
+            self.cut_log(index, state);
         }
     }
 
@@ -495,6 +587,30 @@ impl VmLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is not cut is never more than two parts of eight, by bytes as by entries, and is cut a part behind what is applied.
+    #[test]
+    fn a_log_that_no_sync_cuts_is_cut_by_bytes_and_by_entries() {
+        const LIMITS: (usize, usize) = (65_536, 64 << 20);
+        for (entry_bytes, most_entries) in [(400_000, 45), (60, 16_384)] {
+            let mut agreement = Agreement::default();
+            let mut cuts = 0;
+            for index in 1..100_000 {
+                agreement.applied = Index(index);
+                if let Some((at, _)) = agreement.cut_alone(entry_bytes, LIMITS) {
+                    assert!(
+                        at > agreement.cut_at && index - at.0 >= most_entries / 3,
+                        "{at:?} at {index}"
+                    );
+                    agreement.cut_at = at;
+                    cuts += 1;
+                }
+                let uncut = index - agreement.cut_at.0;
+                assert!(uncut <= most_entries, "{uncut} entries of {entry_bytes} bytes");
+            }
+            assert!(cuts > 5, "{cuts} cuts");
+        }
+    }
 
     #[test]
     fn a_join_cuts_the_log_where_its_sync_was_agreed_and_a_lost_backup_forgets_a_broken_one() {

@@ -20,14 +20,13 @@ use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::backup::{Backup, BackupJob};
+use super::session::jobs::Jobs;
 use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use crate::control::FailoverStatus;
 use bytes::Bytes;
-use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
-use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::tenure::Tenure;
@@ -50,7 +49,7 @@ pub struct BackupRole {
     tenure: Tenure,
     machine: Option<Arc<Machine>>,
     stream: Option<Stream>,
-    jobs: Option<Sender<BackupJob>>,
+    jobs: Option<Jobs<BackupJob>>,
     closer: Option<Closer>,
     talker: Option<Talker>,
     waiting: Waiting,
@@ -150,6 +149,11 @@ impl BackupRole {
         Flow { waits, progress }
     }
 
+    /// Where words for the primary wait.
+    pub fn talker(&self) -> Option<&Talker> {
+        self.talker.as_ref()
+    }
+
     /// Where the VM's frames are to be told to the primary.
     pub fn told_to(&self) -> Option<&Talker> {
         let synced = matches!(self.phase, Phase::Synced | Phase::Draining(_) | Phase::Syncing);
@@ -237,7 +241,7 @@ impl VmLoop {
         let Some(stream) = backup.stream.take() else {
             return;
         };
-        let (jobs, receiver) = unbounded();
+        let (jobs, receiver) = Jobs::pair();
         let started = match result {
             Ok(started) => started,
             Err(why) => {
@@ -285,7 +289,7 @@ impl VmLoop {
                 backup.closer = Some(closer);
                 backup.talker = Some(talker);
                 self.nics = Some(nics);
-                self.output = Output::new(Voice::Kept, self.agreement.state.epoch.next());
+                self.output = self.new_output(Voice::Kept, self.agreement.state.epoch.next());
                 self.join_begins("this host is being brought in as backup");
             }
             Err(why) => {

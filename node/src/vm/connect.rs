@@ -129,3 +129,16 @@ pub fn ask_host(
         Err(error) => Answer::failed(format!("host '{peer}': {error}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_lost_twice_is_made_once() {
+        let (lost, connecting) = bounded(1);
+        let connector = Connector { lost };
+        (0..1000).for_each(|_| connector.link_lost());
+        assert_eq!(connecting.len(), 1);
+    }
+}

@@ -14,7 +14,7 @@ use dunlin_guest::disk::{DiskEvent, Fault};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// What happened.
 pub enum LoopEvent {
@@ -233,12 +233,51 @@ pub enum Command {
     RemoveMember(ReplicaId),
 }
 
+/// What the backup's words may take on their way to the loop. All else that is sent to it is little: each of its senders
+/// waits for an answer, or for the loop's next word, before it sends more.
+pub const WORDS_BYTES: usize = 16 << 20;
+
+/// Events that wait beyond which news of progress is left out: the next one says more.
+const MOST_EVENTS: usize = 4096;
+
+impl LoopEvent {
+    /// Whether a later one of its kind says all that it says.
+    fn is_superseded(&self) -> bool {
+        matches!(
+            self,
+            Self::JoinProgress { .. }
+                | Self::BackupIdle { .. }
+                | Self::Disk {
+                    event: DiskEvent::CopyProgress { .. },
+                    ..
+                }
+        )
+    }
+}
+
+#[derive(Default)]
+struct Words {
+    bytes: AtomicUsize,
+    /// Frames that found no room: in all, and of these the ones that the loop was not told of.
+    dropped: AtomicU64,
+    untold: AtomicU64,
+}
+
+/// What it takes to have these frames on their way.
+pub fn cost(frames: &[Frame]) -> usize {
+    frames
+        .iter()
+        .map(|frame| frame.bytes.len() + size_of::<Frame>())
+        .sum()
+}
+
 /// Where to send a loop's events. Cheap to clone.
 #[derive(Clone)]
 pub struct LoopSender {
     sender: Sender<LoopEvent>,
     bell: Arc<OwnedFd>,
     shut_down: Arc<AtomicBool>,
+    words: Arc<Words>,
 }
 
 impl LoopSender {
@@ -252,6 +291,7 @@ impl LoopSender {
                 sender,
                 bell,
                 shut_down,
+                words: Arc::default(),
             },
             receiver,
         ))
@@ -259,10 +299,43 @@ impl LoopSender {
 
     /// Sends; a loop that has ended no longer cares.
     pub fn send(&self, event: LoopEvent) {
+        if self.sender.len() >= MOST_EVENTS && event.is_superseded() {
+            return;
+        }
         if self.sender.send(event).is_ok() {
             // A full counter means that the bell rings already.
             let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
         }
+    }
+
+    /// What a backup's VM has said, if there is room for it: a primary that misses words releases less, never wrongly.
+    pub fn send_words(&self, session: u64, epoch: Epoch, frames: Vec<Frame>) {
+        let (cost, count) = (cost(&frames), frames.len() as u64);
+        if self.words.bytes.fetch_add(cost, Ordering::AcqRel) + cost > WORDS_BYTES {
+            self.words.bytes.fetch_sub(cost, Ordering::AcqRel);
+            self.words.dropped.fetch_add(count, Ordering::Relaxed);
+            self.words.untold.fetch_add(count, Ordering::Release);
+            return;
+        }
+        self.send(LoopEvent::BackupSaid {
+            session,
+            epoch,
+            frames,
+        });
+    }
+
+    /// The loop has got these words. How many were dropped since it last asked.
+    pub fn words_taken(&self, frames: &[Frame]) -> u64 {
+        self.words.bytes.fetch_sub(cost(frames), Ordering::AcqRel);
+        self.words.untold.swap(0, Ordering::AcqRel)
+    }
+
+    /// What words take on their way, what they may take, and how many frames that has cost.
+    #[must_use]
+    pub fn words(&self) -> (usize, usize, u64) {
+        let words = &self.words;
+        let bytes = words.bytes.load(Ordering::Relaxed);
+        (bytes, WORDS_BYTES, words.dropped.load(Ordering::Relaxed))
     }
 
     /// The loop's last word, before nobody receives any more: the VM is shut down everywhere.
@@ -286,5 +359,64 @@ impl LoopSender {
     pub fn hush(&self) {
         // Not ringing is as good.
         let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_of_progress_does_not_pile_up_while_the_loop_is_busy() {
+        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        for applied in 0..3 * MOST_EVENTS as u64 {
+            to_loop.send(LoopEvent::BackupIdle {
+                session: 1,
+                applied: Index(applied),
+            });
+            to_loop.send(LoopEvent::Disk {
+                number: 0,
+                event: DiskEvent::CopyProgress {
+                    done_bytes: applied,
+                    total_bytes: u64::MAX,
+                },
+            });
+        }
+        assert_eq!(events.len(), MOST_EVENTS);
+        to_loop.send(LoopEvent::Shutdown);
+        assert_eq!(
+            events.len(),
+            MOST_EVENTS + 1,
+            "what happens once is never left out"
+        );
+    }
+
+    #[test]
+    fn a_backup_that_talks_faster_than_the_loop_listens_is_cut_short_and_the_loop_hears_of_it() {
+        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        let frames = || {
+            let frame = Frame {
+                nic: 0,
+                bytes: vec![1; 1000].into(),
+            };
+            vec![frame; 100]
+        };
+        let (fit, more) = (WORDS_BYTES / cost(&frames()), 7);
+        for _ in 0..fit + more {
+            to_loop.send_words(1, Epoch(1), frames());
+            assert!(to_loop.words().0 <= WORDS_BYTES, "beyond its budget");
+        }
+        assert_eq!(events.len(), fit);
+        assert_eq!(to_loop.words().2, 100 * more as u64);
+        let mut told = 0;
+        for event in events.try_iter() {
+            let LoopEvent::BackupSaid { frames, .. } = event else {
+                panic!("something else was sent");
+            };
+            told += to_loop.words_taken(&frames);
+        }
+        assert_eq!((told, to_loop.words().0), (100 * more as u64, 0));
+        to_loop.send_words(1, Epoch(1), frames());
+        assert_eq!(events.len(), 1, "there is room again");
     }
 }

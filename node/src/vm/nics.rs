@@ -1,4 +1,15 @@
 //! The VM's network: its NICs' ports into QEMU, and a TAP on the host for each.
+//!
+//! Invariants:
+//! 1. What is on its way into a NIC never takes more than its share of the VM's budget, so a card that nobody reads, or a
+//!    guest slower than a flood, costs neither memory nor the other cards.
+//! 2. Where a queue is half full, what its TAP has is dropped before it is proposed, so both VMs miss it alike. What was
+//!    taken and is still being agreed on counts.
+//! 3. A copy of the VM that is so much slower than the primary's that an *agreed* frame finds no room loses it alone. That is
+//!    sound: a guest loses frames behind its card too (a full ring, a full socket buffer), and not in both copies alike, so
+//!    nothing rests on both having got it. The comparison lets no acknowledgement out that the backup's TCP has not made too,
+//!    so a client sends again what only one of them has got; what a copy says for want of a frame differs, and is synced;
+//!    and after a sync it has what the primary has (docs/output.md, claim B).
 
 use crate::config::VmConfig;
 use crate::vm::machine::FramePorts;
@@ -11,18 +22,30 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// No Ethernet frame with an MTU up to 64 KiB is larger.
 const FRAME_BYTES: usize = 65_600;
+/// A batch is over when it has so many bytes, so that it takes its turn on the links.
+const BATCH_BYTES: usize = 1 << 20;
+/// The most that a batch takes in the log: there has to be room for it before it is taken off the network.
+pub const MOST_BATCH_BYTES: usize = BATCH_BYTES + FRAME_BYTES + 8 * MOST_FRAMES;
+/// Frames that have waited in a TAP: several times what its queue in the kernel holds.
+const MOST_STALE: usize = 4096;
 
 /// All NICs of a VM.
 pub struct Nics {
     nics: Vec<Nic>,
     buffer: Vec<u8>,
     drain: Drain,
+    /// What each NIC's queue may take.
+    share_bytes: usize,
+    /// Frames for the VM that found no room.
+    dropped: u64,
 }
 
 struct Nic {
     port: FramePort,
     tap: Tap,
     announcer: Announcer,
+    /// Taken off the network and not queued yet: it is being agreed on.
+    taken_bytes: usize,
 }
 
 impl Nics {
@@ -33,12 +56,19 @@ impl Nics {
             let name = spec.tap.as_deref().unwrap_or("dunlin%d");
             let tap = Tap::open(name, spec.bridge.as_deref()).map_err(|error| error.to_string())?;
             let announcer = Announcer::new(spec.mac_bytes().map_err(|error| error.to_string())?);
-            nics.push(Nic { port, tap, announcer });
+            nics.push(Nic {
+                port,
+                tap,
+                announcer,
+                taken_bytes: 0,
+            });
         }
         Ok(Self {
+            share_bytes: config.memory.inbound_bytes() / nics.len().max(1),
             nics,
             buffer: vec![0; FRAME_BYTES],
             drain: Drain::default(),
+            dropped: 0,
         })
     }
 
@@ -70,29 +100,71 @@ impl Nics {
     /// What the network has sent: at most one batch.
     pub fn read_taps(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
-        for (number, nic) in self.nics.iter().enumerate() {
-            while frames.len() < MOST_FRAMES {
-                match nic.tap.read(&mut self.buffer) {
-                    Ok(Some(len)) => frames.push(Frame {
-                        nic: number as u8,
-                        bytes: Bytes::copy_from_slice(&self.buffer[..len]),
-                    }),
-                    // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
-                    Ok(None) | Err(_) => break,
+        // A flood for one card takes no other's turn.
+        let cards = self.nics.len().max(1);
+        for (number, nic) in self.nics.iter_mut().enumerate() {
+            let (mut bytes, mut looked_at) = (0, 0);
+            while looked_at < MOST_FRAMES / cards && bytes < BATCH_BYTES / cards {
+                // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
+                let Ok(Some(len)) = nic.tap.read(&mut self.buffer) else {
+                    break;
+                };
+                looked_at += 1;
+                if nic.port.queued_bytes() + nic.taken_bytes > self.share_bytes / 2 {
+                    // Invariant 2.
+                    self.dropped += 1;
+                    continue;
                 }
+                bytes += len;
+                nic.taken_bytes += len;
+                frames.push(Frame {
+                    nic: number as u8,
+                    bytes: Bytes::copy_from_slice(&self.buffer[..len]),
+                });
             }
         }
         frames
     }
 
+    /// What was taken last will not be agreed on: the log refused it.
+    pub fn lost(&mut self, frames: usize) {
+        self.dropped += frames as u64;
+        self.nothing_under_way();
+    }
+
+    /// Nothing that was taken is being agreed on any more: all of it is queued, or was lost with a term.
+    pub fn nothing_under_way(&mut self) {
+        self.nics.iter_mut().for_each(|nic| nic.taken_bytes = 0);
+    }
+
+    /// What is on its way into the VM, what may be, and how many frames found no room.
+    pub fn inbound(&self) -> (usize, usize, u64) {
+        let queued = |nic: &Nic| nic.port.queued_bytes() + nic.taken_bytes;
+        let bytes = self.nics.iter().map(queued).sum();
+        (bytes, self.share_bytes * self.nics.len(), self.dropped)
+    }
+
     /// Throws away what has waited in the TAPs while another host spoke for the VM.
     pub fn discard_taps(&mut self) {
-        while !self.read_taps().is_empty() {}
+        for nic in &self.nics {
+            let stale = || matches!(nic.tap.read(&mut self.buffer), Ok(Some(_)));
+            std::iter::repeat_with(stale)
+                .take(MOST_STALE)
+                .take_while(|stale| *stale)
+                .for_each(drop);
+        }
     }
 
     /// Queues a frame for the VM.
     pub fn queue(&mut self, frame: &Frame) {
-        if let Some(nic) = self.nics.get_mut(usize::from(frame.nic)) {
+        let Some(nic) = self.nics.get_mut(usize::from(frame.nic)) else {
+            return;
+        };
+        nic.taken_bytes = nic.taken_bytes.saturating_sub(frame.bytes.len());
+        if nic.port.queued_bytes() + frame.bytes.len() > self.share_bytes {
+            // Invariant 3.
+            self.dropped += 1;
+        } else {
             nic.port.queue(&frame.bytes);
         }
     }

@@ -96,6 +96,7 @@ impl Drop for Notebook {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "nothing is owed between two notes")]
 fn write_all(path: &Path, notes: &Receiver<Note>) {
     while let Ok(note) = notes.recv() {
         let newest = notes.try_iter().last().unwrap_or(note);

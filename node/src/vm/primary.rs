@@ -20,8 +20,9 @@ mod watched;
 use super::Line;
 use super::event::{LoopEvent, Started};
 use super::machine::Machine;
-use super::nics::Nics;
+use super::nics::{MOST_BATCH_BYTES, Nics};
 use super::run::{Role, VmLoop};
+use super::session::jobs::Jobs;
 use super::session::link::Closer;
 use super::session::primary::PrimaryJob;
 use super::session::talker::Talker;
@@ -53,10 +54,6 @@ const INPUTS_UNDER_WAY: u64 = 1024;
 const OBSERVE_US: u64 = 50_000;
 /// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
 const AHEAD_AFTER_US: u64 = 200_000;
-/// Inputs since the last sync beyond which the log is cut by a new one, whatever that costs.
-const LONG_LOG_BYTES: u64 = 64 << 20;
-/// The same in entries: half of what the group's log has room for.
-const LONG_LOG_ENTRIES: u64 = 1 << 15;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
 
@@ -71,6 +68,8 @@ pub struct PrimaryRole {
     /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
     lingers: Option<Lingers>,
     sync: Option<Run>,
+    /// A sync's beginning was refused by the log; whether it was to be a hand-over.
+    sync_refused: Option<bool>,
     /// How the copies are kept in this epoch; where that follows what pays, by this choice.
     manner: Manner,
     change_over: Option<ChangeOver>,
@@ -103,7 +102,7 @@ struct Session {
     id: u64,
     peer: ReplicaId,
     phase: Phase,
-    jobs: Option<Sender<PrimaryJob>>,
+    jobs: Option<Jobs<PrimaryJob>>,
     closer: Option<Closer>,
     /// What the loop itself has to say to the backup.
     talker: Option<Talker>,
@@ -134,6 +133,8 @@ struct Run {
     hand_over: bool,
     /// Whether the log says where the epoch ends.
     agreed: bool,
+    /// The VM stands, or stood, and what it had said is in the epoch that ends.
+    drawn: bool,
     next: Manner,
     began_us: u64,
 }
@@ -171,6 +172,7 @@ impl PrimaryRole {
             session: None,
             lingers: None,
             sync: None,
+            sync_refused: None,
             manner: Manner::Active,
             change_over: None,
             sync_cost: SyncCost::default(),
@@ -206,6 +208,13 @@ impl PrimaryRole {
     /// Whether a backup follows, or is being brought in.
     pub fn has_session(&self) -> bool {
         self.session.is_some()
+    }
+
+    /// A sync is about to stop the VM: all that it says belongs to the epoch that ends, so none of it may stay in QEMU. (QEMU
+    /// throws away what it could not write when it stops the VM, and may have written a part of it.)
+    fn is_stopping(&self) -> bool {
+        let stops = |run: &Run| run.stage == Stage::Running && !run.drawn;
+        self.sync.as_ref().is_some_and(stops)
     }
 
     /// Whether there is a VM to serve, or will be.
@@ -246,7 +255,7 @@ impl VmLoop {
         self.close_backup_session();
         self.role = Role::None;
         self.nics = None;
-        self.output = Output::new(Voice::Shut, self.agreement.state.epoch.next());
+        self.output = self.new_output(Voice::Shut, self.agreement.state.epoch.next());
         self.forget_cut();
     }
 
@@ -425,7 +434,7 @@ impl VmLoop {
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }
-                self.output = Output::new(Voice::Alone, self.agreement.state.epoch.next());
+                self.output = self.new_output(Voice::Alone, self.agreement.state.epoch.next());
                 if self.agreement.leads {
                     self.stands_alone();
                 } else {
@@ -448,6 +457,19 @@ impl VmLoop {
             && self.group.is_leader()
             && self.output.voice() != Voice::Shut
             && self.group.core().appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
+            && (!self.inputs_are_agreed() || self.group.has_input_room(MOST_BATCH_BYTES))
+    }
+
+    /// Whether the VM has to wait before it says more: its output waits for a sync, and takes all that it may. QEMU's socket
+    /// fills up then, and its card's queue, as on a slow wire.
+    pub(super) fn output_has_to_wait(&self) -> bool {
+        let stopping = matches!(&self.role, Role::Primary(primary) if primary.is_stopping());
+        self.output.is_full() && !stopping
+    }
+
+    /// What the VM says here from now on.
+    pub(super) fn new_output(&self, voice: Voice, epoch: Epoch) -> Output {
+        Output::new(voice, epoch).with_budget(self.config.memory.outbound_bytes())
     }
 
     /// Whether frames of the log go to the VM here.
@@ -483,7 +505,12 @@ impl VmLoop {
             return;
         }
         if agreed {
-            self.propose(&Agreed::Frames(frames));
+            let count = frames.len();
+            if !self.propose(&Agreed::Frames(frames))
+                && let Some(nics) = &mut self.nics
+            {
+                nics.lost(count);
+            }
         } else {
             frames.iter().for_each(|frame| self.queue_input(frame));
         }
@@ -564,6 +591,7 @@ impl VmLoop {
         self.observe_output();
         self.look_for_backup();
         self.begin_last_sync();
+        self.begin_refused_sync();
         self.start_due_sync();
         self.start_drained_sync();
     }

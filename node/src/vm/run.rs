@@ -55,6 +55,10 @@ pub struct VmLoop {
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
+    /// The VM has to wait until its output has left; how often it had to, and when that was told.
+    output_waits: bool,
+    waits: u64,
+    waits_told_us: Option<u64>,
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
     pub(super) failure: Option<String>,
@@ -101,6 +105,8 @@ pub struct VmLoop {
 const LOOP_NICE: i32 = -15;
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
+/// A VM that has to wait again and again is told of once in this time.
+const QUIET_US: u64 = 60_000_000;
 /// The longest sleep: a bound on what a forgotten deadline could cost.
 const LONGEST_SLEEP_US: u64 = 100_000;
 
@@ -135,6 +141,7 @@ impl VmLoop {
         group_config.core.election_min_us = shortest_us;
         group_config.core.election_max_us = 2 * shortest_us;
         group_config.core.heartbeat_us = shortest_us / 12;
+        group_config.core.ring_bytes = config.memory.log_mib << 20;
         let group = Group::open(group_config).map_err(|error| error.to_string())?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = config
@@ -166,7 +173,10 @@ impl VmLoop {
             election: Election::default(),
             role: Role::None,
             nics: None,
-            output: Output::new(Voice::Shut, Epoch(1)),
+            output: Output::new(Voice::Shut, Epoch(1)).with_budget(config.memory.outbound_bytes()),
+            output_waits: false,
+            waits: 0,
+            waits_told_us: None,
             to_loop,
             next_session: 1,
             failure: None,
@@ -232,10 +242,13 @@ impl VmLoop {
 
     /// Everything that is not an event: descriptors and deadlines.
     fn step(&mut self) {
-        self.read_ports();
+        if !self.output_waits {
+            self.read_ports();
+        }
         self.read_taps();
         self.follow_group();
         self.apply_agreed_entries();
+        self.propose_unsaid();
         self.look_after_loss();
         self.advise_after_loss();
         self.run_primary();
@@ -248,6 +261,7 @@ impl VmLoop {
         self.apply_agreed_entries();
         self.release();
         self.flush_ports();
+        self.look_at_waiting_output();
         let now_us = self.now_us();
         if self.told.take() {
             // Whoever was woken by an event may have looked too early.
@@ -256,6 +270,26 @@ impl VmLoop {
             self.host.events.nudge();
         } else {
             self.show(now_us);
+        }
+    }
+
+    /// The VM's output takes all that it may, and waits for a sync: the VM has to wait too.
+    fn look_at_waiting_output(&mut self) {
+        let (waits, now_us) = (self.output_has_to_wait(), self.now_us());
+        if std::mem::replace(&mut self.output_waits, waits) || !waits {
+            return;
+        }
+        self.waits += 1;
+        let told_us = self.waits_told_us;
+        if told_us.is_none_or(|told_us| now_us - told_us >= QUIET_US) {
+            self.waits_told_us = Some(now_us);
+            let mib = self.output.held().1 >> 20;
+            self.event(
+                "output-full",
+                format!(
+                    "{mib} MiB of the VM's output wait for a sync: the VM waits as well ('memory.outbound_mib' in its file)"
+                ),
+            );
         }
     }
 
@@ -305,7 +339,9 @@ impl VmLoop {
         fds.push(PollFd::new(bell, PollFlags::IN));
         fds.push(watch(self.group.as_fd()));
         if let Some(nics) = &self.nics {
-            fds.extend(nics.port_fds().map(watch));
+            if !self.output_waits {
+                fds.extend(nics.port_fds().map(watch));
+            }
             if self.takes_inputs() {
                 fds.extend(nics.tap_fds().map(watch));
             }
@@ -507,6 +543,9 @@ impl VmLoop {
             bad_input: self.bad_input(),
             stalls: self.watchdog.stalls(),
             waits: self.shown_wait(),
+            queues: self.queues(),
+            full: self.waits + self.agreement.log_waits,
+            unsaid: self.agreement.refused,
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

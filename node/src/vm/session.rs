@@ -4,6 +4,7 @@
 
 mod ahead;
 pub mod backup;
+pub mod jobs;
 pub mod link;
 pub mod primary;
 pub mod talker;

@@ -4,7 +4,15 @@ use crate::control::SyncFigures;
 use std::collections::VecDeque;
 
 /// How many syncs the medians are over.
-pub const RECENT: usize = 1000;
+const RECENT: usize = 1000;
+
+/// One more sync; the oldest goes.
+pub fn remember(recent: &mut VecDeque<SyncFigures>, figures: SyncFigures) {
+    recent.push_back(figures);
+    if recent.len() > RECENT {
+        recent.pop_front();
+    }
+}
 
 /// The median of each figure by itself.
 #[must_use]
@@ -39,5 +47,24 @@ pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
         list_hashes: of(|f| f.list_hashes),
         tree_hashes: of(|f| f.tree_hashes),
         tree_rounds: of(|f| f.tree_rounds),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_are_of_the_newest_syncs() {
+        let mut recent = VecDeque::new();
+        for pause_us in 0..3 * RECENT as u64 {
+            let figures = SyncFigures {
+                pause_us,
+                ..SyncFigures::default()
+            };
+            remember(&mut recent, figures);
+            assert!(recent.len() <= RECENT);
+        }
+        assert_eq!(median(&recent).pause_us, 5 * RECENT as u64 / 2);
     }
 }

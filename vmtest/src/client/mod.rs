@@ -14,8 +14,10 @@ pub mod load;
 pub mod passers;
 pub mod postgres;
 mod resp;
+pub mod upload;
 
 pub use broadcasts::Broadcasts;
 pub use counter::{Answers, Counter, CounterReport, CounterSpec};
 pub use passers::{Passers, PassersReport, PassersSpec};
 pub use resp::{Answer, Connection};
+pub use upload::Upload;

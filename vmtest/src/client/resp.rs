@@ -38,6 +38,11 @@ impl Connection {
         })
     }
 
+    /// A peer that takes nothing for so long fails a send.
+    pub fn set_write_timeout(&self, at_most: Duration) -> io::Result<()> {
+        self.stream.set_write_timeout(Some(at_most))
+    }
+
     /// Sends one command. A command of a few bytes always fits into the socket's buffer.
     pub fn send(&mut self, words: &[&str]) -> io::Result<()> {
         let mut text = format!("*{}\r\n", words.len());

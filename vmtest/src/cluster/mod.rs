@@ -222,6 +222,11 @@ impl<'lab> Cluster<'lab> {
         Ok(())
     }
 
+    /// The process of a host's daemon.
+    pub fn pid(&self, host: &str) -> Option<u32> {
+        self.daemons.get(host).map(Child::id)
+    }
+
     /// The file that a host's daemon writes its messages to.
     pub fn log(&self, host: &str) -> PathBuf {
         self.lab.node(host).home().join("daemon.log")

@@ -10,6 +10,7 @@
 //! * **Not here:** faults that a simulator finds better (message order, crashes at every step): `sim/`.
 
 pub mod bad_input;
+pub mod flood;
 pub mod interrupt;
 pub mod ledger;
 pub mod life;
@@ -18,6 +19,7 @@ pub mod passers;
 mod run;
 mod secrets;
 pub mod two_vms;
+pub mod upload;
 
 use std::time::Duration;
 

@@ -24,6 +24,9 @@ use std::collections::VecDeque;
 /// How many of the backup's resets are remembered; the oldest goes first.
 const MOST_RESETS: usize = 16;
 
+/// What words cost besides their bytes.
+const WORDS_COST_BYTES: usize = 128;
+
 /// A segment with its payload.
 #[derive(Debug, Clone)]
 pub struct Words {
@@ -46,6 +49,11 @@ impl Words {
             rst: segment.rst(),
             payload: frame.slice(segment.payload.clone()),
         }
+    }
+
+    /// What it takes to keep them.
+    fn cost(&self) -> usize {
+        self.payload.len() + WORDS_COST_BYTES
     }
 
     /// The position after it; SYN and FIN take one each.
@@ -99,6 +107,7 @@ pub struct Connection {
     gone: bool,
     /// The backup's words on a connection that has not begun here.
     early: Vec<Words>,
+    early_bytes: usize,
     waiting: VecDeque<(FrameId, Words)>,
     differs: bool,
 }
@@ -142,13 +151,19 @@ impl Connection {
             self.said_rst.clear();
             self.gone = false;
             self.early.clear();
+            self.early_bytes = 0;
         }
-        let before = self.said.bytes();
+        let before = self.kept_bytes();
         match self.offset() {
             Some(offset) => self.take_in(words, offset),
-            None => self.early.push(words),
+            // After a difference nothing is compared any more, so nothing is kept for it.
+            None if self.differs => {}
+            None => {
+                self.early_bytes += words.cost();
+                self.early.push(words);
+            }
         }
-        self.said.bytes().saturating_sub(before)
+        self.kept_bytes().saturating_sub(before)
     }
 
     /// The next frame that may leave.
@@ -186,11 +201,12 @@ impl Connection {
         self.differs = true;
         self.said = Said::default();
         self.early.clear();
+        self.early_bytes = 0;
     }
 
     /// How many bytes of the backup are kept.
     pub fn kept_bytes(&self) -> usize {
-        self.said.bytes()
+        self.said.bytes() + self.early_bytes
     }
 
     /// A new connection of the same name: what was told of the old one means nothing.
@@ -203,6 +219,7 @@ impl Connection {
             return;
         }
         if let Some(offset) = self.offset() {
+            self.early_bytes = 0;
             for words in std::mem::take(&mut self.early) {
                 self.take_in(words, offset);
             }

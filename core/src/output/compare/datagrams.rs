@@ -6,11 +6,20 @@ use super::{Difference, FrameId};
 use bytes::Bytes;
 use std::collections::VecDeque;
 
+/// What a datagram costs besides its bytes: one without content is kept, too.
+const MESSAGE_COST_BYTES: usize = 64;
+
 /// A datagram: ICMP's type and code (0 for UDP), and its payload.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Message {
     pub kind: u16,
     pub payload: Bytes,
+}
+
+impl Message {
+    fn cost(&self) -> usize {
+        self.payload.len() + MESSAGE_COST_BYTES
+    }
 }
 
 /// What was said on a flow and not matched yet.
@@ -26,8 +35,14 @@ impl Datagrams {
         self.primary.push_back((id, message));
     }
 
-    pub fn backup_said(&mut self, message: Message) {
+    /// The change of bytes kept. After a difference nothing is compared any more, so nothing is kept for it.
+    pub fn backup_said(&mut self, message: Message) -> usize {
+        if self.differs {
+            return 0;
+        }
+        let grown = message.cost();
         self.backup.push_back(message);
+        grown
     }
 
     /// The next frame that both have said.
@@ -56,6 +71,6 @@ impl Datagrams {
 
     /// How many bytes of the backup are kept.
     pub fn kept_bytes(&self) -> usize {
-        self.backup.iter().map(|message| message.payload.len()).sum()
+        self.backup.iter().map(Message::cost).sum()
     }
 }

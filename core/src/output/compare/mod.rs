@@ -133,6 +133,26 @@ enum FlowWords {
     Datagrams(Datagrams),
 }
 
+impl FlowWords {
+    /// Bytes of the backup that are kept.
+    fn kept_bytes(&self) -> usize {
+        match self {
+            Self::Connection(connection) => connection.kept_bytes(),
+            Self::Datagrams(datagrams) => datagrams.kept_bytes(),
+        }
+    }
+
+    /// Says no more until the next sync. How many bytes that sets free.
+    fn give_up(&mut self) -> usize {
+        let kept = self.kept_bytes();
+        match self {
+            Self::Connection(connection) => connection.give_up(),
+            Self::Datagrams(datagrams) => datagrams.give_up(),
+        }
+        kept
+    }
+}
+
 impl Comparer {
     /// A comparer that has seen nothing: what it does not know, it makes wait.
     #[must_use]
@@ -225,11 +245,10 @@ impl Comparer {
                     kind: datagram.kind,
                     payload: frame.bytes.slice(datagram.payload),
                 };
-                let grown = message.payload.len();
                 let Some(datagrams) = self.datagrams(datagram.key) else {
                     return self.differs(Difference::Full);
                 };
-                datagrams.backup_said(message);
+                let grown = datagrams.backup_said(message);
                 self.keep(datagram.key, grown);
                 self.advance(datagram.key);
             }
@@ -273,6 +292,17 @@ impl Comparer {
         for (id, frame) in self.after_line.take().unwrap_or_default() {
             self.take_in(id, &frame);
         }
+    }
+
+    /// Words of the backup were lost on their way here: what waits for them is not waited for (invariant 4).
+    pub fn backup_was_not_heard(&mut self) {
+        self.differs(Difference::Full);
+    }
+
+    /// What is kept of the backup, at most.
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
+        self.kept_bytes
     }
 
     /// The next frame that may leave.
@@ -357,17 +387,12 @@ impl Comparer {
         self.kept_bytes = self
             .flows
             .values()
-            .map(|flow| match &flow.words {
-                FlowWords::Connection(connection) if flow.loads == self.loads => connection.kept_bytes(),
-                FlowWords::Datagrams(datagrams) if flow.loads == self.loads => datagrams.kept_bytes(),
-                _ => 0,
-            })
+            .filter(|flow| flow.loads == self.loads)
+            .map(|flow| flow.words.kept_bytes())
             .sum();
         if self.kept_bytes > self.limits.buffer_bytes {
-            match self.flows.get_mut(&key).map(|flow| &mut flow.words) {
-                Some(FlowWords::Connection(connection)) => connection.give_up(),
-                Some(FlowWords::Datagrams(datagrams)) => datagrams.give_up(),
-                None => {}
+            if let Some(flow) = self.flows.get_mut(&key) {
+                self.kept_bytes = self.kept_bytes.saturating_sub(flow.words.give_up());
             }
             self.differs(Difference::Full);
         }

@@ -372,6 +372,32 @@ fn invariant_4_over_the_limits_frames_wait_for_a_sync() {
     assert_eq!(both.out().len(), 1);
 }
 
+/// Words of connections that the primary has not begun, and datagrams without content: their number counts too.
+#[test]
+fn words_on_connections_that_never_begin_here_are_bounded() {
+    let limits = Limits {
+        buffer_bytes: 100_000,
+        flows: 100,
+    };
+    type Word = (&'static str, fn(u32) -> Frame);
+    let words: [Word; 3] = [
+        ("bytes", |n| tcp(1, 101 + n, 7, ACK, &[1; 1000])),
+        ("empty segments", |n| tcp(1, 101 + n, 7, ACK, b"")),
+        ("empty datagrams", |_| udp(b"")),
+    ];
+    for (what, word) in words {
+        let mut both = Both::with(limits);
+        both.backup(tcp(1, 100, 0, SYN, b""));
+        for n in 0..10_000 {
+            both.backup(word(n));
+            assert!(both.comparer.kept_bytes() <= limits.buffer_bytes, "{what}: {n}");
+        }
+        assert_eq!(both.why(), Some(Difference::Full), "{what}");
+        both.sync();
+        assert_eq!((both.why(), both.comparer.kept_bytes()), (None, 0), "{what}");
+    }
+}
+
 #[test]
 fn every_frame_is_parsed_without_a_copy() {
     let frame = tcp(1, 100, 7, ACK, b"payload");

@@ -63,3 +63,30 @@ impl Recent {
         self.list.for_each(|(_, connection)| change(connection));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn when_there_are_too_many_the_longest_unused_is_forgotten() {
+        let key = |peer_port| FlowKey {
+            nic: 0,
+            vlan: 0,
+            vm: Ipv4Addr::new(10, 0, 0, 1).into(),
+            peer: Ipv4Addr::new(10, 0, 0, 2).into(),
+            vm_port: 80,
+            peer_port,
+            protocol: 6,
+        };
+        let mut recent = Recent::new(10);
+        for port in 0..1000 {
+            recent.insert(key(port), Connection::alike());
+            assert!(recent.used(&key(0)).is_some(), "it is in use");
+            assert!(recent.len() <= 10 && recent.ids.len() <= 10);
+        }
+        let kept: Vec<u16> = recent.iter().map(|(key, _)| key.peer_port).collect();
+        assert_eq!(kept, [991, 992, 993, 994, 995, 996, 997, 998, 999, 0]);
+    }
+}

@@ -11,11 +11,11 @@ use crate::vm::backup::NOT_READY;
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
 use crate::vm::run::VmLoop;
+use crate::vm::session::jobs::Jobs;
 use crate::vm::session::link::SyncLink;
 use crate::vm::session::primary::Primary;
 use crate::vm::session::talker::Talker;
 use crate::vm::session::waiting::Waiting;
-use crossbeam_channel::unbounded;
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::ReplicaId;
@@ -131,7 +131,7 @@ impl VmLoop {
         if session.id != id {
             return;
         }
-        let (jobs, receiver) = unbounded();
+        let (jobs, receiver) = Jobs::pair();
         let started = result.and_then(|stream| {
             let (link, closer) =
                 SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;

@@ -4,16 +4,13 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{
-    AHEAD_AFTER_US, DRAIN_LOOK_US, LONG_LOG_BYTES, LONG_LOG_ENTRIES, OBSERVE_US, Phase, PrimaryRole, Run,
-    Stage,
-};
+use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
 use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::Line;
 use crate::vm::event::SyncStep;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::session::primary::PrimaryJob;
-use crate::vm::status::RECENT;
+use crate::vm::status::remember;
 use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
@@ -31,6 +28,9 @@ impl VmLoop {
         let agreed =
             self.inputs_are_agreed() || (next.backup_runs() && self.config.policy.inputs_are_agreed());
         if agreed && !self.propose(&Agreed::Sync { epoch }) {
+            if let Some(primary) = self.primary() {
+                primary.sync_refused = Some(hand_over);
+            }
             return;
         }
         let stage = if agreed { Stage::Proposed } else { Stage::Draining };
@@ -49,9 +49,24 @@ impl VmLoop {
                 stage,
                 hand_over,
                 agreed,
+                drawn: false,
                 next,
                 began_us: now_us,
             });
+        }
+    }
+
+    /// The log did not take a sync's beginning: once more. Whoever waits for a hand-over, or for a join's last sync, is waiting
+    /// for that.
+    pub(super) fn begin_refused_sync(&mut self) {
+        let leads = self.agreement.leads;
+        let Some(primary) = self.primary() else { return };
+        let free = primary.sync.is_none() && primary.session.is_some();
+        if let Some(hand_over) = primary.sync_refused.take()
+            && free
+            && leads
+        {
+            self.begin_sync(hand_over);
         }
     }
 
@@ -64,6 +79,7 @@ impl VmLoop {
             stage: Stage::Ahead,
             hand_over: false,
             agreed: false,
+            drawn: false,
             next: primary.manner,
             began_us: now_us,
         });
@@ -134,8 +150,7 @@ impl VmLoop {
         // COLO's period is its own, whatever a sync costs.
         let put_off = policy.changes_over();
         let silent_us = now_us.saturating_sub(self.output.matched_us());
-        let log_is_long =
-            self.agreement.uncut_bytes > LONG_LOG_BYTES || self.uncut_entries() > LONG_LOG_ENTRIES;
+        let (log_fills_up, output_fills_up) = (self.log_is_half_full(), self.output.is_half_full());
         let applied = self.agreement.applied;
         if self.output.voice() != Voice::Protected || !self.agreement.leads {
             return;
@@ -184,10 +199,11 @@ impl VmLoop {
                 0
             },
             fills_us: primary.fills_us,
-            log_is_long,
+            // A passive epoch's inputs are not in the log, nor are its syncs.
+            memory_asks: output_fills_up || (log_fills_up && manner.backup_runs()),
         };
         let decision = decide(&limits, &sight);
-        let late_us = Some(sight.waited_us).filter(|waited_us| *waited_us > 0 && !log_is_long);
+        let late_us = Some(sight.waited_us).filter(|waited_us| *waited_us > 0);
         let forced = match decision {
             Decision::Sync(Reason::Differs | Reason::Idle) if matches => Some(None),
             Decision::Sync(Reason::Limit) if matches => late_us.map(Some),
@@ -204,6 +220,7 @@ impl VmLoop {
                     Reason::Disk => &mut reasons.disk,
                     Reason::Differs => &mut reasons.differs,
                     Reason::ChangeOver => &mut reasons.change_over,
+                    Reason::Memory => &mut reasons.memory,
                 };
                 *counter += 1;
                 // Where output waits for the sync, its beginning does not.
@@ -245,10 +262,7 @@ impl VmLoop {
 
     pub(super) fn start_drained_sync(&mut self) {
         let now_us = self.now_us();
-        let Role::Primary(primary) = &mut self.role else {
-            return;
-        };
-        let (Some(run), Some(session)) = (&mut primary.sync, &primary.session) else {
+        let Role::Primary(PrimaryRole { sync: Some(run), .. }) = &mut self.role else {
             return;
         };
         if run.stage != Stage::Draining {
@@ -259,6 +273,14 @@ impl VmLoop {
             return;
         }
         run.stage = Stage::Running;
+        // What a VM that had to wait has left in its socket, before it is stopped (`is_stopping`).
+        self.read_ports();
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let (Some(run), Some(session)) = (&primary.sync, &primary.session) else {
+            return;
+        };
         let job = PrimaryJob::Sync {
             epoch: run.epoch,
             hand_over: run.hand_over,
@@ -358,6 +380,9 @@ impl VmLoop {
         }
         let shadow = self.output.draw_line();
         let Some(primary) = self.primary() else { return };
+        if let Some(run) = &mut primary.sync {
+            run.drawn = true;
+        }
         let Some(session) = &primary.session else { return };
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
@@ -378,10 +403,7 @@ impl VmLoop {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             if !joining {
-                recent.push_back(figures.clone());
-            }
-            if recent.len() > RECENT {
-                recent.pop_front();
+                remember(&mut recent, figures.clone());
             }
         }
         let me = self.me;
@@ -438,7 +460,11 @@ impl VmLoop {
     }
 
     pub(in crate::vm) fn backup_said(&mut self, id: u64, epoch: Epoch, frames: Vec<Frame>) {
+        let lost = self.to_loop.words_taken(&frames);
         if self.is_session(id) {
+            if lost > 0 {
+                self.output.backup_was_not_heard(lost);
+            }
             self.output.backup_said(epoch, frames);
         }
     }

@@ -16,6 +16,9 @@ use std::time::Duration;
 /// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
 const AT_ONCE_BYTES: usize = 16 << 10;
 
+/// Messages that wait for the session's thread; beyond them the stream is not read.
+const MOST_WAITING: usize = 64;
+
 /// How long to wait for a reason on a stream that is broken already.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -114,7 +117,7 @@ impl SyncLink {
         stream.set_write_timeout(Some(Wait::StreamTakes.bound()))?;
         let closer = Closer(Arc::new(stream.as_fd().try_clone_to_owned()?));
         let (mut read, half) = stream.split();
-        let (sender, incoming) = bounded(64);
+        let (sender, incoming) = bounded(MOST_WAITING);
         std::thread::Builder::new()
             .name("sync-read".into())
             .spawn(move || {
@@ -126,11 +129,7 @@ impl SyncLink {
                         Ok(SyncMessage::NewTerm { term }) => {
                             to_loop.send(LoopEvent::SessionTerm { session, term })
                         }
-                        Ok(SyncMessage::Said { epoch, frames }) => to_loop.send(LoopEvent::BackupSaid {
-                            session,
-                            epoch,
-                            frames,
-                        }),
+                        Ok(SyncMessage::Said { epoch, frames }) => to_loop.send_words(session, epoch, frames),
                         other => {
                             let ended = other.is_err();
                             if sender.send(other).is_err() || ended {
@@ -230,4 +229,44 @@ fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
     let mut bytes = vec![0; len];
     read.read_exact(&mut bytes).map_err(broken)?;
     decode(Bytes::from(bytes)).map_err(|error| Broken::new("the other host's sync message", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_session_that_takes_no_messages_makes_the_other_host_wait() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (to_loop, _events) = LoopSender::channel().expect("a channel");
+        let (link, _closer) = SyncLink::open(Stream::local(ours, "b"), 1, to_loop).expect("a link");
+        let mut bytes = BytesMut::new();
+        encode(
+            &SyncMessage::Refused {
+                why: "x".repeat(60_000),
+            },
+            &mut bytes,
+        );
+        theirs.set_nonblocking(true).expect("a setting");
+        let (mut sent, begun) = (0, std::time::Instant::now());
+        loop {
+            match (&theirs).write(&bytes[sent % bytes.len()..]) {
+                Ok(count) => sent += count,
+                Err(_) if link.incoming().len() == MOST_WAITING => break,
+                Err(_) => std::thread::yield_now(),
+            }
+            assert!(
+                begun.elapsed() < Wait::StreamTakes.bound(),
+                "{sent} bytes were taken"
+            );
+            assert!(sent < 1000 * bytes.len(), "it takes whatever it is given");
+        }
+        let sent = sent / bytes.len();
+        // The sockets' own buffers, and what the reader has in its hand.
+        assert!(
+            sent > MOST_WAITING && sent < MOST_WAITING + 50,
+            "{sent} messages were taken"
+        );
+    }
 }

@@ -6,31 +6,67 @@
 //! less, never wrongly, and the next sync makes good for it.
 
 use super::link::SyncWriter;
+use crate::vm::event;
 use crossbeam_channel::{Sender, bounded};
 use dunlin_core::wire::sync::SyncMessage;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Messages under way beyond which the primary is taken for stuck.
 const MOST: usize = 4096;
+/// The same in bytes.
+const MOST_BYTES: usize = 16 << 20;
 
 /// Sends without ever waiting.
 pub struct Talker {
     writer: SyncWriter,
     queue: Sender<SyncMessage>,
-    /// Messages that the thread has not written yet: nothing may overtake them.
-    queued: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
+}
+
+/// What the thread has not written yet: nothing may overtake it.
+#[derive(Default)]
+struct Waiting {
+    messages: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Messages that found no room.
+    dropped: AtomicU64,
+}
+
+impl Waiting {
+    /// Room for a message of so many bytes, if there is.
+    fn enter(&self, bytes: usize) -> bool {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        let fits = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= MOST_BYTES;
+        if !fits {
+            self.leave(bytes);
+        }
+        fits
+    }
+
+    fn leave(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.messages.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn cost(message: &SyncMessage) -> usize {
+    size_of::<SyncMessage>()
+        + match message {
+            SyncMessage::Said { frames, .. } => event::cost(frames),
+            _ => 0,
+        }
 }
 
 impl Talker {
     /// With a thread that writes until this is dropped or the stream breaks.
     pub fn start(writer: SyncWriter) -> std::io::Result<Self> {
         let (queue, receiver) = bounded(MOST);
-        let queued = Arc::new(AtomicUsize::new(0));
+        let waiting = Arc::new(Waiting::default());
         let talker = Self {
             writer: writer.clone(),
             queue,
-            queued: queued.clone(),
+            waiting: waiting.clone(),
         };
         std::thread::Builder::new()
             .name("sync-talk".into())
@@ -40,7 +76,7 @@ impl Talker {
                     if writer.send(&message).is_err() {
                         break;
                     }
-                    queued.fetch_sub(1, Ordering::Release);
+                    waiting.leave(cost(&message));
                 }
             })?;
         Ok(talker)
@@ -48,7 +84,7 @@ impl Talker {
 
     /// Sends or queues a message; whether there was room.
     pub fn say(&self, message: SyncMessage) -> bool {
-        if self.queued.load(Ordering::Acquire) == 0 {
+        if self.waiting.messages.load(Ordering::Acquire) == 0 {
             match self.writer.send_at_once(&message) {
                 Ok(true) => return true,
                 Ok(false) => {}
@@ -56,11 +92,57 @@ impl Talker {
                 Err(_) => return false,
             }
         }
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let room = self.queue.try_send(message).is_ok();
-        if !room {
-            self.queued.fetch_sub(1, Ordering::Relaxed);
+        let bytes = cost(&message);
+        let mut room = self.waiting.enter(bytes);
+        if room && self.queue.try_send(message).is_err() {
+            self.waiting.leave(bytes);
+            room = false;
         }
+        self.waiting
+            .dropped
+            .fetch_add(u64::from(!room), Ordering::Relaxed);
         room
+    }
+
+    /// What waits, what may, and how many messages found no room.
+    pub fn queue(&self) -> (usize, usize, u64) {
+        let waiting = &self.waiting;
+        let bytes = waiting.bytes.load(Ordering::Relaxed);
+        (bytes, MOST_BYTES, waiting.dropped.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::event::LoopSender;
+    use crate::vm::session::link::SyncLink;
+    use dunlin_core::agreed::Frame;
+    use dunlin_core::units::Epoch;
+    use dunlin_fabric::link::Stream;
+
+    #[test]
+    fn a_primary_that_does_not_read_costs_a_bounded_queue_and_never_a_wait() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let (to_loop, _events) = LoopSender::channel().expect("a channel");
+        let (link, _closer) = SyncLink::open(Stream::local(ours, "a"), 1, to_loop).expect("a link");
+        let talker = Talker::start(link.writer.clone()).expect("a thread");
+        let frame = Frame {
+            nic: 0,
+            bytes: vec![1; 60_000].into(),
+        };
+        let said = || SyncMessage::Said {
+            epoch: Epoch(1),
+            frames: vec![frame.clone(); 16],
+        };
+        let mut refused = 0;
+        for _ in 0..200 {
+            refused += u64::from(!talker.say(said()));
+            let (bytes, most, _) = talker.queue();
+            assert!(bytes <= most, "{bytes} bytes wait, {most} may");
+        }
+        // 192 MB were said, 16 may wait, and a socket takes some.
+        assert!(refused > 150, "{refused} of 200 found no room");
+        assert_eq!(talker.queue().2, refused);
     }
 }

@@ -1,0 +1,44 @@
+//! What a VM's queues hold on this host, for people: the figures of docs/budgets.md.
+//!
+//! Not here: the limits themselves (each queue's own), what happens at them (the same), a disk's buffers (`disks`).
+
+use super::nics::Nics;
+use super::run::{Role, VmLoop};
+use super::session::talker::Talker;
+use crate::control::QueueFigures;
+
+/// Held, limit, dropped: as the queues themselves say it.
+type Held = (usize, usize, u64);
+
+impl VmLoop {
+    /// All of them, whatever role this host has: what there is not holds nothing.
+    pub(super) fn queues(&self) -> Vec<QueueFigures> {
+        let core = self.group.core();
+        let talker = match &self.role {
+            Role::Backup(backup) => backup.talker().map(Talker::queue),
+            Role::Primary(_) | Role::None => None,
+        };
+        let (disk, disk_limit) = self.group.disk_queue();
+        let queues: [(&str, Held); 9] = [
+            ("log", (core.log_bytes(), core.config().ring_bytes, 0)),
+            ("log-disk", (disk, disk_limit, 0)),
+            ("links", self.group.link_queue()),
+            (
+                "inbound",
+                self.nics.as_ref().map(Nics::inbound).unwrap_or_default(),
+            ),
+            ("outbound", self.output.held()),
+            ("kept", self.output.kept()),
+            ("compared", self.output.compared()),
+            ("words-in", self.to_loop.words()),
+            ("words-out", talker.unwrap_or_default()),
+        ];
+        let shown = |(name, (bytes, limit_bytes, dropped)): (&str, Held)| QueueFigures {
+            name: name.to_owned(),
+            bytes: bytes as u64,
+            limit_bytes: limit_bytes as u64,
+            dropped,
+        };
+        queues.into_iter().map(shown).collect()
+    }
+}

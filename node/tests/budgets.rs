@@ -1,0 +1,158 @@
+//! Walks docs/budgets.md: every queue of the daemon has a limit, a metric and a test that fills it, and none is left out.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A row of the table: queue, made in, limit, when it is full, metric, test.
+struct Row {
+    queue: String,
+    cells: Vec<String>,
+}
+
+const MADE_IN: usize = 0;
+const LIMIT: usize = 1;
+const METRIC: usize = 3;
+const TEST: usize = 4;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn rows() -> Vec<Row> {
+    let page = read("docs/budgets.md");
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| queue |"));
+    rows.map(|line| {
+        let cells = line.trim_matches('|').split(" | ");
+        let mut cells: Vec<String> = cells.map(|cell| cell.trim().to_owned()).collect();
+        assert_eq!(cells.len(), 6, "not six cells: {line}");
+        Row {
+            queue: cells.remove(0),
+            cells,
+        }
+    })
+    .collect()
+}
+
+/// What stands in backticks.
+fn quoted(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// Sources of the daemon, without their tests.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a source folder") {
+        let path = entry.expect("an entry").path();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if path.is_dir() && name != "tests" && name != "conformance" {
+            sources(&path, found);
+        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_row_names_where_it_is_made_its_limit_its_metric_and_its_test() {
+    let rows = rows();
+    assert!(rows.len() > 30, "the table is cut short: {} rows", rows.len());
+    let (metrics, queues) = (read("node/src/metrics.rs"), read("node/src/vm/queues.rs"));
+    let config = read("node/src/config/vm.rs");
+    for Row { queue, cells } in &rows {
+        let made_in = quoted(&cells[MADE_IN]);
+        assert!(!made_in.is_empty(), "{queue}: made nowhere");
+        let code: String = made_in.iter().map(|path| read(path)).collect();
+        let limits = quoted(&cells[LIMIT]);
+        assert!(!limits.is_empty(), "{queue}: no limit");
+        for limit in limits {
+            let known = code.contains(limit) || config.contains(limit);
+            assert!(known, "{queue}: its limit {limit} is not in its source");
+        }
+        let named = quoted(&cells[METRIC]);
+        let none = cells[METRIC].starts_with("none: ");
+        assert!(!named.is_empty() || none, "{queue}: no metric");
+        for metric in named.iter().filter(|_| !none) {
+            let (name, label) = metric.split_once('{').unwrap_or((metric, ""));
+            assert!(
+                metrics.contains(&format!("\"{name}\"")),
+                "{queue}: no metric {name}"
+            );
+            if let Some(label) = label.strip_prefix("queue=") {
+                let label = label.trim_end_matches('}');
+                assert!(queues.contains(label), "{queue}: no queue {label}");
+            }
+        }
+        tested(queue, &cells[TEST]);
+    }
+}
+
+/// Each test that a row names is one: a function that the test runner calls, or a scenario.
+fn tested(queue: &str, cell: &str) {
+    let tests = quoted(cell);
+    assert!(!tests.is_empty(), "{queue}: no test fills it");
+    for test in tests {
+        let Some((path, name)) = test.split_once(": ") else {
+            let played = ["vmtest/src/scenario/mod.rs", "xtask/src/scenarios.rs"];
+            let mut played = played.iter().map(|path| read(path));
+            let is_played = played.any(|text| text.contains(&format!("\"{test}\"")));
+            assert!(is_played, "{queue}: no scenario '{test}'");
+            continue;
+        };
+        let text = read(path);
+        let at = text
+            .find(&format!("fn {name}("))
+            .unwrap_or_else(|| panic!("{queue}: no test {name} in {path}"));
+        let is_test = text[..at].trim_end().ends_with("#[test]");
+        assert!(is_test, "{queue}: {name} in {path} is not a test");
+    }
+}
+
+#[test]
+fn no_queue_is_left_out() {
+    let rows = rows();
+    let told: BTreeSet<&str> = rows.iter().flat_map(|row| quoted(&row.cells[MADE_IN])).collect();
+    let mut found = Vec::new();
+    for crate_name in ["core", "fabric", "guest", "node"] {
+        sources(&root().join(crate_name).join("src"), &mut found);
+    }
+    assert!(found.len() > 100, "only {} sources", found.len());
+    let makes = [
+        "VecDeque<",
+        "VecDeque::",
+        "unbounded()",
+        "bounded(",
+        "sync_channel(",
+        "channel()",
+    ];
+    let mut left_out = Vec::new();
+    for path in found {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let code = text.split("\nmod tests {").next().unwrap_or_default();
+        let makes_one = code.lines().any(|line| {
+            let line = line.trim_start();
+            !line.starts_with("//") && makes.iter().any(|word| line.contains(word))
+        });
+        let name = path
+            .strip_prefix(root())
+            .expect("under the root")
+            .display()
+            .to_string();
+        if makes_one && !told.contains(name.as_str()) {
+            left_out.push(name);
+        }
+    }
+    assert!(
+        left_out.is_empty(),
+        "these make a queue, and docs/budgets.md has no row for it: {left_out:?}"
+    );
+}

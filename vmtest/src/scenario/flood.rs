@@ -1,0 +1,146 @@
+//! A flood for a guest that does not read: its QEMU stands still while a client sends as fast as it can.
+//!
+//! * **Decides:** that what is on its way to a VM is bounded by its budget, and dropped beyond it as on any wire, that this is
+//!   counted, and that the VM and its clients go on afterwards.
+//! * **Flow:** a VM that counts -> its QEMU is stopped -> datagrams, several times the budget -> the daemon's memory and its own
+//!   figures are looked at -> QEMU goes on -> the clients get further answers.
+//! * **Not here:** a card that is never brought up, a VM with a backup.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::World;
+use crate::client::{Counter, CounterSpec};
+use crate::cluster::{Cluster, VmPlan, VmStatus, await_service, in_a_lab};
+use crate::lab::LabSpec;
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The budget in the VM's file, and how often over it the flood is.
+const INBOUND_MIB: u64 = 8;
+const TIMES: u64 = 8;
+/// What the daemon may take beside that, with what its allocator keeps.
+const SLACK_MIB: u64 = 16;
+/// Nobody listens there; what is sent is small enough for any path.
+const PORT: u16 = 9;
+const DATAGRAM_BYTES: usize = 1400;
+
+/// What a flood showed.
+pub struct Outcome {
+    /// Sent while the guest did not read.
+    pub sent_mib: u64,
+    /// Frames that the budget cost.
+    pub dropped: u64,
+    /// What the daemon's memory grew by.
+    pub grown_mib: u64,
+}
+
+/// Plays it.
+///
+/// # Errors
+/// When memory grew beyond the budget, or the VM's clients were let down; the daemons' logs are kept.
+pub fn run(world: &World) -> Result<Outcome> {
+    in_a_lab("flood", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world)
+    })
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
+    cluster.start_host("a")?;
+    let plan = VmPlan {
+        top: vec![format!("memory = {{ inbound_mib = {INBOUND_MIB} }}")],
+        ..VmPlan::redis("none")
+    };
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, plan.service(), PATIENCE)?;
+    let counter = Counter::start(
+        client,
+        &CounterSpec {
+            target: plan.service(),
+            connections: 1,
+            together: false,
+            give_up: PATIENCE,
+        },
+    )?;
+    counter.await_more(100, PATIENCE)?;
+    let daemon = cluster.pid("a").context("the daemon of host a runs")?;
+    let before = rss_mib(daemon)?;
+    let looked = vm(cluster, &plan.name)?;
+    let qemu = looked.more.get("qemu_pid").and_then(|pid| pid.as_i64());
+    let qemu = Pid::from_raw(i32::try_from(qemu.context("no QEMU runs")?)?);
+    kill(qemu, Signal::SIGSTOP)?;
+    let sent = flood(cluster, &plan);
+    let (after, looked) = (rss_mib(daemon), vm(cluster, &plan.name));
+    kill(qemu, Signal::SIGCONT)?;
+    let (sent_mib, after, looked) = (sent?, after?, looked?);
+    counter.await_more(100, PATIENCE)?;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let grown_mib = after.saturating_sub(before);
+    ensure!(
+        grown_mib <= INBOUND_MIB + SLACK_MIB,
+        "{sent_mib} MiB for a guest that does not read, and the daemon grew by {grown_mib} MiB; {INBOUND_MIB} MiB is the budget"
+    );
+    let queues = looked.more.get("queues").and_then(|queues| queues.as_array());
+    let inbound = queues.and_then(|queues| queues.iter().find(|queue| queue["name"] == "inbound"));
+    let inbound = inbound.context("no figures of what is on its way to the VM")?;
+    let figure = |name: &str| inbound[name].as_u64().unwrap_or(0);
+    ensure!(
+        figure("bytes") <= INBOUND_MIB << 20 && figure("limit_bytes") == INBOUND_MIB << 20,
+        "beyond its budget: {inbound}"
+    );
+    ensure!(
+        figure("bytes") > INBOUND_MIB << 18 && figure("dropped") > 0,
+        "the flood was none: {inbound}"
+    );
+    cluster.dunlin("a", &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    cluster.stop_host("a", Signal::SIGTERM)?;
+    Ok(Outcome {
+        sent_mib,
+        dropped: figure("dropped"),
+        grown_mib,
+    })
+}
+
+/// Datagrams as fast as the network takes them.
+fn flood(cluster: &Cluster<'_>, plan: &VmPlan) -> Result<u64> {
+    let mut to = plan.service();
+    to.set_port(PORT);
+    let sender = cluster
+        .lab()
+        .node("client")
+        .spawn("flood", move || -> Result<u64> {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            let (datagram, mut sent) = ([0_u8; DATAGRAM_BYTES], 0);
+            let deadline = Instant::now() + PATIENCE;
+            while sent < (TIMES * INBOUND_MIB) << 20 && Instant::now() < deadline {
+                // Refused now and then: no buffers. It is a flood all the same.
+                sent += socket.send_to(&datagram, to).unwrap_or(0) as u64;
+            }
+            Ok(sent >> 20)
+        })?;
+    sender
+        .join()
+        .map_err(|_| anyhow!("the flood's thread panicked"))??
+}
+
+fn vm(cluster: &Cluster<'_>, name: &str) -> Result<VmStatus> {
+    let status = cluster.status("a")?;
+    status.vm(name).cloned().context("host a knows the VM no more")
+}
+
+fn rss_mib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.context("no VmRSS of the daemon")? >> 10)
+}

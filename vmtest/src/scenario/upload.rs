@@ -1,0 +1,141 @@
+//! A client that uploads far more than the agreed log has room for, into a protected and into an unprotected VM.
+//!
+//! * **Decides:** that the log is cut by bytes as well as by entries, wherever the VM's inputs are agreed: by syncs while it
+//!   is protected, by what is applied while it is not. No value may be lost, and none may wait for ever.
+//! * **Flow:** protected -> upload -> the backup's host killed -> upload -> the host returns -> protected -> the primary's
+//!   host killed -> the last acknowledged value is there.
+//! * **Invariant:** no host's log ever holds more than its limit (asked of `status` all along).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::signal::Signal;
+
+use super::World;
+use crate::client::Upload;
+use crate::cluster::{Cluster, HostStatus, VmPlan, VmStatus, await_service, in_a_lab};
+use crate::demo::service;
+use crate::lab::LabSpec;
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The longest that a value may take: a megabyte into two emulated guests on a busy machine, and a sync.
+const GIVE_UP: Duration = Duration::from_secs(30);
+/// The log's limit in this VM's file: small, so that a short upload exceeds it several times over.
+const LOG_MIB: u64 = 8;
+/// How often over.
+const TIMES: u64 = 6;
+/// Values between two looks at the logs.
+const SOME: u64 = 2;
+
+/// What an upload showed.
+pub struct Outcome {
+    /// While protected, and while not.
+    pub uploaded_mib: [u64; 2],
+    /// The log's limit.
+    pub log_mib: u64,
+    /// The most that any host's log held.
+    pub peak_log_bytes: u64,
+    /// The longest that a value took.
+    pub longest_ms: u128,
+}
+
+/// Plays it; each upload takes at least so long.
+///
+/// # Errors
+/// When a value was lost or stuck, or a log grew beyond its limit; the daemons' logs are kept.
+pub fn run(world: &World, at_least: Duration) -> Result<Outcome> {
+    in_a_lab("long-upload", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world, at_least)
+    })
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<Outcome> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let plan = VmPlan {
+        top: vec![format!("memory = {{ log_mib = {LOG_MIB} }}")],
+        ..VmPlan::redis("dunlin")
+    };
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, service(), PATIENCE)?;
+    let mut peak = 0;
+    let (_, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let first = upload(cluster, &plan, at_least, &mut peak).context("into a protected VM")?;
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let asked = reason(&cluster.status(&primary)?, &plan.name, "memory");
+    ensure!(asked > 0, "no sync was made because the log was half full");
+    cluster.kill_host(&backup)?;
+    cluster.await_status("an unprotected primary", PATIENCE, |hosts| {
+        let mut vms = hosts.iter().filter_map(|host| host.vm(&plan.name));
+        vms.any(|vm| vm.role == "primary" && !vm.protected).then_some(())
+    })?;
+    let mut second = upload(cluster, &plan, at_least, &mut peak).context("into an unprotected VM")?;
+    cluster.start_host(&backup)?;
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    cluster.kill_host(&primary)?;
+    cluster.await_take_over(&plan.name, &primary, PATIENCE)?;
+    second.check().context("after the primary's death")?;
+    cluster.start_host(&primary)?;
+    cluster.dunlin("c", &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    let uploads = [first, second];
+    Ok(Outcome {
+        uploaded_mib: uploads.each_ref().map(|upload| upload.bytes() >> 20),
+        log_mib: LOG_MIB,
+        peak_log_bytes: peak,
+        longest_ms: uploads
+            .iter()
+            .map(|upload| upload.longest.as_millis())
+            .max()
+            .unwrap_or(0),
+    })
+}
+
+/// Uploads until the log's limit was exceeded several times over, and at least so long. The last value is there.
+fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u64) -> Result<Upload> {
+    let (begun, to) = (Instant::now(), plan.service());
+    let client = cluster.lab().node("client");
+    let opened = client.spawn("upload", move || Upload::open(to, GIVE_UP))?.join();
+    let mut upload = opened.map_err(|_| anyhow!("the upload's thread panicked"))???;
+    while upload.bytes() < (TIMES * LOG_MIB) << 20 || begun.elapsed() < at_least {
+        for _ in 0..SOME {
+            upload.put()?;
+        }
+        for status in cluster.statuses() {
+            let Some(vm) = status.vm(&plan.name) else { continue };
+            let (bytes, limit) =
+                log(vm).with_context(|| format!("no figures of host {}'s log", status.host))?;
+            *peak = bytes.max(*peak);
+            // A follower cuts a little later than its leader.
+            ensure!(
+                bytes <= 2 * limit && limit >= LOG_MIB << 20,
+                "host {}'s log holds {bytes} bytes, and its limit is {limit}",
+                status.host
+            );
+        }
+    }
+    upload.check()?;
+    Ok(upload)
+}
+
+/// What a log holds, and what it may hold.
+fn log(vm: &VmStatus) -> Option<(u64, u64)> {
+    let queues = vm.more.get("queues")?.as_array()?;
+    let log = queues.iter().find(|queue| queue["name"] == "log")?;
+    Some((log["bytes"].as_u64()?, log["limit_bytes"].as_u64()?))
+}
+
+fn reason(status: &HostStatus, vm: &str, name: &str) -> u64 {
+    let reasons = status.vm(vm).map(|vm| &vm.sync.reasons);
+    reasons
+        .and_then(|reasons| reasons.get(name).copied())
+        .unwrap_or(0)
+}
