@@ -24,7 +24,7 @@ const GIVE_UP: Duration = Duration::from_secs(30);
 /// The log's limit in this VM's file: small, so that a short upload exceeds it several times over.
 const LOG_MIB: u64 = 8;
 /// How often over.
-const TIMES: u64 = 6;
+const TIMES: u64 = 4;
 /// Values between two looks at the logs.
 const SOME: u64 = 2;
 
