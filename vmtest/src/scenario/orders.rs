@@ -157,14 +157,25 @@ fn hung(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     })?;
     let ended = (|| {
         cluster.dunlin("a", &["up", "--no-wait", &panics.to_string_lossy()])?;
-        let begun = Instant::now();
-        cluster.await_status("a VM whose card takes nothing", PATIENCE, |hosts| {
-            let vm = hosts
-                .iter()
-                .find_map(|host| host.vm("redis").filter(|vm| vm.role == "primary"))?;
-            let waits = vm.count("committed") > vm.count("applied") && vm.state == "joining";
-            (waits || vm.protected || begun.elapsed() > POLITE).then_some(())
-        })?;
+        cluster.await_status(
+            "a VM whose card takes nothing, and that is to be synced",
+            PATIENCE,
+            |hosts| {
+                let vm = hosts
+                    .iter()
+                    .find_map(|host| host.vm("redis").filter(|vm| vm.role == "primary"))?;
+                let of = |name: &str| {
+                    vm.progress
+                        .get(name)
+                        .and_then(|value| value.as_u64())
+                        .unwrap_or(0)
+                };
+                let copied = of("total") > 0 && of("done") == of("total");
+                let called = vm.count("frames_in") > 2;
+                (called && (vm.protected || (copied && vm.count("committed") > vm.count("applied"))))
+                    .then_some(())
+            },
+        )?;
         cluster.dunlin("a", &["down", "--now", "redis"])?;
         gone(cluster)
     })();
