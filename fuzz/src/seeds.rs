@@ -318,8 +318,13 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Dirty {
             epoch,
             pages: pages.clone(),
+            more: true,
         },
-        SyncMessage::Union { epoch, pages },
+        SyncMessage::Union {
+            epoch,
+            pages,
+            more: false,
+        },
         SyncMessage::Hashes {
             epoch,
             hashes: vec![1, 2],
@@ -349,11 +354,16 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Ahead {
             epoch,
             pages: PageSet::from_runs([(2, 3)]),
+            more: false,
+        },
+        SyncMessage::DeviceState {
+            epoch,
+            part: Bytes::from_static(b"QEVM"),
         },
     ];
     let encode = |message| {
         let mut out = BytesMut::new();
-        encode_sync(message, &mut out);
+        encode_sync(message, &mut out).expect("short");
         out[4..].to_vec()
     };
     messages.iter().map(encode).collect()

@@ -40,7 +40,7 @@ pub fn sync(bytes: &[u8]) {
     };
     // Runs of pages may overlap on the wire; what comes of them does not.
     let mut again = BytesMut::new();
-    syncs::encode(&message, &mut again);
+    syncs::encode(&message, &mut again).expect("no longer than what was read");
     let again = again.freeze();
     let told = u32::from_be_bytes(again[..4].try_into().expect("4 bytes")) as usize;
     assert_eq!(told, again.len() - 4);

@@ -64,6 +64,50 @@ impl PageSet {
         Self { ranges }
     }
 
+    /// The set in pieces of at most `most_runs` runs, in order; an empty set is one piece.
+    pub fn cut(&self, most_runs: usize) -> impl Iterator<Item = PageSet> + '_ {
+        let empty = self.is_empty().then(PageSet::default);
+        let pieces = self.ranges.chunks(most_runs).map(|piece| PageSet {
+            ranges: piece.to_vec(),
+        });
+        empty.into_iter().chain(pieces)
+    }
+
+    /// Adds a piece that lies behind all of this set; whether it does, for nothing is added otherwise.
+    #[must_use]
+    pub fn append(&mut self, piece: PageSet) -> bool {
+        let follows = piece
+            .ranges
+            .first()
+            .is_none_or(|&(start, _)| self.is_empty() || start > self.end());
+        if follows {
+            self.ranges.extend(piece.ranges);
+        }
+        follows
+    }
+
+    /// The set in pieces of at most `most` pages, in order; an empty set has none.
+    pub fn parts(&self, most: u32) -> impl Iterator<Item = PageSet> + '_ {
+        let mut ranges = self.ranges.iter().copied();
+        let mut rest = ranges.next();
+        std::iter::from_fn(move || {
+            let (mut part, mut room) = (PageSet::default(), most);
+            while let Some((start, end)) = rest
+                && room > 0
+            {
+                let cut = end.min(start.saturating_add(room));
+                part.ranges.push((start, cut));
+                room -= cut - start;
+                rest = if cut < end {
+                    Some((cut, end))
+                } else {
+                    ranges.next()
+                };
+            }
+            (!part.is_empty()).then_some(part)
+        })
+    }
+
     /// The runs, ascending, as `(first, count)`.
     pub fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.ranges.iter().map(|&(start, end)| (start, end - start))
@@ -122,6 +166,18 @@ mod tests {
             let minus = PageSet::from_runs(a.clone()).minus(&PageSet::from_runs(b.clone()));
             let expected: BTreeSet<u32> = oracle(&a).difference(&oracle(&b)).copied().collect();
             prop_assert_eq!(minus.pages().collect::<BTreeSet<_>>(), expected);
+            for most in 1..5 {
+                let mut whole = PageSet::default();
+                for piece in union.cut(most as usize) {
+                    prop_assert!(piece.runs().count() <= most as usize);
+                    prop_assert!(whole.append(piece));
+                }
+                prop_assert_eq!(&whole, &union);
+                prop_assert!(union.is_empty() || !whole.append(union.clone()));
+                let parts: Vec<_> = union.parts(most).collect();
+                prop_assert!(parts.iter().rev().skip(1).all(|part| part.len() == most as usize));
+                prop_assert_eq!(parts.iter().flat_map(PageSet::pages).collect::<Vec<_>>(), union.pages().collect::<Vec<_>>());
+            }
             let runs: Vec<_> = union.runs().collect();
             prop_assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 < pair[1].0), "runs touch: {:?}", runs);
         }

@@ -58,6 +58,7 @@ pub struct Staging {
     limit_bytes: usize,
     bytes: usize,
     deltas: BTreeMap<u32, PageDelta>,
+    device_state: Vec<Bytes>,
 }
 
 /// A sync that has arrived whole.
@@ -81,6 +82,7 @@ impl Staging {
             limit_bytes,
             bytes: 0,
             deltas: BTreeMap::new(),
+            device_state: Vec::new(),
         }
     }
 
@@ -110,22 +112,42 @@ impl Staging {
             if let Some(stale) = self.deltas.insert(delta.at.page, delta) {
                 self.bytes -= stale.bytes.len();
             }
-            if self.bytes > self.limit_bytes {
-                return Err(StagingError::TooLarge {
-                    limit_bytes: self.limit_bytes,
-                });
-            }
+            self.check_size()?;
         }
         Ok(())
     }
 
-    /// The last piece, the device state: the sync is whole.
-    pub fn complete(self, epoch: Epoch, device_state: Bytes) -> Result<Staged, StagingError> {
+    /// Keeps a part of the device state.
+    pub fn add_device_state(&mut self, epoch: Epoch, part: Bytes) -> Result<(), StagingError> {
         self.check_epoch(epoch)?;
+        // An empty part would cost memory that nothing counts.
+        self.bytes += part.len().max(1);
+        self.device_state.push(part);
+        self.check_size()
+    }
+
+    /// The last piece, the rest of the device state: the sync is whole.
+    pub fn complete(mut self, epoch: Epoch, rest: Bytes) -> Result<Staged, StagingError> {
+        self.check_epoch(epoch)?;
+        let device_state = if self.device_state.is_empty() {
+            rest
+        } else {
+            self.device_state.push(rest);
+            self.device_state.concat().into()
+        };
         Ok(Staged {
             epoch,
             deltas: self.deltas.into_values().collect(),
             device_state,
+        })
+    }
+
+    fn check_size(&self) -> Result<(), StagingError> {
+        if self.bytes <= self.limit_bytes {
+            return Ok(());
+        }
+        Err(StagingError::TooLarge {
+            limit_bytes: self.limit_bytes,
         })
     }
 
@@ -162,7 +184,14 @@ mod tests {
             staging.add(Epoch(3), vec![]),
             Err(StagingError::OtherEpoch { expected: 4, got: 3 })
         );
-        assert_eq!(staging.complete(Epoch(4), Bytes::new()).unwrap().deltas.len(), 1);
+        for part in ["one ", "two "] {
+            staging.add_device_state(Epoch(4), part.into()).unwrap();
+        }
+        let staged = staging.complete(Epoch(4), "three".into()).unwrap();
+        assert_eq!(
+            (staged.deltas.len(), staged.device_state),
+            (1, "one two three".into())
+        );
     }
 
     #[test]
@@ -201,6 +230,12 @@ mod tests {
         staging.add(Epoch(1), vec![delta(1, 1, BLOCK_BYTES)]).unwrap();
         assert!(matches!(
             staging.add(Epoch(1), vec![delta(2, 1, BLOCK_BYTES)]),
+            Err(StagingError::TooLarge { .. })
+        ));
+        let mut staging = Staging::new(Epoch(1), 10, 3);
+        staging.add_device_state(Epoch(1), "abc".into()).unwrap();
+        assert!(matches!(
+            staging.add_device_state(Epoch(1), Bytes::new()),
             Err(StagingError::TooLarge { .. })
         ));
     }

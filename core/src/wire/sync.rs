@@ -1,7 +1,9 @@
 //! The messages of a sync and of a join, between a primary and its backup.
 //!
 //! Layout: length of what follows (4, big-endian), tag (1), fields. A message is at most `MOST_BYTES`: larger
-//! contents are cut into several by the sender.
+//! contents are cut into several by the sender (`parts`).
+
+pub mod parts;
 
 use super::{Reader, WireError};
 use crate::agreed::Frame;
@@ -14,6 +16,16 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 /// The most bytes in one message, without its length.
 pub const MOST_BYTES: usize = 16 << 20;
+
+/// A message that its sender should have cut. It is an error and no panic: how much there is to say is the guest's choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a message {name} of {bytes} bytes is longer than {MOST_BYTES}: it cannot be sent")]
+pub struct TooLong {
+    /// Which message.
+    pub name: &'static str,
+    /// How long it is.
+    pub bytes: usize,
+}
 
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,15 +57,19 @@ pub enum SyncMessage {
     Dirty {
         /// The epoch.
         epoch: Epoch,
-        /// The pages.
+        /// The pages, or a part of them.
         pages: PageSet,
+        /// Another part follows.
+        more: bool,
     },
     /// Primary, at the end of the epoch: hash these.
     Union {
         /// The epoch.
         epoch: Epoch,
-        /// The pages that either has written.
+        /// The pages that either has written, or a part of them.
         pages: PageSet,
+        /// Another part follows.
+        more: bool,
     },
     /// Backup: a part of the block hashes of the union, in order.
     Hashes {
@@ -69,7 +85,14 @@ pub enum SyncMessage {
         /// Blocks of pages.
         deltas: Vec<PageDelta>,
     },
-    /// Primary: device state, and with it the sync is whole.
+    /// Primary: a part of the device state, but not its last.
+    DeviceState {
+        /// The epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+    },
+    /// Primary: the rest of the device state, and with it the sync is whole.
     State {
         /// The epoch that ends.
         epoch: Epoch,
@@ -115,8 +138,10 @@ pub enum SyncMessage {
     Ahead {
         /// The epoch.
         epoch: Epoch,
-        /// The pages.
+        /// The pages, or a part of them.
         pages: PageSet,
+        /// Another part follows.
+        more: bool,
     },
     /// Primary, to a backup whose VM does not run: the epoch ends here.
     Ends {
@@ -146,6 +171,7 @@ impl SyncMessage {
             Self::Union { .. } => "Union",
             Self::Hashes { .. } => "Hashes",
             Self::Delta { .. } => "Delta",
+            Self::DeviceState { .. } => "DeviceState",
             Self::State { .. } => "State",
             Self::Staged { .. } => "Staged",
             Self::Loaded { .. } => "Loaded",
@@ -160,9 +186,24 @@ impl SyncMessage {
 }
 
 /// Appends the message, with its length.
-pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
+///
+/// # Errors
+/// If it is longer than `MOST_BYTES`; nothing is appended then.
+pub fn encode(message: &SyncMessage, out: &mut BytesMut) -> Result<(), TooLong> {
     let start = out.len();
     out.put_u32(0);
+    put(message, out);
+    let bytes = out.len() - start - 4;
+    if bytes > MOST_BYTES {
+        out.truncate(start);
+        let name = message.name();
+        return Err(TooLong { name, bytes });
+    }
+    out[start..start + 4].copy_from_slice(&(bytes as u32).to_be_bytes());
+    Ok(())
+}
+
+fn put(message: &SyncMessage, out: &mut BytesMut) {
     match message {
         SyncMessage::Join { term, pages, active } => {
             out.put_u8(1);
@@ -180,8 +221,8 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             put_deltas(out, deltas);
         }
         SyncMessage::JoinLast { epoch } => put_epoch(out, 5, *epoch),
-        SyncMessage::Dirty { epoch, pages } => put_pages(out, 6, *epoch, pages),
-        SyncMessage::Union { epoch, pages } => put_pages(out, 7, *epoch, pages),
+        SyncMessage::Dirty { epoch, pages, more } => put_pages(out, 6, *epoch, pages, *more),
+        SyncMessage::Union { epoch, pages, more } => put_pages(out, 7, *epoch, pages, *more),
         SyncMessage::Hashes { epoch, hashes } => {
             put_epoch(out, 8, *epoch);
             out.reserve(16 * hashes.len());
@@ -216,7 +257,7 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 14, *epoch);
             out.put_u128(*hash);
         }
-        SyncMessage::Ahead { epoch, pages } => put_pages(out, 15, *epoch, pages),
+        SyncMessage::Ahead { epoch, pages, more } => put_pages(out, 15, *epoch, pages, *more),
         SyncMessage::Said { epoch, frames } => {
             put_epoch(out, 16, *epoch);
             out.reserve(frames.iter().map(|frame| 5 + frame.bytes.len()).sum());
@@ -234,10 +275,11 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) {
             out.put_u8(18);
             out.put_u64(term.0);
         }
+        SyncMessage::DeviceState { epoch, part } => {
+            put_epoch(out, 19, *epoch);
+            out.put_slice(part);
+        }
     }
-    let len = out.len() - start - 4;
-    assert!(len <= MOST_BYTES, "{} was not cut by its sender", message.name());
-    out[start..start + 4].copy_from_slice(&(len as u32).to_be_bytes());
 }
 
 fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
@@ -245,8 +287,9 @@ fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
     out.put_u64(epoch.0);
 }
 
-fn put_pages(out: &mut BytesMut, tag: u8, epoch: Epoch, pages: &PageSet) {
+fn put_pages(out: &mut BytesMut, tag: u8, epoch: Epoch, pages: &PageSet, more: bool) {
     put_epoch(out, tag, epoch);
+    out.put_u8(u8::from(more));
     for (first, count) in pages.runs() {
         out.put_u32(first);
         out.put_u32(count);
@@ -281,10 +324,12 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         },
         6 => SyncMessage::Dirty {
             epoch: Epoch(reader.u64()?),
+            more: take_flag(&mut reader)?,
             pages: take_pages(&mut reader)?,
         },
         7 => SyncMessage::Union {
             epoch: Epoch(reader.u64()?),
+            more: take_flag(&mut reader)?,
             pages: take_pages(&mut reader)?,
         },
         8 => {
@@ -329,6 +374,7 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         },
         15 => SyncMessage::Ahead {
             epoch: Epoch(reader.u64()?),
+            more: take_flag(&mut reader)?,
             pages: take_pages(&mut reader)?,
         },
         16 => {
@@ -350,6 +396,10 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         },
         18 => SyncMessage::NewTerm {
             term: Term(reader.u64()?),
+        },
+        19 => SyncMessage::DeviceState {
+            epoch: Epoch(reader.u64()?),
+            part: reader.rest(),
         },
         _ => return Err(WireError::Invalid("message tag")),
     };
@@ -412,9 +462,21 @@ mod tests {
             any::<u64>().prop_map(|term| SyncMessage::NewTerm { term: Term(term) }),
             "[a-z ]{0,20}".prop_map(|why| SyncMessage::Refused { why }),
             deltas.clone().prop_map(SyncMessage::Pages),
-            (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Dirty { epoch, pages }),
-            (epoch.clone(), pages.clone()).prop_map(|(epoch, pages)| SyncMessage::Union { epoch, pages }),
-            (epoch.clone(), pages).prop_map(|(epoch, pages)| SyncMessage::Ahead { epoch, pages }),
+            (epoch.clone(), pages.clone(), any::<bool>())
+                .prop_map(|(epoch, pages, more)| SyncMessage::Dirty { epoch, pages, more }),
+            (epoch.clone(), pages.clone(), any::<bool>())
+                .prop_map(|(epoch, pages, more)| SyncMessage::Union { epoch, pages, more }),
+            (epoch.clone(), pages, any::<bool>()).prop_map(|(epoch, pages, more)| SyncMessage::Ahead {
+                epoch,
+                pages,
+                more
+            }),
+            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
+                SyncMessage::DeviceState {
+                    epoch,
+                    part: part.into(),
+                }
+            }),
             (epoch.clone(), any::<bool>()).prop_map(|(epoch, agreed)| SyncMessage::Ends { epoch, agreed }),
             (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
                 .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
@@ -449,11 +511,22 @@ mod tests {
         ]
     }
 
+    #[test]
+    fn what_was_not_cut_is_an_error_and_leaves_nothing_behind() {
+        let message = SyncMessage::Refused {
+            why: "x".repeat(MOST_BYTES),
+        };
+        let mut out = BytesMut::from(&b"before"[..]);
+        let error = encode(&message, &mut out).unwrap_err();
+        assert_eq!((error.name, error.bytes), ("Refused", MOST_BYTES + 1));
+        assert_eq!(out, b"before"[..]);
+    }
+
     proptest! {
         #[test]
         fn what_was_encoded_is_decoded(message in any_message()) {
             let mut out = BytesMut::new();
-            encode(&message, &mut out);
+            encode(&message, &mut out).unwrap();
             let len = u32::from_be_bytes(out[..4].try_into().unwrap()) as usize;
             prop_assert_eq!(len, out.len() - 4);
             prop_assert_eq!(decode(out.freeze().slice(4..)), Ok(message));

@@ -36,7 +36,7 @@ use dunlin_core::policy::Manner;
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::cost::SyncCost;
 use dunlin_core::units::{Epoch, Index, ReplicaId};
-use dunlin_core::wire::sync::SyncMessage;
+use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_guest::Start;
 use dunlin_guest::qemu::QemuEvent;
 use std::sync::Arc;
@@ -535,11 +535,11 @@ impl VmLoop {
         if let Some(talker) = talker
             && !told.is_empty()
         {
-            // Dropped where the primary does not read: it releases less then.
-            talker.say(SyncMessage::Said {
-                epoch: output.epoch(),
-                frames: told,
-            });
+            let epoch = output.epoch();
+            for frames in parts::frames(told) {
+                // Dropped where the primary does not read: it releases less then.
+                talker.say(SyncMessage::Said { epoch, frames });
+            }
         }
         if let Err(error) = read {
             self.machine_died(&error.to_string());

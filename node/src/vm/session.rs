@@ -12,6 +12,7 @@ pub mod waiting;
 
 use dunlin_core::sync::compare;
 use dunlin_core::sync::dirty::PageSet;
+use dunlin_core::wire::sync::parts::BadPart;
 use dunlin_guest::memory::{Bitmap, Memory};
 
 /// A broken session, for a person.
@@ -23,6 +24,12 @@ impl Broken {
     /// `what` failed, because of `why`.
     pub fn new(what: &str, why: impl std::fmt::Display) -> Self {
         Self(format!("{what}: {why}"))
+    }
+}
+
+impl From<BadPart> for Broken {
+    fn from(bad: BadPart) -> Self {
+        Self(bad.to_string())
     }
 }
 
@@ -44,15 +51,7 @@ fn copy_out(memory: &Memory, pages: &PageSet) -> Vec<u8> {
 }
 
 /// Pages that are copied aside at once where the VM runs meanwhile: 16 MiB. A guest that boots writes hundreds.
-const PAGES_AT_ONCE: usize = 4096;
-
-/// A set cut into pieces of at most so many pages.
-fn parts(pages: &PageSet, most: usize) -> Vec<PageSet> {
-    let all: Vec<u32> = pages.pages().collect();
-    all.chunks(most)
-        .map(|part| PageSet::from_runs(part.iter().map(|&page| (page, 1))))
-        .collect()
-}
+const PAGES_AT_ONCE: u32 = 4096;
 
 /// The block hashes of a copy, on all cores.
 fn hash_copy(copy: &[u8]) -> Vec<u128> {

@@ -106,10 +106,8 @@ impl VmLoop {
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
-        let (active, audit) = (
-            self.config.policy.first_manner().backup_runs(),
-            self.config.sync.audit,
-        );
+        let active = self.config.policy.first_manner().backup_runs();
+        let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
         let Some(peer) = self.session_peer() else { return };
         let connect_mirror = {
             let (host, config, peer) = (self.host.clone(), self.config.clone(), peer);
@@ -147,6 +145,7 @@ impl VmLoop {
                 connect_mirror,
                 active: Cell::new(active),
                 audit,
+                staging_bytes,
                 stands: Cell::new(false),
             };
             std::thread::Builder::new()

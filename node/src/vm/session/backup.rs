@@ -12,7 +12,7 @@
 
 use super::link::SyncLink;
 use super::primary::unexpected;
-use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set, parts};
+use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set};
 use crate::vm::Line;
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
@@ -24,6 +24,7 @@ use dunlin_core::sync::staging::{PageDelta, Staged, Staging, StagingError};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::SyncMessage;
+use dunlin_core::wire::sync::parts::Gathering;
 use dunlin_guest::colo::{Colo, ColoPhase};
 use std::sync::Arc;
 use std::time::Instant;
@@ -168,7 +169,8 @@ impl Backup {
                         Some(other) => return Err(Broken(format!("{other:?} where an epoch ends"))),
                     }
                 }
-                Wake::Message(SyncMessage::Ahead { epoch, pages }) if self.active => {
+                Wake::Message(SyncMessage::Ahead { epoch, pages, more }) if self.active => {
+                    let pages = self.receive_ahead(epoch, pages, more)?;
                     self.compare_ahead(epoch, &pages)?;
                 }
                 Wake::Message(SyncMessage::Delta { epoch, deltas }) => self.stage(epoch, deltas)?,
@@ -215,7 +217,7 @@ impl Backup {
         self.machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the backup's VM", error))?;
         let dirty = self.scan()?;
-        self.link.send(&SyncMessage::Dirty { epoch, pages: dirty })?;
+        self.send_dirty(epoch, &dirty)?;
         let union = self.receive_union(epoch)?;
         self.compare(epoch, &union)?;
         let staged = self.receive_staged(epoch)?;
@@ -228,24 +230,36 @@ impl Backup {
         self.acknowledge_and_apply(staged, false)
     }
 
+    fn send_dirty(&self, epoch: Epoch, pages: &PageSet) -> Result<(), Broken> {
+        self.link
+            .send_pages(pages, |pages, more| SyncMessage::Dirty { epoch, pages, more })
+    }
+
+    /// The rest of what begins with `pages`, if there is `more`.
+    fn receive_ahead(&self, epoch: Epoch, pages: PageSet, more: bool) -> Result<PageSet, Broken> {
+        let guest_pages = self.machine.qemu.memory().pages();
+        let first = Some((pages, more));
+        self.link
+            .receive_pages(Wait::SyncArrives, guest_pages, first, |message| match message {
+                SyncMessage::Ahead {
+                    epoch: got,
+                    pages,
+                    more,
+                } if got == epoch => Ok((pages, more)),
+                other => Err(unexpected("Ahead", &other)),
+            })
+    }
+
     /// A round while both VMs run.
     fn compare_ahead(&mut self, epoch: Epoch, theirs: &PageSet) -> Result<(), Broken> {
         // What is written after this scan is in the next round.
         let ours = self.scan()?;
-        self.link.send(&SyncMessage::Dirty {
-            epoch,
-            pages: ours.clone(),
-        })?;
+        self.send_dirty(epoch, &ours)?;
         self.compare(epoch, &theirs.union(&ours))
     }
 
     /// Says what these pages hold here; what differs will come, in place of what came before.
     fn compare(&mut self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
-        if union.end() > self.machine.qemu.memory().pages() as u32 {
-            return Err(Broken(
-                "the primary names pages outside the guest's memory".into(),
-            ));
-        }
         self.staging(epoch).look_again(union);
         self.send_hashes(epoch, union)
     }
@@ -259,9 +273,18 @@ impl Backup {
 
     /// The pages of the last round; what an earlier one has sent may come before.
     fn receive_union(&mut self, epoch: Epoch) -> Result<PageSet, Broken> {
+        let mut gathering = Gathering::new(self.machine.qemu.memory().pages());
         loop {
             match self.link.receive(Wait::SyncArrives)? {
-                SyncMessage::Union { epoch: got, pages } if got == epoch => return Ok(pages),
+                SyncMessage::Union {
+                    epoch: got,
+                    pages,
+                    more,
+                } if got == epoch => {
+                    if let Some(union) = gathering.add(pages, more)? {
+                        return Ok(union);
+                    }
+                }
                 SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
                 other => return Err(unexpected("Union", &other)),
             }
@@ -283,7 +306,7 @@ impl Backup {
     }
 
     fn send_hashes(&self, epoch: Epoch, union: &PageSet) -> Result<(), Broken> {
-        for part in parts(union, PAGES_AT_ONCE) {
+        for part in union.parts(PAGES_AT_ONCE) {
             self.link.send(&SyncMessage::Hashes {
                 epoch,
                 hashes: hash_copy(&copy_out(self.machine.qemu.memory(), &part)),
@@ -319,6 +342,10 @@ impl Backup {
         loop {
             match self.link.receive(Wait::SyncArrives)? {
                 SyncMessage::Delta { epoch, deltas } => self.stage(epoch, deltas)?,
+                SyncMessage::DeviceState { epoch, part } => {
+                    let staged = self.staging(epoch).add_device_state(epoch, part);
+                    staged.map_err(|error| self.refuse(&error))?;
+                }
                 SyncMessage::State {
                     epoch,
                     next,

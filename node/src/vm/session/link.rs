@@ -5,7 +5,9 @@ use super::waiting::Waiting;
 use crate::vm::event::{LoopEvent, LoopSender};
 use bytes::{Bytes, BytesMut};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::waits::Wait;
+use dunlin_core::wire::sync::parts::{self, Gathering};
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
@@ -25,10 +27,13 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Tells the primary why this host does not follow, and closes the stream.
 pub fn refuse(stream: Stream, why: &str) {
     let mut buffer = BytesMut::new();
-    encode(&SyncMessage::Refused { why: why.to_owned() }, &mut buffer);
+    let told = encode(&SyncMessage::Refused { why: why.to_owned() }, &mut buffer);
     let (_, mut half) = stream.split();
     // A few bytes into an empty socket do not block; a primary that has gone needs no reason.
-    let _ = half.write_all(&buffer).and_then(|()| half.flush());
+    let _ = told
+        .map_err(io::Error::other)
+        .and_then(|()| half.write_all(&buffer))
+        .and_then(|()| half.flush());
 }
 
 /// The sending end; cheap to clone.
@@ -73,7 +78,7 @@ impl SyncWriter {
 impl Outgoing {
     fn send_at_once(&mut self, message: &SyncMessage) -> io::Result<bool> {
         self.buffer.clear();
-        encode(message, &mut self.buffer);
+        encode(message, &mut self.buffer).map_err(io::Error::other)?;
         if self.half.in_flight()? + self.buffer.len() > AT_ONCE_BYTES {
             return Ok(false);
         }
@@ -84,7 +89,7 @@ impl Outgoing {
 
     fn send(&mut self, message: &SyncMessage) -> io::Result<()> {
         self.buffer.clear();
-        encode(message, &mut self.buffer);
+        encode(message, &mut self.buffer).map_err(io::Error::other)?;
         self.half.write_all(&self.buffer)?;
         self.half.flush()
     }
@@ -164,6 +169,37 @@ impl SyncLink {
             .during(Wait::StreamTakes, || self.writer.send(message))
     }
 
+    /// Sends a set of pages, in as many messages as it takes.
+    pub fn send_pages(
+        &self,
+        pages: &PageSet,
+        message: impl Fn(PageSet, bool) -> SyncMessage,
+    ) -> Result<(), Broken> {
+        parts::pages(pages).try_for_each(|(part, more)| self.send(&message(part, more)))
+    }
+
+    /// Receives a set of pages of a guest that has `guest_pages`: `first` is here already, `part` takes the others out of
+    /// their messages, which are `wait`'s.
+    pub fn receive_pages(
+        &self,
+        wait: Wait,
+        guest_pages: u64,
+        first: Option<(PageSet, bool)>,
+        mut part: impl FnMut(SyncMessage) -> Result<(PageSet, bool), Broken>,
+    ) -> Result<PageSet, Broken> {
+        let mut gathering = Gathering::new(guest_pages);
+        let mut next = first;
+        loop {
+            let (pages, more) = match next.take() {
+                Some(first) => first,
+                None => part(self.receive(wait)?)?,
+            };
+            if let Some(whole) = gathering.add(pages, more)? {
+                return Ok(whole);
+            }
+        }
+    }
+
     /// The next message, which is `wait`'s.
     pub fn receive(&self, wait: Wait) -> Result<SyncMessage, Broken> {
         self.receive_unless_stuck(wait, || 0)
@@ -234,6 +270,7 @@ fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_core::units::Epoch;
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -247,7 +284,8 @@ mod tests {
                 why: "x".repeat(60_000),
             },
             &mut bytes,
-        );
+        )
+        .expect("short");
         theirs.set_nonblocking(true).expect("a setting");
         let (mut sent, begun) = (0, std::time::Instant::now());
         loop {
@@ -267,6 +305,47 @@ mod tests {
         assert!(
             sent > MOST_WAITING && sent < MOST_WAITING + 50,
             "{sent} messages were taken"
+        );
+    }
+
+    /// Two ends of one stream.
+    fn links() -> (SyncLink, SyncLink) {
+        let (ours, theirs) = Stream::pair().expect("a pair of sockets");
+        let open = |stream| {
+            let (to_loop, _events) = LoopSender::channel().expect("a channel");
+            SyncLink::open(stream, 1, to_loop).expect("a thread").0
+        };
+        (open(ours), open(theirs))
+    }
+
+    /// Every other page of a guest of 64 GiB, written at once: it once ended the daemon on both hosts.
+    #[test]
+    fn more_dirty_pages_than_one_message_holds_arrive() {
+        const GUEST_PAGES: u32 = 16 << 20;
+        let dirty = PageSet::from_runs((0..GUEST_PAGES / 2).map(|run| (2 * run, 1)));
+        let (backup, primary) = links();
+        let epoch = Epoch(3);
+        let message = |pages, more| SyncMessage::Dirty { epoch, pages, more };
+        let heard = std::thread::scope(|scope| {
+            scope.spawn(|| backup.send_pages(&dirty, message).expect("sent"));
+            primary.receive_pages(Wait::BackupScans, u64::from(GUEST_PAGES), None, |message| match message {
+                SyncMessage::Dirty { pages, more, .. } => Ok((pages, more)),
+                other => Err(Broken(other.name().into())),
+            })
+        });
+        assert!(heard.expect("a list of pages") == dirty);
+    }
+
+    /// What nobody has cut breaks the session and not the daemon.
+    #[test]
+    fn a_message_that_is_too_long_is_an_error() {
+        let (ours, _theirs) = links();
+        let why = "x".repeat(MOST_BYTES);
+        let Broken(told) = ours.send(&SyncMessage::Refused { why }).unwrap_err();
+        assert!(told.contains("Refused"), "{told}");
+        assert!(
+            ours.send(&SyncMessage::JoinReady).is_ok(),
+            "nothing of it was sent"
         );
     }
 }

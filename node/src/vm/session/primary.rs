@@ -14,7 +14,7 @@
 
 use super::ahead::Rounds;
 use super::link::SyncLink;
-use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set, parts};
+use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set};
 use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
@@ -28,7 +28,7 @@ use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
-use dunlin_core::wire::sync::SyncMessage;
+use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_fabric::link::Stream;
 use dunlin_guest::qemu::QmpError;
 use std::cell::Cell;
@@ -82,6 +82,8 @@ pub struct Primary {
     pub stands: Cell<bool>,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
+    /// Memory of the backup for staging, which is the measure for what a sync may take here.
+    pub staging_bytes: usize,
 }
 
 /// One sync.
@@ -98,8 +100,10 @@ const JOIN_REST_PAGES: usize = 2048;
 const JOIN_ROUNDS: usize = 12;
 /// How often a backup whose disks are being copied hears that they still are: it waits for pages.
 const STILL_COPIES: Duration = Duration::from_secs(1);
+/// What is compared is copied aside, and is more than what differs and is staged: so many times as much may be copied.
+const COPY_FACTOR: usize = 4;
 /// Pages in one message: 1 MiB.
-const PAGES_PER_MESSAGE: usize = 256;
+const PAGES_PER_MESSAGE: u32 = 256;
 
 impl Primary {
     /// Runs until the session breaks or the loop drops its jobs.
@@ -209,7 +213,7 @@ impl Primary {
         let total = round.len();
         let mut sent = 0;
         for _ in 0..JOIN_ROUNDS {
-            for chunk in parts(&round, PAGES_PER_MESSAGE) {
+            for chunk in round.parts(PAGES_PER_MESSAGE) {
                 self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
                 sent += chunk.len();
                 self.report_progress(sent, total.max(sent));
@@ -221,7 +225,7 @@ impl Primary {
             }
         }
         // What is left is sent in the last, stopped round, which starts with what this scan took.
-        for chunk in parts(&round, PAGES_PER_MESSAGE) {
+        for chunk in round.parts(PAGES_PER_MESSAGE) {
             self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
         }
         self.to_loop.send(LoopEvent::JoinNearlyDone {
@@ -271,23 +275,25 @@ impl Primary {
         // What is written after this scan is in the next round.
         let ours = self.scan()?;
         let theirs = if self.active.get() {
-            self.link.send(&SyncMessage::Ahead {
-                epoch,
-                pages: ours.clone(),
-            })?;
+            self.link
+                .send_pages(&ours, |pages, more| SyncMessage::Ahead { epoch, pages, more })?;
             self.receive_dirty(epoch, Wait::BackupScans)?
         } else {
             PageSet::default()
         };
         let union = ours.union(&theirs);
+        self.check_memory(
+            union.len() * BLOCKS_PER_PAGE * size_of::<u128>(),
+            self.staging_bytes,
+        )?;
         let (mut differing, mut bytes) = (Vec::new(), 0);
         // All of it before the first page is sent: neither side must wait for the other to read.
         let their_hashes = match self.active.get() {
             true => self.receive_hashes(epoch, union.len() * BLOCKS_PER_PAGE)?,
             false => Vec::new(),
         };
-        let mut theirs_of = their_hashes.chunks(PAGES_AT_ONCE * BLOCKS_PER_PAGE);
-        for part in parts(&union, PAGES_AT_ONCE) {
+        let mut theirs_of = their_hashes.chunks(PAGES_AT_ONCE as usize * BLOCKS_PER_PAGE);
+        for part in union.parts(PAGES_AT_ONCE) {
             let copy = copy_out(self.machine.qemu.memory(), &part);
             let differs = match theirs_of.next() {
                 Some(theirs) => compare(&part, &hash_copy(&copy), theirs)?,
@@ -336,6 +342,8 @@ impl Primary {
         self.machine.disks.mark(epoch)?;
         figures.scan_us = lap.us();
         let union = ours.union(&theirs);
+        let most_bytes = self.staging_bytes * if compared { COPY_FACTOR } else { 1 };
+        self.check_memory(union.len() * PAGE_BYTES, most_bytes)?;
         let copy = copy_out(qemu.memory(), &union);
         let audit = self.audit.then(|| hash_all(qemu.memory()));
         figures.copy_us = lap.us();
@@ -362,10 +370,8 @@ impl Primary {
         self.report(SyncStep::Resumed);
         figures.device_bytes = device_state.len() as u64;
         if compared {
-            self.link.send(&SyncMessage::Union {
-                epoch,
-                pages: union.clone(),
-            })?;
+            self.link
+                .send_pages(&union, |pages, more| SyncMessage::Union { epoch, pages, more })?;
         }
         let our_hashes = if compared { hash_copy(&copy) } else { Vec::new() };
         figures.hash_us = lap.us();
@@ -391,6 +397,10 @@ impl Primary {
             figures.divergent,
         ] = rounds.pages();
         figures.bytes = rounds.bytes();
+        let (first, device_state) = parts::bytes(device_state);
+        for part in first {
+            self.link.send(&SyncMessage::DeviceState { epoch, part })?;
+        }
         self.link.send(&SyncMessage::State {
             epoch,
             next,
@@ -483,23 +493,39 @@ impl Primary {
     }
 
     fn receive_dirty(&self, epoch: Epoch, wait: Wait) -> Result<PageSet, Broken> {
-        match self.link.receive(wait)? {
-            SyncMessage::Dirty { epoch: got, pages } if got == epoch => {
-                if pages.end() > self.machine.qemu.memory().pages() as u32 {
-                    return Err(Broken("the backup names pages outside the guest's memory".into()));
-                }
-                Ok(pages)
-            }
-            other => Err(unexpected("Dirty", &other)),
+        let guest_pages = self.machine.qemu.memory().pages();
+        self.link
+            .receive_pages(wait, guest_pages, None, |message| match message {
+                SyncMessage::Dirty {
+                    epoch: got,
+                    pages,
+                    more,
+                } if got == epoch => Ok((pages, more)),
+                other => Err(unexpected("Dirty", &other)),
+            })
+    }
+
+    /// How much a guest writes is its own choice, and this host's memory is not the guest's: the VM goes on, and what would
+    /// not fit ends the session.
+    fn check_memory(&self, needed_bytes: usize, most_bytes: usize) -> Result<(), Broken> {
+        if needed_bytes <= most_bytes {
+            return Ok(());
         }
+        Err(Broken(format!(
+            "the VM wrote so much that its sync needs {} MiB here, more than {}: raise sync.staging_mib",
+            needed_bytes >> 20,
+            most_bytes >> 20
+        )))
     }
 
     fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
         let mut all = Vec::with_capacity(count);
         while all.len() < count {
             match self.link.receive(Wait::BackupHashes)? {
-                SyncMessage::Hashes { epoch: got, hashes } if got == epoch && !hashes.is_empty() => {
-                    all.extend(hashes)
+                SyncMessage::Hashes { epoch: got, hashes }
+                    if got == epoch && !hashes.is_empty() && all.len() + hashes.len() <= count =>
+                {
+                    all.extend(hashes);
                 }
                 other => return Err(unexpected("Hashes", &other)),
             }
@@ -517,7 +543,7 @@ impl Primary {
     ) -> Result<u64, Broken> {
         let mut positions = union.pages().enumerate();
         let mut bytes = 0;
-        for chunk in differing.chunks(PAGES_PER_MESSAGE) {
+        for chunk in differing.chunks(PAGES_PER_MESSAGE as usize) {
             let mut deltas = Vec::with_capacity(chunk.len());
             for &at in chunk {
                 let (position, _) = positions
