@@ -71,6 +71,14 @@ impl ExtentSet {
         self.bits.extend(&other.bits);
     }
 
+    /// The extents that are not in `other`.
+    #[must_use]
+    pub fn minus(&self, other: &Self) -> Self {
+        Self {
+            bits: self.bits.difference(&other.bits).copied().collect(),
+        }
+    }
+
     /// Number of extents.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -3,7 +3,9 @@
 //! Flow: before a write reaches the image, its extents are in this file and durable; they leave it some time after the peer
 //! has committed them. One write in many costs an fdatasync: the first one to its 16 MiB.
 //! Invariants: **M1** an extent is durable here before the image differs from the last commit that the peer told of;
-//! **M2** clearing is lazy: a set bit costs a copy, a missing one costs the pair its equality.
+//! **M2** clearing is lazy: a set bit costs a copy, a missing one costs the pair its equality; **M3** an extent leaves the map
+//! only when what was written to it is durable on the image *here*: what a power loss takes from a primary's disk, its
+//! backup has and this host lacks when it returns.
 //! Not here: the set in memory with its epochs (`EpochExtents`).
 
 use dunlin_core::disk::{ExtentSet, extents::extents_of};
@@ -105,9 +107,12 @@ impl DirtyMap {
 
     /// M1 for many extents at once.
     pub fn add(&self, more: &ExtentSet) -> io::Result<()> {
-        let mut all = self.all();
-        all.union(more);
-        self.retain(&all)?;
+        let mut state = self.lock();
+        let mut words = state.words.clone();
+        for extent in more.iter() {
+            words[extent as usize / 64] |= bit(extent);
+        }
+        self.keep(&mut state, words)?;
         self.file.sync_data()
     }
 
@@ -119,13 +124,17 @@ impl DirtyMap {
             .collect()
     }
 
-    /// M2: keeps only `needed`. The caller makes sure that `needed` cannot miss a write that is under way.
-    pub fn retain(&self, needed: &ExtentSet) -> io::Result<()> {
+    /// M2: takes `done` out. The caller makes sure of M3, and that no write to any of it is under way.
+    pub fn clear(&self, done: &ExtentSet) -> io::Result<()> {
         let mut state = self.lock();
-        let mut words = vec![0; state.words.len()];
-        for extent in needed.iter() {
-            words[extent as usize / 64] |= bit(extent);
+        let mut words = state.words.clone();
+        for extent in done.iter() {
+            words[extent as usize / 64] &= !bit(extent);
         }
+        self.keep(&mut state, words)
+    }
+
+    fn keep(&self, state: &mut State, words: Vec<u64>) -> io::Result<()> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.file.write_all_at(&bytes, HEAD_BYTES)?;
         state.words = words;

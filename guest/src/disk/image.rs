@@ -206,12 +206,16 @@ impl Image {
         self.read_only
     }
 
-    fn check(&self, offset: u64, len: u64) {
-        assert!(
-            offset.checked_add(len).is_some_and(|end| end <= self.size_bytes),
-            "I2: {len} bytes at {offset} of an image of {}",
-            self.size_bytes
-        );
+    /// I2. An error and no panic: a guest, a peer or a file on disk named the range, and whoever let it through is no reason to
+    /// end every other VM here.
+    fn check(&self, offset: u64, len: u64) -> io::Result<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.size_bytes) {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{len} bytes at {offset} of an image of {}", self.size_bytes),
+        ))
     }
 
     /// Fills `out` from `offset` on.
@@ -219,7 +223,7 @@ impl Image {
     /// # Errors
     /// What the kernel said, or an injected fault.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.check(offset, out.len() as u64);
+        self.check(offset, out.len() as u64)?;
         self.faults.before_read(out.len() as u64)?;
         self.file.read_exact_at(out, offset)
     }
@@ -229,7 +233,7 @@ impl Image {
     /// # Errors
     /// What the kernel said, or an injected fault. A part may have been written.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.check(offset, data.len() as u64);
+        self.check(offset, data.len() as u64)?;
         self.faults.before_write(data.len() as u64)?;
         super::power::before_write(&self.file, offset, data.len() as u64);
         self.file.write_all_at(data, offset)
@@ -240,7 +244,7 @@ impl Image {
     /// # Errors
     /// What the kernel said, or an injected fault.
     pub fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.check(offset, len);
+        self.check(offset, len)?;
         self.faults.before_write(4096)?;
         super::power::before_write(&self.file, offset, len);
         let how = if unmap {
@@ -275,8 +279,9 @@ impl Image {
     pub fn flush(&self) -> io::Result<()> {
         self.faults.before_flush()?;
         super::power::point();
+        let covered = super::power::flushing(&self.file);
         self.file.sync_data()?;
-        super::power::flushed(&self.file);
+        super::power::flushed(&self.file, covered);
         Ok(())
     }
 
@@ -285,7 +290,7 @@ impl Image {
     /// # Errors
     /// What the kernel said.
     pub fn status(&self, offset: u64, len: u64) -> io::Result<Vec<(u64, bool)>> {
-        self.check(offset, len);
+        self.check(offset, len)?;
         let end = offset + len;
         let mut at = offset;
         let mut out = Vec::new();

@@ -53,6 +53,21 @@ fn pair_of(a: DiskConfig, b: DiskConfig) -> Host {
 }
 
 #[test]
+fn what_lies_outside_an_image_is_an_error_and_no_panic() {
+    let dir = Dir::new("outside");
+    let path = dir.0.join("a.img");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let image = image::Image::open(&path, false, Arc::default()).unwrap();
+    let invalid = |done: io::Result<()>| done.unwrap_err().kind() == io::ErrorKind::InvalidInput;
+    for offset in [image.size_bytes(), u64::MAX - 1] {
+        assert!(invalid(image.read(offset, &mut [0; 2])));
+        assert!(invalid(image.write(offset, &[0; 2])));
+        assert!(invalid(image.zero(offset, 2, true)));
+        assert!(invalid(image.status(offset, 2).map(drop)));
+    }
+}
+
+#[test]
 fn a_pair_of_qcow2_images_is_replicated_and_left_whole() {
     let dir = Dir::new("qcow2");
     let made = ["a", "b"].map(|name| {

@@ -58,6 +58,9 @@ pub struct Tuning {
     pub stall: Duration,
     /// The longest that one write is delayed to slow a guest down whose backup's buffers are nearly full.
     pub throttle: Duration,
+    /// A primary's dirty map is cleared no more often: an extent that is written all the time then stays in it, and costs no
+    /// fdatasync.
+    pub clear_every: Duration,
 }
 
 impl Default for Tuning {
@@ -66,6 +69,7 @@ impl Default for Tuning {
             queue_bytes: 32 << 20,
             stall: Duration::from_secs(1),
             throttle: Duration::from_millis(200),
+            clear_every: Duration::from_secs(5),
         }
     }
 }
@@ -118,6 +122,12 @@ impl Link {
             shutdown,
             tuning,
         })
+    }
+
+    /// How often a primary's dirty map is cleared at most.
+    #[must_use]
+    pub fn clear_every(&self) -> Duration {
+        self.tuning.clear_every
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

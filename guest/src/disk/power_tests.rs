@@ -1,9 +1,12 @@
 //! Both hosts lose power at once, at each point of a run of syncs, lightweight checkpoints and a take-over, in turn: a child process
 //! plays it and is killed there, with half of what no flush had covered lost. Then the images are opened again.
+//!
+//! And a primary's host alone loses power: its backup takes over, it returns as the backup of that, gets what either host noted,
+//! and has to be equal.
 
-use super::tests::{Dir, Host, MIB};
+use super::tests::{Dir, Host, MIB, join, sync};
 use super::*;
-use std::{os::unix::process::ExitStatusExt, path::Path, process::Command};
+use std::{fs, io::Write, os::unix::process::ExitStatusExt, path::Path, process::Command, time::Instant};
 
 const SYNCS: u64 = 4;
 const DISKS: usize = 2;
@@ -200,4 +203,151 @@ fn a_power_loss_of_everything_at_any_point_leaves_all_disks_at_one_and_the_same_
         seen.len() as u64 > SYNCS - 1 && seen.contains(&(SYNCS, true)),
         "{seen:?}"
     );
+}
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// A primary and its backup, whose map is cleared at every commit; the power of the primary's host will fail.
+struct Pair {
+    dir: Dir,
+    primary: Host,
+    backup: Host,
+}
+
+impl Pair {
+    fn open(dir: &Dir, host: &str) -> Host {
+        Host::open(&dir.0, host, 8, Storage::Gannet, Limits::default())
+    }
+
+    /// The join's commit is told. `before`: what was written when there was no backup yet.
+    fn new(name: &str, before: &[(u64, u8)]) -> Self {
+        let dir = Dir::new(name);
+        let (primary, backup) = (Self::open(&dir, "a"), Self::open(&dir, "b"));
+        power::watch(&primary.image);
+        primary.disk.start_alone(Term(1)).unwrap();
+        for (offset, byte) in before {
+            primary.write(*offset, *byte, 4096);
+        }
+        let mut options = AttachOptions::default();
+        options.tuning.clear_every = Duration::ZERO;
+        join(&primary, &backup, options);
+        sync(&primary, &backup, 1);
+        primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+        Self { dir, primary, backup }
+    }
+
+    /// The map has no more notes.
+    fn wait_cleared(&self) {
+        let until = Instant::now() + WAIT;
+        while !self.primary.disk.shared.dirty.all().is_empty() {
+            assert!(Instant::now() < until, "the map is cleared");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The power fails, the backup takes over and writes on, the old primary returns as its backup, and takes over in turn.
+    /// Returns how many writes had not been covered by a flush.
+    fn fail_and_return(self, loses: impl FnMut() -> bool) -> usize {
+        let Self { dir, primary, backup } = self;
+        let (image, shared) = (primary.image.clone(), Arc::downgrade(&primary.disk.shared));
+        drop(primary);
+        let until = Instant::now() + WAIT;
+        while shared.strong_count() > 0 {
+            assert!(Instant::now() < until, "all of its threads end");
+            std::thread::yield_now();
+        }
+        let unsafe_yet = power::fail(&image, loses);
+        backup.disk.take_over(Term(2)).unwrap();
+        backup.write(6 * MIB, 99, 4096);
+        let returned = Self::open(&dir, "a");
+        let (left, right) = UnixStream::pair().unwrap();
+        let stream = |end| MirrorStream::from_unix(end).unwrap();
+        returned.disk.start_backup(stream(right)).unwrap();
+        let options = AttachOptions::default();
+        backup.disk.attach_backup(stream(left), options).unwrap();
+        let started = backup.wait(|event| matches!(event, DiskEvent::CopyStarted { .. }));
+        assert!(
+            matches!(started, DiskEvent::CopyStarted { whole: false, .. }),
+            "{started:?}"
+        );
+        backup.wait(|event| *event == DiskEvent::Copied);
+        sync(&backup, &returned, 1_000);
+        assert!(returned.disk.wait_settled(WAIT).unwrap());
+        assert_eq!(
+            backup.disk.verify(false, |_, _| {}).unwrap().different,
+            [],
+            "stale, and nobody knows"
+        );
+        let newest = fs::read(&backup.image).unwrap();
+        drop(backup);
+        returned.disk.take_over(Term(3)).unwrap();
+        assert!(
+            fs::read(&returned.image).unwrap() == newest,
+            "after the second take-over"
+        );
+        unsafe_yet
+    }
+}
+
+#[test]
+fn what_a_primary_lost_with_its_power_is_copied_when_it_returns() {
+    let pair = Pair::new("power-cleared", &[]);
+    pair.primary.write(2 * MIB, 7, 4096);
+    sync(&pair.primary, &pair.backup, 2);
+    pair.wait_cleared();
+    pair.fail_and_return(|| true);
+}
+
+#[test]
+fn what_a_primary_wrote_before_it_had_a_backup_is_durable_when_the_pair_is_made() {
+    let pair = Pair::new("power-before", &[(3 * MIB, 5), (MIB, 6)]);
+    assert_eq!(pair.fail_and_return(|| true), 0, "the name of the pair says so");
+}
+
+/// Writes, flushes, syncs and the clearing of the map beside them, at random; half of what no flush covered is lost.
+#[test]
+fn a_primary_that_loses_power_at_any_moment_is_equal_after_its_return() {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let chosen = std::env::var("DUNLIN_POWER_SEED")
+        .ok()
+        .map(|text| text.parse().unwrap());
+    let first: u64 = chosen.unwrap_or_else(|| clock.unwrap().as_nanos() as u64);
+    // Past the harness, which shows what a test prints only when it fails.
+    writeln!(
+        std::io::stderr(),
+        "20 power losses of primaries, DUNLIN_POWER_SEED={first}"
+    )
+    .unwrap();
+    let mut unsafe_yet = 0;
+    for round in 0..20 {
+        let mut state = first.wrapping_add(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut random = move |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let pair = Pair::new(&format!("power-any-{round}"), &[(random(2000) << 12, 1)]);
+        for epoch in 2..2 + random(6) {
+            for _ in 0..random(6) {
+                let (offset, byte) = (random(2047) << 12, random(256) as u8);
+                match random(8) {
+                    0 => nbd::Export::flush(&*pair.primary.disk).unwrap(),
+                    1 => nbd::Export::zero(&*pair.primary.disk, offset, 4096, random(2) == 0, false).unwrap(),
+                    _ => pair.primary.write(offset, byte, 4096),
+                }
+            }
+            sync(&pair.primary, &pair.backup, epoch);
+            // Beside the commit and the clearing.
+            for _ in 0..random(4) {
+                pair.primary.write(random(2047) << 12, random(256) as u8, 4096);
+            }
+            if random(3) == 0 {
+                pair.primary
+                    .wait(|event| *event == DiskEvent::Committed { epoch: Epoch(epoch) });
+            }
+        }
+        unsafe_yet += pair.fail_and_return(|| random(2) == 0);
+    }
+    assert!(unsafe_yet > 20, "there was something to lose: {unsafe_yet}");
 }

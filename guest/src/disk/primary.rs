@@ -4,7 +4,9 @@
 //! extents that it lacks from the copier while the VM runs.
 //! Invariants: **P1** for overlapping writes, the order on the image is the order in the mirror; **P2** a write that
 //! was answered before [`Primary::mark`] is before the mark in the stream; **P3** what the peer may lack is always
-//! in `extents`; **P4** a lost peer turns the role to *alone* and no write waits longer than the link's stall time.
+//! in `extents`; **P4** a lost peer turns the role to *alone* and no write waits longer than the link's stall time; **P5** the
+//! map loses an extent, and the disk gets the name of its pair, only after a flush that began when the peer had committed
+//! all that was written there (M3), and nobody waits for that flush.
 //! Source: *GANNET* IV-A: "Write requests from the primary VM are treated as write-through: they are immediately applied
 //! to the primary disk, and asynchronously mirrored to PVM buffer on the secondary."
 //! Not here: the file that keeps the extents over a crash (`dirty_map`), the stream itself (`link`).
@@ -25,7 +27,10 @@ use dunlin_core::{
 use std::{
     io,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -64,12 +69,32 @@ struct State {
     peer: Option<Peer>,
     marked: Epoch,
     cleared: Instant,
+    /// What was written since the map's clearing began, while it is under way.
+    written_since: Option<ExtentSet>,
+}
+
+impl State {
+    fn note(&mut self, range: &Range<u64>) {
+        self.extents.note(range);
+        if let Some(written) = &mut self.written_since {
+            written.add(range);
+        }
+    }
+}
+
+/// What the thread that keeps the map is asked for.
+enum Keep {
+    Clear,
+    /// The first commit from the join's mark on: what was copied is on the peer's image for good.
+    Pair(Epoch, [u8; 16]),
 }
 
 /// The role of the host whose VM speaks: alone, or with a backup.
 pub(super) struct Primary {
     pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
+    /// One clearing of the map at a time.
+    clearing: Mutex<()>,
 }
 
 impl Primary {
@@ -79,10 +104,12 @@ impl Primary {
             peer: None,
             marked: Epoch(0),
             cleared: Instant::now(),
+            written_since: None,
         };
         Arc::new(Self {
             shared,
             state: Mutex::new(state),
+            clearing: Mutex::new(()),
         })
     }
 
@@ -154,7 +181,7 @@ impl Primary {
     /// where the write must wait for the peer (storage `sync`).
     fn after(&self, range: &Range<u64>, frame: Frame, payload: Bytes) -> Option<(Arc<Link>, u64)> {
         let mut state = self.lock();
-        state.extents.note(range);
+        state.note(range);
         let peer = state.peer.as_mut()?;
         if let Some(copying) = &mut peer.copying {
             if copying.left.covers(range) {
@@ -176,7 +203,7 @@ impl Primary {
     /// Before a write reaches the map or the image: so that clearing the map cannot miss it (M2). Noted again afterwards,
     /// because a mark may lie in between.
     fn note(&self, range: &Range<u64>) {
-        self.lock().extents.note(range);
+        self.lock().note(range);
     }
 
     fn wait_for_peer(&self, pushed: Option<(Arc<Link>, u64)>) {
@@ -309,40 +336,76 @@ impl Primary {
         }
     }
 
-    fn committed(&self, link: &Arc<Link>, epoch: Epoch) {
-        let joined = {
+    fn committed(&self, link: &Arc<Link>, epoch: Epoch, keeper: &Sender<Keep>) {
+        let keep = {
             let mut state = self.lock();
             let state = &mut *state;
             let Some(peer) = state.peer.as_mut().filter(|peer| Arc::ptr_eq(&peer.link, link)) else {
                 return;
             };
-            // The first commit from the join's mark on: what was copied is on the peer's image for good.
             let joined = !peer.joined && peer.joined_at.is_some_and(|joined_at| joined_at <= epoch);
             peer.joined |= joined;
-            let pair = peer.next_pair;
             state.extents.committed(epoch, joined);
-            joined.then_some(pair)
+            let due = joined || state.cleared.elapsed() >= link.clear_every();
+            if due {
+                state.cleared = Instant::now();
+            }
+            match joined {
+                true => Some(Keep::Pair(epoch, peer.next_pair)),
+                false => due.then_some(Keep::Clear),
+            }
         };
-        let kept = joined.map_or(Ok(()), |pair| {
-            self.clear_map().and_then(|()| self.shared.paired(pair))
-        });
-        if let Err(error) = kept.and_then(|()| self.clear_map_now_and_then()) {
-            self.shared.image_failed("keeping the dirty map", &error);
+        let tells = !matches!(keep, Some(Keep::Pair(..)));
+        if let Some(keep) = keep {
+            // It ends after the link only.
+            let _gone = keeper.send(keep);
         }
-        self.shared.event(DiskEvent::Committed { epoch });
+        if tells {
+            self.shared.event(DiskEvent::Committed { epoch });
+        }
     }
 
-    /// M2: under the lock, so that no write is noted between looking and clearing.
+    /// A thread of its own, because a flush may take long and what the peer says must be heard meanwhile.
+    fn keep_map(&self, link: &Arc<Link>, orders: Receiver<Keep>) {
+        for order in orders {
+            // Not for the map alone: a flush keeps the image in use, and this host may be about to follow.
+            if link.closed().is_some() && matches!(order, Keep::Clear) {
+                continue;
+            }
+            let kept = self.clear_map();
+            let kept = kept.and_then(|()| match order {
+                Keep::Pair(_, pair) if !self.has_another(link) => self.shared.paired(pair),
+                _ => Ok(()),
+            });
+            if let Err(error) = kept {
+                self.shared.image_failed("keeping the dirty map", &error);
+            }
+            if let Keep::Pair(epoch, _) = order {
+                self.shared.event(DiskEvent::Committed { epoch });
+            }
+        }
+    }
+
+    /// The pair that this link's commit made is history.
+    fn has_another(&self, link: &Arc<Link>) -> bool {
+        self.link().is_some_and(|current| !Arc::ptr_eq(&current, link))
+    }
+
+    /// P5. What the peer has committed before the flush begins, and what nobody writes until it has ended, is on both images
+    /// for good.
     fn clear_map(&self) -> io::Result<()> {
+        let _alone = self.clearing.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = {
+            let mut state = self.lock();
+            state.written_since = Some(ExtentSet::default());
+            self.shared.dirty.all().minus(&state.extents.needed())
+        };
+        let flushed = self.shared.image.flush();
+        // Under the lock, so that no write is noted between looking and clearing.
         let mut state = self.lock();
-        state.cleared = Instant::now();
-        let needed = state.extents.needed();
-        self.shared.dirty.retain(&needed)
-    }
-
-    fn clear_map_now_and_then(&self) -> io::Result<()> {
-        let due = self.lock().cleared.elapsed() >= CLEAR_EVERY;
-        if due { self.clear_map() } else { Ok(()) }
+        let written = state.written_since.take().unwrap_or_default();
+        flushed?;
+        self.shared.dirty.clear(&done.minus(&written))
     }
 
     /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says.
@@ -431,22 +494,26 @@ impl Primary {
             bytes: total * EXTENT_BYTES,
             whole: !same_pair || options.whole,
         });
+        let (keeper, orders) = channel();
         thread::scope(|scope| {
             let sender = link.clone();
             scope.spawn(move || sender.send_all(&mut *writer));
             scope.spawn(|| self.copy(&link, total, options.copy_bytes_per_s));
-            let ended = self.listen(&link, &mut *reader);
+            let kept_for = &link;
+            scope.spawn(move || self.keep_map(kept_for, orders));
+            let ended = self.listen(&link, &mut *reader, &keeper);
+            drop(keeper);
             self.lost(&link, &ended);
         });
         Ok(())
     }
 
     /// What the backup says, until the stream ends; returns why it did.
-    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send)) -> String {
+    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send), keeper: &Sender<Keep>) -> String {
         loop {
             match link::receive(reader) {
                 Ok((Frame::Ack { through, held_bytes }, _)) => link.acked(through, held_bytes),
-                Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch),
+                Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch, keeper),
                 Ok((Frame::NeedSync, _)) => self.shared.event(DiskEvent::NeedSync),
                 Ok((Frame::Refuse, reason)) => return String::from_utf8_lossy(&reason).into_owned(),
                 Ok((Frame::Hash { offset, len }, hash)) => self.shared.hash_arrived(offset, len, &hash),
@@ -570,6 +637,3 @@ impl Pace {
         link.wait_closed(due.saturating_sub(self.started.elapsed()))
     }
 }
-
-/// The dirty map is cleared no more often: an extent that is written all the time then stays in it, and costs no fdatasync.
-const CLEAR_EVERY: Duration = Duration::from_secs(5);

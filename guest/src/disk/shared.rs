@@ -16,7 +16,7 @@ use super::{
     superblock::{Identity, Superblock},
 };
 use dunlin_core::{
-    disk::{Buffer, Content, ExtentSet, Generation, Storage, buffer::Shared as Piece, mirror::Hello},
+    disk::{Buffer, Content, Generation, Storage, buffer::Shared as Piece, mirror::Hello},
     units::{Epoch, Term},
 };
 use std::{
@@ -229,7 +229,7 @@ impl Shared {
             ledger.retire(&self.image)?;
             drop(ledger);
             self.dirty.track();
-            return self.dirty.retain(&ExtentSet::default());
+            return self.dirty.clear(&self.dirty.all());
         }
         if self.storage != Storage::Gannet {
             return self.image.flush();
