@@ -179,7 +179,7 @@ impl Output {
     #[must_use]
     pub fn heard(&mut self, frame: &Frame) -> Frame {
         if self.gate.voice() == Voice::Kept {
-            let frame = self.shadow.inbound(frame);
+            let frame = self.shadow.inbound_to_backup(frame);
             self.kept.heard(&frame);
             frame
         } else if self.shadow.is_empty() {

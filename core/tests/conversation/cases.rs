@@ -192,6 +192,34 @@ fn a_repeated_end_of_a_forgotten_connection_is_acknowledged_and_not_reset() {
     );
 }
 
+/// The same, but the client's end came before the VM had said a word since the last sync, and it is repeated only when yet
+/// another host speaks. That one got its copy before or after the client acknowledged the VM's end.
+#[test]
+fn an_end_that_came_before_any_word_is_known_to_the_host_after_the_next() {
+    for acknowledged_first in [true, false] {
+        let mut first = backup();
+        heard(&mut first, &client(FIN | ACK, 50, 700));
+        let end = vm(FIN | ACK, 700, 51);
+        said(&mut first, &end);
+        if acknowledged_first {
+            heard(&mut first, &client(ACK, 51, 701));
+            assert_eq!(takes_over(&mut first), []);
+        } else {
+            assert_eq!(takes_over(&mut first), [end]);
+        }
+        let mut second = backup();
+        second
+            .applied(Epoch(1), &first.draw_line())
+            .expect("a table that can be read");
+        if !acknowledged_first {
+            heard(&mut second, &client(ACK, 51, 701));
+        }
+        assert_eq!(takes_over(&mut second), []);
+        heard(&mut second, &client(FIN | ACK, 50, 701));
+        assert_eq!(left(&mut second, &vm(RST, 701, 0)), vm(ACK, 701, 51));
+    }
+}
+
 /// The VM's SYN-ACK is older than the sync, and repeated when the client's answer is in the VM's ring already: the numbers
 /// stay open, but the clock must not.
 #[test]

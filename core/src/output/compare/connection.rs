@@ -240,9 +240,7 @@ impl Connection {
 
     fn take_in(&mut self, words: Words, offset: u32) {
         let at = |position: u32| position.wrapping_add(offset);
-        if let Some(ack) = words.ack {
-            self.said_ack = Some(self.said_ack.map_or(ack, |said| later(said, ack)));
-        }
+        // A reset that answers a stray segment repeats that one's numbers: they are no place in this stream.
         if words.rst {
             self.gone = true;
             self.said_rst.push_back(at(words.seq));
@@ -250,6 +248,9 @@ impl Connection {
                 self.said_rst.pop_front();
             }
             return;
+        }
+        if let Some(ack) = words.ack {
+            self.said_ack = Some(self.said_ack.map_or(ack, |said| later(said, ack)));
         }
         if words.fin {
             self.said_fin = Some(at(words.end().wrapping_sub(1)));
@@ -274,6 +275,14 @@ impl Connection {
     }
 
     fn told(&mut self, words: &Words) {
+        if words.rst {
+            // It tells no bytes, and its numbers may be a stray segment's, of a former connection of this name: what lies
+            // before them was not told.
+            if let Some(place) = self.said_rst.iter().position(|at| *at == words.seq) {
+                self.said_rst.drain(..=place);
+            }
+            return;
+        }
         let end = words.end();
         if words.syn && self.told_isn.replace(words.seq) != Some(words.seq) {
             (self.told_to, self.told_ack) = (None, None);
@@ -283,11 +292,6 @@ impl Connection {
             self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
         }
         self.said.forget_before(end);
-        if words.rst
-            && let Some(place) = self.said_rst.iter().position(|at| *at == words.seq)
-        {
-            self.said_rst.drain(..=place);
-        }
     }
 
     /// Whether the backup has said all of it. An error if it has said something else.

@@ -457,3 +457,28 @@ fn what_is_overtaken_is_told_from_what_is_late() {
     );
     assert_eq!(both.comparer.oldest_telling(), None);
 }
+
+/// A VM resets what is left of a former connection while the next one of that name begins: the reset has the former one's
+/// numbers. All that lies before them once counted as told, and left though the backup had said something else.
+#[test]
+fn the_numbers_of_a_reset_that_answers_a_stray_segment_are_no_place_in_the_stream() {
+    for by_sync in [false, true] {
+        let mut both = Both::new();
+        let syn = || tcp(1, 1000, 51, SYN | ACK, b"");
+        both.primary(syn()).backup(syn());
+        assert_eq!(both.out(), [0]);
+        let reset = || tcp(1, 900_000, 700_000, RST | ACK, b"");
+        both.primary(reset());
+        if by_sync {
+            both.sync();
+            assert_eq!(both.out(), []);
+        } else {
+            both.backup(reset());
+            assert_eq!(both.out(), [1]);
+        }
+        both.primary(tcp(1, 1001, 61, ACK, b"one clock"));
+        assert_eq!(both.out(), [], "the backup has not said a byte of it");
+        both.backup(tcp(1, 1001, 61, ACK, b"two clock"));
+        assert_eq!((both.out(), both.why().is_some()), (vec![], true));
+    }
+}

@@ -130,6 +130,12 @@ impl Connection {
         matches!(self.numbers, Numbers::Open { .. })
     }
 
+    /// Nothing is known of it but what the client said.
+    pub(super) fn is_silent(&self) -> bool {
+        let untouched = self.numbers == Numbers::Known(0) && self.ticks.is_none();
+        untouched && self.said_ack.is_none() && self.vm_fin.is_none()
+    }
+
     /// Both ends have said and heard that it is over.
     pub(super) fn is_closed(&self) -> bool {
         let acknowledged = |fin: Option<Fin>| fin.is_some_and(|fin| fin.acknowledged);
@@ -146,8 +152,9 @@ impl Connection {
         let unsettled = self
             .past
             .is_some_and(|past| past.floor.is_some() && past.first.is_none());
-        let alike =
-            self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled && !self.is_closed();
+        // The client may repeat its end when the VM has forgotten the connection.
+        let ends = self.peer_fin.is_some();
+        let alike = self.numbers == Numbers::Known(0) && self.ticks.is_none() && !unsettled && !ends;
         !alike && !self.superseded
     }
 

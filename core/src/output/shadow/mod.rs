@@ -61,6 +61,8 @@ pub enum TableError {
 enum Passing {
     Open,
     Over,
+    /// The client's end was heard, and of the VM not a word: there may be no such connection.
+    Ended,
 }
 
 /// The connections of one VM whose numbers may differ from the client's.
@@ -98,6 +100,17 @@ impl Shadow {
 
     /// An agreed input on its way into the VM here: the client's numbers become the VM's. Learns what the client says.
     pub fn inbound(&mut self, frame: &Frame) -> Frame {
+        self.hear(frame, false)
+    }
+
+    /// The same while another host speaks for the VM. Also of connections that are not known here yet, because neither VM has
+    /// said anything since the last sync, it is learnt that the client has ended them: the VM here may come to think that the
+    /// client knows that it was heard, where the other VM, which has not got it, is the one that the client hears.
+    pub fn inbound_to_backup(&mut self, frame: &Frame) -> Frame {
+        self.hear(frame, true)
+    }
+
+    fn hear(&mut self, frame: &Frame, is_backup: bool) -> Frame {
         let segment = match parse(frame, Direction::ToVm) {
             Parsed::Tcp(segment) => segment,
             Parsed::Datagram(error) if error.key.protocol != UDP => {
@@ -106,6 +119,10 @@ impl Shadow {
             _ => return frame.clone(),
         };
         let raise = self.raise;
+        if is_backup && self.ends_unknown(frame, &segment) {
+            self.connections.insert(segment.key, Connection::alike());
+            self.pass(segment.key, Passing::Ended);
+        }
         let known = self.connections.used(&segment.key);
         let Some(connection) = known.filter(|known| !known.superseded) else {
             return lowered(frame, &segment, raise);
@@ -261,6 +278,12 @@ impl Shadow {
         }
     }
 
+    /// Whether this is the client's end of a connection that both VMs number alike, if it exists.
+    fn ends_unknown(&self, frame: &Frame, segment: &Segment) -> bool {
+        let ends = segment.fin() && segment.ack_flag() && !segment.syn() && !segment.rst();
+        ends && self.connections.get(&segment.key).is_none() && intact(frame, segment)
+    }
+
     /// A connection in its handshake, or one that is over (the VM may not have got the client's last word, nor the client
     /// the VM's): kept until enough others are.
     fn pass(&mut self, key: FlowKey, why: Passing) {
@@ -273,6 +296,7 @@ impl Shadow {
             && match why {
                 Passing::Open => known.is_open(),
                 Passing::Over => known.is_over(),
+                Passing::Ended => known.is_silent(),
             }
         {
             self.connections.remove(&key);

@@ -2,20 +2,30 @@
 //!
 //! Layout, all numbers big-endian: the version (1 byte), the common raise (4), how many connections follow (4); then for
 //! each: NIC (1), VLAN (4), 4 or 6 (1), the VM's address, the peer's address, the ports (2 and 2), and fifteen numbers, each
-//! with a bit in the two bytes before them that says whether it is there.
+//! with a bit in the four bytes before them that says whether it is there. Two more bits say whose end was acknowledged.
 
 use super::connection::{Connection, Fin, Numbers, Older, Past};
 use super::{MOST_CONNECTIONS, TableError};
 use crate::output::packet::{FlowKey, TCP};
-use crate::wire::{Reader, WireError};
+use crate::wire::{Reader, WireError, sync};
 use bytes::{BufMut, Bytes, BytesMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The least that a connection takes.
-const LEAST_BYTES: usize = 6 + 8 + 4 + 2;
+const LEAST_BYTES: usize = 6 + 8 + 4 + 4;
 /// How many numbers a connection can have.
 const NUMBERS: usize = 15;
+/// Where the ends are among them.
+const VM_FIN: usize = 11;
+const PEER_FIN: usize = 12;
+/// The end is acknowledged.
+const VM_FIN_ACKNOWLEDGED: u32 = 1 << NUMBERS;
+const PEER_FIN_ACKNOWLEDGED: u32 = 1 << (NUMBERS + 1);
+
+/// The most that a table takes: it travels in one message, together with a part of the device state.
+const MOST_BYTES: usize = 9 + MOST_CONNECTIONS * (6 + 2 * 16 + 4 + 4 + 4 * NUMBERS);
+const _: () = assert!(MOST_BYTES + sync::parts::PART_BYTES + 64 <= sync::MOST_BYTES);
 
 /// What a table says.
 pub(super) type Table = (u32, Vec<(FlowKey, Connection)>);
@@ -31,10 +41,18 @@ pub(super) fn encode<'a>(raise: u32, connections: impl Iterator<Item = &'a (Flow
         count += 1;
         put_key(&mut out, key);
         let numbers = numbers_of(connection);
+        let acknowledged = |fin: Option<Fin>, bit| match fin {
+            Some(Fin {
+                acknowledged: true, ..
+            }) => bit,
+            _ => 0,
+        };
         let present = (0..NUMBERS)
             .filter(|n| numbers[*n].is_some())
-            .fold(0, |bits, n| bits | 1 << n);
-        out.put_u16(present);
+            .fold(0, |bits, n| bits | 1 << n)
+            | acknowledged(connection.vm_fin, VM_FIN_ACKNOWLEDGED)
+            | acknowledged(connection.peer_fin, PEER_FIN_ACKNOWLEDGED);
+        out.put_u32(present);
         numbers
             .into_iter()
             .flatten()
@@ -59,8 +77,12 @@ pub(super) fn decode(bytes: &Bytes) -> Result<Table, TableError> {
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count {
         let key = take_key(&mut from)?;
-        let present = from.u16()?;
-        if present >> NUMBERS != 0 {
+        let present = from.u32()?;
+        let without = |fin: usize, acknowledged| present & acknowledged != 0 && present & 1 << fin == 0;
+        if present >> (NUMBERS + 2) != 0
+            || without(VM_FIN, VM_FIN_ACKNOWLEDGED)
+            || without(PEER_FIN, PEER_FIN_ACKNOWLEDGED)
+        {
             return Err(WireError::Invalid("set of numbers").into());
         }
         let mut numbers = [None; NUMBERS];
@@ -71,7 +93,7 @@ pub(super) fn decode(bytes: &Bytes) -> Result<Table, TableError> {
         }
         connections.push((
             key,
-            connection_of(numbers).ok_or(WireError::Invalid("connection"))?,
+            connection_of(numbers, present).ok_or(WireError::Invalid("connection"))?,
         ));
     }
     from.end()?;
@@ -104,14 +126,13 @@ fn numbers_of(connection: &Connection) -> [Option<u32>; NUMBERS] {
         past.and_then(|past| past.older).map(|older| older.ticks),
         past.and_then(|past| past.older).map(|older| older.until),
         end(connection.vm_fin),
-        // Only of one that is over.
-        end(connection.peer_fin.filter(|_| connection.is_closed())),
+        end(connection.peer_fin),
         connection.echo,
         connection.reset,
     ]
 }
 
-fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
+fn connection_of(numbers: [Option<u32>; NUMBERS], present: u32) -> Option<Connection> {
     let [
         delta,
         peer_isn,
@@ -133,8 +154,12 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
         Some(delta) => Numbers::Known(delta),
         None => Numbers::Open { isn: isn?, peer_isn },
     };
-    let acknowledged = peer_fin.is_some();
-    let fin = |end: Option<u32>| end.map(|end| Fin { end, acknowledged });
+    let fin = |end: Option<u32>, bit| {
+        end.map(|end| Fin {
+            end,
+            acknowledged: present & bit != 0,
+        })
+    };
     Some(Connection {
         isn,
         sent,
@@ -147,8 +172,8 @@ fn connection_of(numbers: [Option<u32>; NUMBERS]) -> Option<Connection> {
             first,
             older: older.zip(until).map(|(ticks, until)| Older { ticks, until }),
         }),
-        vm_fin: fin(vm_fin),
-        peer_fin: fin(peer_fin),
+        vm_fin: fin(vm_fin, VM_FIN_ACKNOWLEDGED),
+        peer_fin: fin(peer_fin, PEER_FIN_ACKNOWLEDGED),
         reset,
         ..Connection::with(numbers)
     })

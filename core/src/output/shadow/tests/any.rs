@@ -134,7 +134,7 @@ proptest! {
         count in 0_u8..4,
         shaped in any::<bool>(),
     ) {
-        let head = [1, 0, 0, 0, 7, 0, 0, 0, count, 0, 0, 0, 0, 0, 4];
+        let head = [2, 0, 0, 0, 7, 0, 0, 0, count, 0, 0, 0, 0, 0, 4];
         let table = if shaped { [&head[..], &noise].concat() } else { noise };
         let mut shadow = Shadow::new();
         if shadow.load(&table.into()).is_ok() {

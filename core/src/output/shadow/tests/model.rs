@@ -144,7 +144,7 @@ impl World {
         backup.at += 1;
         let input = match input {
             Input::Frame(frame) => {
-                let frame = backup.shadow.inbound(frame);
+                let frame = backup.shadow.inbound_to_backup(frame);
                 backup.kept.heard(&frame);
                 Input::Frame(frame)
             }

@@ -170,6 +170,40 @@ fn connections_that_are_over_are_forgotten_when_there_are_many() {
     assert_eq!(shadow.connections.len(), MOST_PASSING);
 }
 
+/// Ends of connections that nobody has begun push out none that lives, and a VM that knows nothing of one says so.
+#[test]
+fn ends_of_connections_that_do_not_exist_are_forgotten() {
+    let mut shadow = accepted();
+    let end = |n: u32| Seg {
+        port: 10_000 + n as u16,
+        ..Seg::to_vm(FIN | ACK, 5, 70)
+    };
+    for n in 0..MOST_PASSING as u32 + 10 {
+        shadow.inbound_to_backup(&end(n).frame());
+    }
+    assert!(shadow.connections.len() <= MOST_PASSING + 1);
+    assert_eq!(into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1)).ack, B1);
+    let before = shadow.connections.len();
+    let reset = Seg {
+        from_vm: true,
+        ..end(MOST_PASSING as u32 + 9)
+    };
+    shadow.overheard(
+        &Seg {
+            flags: RST,
+            seq: 70,
+            ack: 0,
+            ..reset
+        }
+        .frame(),
+    );
+    assert_eq!(shadow.connections.len(), before - 1);
+    // A host that speaks, whose own word counts, follows none of them.
+    let mut primary = Shadow::new();
+    primary.inbound(&end(1).frame());
+    assert!(primary.is_empty());
+}
+
 #[test]
 fn the_vms_own_reset_ends_a_connection_and_a_stray_answer_does_not() {
     let mut shadow = accepted();
