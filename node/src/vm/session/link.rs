@@ -328,10 +328,15 @@ mod tests {
         let message = |pages, more| SyncMessage::Dirty { epoch, pages, more };
         let heard = std::thread::scope(|scope| {
             scope.spawn(|| backup.send_pages(&dirty, message).expect("sent"));
-            primary.receive_pages(Wait::BackupScans, u64::from(GUEST_PAGES), None, |message| match message {
-                SyncMessage::Dirty { pages, more, .. } => Ok((pages, more)),
-                other => Err(Broken(other.name().into())),
-            })
+            primary.receive_pages(
+                Wait::BackupScans,
+                u64::from(GUEST_PAGES),
+                None,
+                |message| match message {
+                    SyncMessage::Dirty { pages, more, .. } => Ok((pages, more)),
+                    other => Err(Broken(other.name().into())),
+                },
+            )
         });
         assert!(heard.expect("a list of pages") == dirty);
     }
