@@ -14,10 +14,12 @@ mod off {
     pub fn before_write(_: &std::fs::File, _: u64, _: u64) {}
     /// A flush of this file begins.
     #[inline]
-    pub fn flushing(_: &std::fs::File) {}
+    pub fn flushing(_: &std::fs::File) -> usize {
+        0
+    }
     /// Everything written to this file before that is safe.
     #[inline]
-    pub fn flushed(_: &std::fs::File, (): ()) {}
+    pub fn flushed(_: &std::fs::File, _: usize) {}
 }
 #[cfg(not(test))]
 pub(super) use off::{before_write, flushed, flushing, point};
