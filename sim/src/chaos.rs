@@ -55,6 +55,10 @@ impl Weather {
             window: of(&[2, 16]) as usize,
         }
     }
+    /// A network that doubles a third of all messages: whatever answers an answer breeds.
+    pub fn double_much(&mut self) {
+        self.twice_ppm = 333_000;
+    }
     /// No more faults.
     pub fn calm(&mut self) {
         *self = Self {

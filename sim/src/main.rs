@@ -12,9 +12,11 @@
 use dunlin_sim::{Bug, Options, run_with, trace};
 use std::process::ExitCode;
 
-const USAGE: &str = "dunlin-sim [--seeds N] [--seed S] [--bug NAME|all] [--strict] [--threads N] [--trace]
+const USAGE: &str =
+    "dunlin-sim [--seeds N] [--seed S | --fresh] [--bug NAME|all] [--strict] [--threads N] [--trace]
   --seeds N    how many worlds (default 1000; 1 when --seed is given alone)
   --seed S     the first seed (default 1)
+  --fresh      the first seed is taken from the clock: worlds that nobody has seen
   --bug NAME   put this fault back on purpose; `all` tries each and prints the seed that finds it
   --strict     check every word against the disk even with a bug (on without one)
   --trace      print everything that happens in the world of --seed";
@@ -27,7 +29,7 @@ struct Arguments {
 
 fn parse() -> Result<Arguments, String> {
     let (mut seeds, mut start, mut bug, mut strict, mut threads) = (None, None, None, false, 0);
-    let (mut all_bugs, mut trace) = (false, false);
+    let (mut all_bugs, mut trace, mut fresh) = (false, false, false);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
@@ -38,6 +40,10 @@ fn parse() -> Result<Arguments, String> {
         match word.as_str() {
             "--seeds" => seeds = Some(number(value()?)?),
             "--seed" => start = Some(number(value()?)?),
+            "--fresh" => {
+                fresh = true;
+                start = Some(fresh_seed());
+            }
             "--threads" => threads = number(value()?)? as usize,
             "--strict" => strict = true,
             "--trace" => trace = true,
@@ -47,6 +53,13 @@ fn parse() -> Result<Arguments, String> {
             },
             _ => return Err(format!("unknown argument {word}\n{USAGE}")),
         }
+    }
+    if fresh {
+        let many = seeds.unwrap_or(1);
+        println!(
+            "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- --seed {0} --seeds {many}",
+            start.unwrap_or(1)
+        );
     }
     let seeds = seeds.unwrap_or(if start.is_some() { 1 } else { 1000 });
     let start = start.unwrap_or(1);
@@ -62,6 +75,12 @@ fn parse() -> Result<Arguments, String> {
         all_bugs,
         trace,
     })
+}
+
+/// Microseconds since 1970: one run's worlds do not meet those of the one before.
+fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(1, |since| since.as_micros() as u64)
 }
 
 fn find_bug(name: &str) -> Result<Bug, String> {

@@ -150,6 +150,8 @@ impl World {
     #[must_use]
     pub fn new(seed: u64, bug: Option<Bug>, strict: bool, trace: bool) -> Self {
         let mut random = Random::new(seed);
+        // Of its own, so that a seed that failed before these were thought of is still the same world.
+        let mut more = Random::new(seed ^ 0x6c61_7465);
         let durability = if random.chance(500_000) {
             Durability::Memory
         } else {
@@ -186,6 +188,9 @@ impl World {
             mail: BTreeMap::new(),
             serial: 0,
         };
+        if more.chance(60_000) {
+            world.weather.double_much();
+        }
         let spares = if size < 6 { 2 } else { 0 };
         for id in 0..size + spares {
             let members = if id < size { members.clone() } else { Vec::new() };

@@ -17,6 +17,33 @@ fn worlds_keep_every_promise() {
     );
 }
 
+/// Worlds that once stood still for ever or drowned in words, one in 15,000 of them: a candidate refused the snapshot of the
+/// voter that it needed (the most), doubled answers to pulls bred, members were dropped for one without its memory, a late word of
+/// an earlier life ended a recovery. The causes have tests of their own in `core/tests/pulls.rs`.
+#[test]
+fn worlds_that_once_failed_pass() {
+    let once = [
+        1_795_358_495_687_488,
+        1_795_358_495_693_968,
+        1_795_358_495_710_074,
+        1_795_358_495_710_419,
+        1_795_358_495_735_218,
+        1_795_358_495_764_370,
+        1_795_358_495_772_681,
+        1_795_358_495_818_606,
+        1_795_358_495_820_948,
+        1_795_358_495_824_866,
+        1_795_358_495_826_972,
+    ];
+    for seed in once {
+        let report = run(1, seed, None);
+        assert_eq!(
+            report.failure, None,
+            "repeat: cargo run -p dunlin-sim -- --seed {seed} [--trace]"
+        );
+    }
+}
+
 /// Each is found by the damage it does, within 1,000 seeds; docs/consensus.md lists the seeds, and the two that are not
 /// found so soon.
 #[test]

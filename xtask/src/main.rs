@@ -55,6 +55,9 @@ enum Task {
     Bench(bench::Bench),
 }
 
+/// Worlds from seeds taken from the clock in each run of the test command.
+const FRESH_SEEDS: &str = "3000";
+
 fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,6 +80,16 @@ fn run(task: Task) -> Result<()> {
             let begun = std::time::Instant::now();
             setup::run()?;
             verify::run()?;
+            // The workspace's tests play the worlds that are known; these nobody has seen.
+            cargo::run(&[
+                "run",
+                "--package",
+                "dunlin-sim",
+                "--",
+                "--fresh",
+                "--seeds",
+                FRESH_SEEDS,
+            ])?;
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;

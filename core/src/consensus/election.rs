@@ -276,7 +276,7 @@ impl Consensus {
         }
         if self.role == (Role::Candidate { pre: true }) && last > self.log.last() && !self.votes.pulled {
             self.votes.pulled = true;
-            self.say_pull(from, self.log.last(), out);
+            self.begin_pull(from, out);
         }
     }
 

@@ -322,32 +322,35 @@ impl Consensus {
         leads: bool,
         out: &mut Vec<Action>,
     ) {
-        if leads {
-            if !self.hear_leader(from, term, out) {
-                return;
-            }
-        } else if !self.takes_pulled(term, snapshot.last, out) {
-            return;
-        }
-        let last = snapshot.last;
-        if last.term > self.promise.term {
+        if snapshot.last.term > self.promise.term.max(term) {
             out.push(Action::Breach {
                 from,
                 what: "a snapshot from the future",
             });
             return;
         }
+        if !leads {
+            return self.on_pulled_snapshot(from, term, snapshot, out);
+        }
+        if !self.hear_leader(from, term, out) {
+            return;
+        }
+        let last = snapshot.last;
+        self.take_snapshot(snapshot, out);
+        self.following.matched = self.following.matched.max(last.index);
+        self.owed_ack = true;
+        self.pay_ack(out);
+    }
+
+    /// Takes what of a snapshot is news here.
+    pub(super) fn take_snapshot(&mut self, snapshot: Snapshot, out: &mut Vec<Action>) {
+        let last = snapshot.last;
         if last.index > self.order.committed() && self.log.stamp(last.index) != Some(last) {
             self.install(snapshot, out);
         } else if last.index > self.order.committed() {
             // The entries are all here: they are agreed, and the state above may go through them one by one.
             self.order.commit(last.index, self.log.last().index);
             out.push(Action::Committed { through: last.index });
-        }
-        if leads {
-            self.following.matched = self.following.matched.max(last.index);
-            self.owed_ack = true;
-            self.pay_ack(out);
         }
     }
 

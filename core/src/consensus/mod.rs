@@ -45,7 +45,7 @@ use election::Votes;
 use follow::Following;
 use log::Log;
 use propose::Leading;
-use recover::Recovery;
+use recover::{Pulling, Recovery};
 use std::collections::VecDeque;
 
 /// One replica's half of the agreement.
@@ -84,6 +84,7 @@ pub struct Consensus {
     votes: Votes,
     leading: Leading,
     recovery: Recovery,
+    pulling: Pulling,
     #[cfg(feature = "bugs")]
     bug: Option<Bug>,
 }
@@ -156,6 +157,7 @@ impl Consensus {
             votes: Votes::default(),
             leading: Leading::default(),
             recovery: Recovery::default(),
+            pulling: Pulling::default(),
             #[cfg(feature = "bugs")]
             bug: None,
             log,

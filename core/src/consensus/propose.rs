@@ -47,6 +47,8 @@ pub(super) struct Peer {
     pub(super) recovering: bool,
     /// Of its last recovery.
     nonce: u64,
+    /// The newest beat when that recovery was first heard of: what echoes no later one was said in an earlier life.
+    reborn: u64,
 }
 
 /// A hand-over under way.
@@ -175,9 +177,12 @@ impl Consensus {
         Ok(index)
     }
 
-    /// It answered within an election time-out and has its memory.
+    /// It has acknowledged in this term, so it had its memory, and it answered within an election time-out. (Before it
+    /// has said anything in this term it may be one that lost its memory while another led.)
     fn is_well(&self, peer: &Peer) -> bool {
-        !peer.recovering && peer.heard_us.saturating_add(self.cfg.election_max_us) >= self.now_us
+        peer.matched > Index(0)
+            && !peer.recovering
+            && peer.heard_us.saturating_add(self.cfg.election_max_us) >= self.now_us
     }
 
     fn ready_to_propose(&self) -> Result<(), Refusal> {
@@ -240,6 +245,7 @@ impl Consensus {
                     moved_us: self.now_us,
                     recovering: false,
                     nonce: 0,
+                    reborn: 0,
                 },
             };
             self.leading.peers.push(peer);
@@ -342,6 +348,9 @@ impl Consensus {
         }
         let base = self.log.base().index;
         let peer = &mut self.leading.peers[at];
+        if peer.recovering && beat <= peer.reborn {
+            return; // It forgot since what it says here.
+        }
         peer.recovering = false;
         if beat > peer.beat {
             peer.beat = beat;
@@ -398,7 +407,7 @@ impl Consensus {
         let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
             return;
         };
-        let (last, resend_us) = (self.log.last().index, self.resend_us());
+        let (last, beat, resend_us) = (self.log.last().index, self.leading.beat, self.resend_us());
         let peer = &mut self.leading.peers[at];
         if nonce == peer.nonce && !peer.recovering {
             return; // It has acknowledged since: an old word.
@@ -407,6 +416,9 @@ impl Consensus {
         let new = nonce != peer.nonce;
         let again = new || held >= peer.next || peer.moved_us.saturating_add(resend_us) <= self.now_us;
         let arrived = held.next() == peer.next;
+        if new {
+            peer.reborn = beat;
+        }
         peer.recovering = true;
         peer.nonce = nonce;
         peer.matched = Index(0);

@@ -10,14 +10,17 @@
 //!   Then it holds every entry that it acknowledged in its earlier life and that was or can still be agreed: the leader's
 //!   term is at least its promise (which is on disk), so the leader's log has them, and `last` was read after the crash;
 //! - R2 a log is replaced by pulled entries only if the other log is not older than its own (last term, then index): such
-//!   a log contains every entry that was or can still be agreed on and is in this one, so nothing of value is cut.
+//!   a log contains every entry that was or can still be agreed on and is in this one, so nothing of value is cut. A
+//!   snapshot is agreed and may always be taken: what differs from it can never be agreed, even at a greater length;
+//! - R3 an answer to a pull is asked on from once: only one that reaches further than any before asks again, so that a
+//!   network that doubles messages does not make them breed.
 //!
 //! Source: Viewstamped Replication Revisited 4.3 (recovery with a nonce) and 4.2 (a new view takes the most recent log of a
 //! majority); Raft 5.4.1 (what "more up to date" means).
 //!
 //! Not here: replay from disk (`Consensus::new`).
 
-use super::{Action, Consensus, Entry, Message, Role};
+use super::{Action, Consensus, Entry, Message, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 
 /// A recovery under way.
@@ -26,6 +29,28 @@ pub(super) struct Recovery {
     pub(super) nonce: u64,
     /// What the leader of the promised term held after the restart.
     pub(super) target: Option<Index>,
+}
+
+/// A pull under way (R3).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Pulling {
+    /// Whose log.
+    whom: Option<ReplicaId>,
+    /// How far it is known to be held here.
+    through: Viewstamp,
+    /// It got on since it was begun, or taken up again.
+    moved: bool,
+}
+
+impl Pulling {
+    /// An answer ends here: is that news?
+    fn advance(&mut self, from: ReplicaId, end: Viewstamp) -> bool {
+        let news = self.whom == Some(from) && end > self.through;
+        if news {
+            (self.through, self.moved) = (end, true);
+        }
+        news
+    }
 }
 
 impl Consensus {
@@ -130,14 +155,14 @@ impl Consensus {
         out.push(Action::Send { to: from, message });
     }
 
-    /// Only a would-be candidate takes what nobody leads with, and only from a log that is not older (R2).
-    pub(super) fn takes_pulled(&mut self, term: Term, theirs: Viewstamp, out: &mut Vec<Action>) -> bool {
+    /// Only a would-be candidate takes what nobody leads with.
+    pub(super) fn takes_pulled(&mut self, term: Term, out: &mut Vec<Action>) -> bool {
         if term > self.promise.term {
             self.obey_term(term, out);
             self.retry_soon();
             return false;
         }
-        self.role == (Role::Candidate { pre: true }) && theirs >= self.log.last()
+        self.role == (Role::Candidate { pre: true })
     }
 
     pub(super) fn on_pulled(
@@ -149,24 +174,74 @@ impl Consensus {
         last: Viewstamp,
         out: &mut Vec<Action>,
     ) {
-        if !self.takes_pulled(term, last, out) || self.log.stamp(prev.index) != Some(prev) {
+        let fits = self.log.stamp(prev.index) == Some(prev);
+        if !self.takes_pulled(term, out) || last < self.log.last() || !fits {
             return;
         }
         let Some(end) = entries.last().map(|entry| entry.stamp) else {
             return;
         };
-        // Members may have changed, and with them the positions of the votes.
-        self.votes = super::election::Votes::default();
+        let members = self.log.members_index();
         match self.merge(self.promise.term, prev, entries, out) {
             // A full ring: no way to win before a truncation.
             Ok(through) if through < end.index => {}
+            Ok(_) if !self.pulling.advance(from, end) => {}
             Ok(_) if end < last => self.say_pull(from, end, out),
-            Ok(_) => self.ask_before(out),
+            Ok(_) => return self.ask_before(out),
             Err(what) => out.push(Action::Breach { from, what }),
+        }
+        self.recount(members);
+    }
+
+    /// A voter's log begins after what was asked for: its snapshot was taken as far as it was news, and the pull goes on
+    /// after it.
+    pub(super) fn on_pulled_snapshot(
+        &mut self,
+        from: ReplicaId,
+        term: Term,
+        snapshot: Snapshot,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.takes_pulled(term, out) {
+            return;
+        }
+        let (members, end) = (self.log.members_index(), snapshot.last);
+        self.take_snapshot(snapshot, out);
+        if self.pulling.advance(from, end) {
+            self.say_pull(from, self.log.last(), out);
+        }
+        self.recount(members);
+    }
+
+    /// The members may have changed, and with them the positions of the votes.
+    fn recount(&mut self, members: Index) {
+        if self.log.members_index() != members {
+            self.votes = super::election::Votes::default();
         }
     }
 
-    pub(super) fn say_pull(&self, to: ReplicaId, at: Viewstamp, out: &mut Vec<Action>) {
+    /// A voter refused because it holds more (`last`). A pull that got on since the last refusal goes on where it is.
+    pub(super) fn begin_pull(&mut self, from: ReplicaId, out: &mut Vec<Action>) {
+        let at = match self.pulling {
+            Pulling {
+                whom: Some(whom),
+                through,
+                moved: true,
+            } if whom == from => through,
+            _ => {
+                self.pulling = Pulling {
+                    whom: Some(from),
+                    through: Viewstamp::default(),
+                    moved: false,
+                };
+                self.log.last()
+            }
+        };
+        self.pulling.moved = false;
+        self.say_pull(from, at, out);
+    }
+
+    fn say_pull(&self, to: ReplicaId, at: Viewstamp, out: &mut Vec<Action>) {
         let message = Message::Pull {
             term: self.promise.term,
             at,

@@ -14,6 +14,8 @@ pub struct Group {
     pub disks: BTreeMap<u8, Disk>,
     /// Neither hears nor speaks.
     pub down: Vec<u8>,
+    /// Every message arrives twice.
+    pub twice: bool,
     pub events: Vec<(u8, Action)>,
 }
 
@@ -31,6 +33,7 @@ impl Group {
             nodes: BTreeMap::new(),
             disks: BTreeMap::new(),
             down: Vec::new(),
+            twice: false,
             events: Vec::new(),
         };
         for member in members {
@@ -73,13 +76,11 @@ impl Group {
                 self.events.push((id, action.clone()));
                 match action {
                     Action::Send { to, message } => {
-                        todo.push((
-                            to.0,
-                            Event::Received {
-                                from: ReplicaId(id),
-                                message,
-                            },
-                        ));
+                        let from = ReplicaId(id);
+                        for _ in 0..=usize::from(self.twice) {
+                            let message = message.clone();
+                            todo.push((to.0, Event::Received { from, message }));
+                        }
                     }
                     Action::SendEntries {
                         to,
