@@ -7,7 +7,7 @@ mod group;
 use bytes::Bytes;
 use dunlin_core::consensus::{
     Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Message, Promise, Refusal,
-    Restored, Role, Snapshot,
+    Restored, Role, Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use group::{Group, three};
@@ -102,8 +102,10 @@ fn a_lost_link_to_the_leader_elects_at_once() {
     let old = group.elect();
     group.down = vec![old];
     let (heir, at) = (1 - old, group.now_us);
-    group.step(2, Event::LinkLost { peer: ReplicaId(old) });
-    group.step(heir, Event::LinkLost { peer: ReplicaId(old) });
+    for id in [2, heir] {
+        let peer = ReplicaId(old);
+        group.step(id, Event::LinkLost { peer, by_peer: true });
+    }
     assert_eq!((group.leader(), group.now_us), (Some(heir), at));
 }
 
@@ -117,6 +119,7 @@ fn a_follower_that_hears_its_leader_refuses_a_pre_vote() {
         other,
         Event::LinkLost {
             peer: ReplicaId(leader),
+            by_peer: true,
         },
     );
     assert_eq!(group.leader(), Some(leader));
@@ -471,7 +474,7 @@ fn a_vote_waits_for_the_disk() {
     let message = Message::RequestVote {
         term: Term(1),
         last: Viewstamp::default(),
-        pre: false,
+        why: Stand::Silence,
     };
     voter.step(
         1,

@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a seed may be given
 
 use bytes::Bytes;
-use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};
+use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot, Stand};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::{
     decode, decode_entry, decode_members, decode_snapshot, encode, encode_entry, encode_members,
@@ -106,7 +106,7 @@ impl Random {
             4 => Message::RequestVote {
                 term,
                 last: self.stamp(),
-                pre: self.flag(),
+                why: [Stand::Silence, Stand::Asks, Stand::HandedOver][(self.number() % 3) as usize],
             },
             5 => Message::Vote {
                 term,
@@ -143,7 +143,10 @@ impl Random {
                 nonce: self.number(),
                 last: Index(self.number()),
             },
-            _ => Message::Campaign { term },
+            _ => Message::Campaign {
+                term,
+                beat: self.number(),
+            },
         }
     }
 }

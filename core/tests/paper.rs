@@ -158,7 +158,8 @@ mod consensus {
         let old = group.elect();
         group.down = vec![old];
         for id in (0..5).rev().filter(|id| *id != old) {
-            group.step(id, Event::LinkLost { peer: ReplicaId(old) });
+            let peer = ReplicaId(old);
+            group.step(id, Event::LinkLost { peer, by_peer: true });
         }
         assert_eq!(group.leader(), Some(u8::from(old == 0)));
     }

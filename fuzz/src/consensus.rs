@@ -4,7 +4,7 @@ use crate::script::Script;
 use bytes::Bytes;
 use dunlin_core::consensus::{
     Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Message, Promise, Restored,
-    Snapshot,
+    Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::{decode, encode_members};
@@ -84,7 +84,7 @@ fn message(script: &mut Script<'_>) -> Option<Message> {
         4 => Message::RequestVote {
             term,
             last: stamp(script),
-            pre: script.byte() & 1 != 0,
+            why: [Stand::Silence, Stand::Asks, Stand::HandedOver][usize::from(script.byte() % 3)],
         },
         5 => Message::Vote {
             term,
@@ -125,7 +125,10 @@ fn message(script: &mut Script<'_>) -> Option<Message> {
             nonce: script.number(),
             last: Index(script.number()),
         },
-        11 => Message::Campaign { term },
+        11 => Message::Campaign {
+            term,
+            beat: script.number(),
+        },
         _ => {
             let n = usize::from(script.u16());
             decode(script.bytes(n)).ok()?
@@ -249,7 +252,10 @@ pub fn step(bytes: &[u8]) {
                 shell.step(if event & 128 == 0 {
                     Event::LinkUp { peer }
                 } else {
-                    Event::LinkLost { peer }
+                    Event::LinkLost {
+                        peer,
+                        by_peer: event & 64 == 0,
+                    }
                 });
             }
             _ => match event / 16 % 4 {

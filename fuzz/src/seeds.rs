@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, ReplicaSet};
-use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot};
+use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot, Stand};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
 use dunlin_core::output::shadow::Shadow;
@@ -206,7 +206,7 @@ fn messages() -> Vec<Message> {
         Message::RequestVote {
             term,
             last,
-            pre: true,
+            why: Stand::Asks,
         },
         Message::Vote {
             term,
@@ -240,7 +240,7 @@ fn messages() -> Vec<Message> {
             nonce: 77,
             last: Index(7),
         },
-        Message::Campaign { term },
+        Message::Campaign { term, beat: 9 },
     ]
 }
 

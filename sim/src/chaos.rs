@@ -208,17 +208,20 @@ pub fn strike(world: &mut World) -> Result<(), String> {
             let willing = world.random.chance(700_000);
             return set_willing(world, id, willing);
         }
-        _ => {
-            let event = if world.random.chance(500_000) {
-                Event::LinkLost {
-                    peer: ReplicaId(other),
-                }
-            } else {
-                Event::LinkUp {
-                    peer: ReplicaId(other),
-                }
+        _ if world.random.chance(500_000) => {
+            // One lets go of the link, and knows it before the other can see it.
+            let lost = |peer, by_peer| Event::LinkLost {
+                peer: ReplicaId(peer),
+                by_peer,
             };
-            return world.step(id, event);
+            world.step(other, lost(id, false))?;
+            if world.hosts[usize::from(other)].node.is_some() {
+                return world.step(id, lost(other, true));
+            }
+        }
+        _ => {
+            let peer = ReplicaId(other);
+            return world.step(id, Event::LinkUp { peer });
         }
     }
     Ok(())

@@ -58,6 +58,12 @@ impl Checker {
         self.agreed.len() as u64
     }
 
+    /// The newest term that anybody led, and who.
+    #[must_use]
+    pub fn newest_leader(&self) -> Option<(Term, ReplicaId)> {
+        self.leaders.last_key_value().map(|(term, who)| (*term, *who))
+    }
+
     /// C2: a replica in `term` says that this entry is agreed.
     pub fn on_committed(&mut self, who: ReplicaId, term: Term, entry: &Entry) -> Result<(), String> {
         let at = entry.stamp.index.0 as usize;

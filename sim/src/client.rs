@@ -107,7 +107,8 @@ impl Clients {
 pub fn operate(world: &mut World) -> Result<(), String> {
     let after_us = world.random.between(200, world.weather.client_us);
     world.plan(after_us, Next::Client);
-    let leaders = world.leaders();
+    let mut leaders = world.leaders();
+    leaders.retain(|id| world.hosts[usize::from(*id)].asleep_until_us <= world.now_us);
     let Some(host) = world.random.pick(&leaders) else {
         return Ok(());
     };

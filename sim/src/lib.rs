@@ -10,6 +10,7 @@
 //! Not here: the exhaustive model (`tests/model.rs`).
 #![forbid(unsafe_code)]
 
+pub mod busy;
 pub mod chaos;
 pub mod check;
 pub mod client;

@@ -168,7 +168,11 @@ fn play_caught(seed: u64, bug: Option<Bug>, strict: bool) -> Result<World, Strin
 
 fn play(world: &mut World) -> Result<(), String> {
     world.plan(0, Next::Client);
-    world.plan(5_000, Next::Chaos);
+    if world.busy.is_some() {
+        crate::busy::begin(world);
+    } else {
+        world.plan(5_000, Next::Chaos);
+    }
     advance(world, CHAOS_US)?;
     be_calm(world)?;
     settle(world)?;
@@ -182,7 +186,7 @@ fn play(world: &mut World) -> Result<(), String> {
 
 fn advance(world: &mut World, until_us: u64) -> Result<(), String> {
     while let Some(next) = world.take_next(until_us) {
-        if matches!(next, Next::Chaos) && world.now_us >= CHAOS_US {
+        if matches!(next, Next::Chaos | Next::Nap(_)) && world.now_us >= CHAOS_US {
             continue;
         }
         world.happen(next)?;

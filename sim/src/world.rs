@@ -9,6 +9,7 @@
 //!
 //! Not here: what is right (`check`, `linear`), which faults (`chaos`).
 
+use crate::busy::Busy;
 use crate::chaos::Weather;
 use crate::check::{Checker, fold};
 use crate::client::Clients;
@@ -37,10 +38,12 @@ pub enum Next {
     Promised(u8, u32),
     /// Writes reached the disk.
     Written(u8, u32),
-    /// A link's end is noticed.
-    LinkLost(u8, u8),
+    /// A link's end is noticed: by whom, of whom, which of its starts.
+    LinkLost(u8, u8, u32),
     /// The next fault.
     Chaos,
+    /// A host's scheduler gives it no time for a while.
+    Nap(u8),
     /// The next client operation.
     Client,
 }
@@ -137,6 +140,10 @@ pub struct World {
     pub elections: u64,
     /// Things that happened.
     pub steps: u64,
+    /// A world of busy hosts instead of faults.
+    pub busy: Option<Busy>,
+    /// How far patience adapts. Where it does, fewer leaders come and go, and less can go wrong.
+    pub most_patience: u64,
     /// Print everything.
     pub trace: bool,
     bug: Option<Bug>,
@@ -182,6 +189,8 @@ impl World {
             members: members.clone(),
             elections: 0,
             steps: 0,
+            busy: None,
+            most_patience: 8,
             trace,
             bug,
             queue: BinaryHeap::new(),
@@ -190,6 +199,12 @@ impl World {
         };
         if more.chance(60_000) {
             world.weather.double_much();
+        }
+        if more.chance(60_000) {
+            world.weather.calm();
+            world.busy = Some(Busy::draw(&mut more, size as usize));
+        } else if more.chance(700_000) {
+            world.most_patience = 1;
         }
         let spares = if size < 6 { 2 } else { 0 };
         for id in 0..size + spares {
@@ -225,6 +240,7 @@ impl World {
     fn config(&self, id: u8) -> Config {
         Config {
             ring_entries: 64,
+            most_patience: self.most_patience,
             batch_entries: self.weather.batch,
             window_entries: self.weather.window,
             ..Config::new(ReplicaId(id), self.durability)
@@ -281,18 +297,19 @@ impl World {
         self.say(|| format!("{id} crashes"));
         let host = &mut self.hosts[usize::from(id)];
         host.node = None;
+        let died = host.incarnation;
         host.disk.crash(&mut self.random);
         self.clients.forget(id);
         for peer in 0..self.hosts.len() as u8 {
             if peer != id && self.random.chance(500_000) {
                 let after_us = self.random.between(50, 20_000);
-                self.plan(after_us, Next::LinkLost(peer, id));
+                self.plan(after_us, Next::LinkLost(peer, id, died));
             }
         }
     }
 
     /// A host's own clock.
-    fn clock_us(&self, id: u8) -> u64 {
+    pub(crate) fn clock_us(&self, id: u8) -> u64 {
         let host = &self.hosts[usize::from(id)];
         let rate = (1_000_000 + host.clock_ppm) as u64;
         host.clock_offset_us + self.now_us * rate / 1_000_000
@@ -324,7 +341,27 @@ impl World {
                 self.crash(id);
                 return Ok(());
             }
+            self.check_speakers()?;
             self.plan_tick(id);
+        }
+        Ok(())
+    }
+
+    /// X1, seen from outside: whoever may let the world hear its VM now, by its own clock, is the newest leader that there
+    /// ever was.
+    fn check_speakers(&self) -> Result<(), String> {
+        let newest = self.checker.newest_leader();
+        for (id, host) in self.hosts.iter().enumerate() {
+            let Some(node) = &host.node else { continue };
+            let may_speak = |until_us| self.clock_us(id as u8) < until_us;
+            if Some(node.term()) < newest.map(|(term, _)| term)
+                && node.speaks_until_us().is_some_and(may_speak)
+            {
+                return Err(format!(
+                    "X1 one speaker: replica {id} may speak in term {} while there was a leader {newest:?}",
+                    node.term().0
+                ));
+            }
         }
         Ok(())
     }
@@ -404,6 +441,9 @@ impl World {
             }
             Action::BecameLeader { .. } => {
                 self.elections += 1;
+                if let Some(busy) = &self.busy {
+                    busy.excuse(id, self.now_us)?;
+                }
                 let host = &self.hosts[at];
                 if let Some(node) = &host.node {
                     self.checker.on_leader(node, host.willing)?;
@@ -557,6 +597,11 @@ impl World {
                 if host.incarnation != incarnation || host.node.is_none() {
                     return Ok(());
                 }
+                if host.asleep_until_us > self.now_us {
+                    let after_us = host.asleep_until_us - self.now_us;
+                    self.plan(after_us, Next::Promised(id, incarnation));
+                    return Ok(());
+                }
                 let Some((report, more)) = host.disk.finish_promise() else {
                     return Ok(());
                 };
@@ -567,12 +612,16 @@ impl World {
                 self.step(id, report)
             }
             Next::Written(id, incarnation) => self.finish_writes(id, incarnation),
-            Next::LinkLost(id, peer) => self.step(
+            // Once there is a newer link to it, nothing of the old one is noticed any more.
+            Next::LinkLost(_, peer, died) if self.hosts[usize::from(peer)].incarnation != died => Ok(()),
+            Next::LinkLost(id, peer, _) => self.step(
                 id,
                 Event::LinkLost {
                     peer: ReplicaId(peer),
+                    by_peer: true,
                 },
             ),
+            Next::Nap(id) => crate::busy::nap(self, id),
             Next::Chaos => crate::chaos::strike(self),
             Next::Client => crate::client::operate(self),
         }
@@ -582,6 +631,11 @@ impl World {
         let (most, drop_old) = (self.random.between(1, 4) as usize, self.random.chance(500_000));
         let host = &mut self.hosts[usize::from(id)];
         if host.incarnation != incarnation || host.node.is_none() {
+            return Ok(());
+        }
+        if host.asleep_until_us > self.now_us {
+            let after_us = host.asleep_until_us - self.now_us;
+            self.plan(after_us, Next::Written(id, incarnation));
             return Ok(());
         }
         let (reports, more) = host.disk.finish_writes(most, drop_old);

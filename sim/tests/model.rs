@@ -14,7 +14,7 @@
 use bytes::Bytes;
 use dunlin_core::consensus::{
     Action, Bug, Config, Consensus, Durability, Entry, Event, Member, Message, Promise, Restored, Role,
-    Snapshot,
+    Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term};
 use dunlin_core::wire::consensus::{decode, encode};
@@ -323,7 +323,7 @@ impl Model for Group {
 fn is_aside(message: &Message) -> bool {
     matches!(
         message,
-        Message::RequestVote { pre: true, .. }
+        Message::RequestVote { why: Stand::Asks, .. }
             | Message::Vote { pre: true, .. }
             | Message::Pull { .. }
             | Message::Pulled { .. }

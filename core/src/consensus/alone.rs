@@ -88,6 +88,7 @@ impl Consensus {
         self.log = Log::new(forgotten(&self.log));
         self.order = Order::at(Index(0));
         self.following = Following::new(Index(0));
+        (self.bound, self.last_heard) = (None, None);
         (self.handed, self.durable) = (Index(0), Index(0));
         self.tickets.clear();
         self.saving = None;

@@ -38,11 +38,25 @@ pub enum Bug {
     CompleteWhenCommitted,
     /// A follower takes itself and its leader for a majority in groups of any size.
     TwoAreAlwaysEnough,
+    /// A leader speaks until it knows that it was deposed (what the program did before it had leases).
+    SpeaksUntilDeposed,
+    /// A voter gives its vote though it has just heard a leader.
+    VotesWhenBound,
+    /// A voter that was started again does not remember that it may have heard a leader.
+    ForgetsItsSilence,
+    /// A leader counts what it heard over a link that it has closed.
+    CountsClosedLinks,
+    /// A leader that hands over speaks on.
+    SpeaksWhileHandingOver,
+    /// The failure detector does not adapt.
+    NeverLearns,
+    /// A host that was late itself takes its own sleep for the others' silence.
+    BelievesWhenLate,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 20] = [
         Self::CommitsOldTerm,
         Self::VotesBeforePersist,
         Self::AcksBeforePersist,
@@ -56,5 +70,12 @@ impl Bug {
         Self::ReadsAlone,
         Self::CompleteWhenCommitted,
         Self::TwoAreAlwaysEnough,
+        Self::SpeaksUntilDeposed,
+        Self::VotesWhenBound,
+        Self::ForgetsItsSilence,
+        Self::CountsClosedLinks,
+        Self::SpeaksWhileHandingOver,
+        Self::NeverLearns,
+        Self::BelievesWhenLate,
     ];
 }

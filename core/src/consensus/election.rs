@@ -16,7 +16,7 @@
 //! Not here: how the winner leads (`propose`); what a candidate that is behind pulls (`recover`).
 
 use super::quorum::majority;
-use super::{Action, Bug, Consensus, Member, Message, Promise, Role};
+use super::{Action, Bug, Consensus, Member, Message, Promise, Role, Stand};
 use crate::units::{ReplicaId, Term, Viewstamp};
 
 /// Votes for this candidate, by position in the members in force.
@@ -27,6 +27,8 @@ pub(super) struct Votes {
     pub(super) mine_pending: bool,
     /// By a person's order: nobody else is asked.
     pub(super) alone: bool,
+    /// By the leader's own word (X3 in `lease`).
+    handed_over: bool,
     pulled: bool,
 }
 
@@ -88,7 +90,13 @@ impl Consensus {
 
     /// The leader's link broke: do not wait for the time-out. The first electable member goes first, the others a little
     /// later, so that they do not split the vote.
-    pub(super) fn on_link_lost(&mut self, peer: ReplicaId, out: &mut Vec<Action>) {
+    pub(super) fn on_link_lost(&mut self, peer: ReplicaId, by_peer: bool, out: &mut Vec<Action>) {
+        self.forget_echoes(peer);
+        if !by_peer {
+            return; // Its silence will tell.
+        }
+        self.unbind(peer);
+        self.last_heard = self.last_heard.filter(|(whom, _)| *whom != peer);
         if self.leader != Some(peer) || self.role == Role::Recovering {
             return;
         }
@@ -143,7 +151,7 @@ impl Consensus {
             &Message::RequestVote {
                 term,
                 last: self.log.last(),
-                pre: true,
+                why: Stand::Asks,
             },
             out,
         );
@@ -153,7 +161,7 @@ impl Consensus {
     }
 
     /// Raises the term; asks when the own promise is on disk (`on_promise_persisted`).
-    fn campaign(&mut self, out: &mut Vec<Action>) {
+    fn campaign(&mut self, handed_over: bool, out: &mut Vec<Action>) {
         let term = Term(self.promise.term.0 + 1);
         self.obey_term(term, out);
         self.promise = Promise {
@@ -163,6 +171,7 @@ impl Consensus {
         self.role = Role::Candidate { pre: false };
         self.votes = Votes {
             mine_pending: true,
+            handed_over,
             ..Votes::default()
         };
         let wait_us = self.draw_election_us();
@@ -178,7 +187,11 @@ impl Consensus {
         let message = Message::RequestVote {
             term: self.promise.term,
             last: self.log.last(),
-            pre: false,
+            why: if self.votes.handed_over {
+                Stand::HandedOver
+            } else {
+                Stand::Silence
+            },
         };
         self.say_to_members(&message, out);
         self.count_vote(self.cfg.me, out);
@@ -189,19 +202,20 @@ impl Consensus {
         from: ReplicaId,
         term: Term,
         last: Viewstamp,
-        pre: bool,
+        why: Stand,
         out: &mut Vec<Action>,
     ) {
         if self.role == Role::Recovering {
             return;
         }
+        let pre = why == Stand::Asks;
+        let bound = why != Stand::HandedOver && self.is_bound(from);
         let fit = last >= self.log.last() || self.bugged(Bug::VotesForShorterLog);
         if pre {
             // E4.
-            let patience_us = self.cfg.election_min_us;
-            let hears = self
-                .heard_us
-                .is_some_and(|heard| self.now_us < heard.saturating_add(patience_us));
+            let patience_us = self.patience_us();
+            let hears = |heard: u64| self.awake_us() < heard.saturating_add(patience_us);
+            let hears = bound || (self.heard_us.is_some_and(hears) && !self.bugged(Bug::VotesWhenBound));
             let granted = term > self.promise.term && fit && !hears && self.role != Role::Leader;
             let term = if granted { term } else { self.promise.term };
             let message = Message::Vote {
@@ -211,6 +225,10 @@ impl Consensus {
                 last: self.log.last(),
             };
             out.push(Action::Send { to: from, message });
+            return;
+        }
+        if bound {
+            // X1: not even its term is taken over: the leader that is heard would be deposed by it.
             return;
         }
         if term > self.promise.term {
@@ -290,7 +308,10 @@ impl Consensus {
             return;
         }
         match self.role {
-            Role::Candidate { pre: true } if self.may_campaign() => self.campaign(out),
+            // X1 holds for the own vote, too; the time-out asks again.
+            Role::Candidate { pre: true } if self.may_campaign() && !self.is_bound(self.cfg.me) => {
+                self.campaign(false, out);
+            }
             Role::Candidate { pre: false } => self.start_leading(out),
             _ => {}
         }
@@ -356,10 +377,13 @@ impl Consensus {
         if transfer.told || self.leading.peer(to).is_none_or(|peer| peer.matched < last) {
             return;
         }
+        // X3: no lease from here on.
+        let beat = self.leading.tell_heir(to);
         out.push(Action::Send {
             to,
             message: Message::Campaign {
                 term: self.promise.term,
+                beat,
             },
         });
         if let Some(transfer) = &mut self.leading.transfer {
@@ -384,9 +408,10 @@ impl Consensus {
     }
 
     /// The leader hands over to me: campaign without asking before (the others still hear it).
-    pub(super) fn on_campaign(&mut self, from: ReplicaId, term: Term, out: &mut Vec<Action>) {
-        if term == self.promise.term && self.leader == Some(from) && self.may_campaign() {
-            self.campaign(out);
+    pub(super) fn on_campaign(&mut self, from: ReplicaId, term: Term, beat: u64, out: &mut Vec<Action>) {
+        let late = self.following.has_heard_after(beat);
+        if term == self.promise.term && self.leader == Some(from) && !late && self.may_campaign() {
+            self.campaign(true, out);
         }
     }
 }

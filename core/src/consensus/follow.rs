@@ -42,6 +42,11 @@ impl Following {
             acked: Index(0),
         }
     }
+
+    /// Whether a later beat than this one was heard.
+    pub(super) fn has_heard_after(&self, beat: u64) -> bool {
+        self.beat > beat
+    }
 }
 
 impl Consensus {
@@ -71,11 +76,15 @@ impl Consensus {
         self.owed_ack = false;
         self.recovery.target = None;
         self.leader = leader;
-        self.heard_us = leader.map(|_| self.now_us);
+        self.heard_us = leader.map(|_| self.awake_us());
         if self.role != Role::Recovering {
             self.role = Role::Follower { leader: None };
         }
-        let wait_us = self.draw_election_us();
+        let wait_us = if leader.is_some() {
+            self.draw_patience_us()
+        } else {
+            self.draw_election_us()
+        };
         self.rest(wait_us);
         out.push(Action::BecameFollower {
             term: self.promise.term,
@@ -116,9 +125,14 @@ impl Consensus {
         true
     }
 
-    fn heard(&mut self) {
-        self.heard_us = Some(self.now_us);
-        let wait_us = self.draw_election_us();
+    fn heard(&mut self, leader: ReplicaId) {
+        if let Some((_, since_us)) = self.last_heard.filter(|(whom, _)| *whom == leader) {
+            self.learn_silence(since_us);
+        }
+        self.last_heard = Some((leader, self.awake_us()));
+        self.heard_us = Some(self.awake_us());
+        self.bind(leader);
+        let wait_us = self.draw_patience_us();
         self.rest(wait_us);
     }
 
@@ -236,7 +250,7 @@ impl Consensus {
         self.advance_follower(out);
         if beat > self.following.beat {
             self.following.beat = beat;
-            self.heard();
+            self.heard(from);
             self.owed_ack = true;
             self.pay_ack(out);
         }

@@ -110,6 +110,18 @@ pub struct Snapshot {
     pub state: Bytes,
 }
 
+/// By what right a candidate asks for a vote.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Stand {
+    /// It does not stand yet: would you vote for me? (Pre-vote.)
+    Asks = 1,
+    /// The leader is silent, or gone.
+    Silence = 0,
+    /// The leader hands over to it, and is silent itself.
+    HandedOver = 2,
+}
+
 /// What one replica says to another.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
@@ -153,8 +165,8 @@ pub enum Message {
         term: Term,
         /// The candidate's last entry.
         last: Viewstamp,
-        /// Pre-vote: would you vote for me?
-        pre: bool,
+        /// By what right it stands.
+        why: Stand,
     },
     /// The answer to `RequestVote`.
     Vote {
@@ -221,6 +233,8 @@ pub enum Message {
     Campaign {
         /// The leader's term.
         term: Term,
+        /// The leader's newest beat. Whoever has heard a later one lets this pass: the leader may speak again since.
+        beat: u64,
     },
 }
 
@@ -247,7 +261,7 @@ impl Message {
             Self::Snapshot { term, snapshot, .. } => term.0.max(stamp(&snapshot.last)),
             Self::Pull { term, at, committed } => term.0.max(stamp(at)).max(committed.0),
             Self::Pulled { term, prev, last, .. } => term.0.max(stamp(prev)).max(stamp(last)),
-            Self::Campaign { term } => term.0,
+            Self::Campaign { term, beat } => term.0.max(*beat),
         };
         most < MOST
     }

@@ -3,7 +3,7 @@
 //! Flow: the shell (the fabric's `Group`, the simulator, the model) turns what happens into an `Event`, calls
 //! `Consensus::step`, and obeys the `Action`s **in their order**. The interface is in `types` and `message`; this file
 //! only routes; the flows are `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
-//! `election` (who leads), `alone` (who leads by a person's order), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
+//! `election` (who leads), `lease` (until when a leader may speak), `detector` (how long a silence may be), `alone` (who leads by a person's order), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
 //!
 //! Invariants (the numbers stand in the asserts, in the simulator's checkers and in docs/consensus.md):
 //! - C1 one leader per term;
@@ -24,8 +24,10 @@
 
 mod alone;
 mod bugs;
+mod detector;
 mod election;
 mod follow;
+mod lease;
 mod log;
 mod message;
 mod order;
@@ -35,14 +37,16 @@ mod recover;
 mod types;
 
 pub use bugs::Bug;
-pub use message::{Entry, EntryKind, MAX_MEMBERS, MOST, Member, Message, Promise, Snapshot};
+pub use message::{Entry, EntryKind, MAX_MEMBERS, MOST, Member, Message, Promise, Snapshot, Stand};
 pub use order::Order;
 pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored, Role};
 
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
+use detector::Detector;
 use election::Votes;
 use follow::Following;
+use lease::Bound;
 use log::Log;
 use propose::Leading;
 use recover::{Pulling, Recovery};
@@ -58,8 +62,12 @@ pub struct Consensus {
     now_us: u64,
     role: Role,
     leader: Option<ReplicaId>,
-    /// When the leader was last heard (the follower's side of check-quorum).
+    /// When the leader was last heard (the follower's side of check-quorum), by `awake_us`.
     heard_us: Option<u64>,
+    /// Who led when it was last heard, and when that was, by `awake_us`: what a silence that ends is measured from.
+    last_heard: Option<(ReplicaId, u64)>,
+    detector: Detector,
+    bound: Option<Bound>,
     deadline_us: u64,
     may_lead: bool,
     /// What is promised, what the shell was asked to keep, what it has kept (C5).
@@ -139,6 +147,9 @@ impl Consensus {
             role,
             leader: None,
             heard_us: None,
+            last_heard: None,
+            detector: Detector::default(),
+            bound: None,
             deadline_us: 0,
             may_lead: true,
             promise,
@@ -178,8 +189,10 @@ impl Consensus {
                 self.draw_election_us()
             };
             self.rest(wait_us);
+            self.bind_after_start();
         }
         self.now_us = self.now_us.max(now_us);
+        self.look_at_clock();
         match event {
             Event::Tick => self.on_tick(out),
             Event::Flush => self.flush(out),
@@ -191,7 +204,7 @@ impl Consensus {
             Event::Released { through } => self.order.release(through, self.log.last().index),
             Event::Truncate { through, state } => self.truncate(through, state, out),
             Event::LinkUp { peer } => self.on_link_up(peer, out),
-            Event::LinkLost { peer } => self.on_link_lost(peer, out),
+            Event::LinkLost { peer, by_peer } => self.on_link_lost(peer, by_peer, out),
             Event::MayLead(may_lead) => self.set_may_lead(may_lead, out),
             Event::TransferTo(to) => self.transfer_to(to, false, out),
             Event::StepDown => self.hand_over(out),
@@ -227,7 +240,7 @@ impl Consensus {
             Message::Lead { term, commit, beat } => self.on_lead(from, term, commit, beat, out),
             Message::Ack { term, durable, beat } => self.on_ack(from, term, durable, beat, out),
             Message::Reject { term, hint } => self.on_reject(from, term, hint, out),
-            Message::RequestVote { term, last, pre } => self.on_request_vote(from, term, last, pre, out),
+            Message::RequestVote { term, last, why } => self.on_request_vote(from, term, last, why, out),
             Message::Vote {
                 term,
                 granted,
@@ -250,7 +263,7 @@ impl Consensus {
             }
             Message::Recover { term, nonce, held } => self.on_recover(from, term, nonce, held, out),
             Message::Recovery { term, nonce, last } => self.on_recovery(from, term, nonce, last, out),
-            Message::Campaign { term } => self.on_campaign(from, term, out),
+            Message::Campaign { term, beat } => self.on_campaign(from, term, beat, out),
         }
     }
 
@@ -412,6 +425,12 @@ impl Consensus {
         self.draw_between(self.cfg.election_min_us, self.cfg.election_max_us)
     }
 
+    /// How long to believe in the leader that was just heard.
+    fn draw_patience_us(&mut self) -> u64 {
+        let patience_us = self.patience_us();
+        self.draw_between(patience_us, patience_us + self.spread_us())
+    }
+
     #[inline]
     fn bugged(&self, bug: Bug) -> bool {
         #[cfg(feature = "bugs")]
@@ -438,7 +457,7 @@ impl Consensus {
     /// Call `Tick` at this time at the latest.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
-        Some(self.deadline_us)
+        Some(self.deadline_us.min(self.look_at_us()))
     }
     /// What this replica is.
     #[must_use]

@@ -6,7 +6,8 @@
 //! Invariants:
 //! - P1 only a leader appends of its own accord, and only entries of its own term;
 //! - P2 a peer's `matched` rises only by acknowledgements of this term;
-//! - P3 a leader that no majority has answered for an election time-out steps down;
+//! - P3 a leader that no majority has answered for an election time-out, by its own awake time (`detector`), steps down. Until
+//!   it knows, what it says is an old term's, and what it may let the world hear is bounded by the clock (`lease`);
 //! - P4 at most one change of members is under way, and none before the term's barrier is agreed.
 //!
 //! Source: APUS (GAIA 2.1.2, steps L1 to L4: log locally and write to all backups, one round); Raft 5.3; check-quorum:
@@ -42,6 +43,11 @@ pub(super) struct Peer {
     /// The newest beat that it echoed, and when that one was sent.
     pub(super) beat: u64,
     pub(super) heard_us: u64,
+    /// When that echo came, by `awake_us`; known to be the end of a mere silence unless the link broke meanwhile.
+    answered_us: u64,
+    answers: bool,
+    /// Echoes up to this beat came over a link that is no more: they count for no lease (X2 in `lease`).
+    unheard: u64,
     /// When `matched` rose last, or something was sent again.
     moved_us: u64,
     pub(super) recovering: bool,
@@ -49,6 +55,17 @@ pub(super) struct Peer {
     nonce: u64,
     /// The newest beat when that recovery was first heard of: what echoes no later one was said in an earlier life.
     reborn: u64,
+}
+
+impl Peer {
+    /// When the newest beat that counts for a lease was sent; 0: none.
+    pub(super) fn echoed_us(&self) -> u64 {
+        if self.beat > self.unheard {
+            self.heard_us
+        } else {
+            0
+        }
+    }
 }
 
 /// A hand-over under way.
@@ -69,6 +86,8 @@ pub(super) struct Leading {
     beat_sent_us: [u64; BEATS],
     barrier: Index,
     pub(super) transfer: Option<Transfer>,
+    /// Who was told to stand for election in this term, at which beat (X3 in `lease`).
+    heirs: Vec<(ReplicaId, u64)>,
     /// Reads that wait: id, index to apply, and the beat that a majority must echo (0: not asked yet).
     reads: Vec<(u64, Index, u64)>,
 }
@@ -76,6 +95,17 @@ pub(super) struct Leading {
 impl Leading {
     pub(super) fn peer(&self, id: ReplicaId) -> Option<&Peer> {
         self.peers.iter().find(|peer| peer.id == id)
+    }
+    /// Somebody is told to stand: at which beat.
+    pub(super) fn tell_heir(&mut self, heir: ReplicaId) -> u64 {
+        self.heirs.retain(|(told, _)| *told != heir);
+        self.heirs.push((heir, self.beat));
+        self.beat
+    }
+    /// Whether all who were told to stand have let that pass, for they echo later beats.
+    pub(super) fn heirs_have_passed(&self) -> bool {
+        let passed = |(heir, told): &(ReplicaId, u64)| self.peer(*heir).is_some_and(|peer| peer.beat > *told);
+        self.heirs.iter().all(passed)
     }
     fn position(&self, id: ReplicaId) -> Option<usize> {
         self.peers.iter().position(|peer| peer.id == id)
@@ -242,6 +272,9 @@ impl Consensus {
                     probed: Index(0),
                     beat: 0,
                     heard_us: self.now_us,
+                    answered_us: self.awake_us(),
+                    answers: false,
+                    unheard: 0,
                     moved_us: self.now_us,
                     recovering: false,
                     nonce: 0,
@@ -346,13 +379,15 @@ impl Consensus {
             });
             return;
         }
-        let base = self.log.base().index;
+        let (base, awake_us) = (self.log.base().index, self.awake_us());
         let peer = &mut self.leading.peers[at];
         if peer.recovering && beat <= peer.reborn {
             return; // It forgot since what it says here.
         }
         peer.recovering = false;
+        let silent_since = (beat > peer.beat && peer.answers).then_some(peer.answered_us);
         if beat > peer.beat {
+            (peer.answered_us, peer.answers) = (awake_us, true);
             peer.beat = beat;
             if beat + BEATS as u64 > self.leading.beat {
                 peer.heard_us = peer
@@ -368,6 +403,9 @@ impl Consensus {
         } else if durable.next() == peer.next && durable >= base {
             // The logs meet here. (Not so after a snapshot: it is sent once, and again only when nothing moves.)
             peer.probing = false;
+        }
+        if let Some(since_us) = silent_since {
+            self.learn_silence(since_us);
         }
         self.send_entries(at, out);
         self.advance_commit(out);
@@ -442,6 +480,17 @@ impl Consensus {
         4 * self.cfg.heartbeat_us
     }
 
+    /// The link to a peer is no more.
+    pub(super) fn forget_echoes(&mut self, peer: ReplicaId) {
+        if let Some(at) = self.leading.position(peer)
+            && !self.bugged(Bug::CountsClosedLinks)
+        {
+            let beat = self.leading.beat;
+            let peer = &mut self.leading.peers[at];
+            (peer.unheard, peer.answers) = (beat, false);
+        }
+    }
+
     pub(super) fn on_link_up(&mut self, peer: ReplicaId, out: &mut Vec<Action>) {
         if self.role == Role::Leader
             && let Some(at) = self.leading.position(peer)
@@ -470,14 +519,10 @@ impl Consensus {
 
     /// The heartbeat.
     pub(super) fn on_beat(&mut self, out: &mut Vec<Action>) {
-        // P3, before anything is said: a leader that slept must not speak as if it still led.
-        let patience_us = self.cfg.election_max_us;
-        let heard = self
-            .leading
-            .peers
-            .iter()
-            .filter(|peer| peer.heard_us.saturating_add(patience_us) >= self.now_us)
-            .count();
+        // P3. A leader that slept asks first: its own sleep is no silence of the others.
+        let (patience_us, awake_us) = (self.patience_us() + self.spread_us(), self.awake_us());
+        let answers = |peer: &&Peer| peer.answered_us.saturating_add(patience_us) >= awake_us;
+        let heard = self.leading.peers.iter().filter(answers).count();
         if heard + 1 < majority(self.log.members().len()) {
             return self.stop_leading(out);
         }

@@ -32,10 +32,12 @@ pub struct Config {
     /// The leader says `Lead` this often.
     pub heartbeat_us: u64,
     /// A follower that heard nothing for `election_min_us..=election_max_us` campaigns; a leader that no majority
-    /// answered for `election_max_us` steps down.
+    /// answered for `election_max_us` steps down. Both are longer where hosts have been late lately (`detector`).
     pub election_min_us: u64,
     /// See `election_min_us`.
     pub election_max_us: u64,
+    /// At most this many `election_min_us` of silence are harmless, whatever was seen lately; 1: patience does not adapt.
+    pub most_patience: u64,
     /// `propose` refuses (`RingFull`) when this many entries wait for truncation.
     pub ring_entries: usize,
     /// ... or this many payload bytes.
@@ -63,6 +65,7 @@ impl Config {
             heartbeat_us: 5_000,
             election_min_us: 30_000,
             election_max_us: 60_000,
+            most_patience: 8,
             ring_entries: 1 << 16,
             ring_bytes: 64 << 20,
             reserve_entries: 1024,
@@ -151,10 +154,14 @@ pub enum Event {
         /// Which.
         peer: ReplicaId,
     },
-    /// The link to a peer broke. A hint only: if it was the leader's, campaign (pre-vote) at once.
+    /// The link to a peer ended. Said before this host closes its own end, also when it puts another link in its place: what
+    /// came through it counts no more (X2 in `lease`). If it was the leader's, and closed by it, campaign (pre-vote) at once.
     LinkLost {
         /// Which.
         peer: ReplicaId,
+        /// The peer's system says that its end is closed (end of stream, reset): that process is gone, or has let go of the
+        /// link. Otherwise this host gave the link up, which says nothing about the peer.
+        by_peer: bool,
     },
     /// Whether this replica is ready to lead (its VM is whole). Starts as true. Also needed: `Member::complete`.
     MayLead(bool),

@@ -15,6 +15,7 @@
 //!
 //! Source: docs/output.md. Not here: when to sync (`sync::trigger`), who may speak (`agreed`, the node).
 
+pub mod announcements;
 pub mod compare;
 pub mod gate;
 pub mod kept;

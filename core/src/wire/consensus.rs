@@ -15,7 +15,7 @@
 //!
 //! Not here: length prefix, version, checksum, cluster identity: the fabric's.
 
-use crate::consensus::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Snapshot};
+use crate::consensus::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Snapshot, Stand};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -77,9 +77,9 @@ pub fn encode(message: &Message, out: &mut Vec<u8>) {
         Message::Lead { term, commit, beat } => words(LEAD, &[term.0, commit.0, *beat], out),
         Message::Ack { term, durable, beat } => words(ACK, &[term.0, durable.0, *beat], out),
         Message::Reject { term, hint } => words(REJECT, &[term.0, hint.0], out),
-        Message::RequestVote { term, last, pre } => {
+        Message::RequestVote { term, last, why } => {
             words(REQUEST_VOTE, &[term.0, last.term.0, last.index.0], out);
-            out.put_u8(u8::from(*pre));
+            out.put_u8(*why as u8);
         }
         Message::Vote {
             term,
@@ -119,7 +119,7 @@ pub fn encode(message: &Message, out: &mut Vec<u8>) {
         }
         Message::Recover { term, nonce, held } => words(RECOVER, &[term.0, *nonce, held.0], out),
         Message::Recovery { term, nonce, last } => words(RECOVERY, &[term.0, *nonce, last.0], out),
-        Message::Campaign { term } => words(CAMPAIGN, &[term.0], out),
+        Message::Campaign { term, beat } => words(CAMPAIGN, &[term.0, *beat], out),
     }
 }
 
@@ -163,7 +163,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
         REQUEST_VOTE => Message::RequestVote {
             term: Term(r.u64()?),
             last: r.stamp()?,
-            pre: r.flag()?,
+            why: r.stand()?,
         },
         VOTE => Message::Vote {
             term: Term(r.u64()?),
@@ -203,7 +203,10 @@ pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
             nonce: r.u64()?,
             last: Index(r.u64()?),
         },
-        CAMPAIGN => Message::Campaign { term: Term(r.u64()?) },
+        CAMPAIGN => Message::Campaign {
+            term: Term(r.u64()?),
+            beat: r.u64()?,
+        },
         kind => {
             return Err(WireError::Unknown {
                 what: "message kind",
@@ -332,6 +335,17 @@ impl<'a> Reader<'a> {
             1 => Ok(true),
             value => Err(WireError::Unknown {
                 what: "flag",
+                value: u64::from(value),
+            }),
+        }
+    }
+    fn stand(&mut self) -> Result<Stand, WireError> {
+        match self.u8()? {
+            0 => Ok(Stand::Silence),
+            1 => Ok(Stand::Asks),
+            2 => Ok(Stand::HandedOver),
+            value => Err(WireError::Unknown {
+                what: "right to stand",
                 value: u64::from(value),
             }),
         }

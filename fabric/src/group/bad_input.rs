@@ -55,13 +55,25 @@ fn what_does_not_decode_is_counted_and_told_once_a_minute() {
     let mut group = group(&dir);
     let (mut peer, mut mail) = broken_peer(&mut group);
     let mut long = Vec::new();
-    encode(&Message::Campaign { term: Term(1) }, &mut long);
+    encode(
+        &Message::Campaign {
+            term: Term(1),
+            beat: 0,
+        },
+        &mut long,
+    );
     let short = long[..long.len() - 1].to_vec();
     long.push(0);
     let unknown = vec![200; 9];
     let impossible = {
         let mut bytes = Vec::new();
-        encode(&Message::Campaign { term: Term(u64::MAX) }, &mut bytes);
+        encode(
+            &Message::Campaign {
+                term: Term(u64::MAX),
+                beat: 0,
+            },
+            &mut bytes,
+        );
         bytes
     };
     let mut told = Vec::new();
@@ -95,7 +107,13 @@ fn a_wrong_checksum_is_counted_and_never_believed() {
     // Another key makes other checksums: sequence, epoch and length fit, the content is not believed.
     let mut liar = RingWriter::new(MAIL, grant.epoch, grant.key ^ 1);
     let mut message = Vec::new();
-    encode(&Message::Campaign { term: Term(1) }, &mut message);
+    encode(
+        &Message::Campaign {
+            term: Term(1),
+            beat: 0,
+        },
+        &mut message,
+    );
     liar.send(&mut peer, &message).unwrap();
     peer.flush().unwrap();
     let heard = group.counters().heard;

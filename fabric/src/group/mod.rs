@@ -318,6 +318,11 @@ impl Group {
 
     /// Ends the link to a member.
     pub fn remove_link(&mut self, id: ReplicaId) {
+        if self.peers.iter().any(|p| p.id == id) {
+            // What came through it counts no more, from before the peer can see its end.
+            let by_peer = false;
+            self.step(Event::LinkLost { peer: id, by_peer });
+        }
         let ended = self.peers.extract_if(.., |p| p.id == id); // closing its descriptors takes them out of epoll
         self.counters.torn += ended.map(|p| p.torn()).sum::<u64>();
     }
@@ -426,11 +431,13 @@ impl Group {
         self.counters.torn += lost.torn();
         let (peer, why) = (lost.id, error.to_string());
         let broken = matches!(error, TransportError::Breach(_));
+        let by_peer = matches!(error, TransportError::Closed(_));
         if broken {
             self.breach(peer, Bad::Broken, why.clone());
         }
         self.events.push_back(GroupEvent::LinkLost { peer, why, broken });
-        self.step(Event::LinkLost { peer });
+        // `lost` is closed after this: whoever sees its end sees it after this host has forgotten what came through it.
+        self.step(Event::LinkLost { peer, by_peer });
     }
 
     /// Counted always, told once per peer and minute.
@@ -807,6 +814,21 @@ impl Group {
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.core.role() == Role::Leader
+    }
+
+    /// Whether this leader may let the world hear its VM at `now_us` without asking anyone (core's `lease`): the last look
+    /// before something leaves. A group that has agreed that this host alone is complete needs no such look.
+    #[must_use]
+    pub fn may_speak(&self, now_us: u64) -> bool {
+        self.core
+            .speaks_until_us()
+            .is_some_and(|until_us| now_us < until_us)
+    }
+
+    /// How long a silence may be before this replica believes that somebody died (core's `detector`).
+    #[must_use]
+    pub fn patience_us(&self) -> u64 {
+        self.core.patience_us()
     }
 
     /// Its term.

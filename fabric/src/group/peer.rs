@@ -264,7 +264,7 @@ impl Peer {
         let stuck = self.out.as_mut().is_some_and(|o| o.mail.is_stuck(now_us))
             || self.log_out.as_mut().is_some_and(|c| c.is_stuck(now_us));
         if stuck {
-            return Err(TransportError::Closed("its ring does not move".into()));
+            return Err(TransportError::GivenUp("its ring does not move".into()));
         }
         if self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us) {
             return Err(TransportError::Breach("a record whose checksum stays wrong"));

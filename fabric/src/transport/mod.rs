@@ -57,9 +57,12 @@ pub struct Grant {
 /// Why a transport could not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// The connection ended. Make a new one and `reconnect`.
+    /// The peer's end of the connection is closed: its process has ended, or let go of it. Make a new one and `reconnect`.
     #[error("the peer is gone ({0})")]
     Closed(String),
+    /// This host or its system gave the connection up, which says nothing about the peer's process.
+    #[error("the link to the peer was given up ({0})")]
+    GivenUp(String),
     /// The memory is not, or no longer, granted under this epoch.
     #[error("region {region} is not granted under epoch {epoch}")]
     Stale {
@@ -85,6 +88,17 @@ pub enum TransportError {
     /// This build or this machine lacks what the backend needs.
     #[error("{0}")]
     Unavailable(String),
+}
+
+/// A connection failed. Only what the peer's system has sent (an end, a reset) is a word about the peer.
+fn ended(error: &std::io::Error) -> TransportError {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => {
+            TransportError::Closed(error.to_string())
+        }
+        _ => TransportError::GivenUp(error.to_string()),
+    }
 }
 
 pub(crate) fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> TransportError {

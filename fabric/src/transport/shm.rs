@@ -9,7 +9,7 @@
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, io,
+    check_write, ended, io,
 };
 use crate::keys;
 use crate::link::Stream;
@@ -109,8 +109,8 @@ impl Shm {
         message[24..].copy_from_slice(&key.to_le_bytes());
         match send_with_fds(self.stream.as_raw_fd(), &message, fds) {
             Ok(MESSAGE) => Ok(()),
-            Ok(_) => Err(TransportError::Closed("the socket is full".into())),
-            Err(e) => Err(TransportError::Closed(e.to_string())),
+            Ok(_) => Err(TransportError::GivenUp("the socket is full".into())),
+            Err(e) => Err(ended(&e)),
         }
     }
 
@@ -123,7 +123,7 @@ impl Shm {
                 Ok(n) => self.partial.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(TransportError::Closed(e.to_string())),
+                Err(e) => return Err(ended(&e)),
             }
             while let Some((message, rest)) = self.partial.split_first_chunk::<MESSAGE>() {
                 let (message, rest) = (*message, rest.to_vec());

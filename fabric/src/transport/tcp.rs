@@ -11,7 +11,7 @@
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, io,
+    check_write, ended, io,
 };
 use crate::keys;
 use crate::link::Stream;
@@ -93,7 +93,7 @@ impl Tcp {
     fn push_out(&mut self) -> Result<(), TransportError> {
         while self.sent < self.out.len() {
             match self.stream.write(&self.out[self.sent..]) {
-                Ok(0) => return Err(TransportError::Closed("nothing more can be written".into())),
+                Ok(0) => return Err(TransportError::GivenUp("nothing more can be written".into())),
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     if self.sent > 1 << 20 {
@@ -103,7 +103,7 @@ impl Tcp {
                     return Ok(());
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(TransportError::Closed(e.to_string())),
+                Err(e) => return Err(ended(&e)),
             }
         }
         self.out.clear();
@@ -111,7 +111,7 @@ impl Tcp {
         if self.stream.wants_write() {
             match self.stream.flush() {
                 Err(e) if e.kind() != ErrorKind::WouldBlock => {
-                    return Err(TransportError::Closed(e.to_string()));
+                    return Err(ended(&e));
                 }
                 _ => {}
             }
@@ -296,7 +296,7 @@ impl Transport for Tcp {
                     break;
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(TransportError::Closed(e.to_string())),
+                Err(e) => return Err(ended(&e)),
             }
         }
         Ok(progress)

@@ -14,7 +14,7 @@
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, io,
+    check_write, ended, io,
 };
 use crate::keys;
 use crate::link::Stream;
@@ -332,7 +332,7 @@ impl Verbs {
             match self.stream.write(&self.outbox) {
                 Ok(n) => drop(self.outbox.drain(..n)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) => return Err(TransportError::Closed(e.to_string())),
+                Err(e) => return Err(ended(&e)),
             }
         }
         Ok(())
@@ -345,7 +345,7 @@ impl Verbs {
                 Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
                 Ok(n) => self.inbox.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(TransportError::Closed(e.to_string())),
+                Err(e) => return Err(ended(&e)),
             }
         }
         while let Some(message) = self.inbox.first_chunk::<MESSAGE>().copied() {
@@ -407,13 +407,13 @@ impl Verbs {
         let done = unsafe {
             let mut done: [rdma::ibv_wc; 16] = std::mem::zeroed();
             match rdma::ibv_poll_cq(self.device.completions, 16, done.as_mut_ptr()) {
-                n if n < 0 => return Err(TransportError::Closed("the completion queue failed".into())),
+                n if n < 0 => return Err(TransportError::GivenUp("the completion queue failed".into())),
                 n => done.into_iter().take(n as usize).collect::<Vec<_>>(),
             }
         };
         for wc in done {
             if wc.status != rdma::ibv_wc_status::IBV_WC_SUCCESS {
-                return Err(TransportError::Closed(format!(
+                return Err(TransportError::GivenUp(format!(
                     "a write failed with status {}",
                     wc.status
                 )));
@@ -544,7 +544,7 @@ impl Transport for Verbs {
             rdma::ibv_post_send(self.device.pair, &raw mut request, &raw mut bad)
         };
         if rc != 0 {
-            return Err(TransportError::Closed(format!(
+            return Err(TransportError::GivenUp(format!(
                 "posting a write failed with {rc}"
             )));
         }

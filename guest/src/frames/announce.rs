@@ -53,6 +53,11 @@ impl Announcer {
         self.addresses.push_back(address);
     }
 
+    /// Whether a frame says that it comes from this NIC.
+    pub fn is_from_here(&self, frame: &[u8]) -> bool {
+        frame.get(6..12) == Some(&self.mac[..])
+    }
+
     /// Looks at a frame that the guest sent. Cheap when there is nothing new.
     pub fn learn(&mut self, frame: &[u8]) {
         let Ok(ethernet) = Ethernet2HeaderSlice::from_slice(frame) else {

@@ -27,6 +27,7 @@ use super::session::waiting::Waiting;
 use crate::control::FailoverStatus;
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, ReplicaSet};
+use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::tenure::Tenure;
@@ -597,6 +598,7 @@ impl VmLoop {
             nics.discard_taps();
             nics.announce();
         }
+        self.announcements = Announcements::after_take_over(now_us);
         let text = format!(
             "this host serves the VM now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms",
             status.detected_us as f64 / 1000.0,

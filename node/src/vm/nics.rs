@@ -38,6 +38,7 @@ pub struct Nics {
     share_bytes: usize,
     /// Frames for the VM that found no room.
     dropped: u64,
+    old_source: bool,
 }
 
 struct Nic {
@@ -69,6 +70,7 @@ impl Nics {
             buffer: vec![0; FRAME_BYTES],
             drain: Drain::default(),
             dropped: 0,
+            old_source: false,
         })
     }
 
@@ -110,6 +112,7 @@ impl Nics {
                     break;
                 };
                 looked_at += 1;
+                self.old_source |= nic.announcer.is_from_here(&self.buffer[..len]);
                 if nic.port.queued_bytes() + nic.taken_bytes > self.share_bytes / 2 {
                     // Invariant 2.
                     self.dropped += 1;
@@ -142,6 +145,11 @@ impl Nics {
         let queued = |nic: &Nic| nic.port.queued_bytes() + nic.taken_bytes;
         let bytes = self.nics.iter().map(queued).sum();
         (bytes, self.share_bytes * self.nics.len(), self.dropped)
+    }
+
+    /// Whether the network has brought a frame that the VM is said to have sent: another host's.
+    pub fn old_source_was_seen(&mut self) -> bool {
+        std::mem::take(&mut self.old_source)
     }
 
     /// Throws away what has waited in the TAPs while another host spoke for the VM.

@@ -501,6 +501,9 @@ impl VmLoop {
         let agreed = self.inputs_are_agreed();
         let Some(nics) = &mut self.nics else { return };
         let frames = nics.read_taps();
+        if nics.old_source_was_seen() {
+            self.announcements.old_source_seen();
+        }
         if frames.is_empty() {
             return;
         }
@@ -553,14 +556,33 @@ impl VmLoop {
         }
     }
 
+    /// Whether the network may hear this host now (invariant 1). While another complete copy exists that could be elected, only
+    /// for as long as a majority has promised to elect nobody: this is looked at before each single frame.
+    fn may_speak(&self, now_us: u64) -> bool {
+        let leads = self.group.is_leader() && self.agreement.leads;
+        leads
+            && match self.output.voice() {
+                Voice::Alone => true,
+                Voice::Protected => self.group.may_speak(now_us),
+                Voice::Kept | Voice::Shut => false,
+            }
+    }
+
     /// Lets out what may leave.
     pub(super) fn release(&mut self) {
-        // A gate is open only while this host leads (invariant 1).
-        if !(self.group.is_leader() && self.agreement.leads) {
-            return;
-        }
-        let now_us = self.now_us();
-        while let Some(frame) = self.output.release(now_us) {
+        loop {
+            let now_us = self.now_us();
+            if !self.may_speak(now_us) {
+                return;
+            }
+            if self.announcements.take_due(now_us)
+                && let Some(nics) = &self.nics
+            {
+                nics.announce();
+            }
+            let Some(frame) = self.output.release(now_us) else {
+                return;
+            };
             self.frames_out += 1;
             if let Some(nics) = &self.nics {
                 nics.send(&frame);

@@ -17,6 +17,7 @@ use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, PeerStatus, 
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
+use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_core::watchdog::Watchdog;
@@ -59,6 +60,7 @@ pub struct VmLoop {
     output_waits: bool,
     waits: u64,
     waits_told_us: Option<u64>,
+    pub(super) announcements: Announcements,
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
     pub(super) failure: Option<String>,
@@ -177,6 +179,7 @@ impl VmLoop {
             output_waits: false,
             waits: 0,
             waits_told_us: None,
+            announcements: Announcements::default(),
             to_loop,
             next_session: 1,
             failure: None,

@@ -493,7 +493,8 @@ impl VmLoop {
         let look = (self.output.voice() == Voice::Protected && primary.sync.is_none())
             .then_some(primary.next_look_us);
         let room = primary.room.map(|room| room.retry_at_us);
-        [drain, look, observe, primary.quit_at_us, room]
+        let announce = self.announcements.due_us().filter(|_| self.may_speak(now_us));
+        [drain, look, observe, primary.quit_at_us, room, announce]
             .into_iter()
             .flatten()
             .min()

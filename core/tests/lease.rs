@@ -1,0 +1,216 @@
+//! Until when a leader may speak (`consensus::lease`), and how long a silence has to be before somebody is believed dead
+//! (`consensus::detector`): their sentences. Random worlds are the simulator's.
+
+mod group;
+
+use dunlin_core::consensus::{Action, Durability, Event, Message, Role, Stand};
+use dunlin_core::units::{ReplicaId, Term};
+use group::{Group, three};
+
+const BOTH: [Durability; 2] = [Durability::Memory, Durability::Disk];
+/// The shortest election time-out.
+const ELECTION_US: u64 = 30_000;
+
+impl Group {
+    fn may_speak(&self, id: u8) -> bool {
+        let until_us = self.nodes[&id].speaks_until_us();
+        until_us.is_some_and(|until_us| self.now_us < until_us)
+    }
+
+    fn lose_link(&mut self, id: u8, peer: u8, by_peer: bool) {
+        let peer = ReplicaId(peer);
+        self.step(id, Event::LinkLost { peer, by_peer });
+    }
+
+    /// Asks for a vote in the next term; whether it was given.
+    fn is_voted_for(&mut self, by: u8, candidate: u8, why: Stand) -> bool {
+        let term = Term(self.nodes[&by].term().0 + 1);
+        let last = self.nodes[&by].appended();
+        let message = Message::RequestVote { term, last, why };
+        let from = ReplicaId(candidate);
+        self.down = vec![candidate];
+        self.step(by, Event::Received { from, message });
+        self.down.clear();
+        self.nodes[&by].promise().voted_for == Some(from) && self.nodes[&by].term() == term
+    }
+}
+
+/// A group of three at work; who leads, and who else can.
+fn at_work(durability: Durability) -> (Group, u8, u8) {
+    let mut group = Group::new(durability, &three());
+    let leader = group.elect();
+    group.propose("one");
+    group.run(20_000);
+    assert!(group.may_speak(leader));
+    (group, leader, 1 - leader)
+}
+
+#[test]
+fn a_leader_that_is_cut_off_falls_silent_before_another_is_elected() {
+    for durability in BOTH {
+        let (mut group, old, heir) = at_work(durability);
+        group.down = vec![old];
+        let mut silent_us = None;
+        for _ in 0..500 {
+            group.run(250);
+            if !group.may_speak(old) {
+                silent_us.get_or_insert(group.now_us);
+            }
+            if group.nodes[&heir].role() == Role::Leader {
+                break;
+            }
+        }
+        assert_eq!(group.nodes[&heir].role(), Role::Leader);
+        assert!(
+            silent_us.is_some_and(|since_us| since_us < group.now_us),
+            "{durability:?}"
+        );
+    }
+}
+
+#[test]
+fn nobody_speaks_by_what_came_before_it_led() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let leader = group.elect();
+    group.down = (0..3).filter(|id| *id != leader).collect();
+    let mut out = Vec::new();
+    // Led again with nobody there: no echo, no lease, however fresh its peers' marks are.
+    group.run(500_000);
+    let node = group.nodes.get_mut(&leader).unwrap();
+    node.step(group.now_us, Event::Tick, &mut out);
+    assert_eq!(node.speaks_until_us(), None);
+}
+
+#[test]
+fn who_hears_a_leader_votes_for_nobody_but_its_heir() {
+    for (why, given) in [
+        (Stand::Silence, false),
+        (Stand::Asks, false),
+        (Stand::HandedOver, true),
+    ] {
+        let (mut group, _, heir) = at_work(Durability::Memory);
+        assert_eq!(group.is_voted_for(2, heir, why), given, "{why:?}");
+    }
+    let (mut group, old, heir) = at_work(Durability::Memory);
+    group.down = vec![old, heir];
+    group.run(ELECTION_US);
+    assert!(
+        group.is_voted_for(2, heir, Stand::Silence),
+        "a silent leader's time is over"
+    );
+}
+
+#[test]
+fn a_voter_that_was_started_again_remembers_that_it_may_have_heard_somebody() {
+    let (mut group, _, heir) = at_work(Durability::Disk);
+    group.restart(2, Durability::Disk);
+    group.step(2, Event::Tick);
+    assert!(!group.is_voted_for(2, heir, Stand::Silence));
+    group.down = vec![0, 1];
+    group.run(ELECTION_US);
+    assert!(group.is_voted_for(2, heir, Stand::Silence));
+}
+
+#[test]
+fn a_link_that_its_leader_has_closed_frees_the_voter_and_takes_the_lease() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    group.lose_link(2, leader, false);
+    assert!(
+        !group.is_voted_for(2, heir, Stand::Silence),
+        "this host's own doing proves nothing"
+    );
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    group.lose_link(leader, 2, false);
+    assert!(group.may_speak(leader), "the other still echoes");
+    group.lose_link(leader, heir, false);
+    assert!(!group.may_speak(leader));
+    group.lose_link(2, leader, true);
+    assert!(group.is_voted_for(2, heir, Stand::Silence));
+    group.run(20_000);
+    assert!(
+        group.leader().is_none_or(|id| group.may_speak(id)),
+        "new beats, new lease"
+    );
+}
+
+#[test]
+fn a_hand_over_ends_the_lease_before_the_heir_is_told() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    group.down = vec![heir];
+    group.step(leader, Event::TransferTo(ReplicaId(heir)));
+    let told = |(id, action): &(u8, Action)| match action {
+        Action::Send { message, .. } if *id == leader && matches!(message, Message::Campaign { .. }) => {
+            Some(message.clone())
+        }
+        _ => None,
+    };
+    let word = group.events.iter().find_map(told).expect("the heir is told");
+    assert!(!group.may_speak(leader));
+    // The word is on its way for long; the heir hears later beats, and the leader may speak again.
+    group.down.clear();
+    group.run(100_000);
+    assert!(group.may_speak(leader));
+    let term = group.nodes[&heir].term();
+    let from = ReplicaId(leader);
+    group.step(heir, Event::Received { from, message: word });
+    assert_eq!((group.leader(), group.nodes[&heir].term()), (Some(leader), term));
+}
+
+#[test]
+fn a_silence_that_meant_nothing_makes_the_next_one_longer() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    let term = group.nodes[&leader].term();
+    assert_eq!(
+        group.nodes[&heir].patience_us(),
+        ELECTION_US,
+        "never below the time-out"
+    );
+    for pause_us in [20_000, 35_000, 60_000, 100_000] {
+        group.down = vec![leader];
+        group.run(pause_us);
+        group.down.clear();
+        group.run(20_000);
+        assert_eq!(group.leader(), Some(leader), "after {pause_us} us");
+        assert!(group.nodes[&heir].patience_us() >= pause_us);
+    }
+    assert_eq!(group.nodes[&heir].term(), term, "and nobody asked for more");
+    group.run(9_000_000);
+    assert_eq!(
+        group.nodes[&heir].patience_us(),
+        ELECTION_US,
+        "what is long ago is forgotten"
+    );
+    group.down = vec![leader];
+    assert_eq!(group.elect(), heir, "a dead one is missed all the same");
+}
+
+#[test]
+fn who_was_late_itself_listens_before_it_believes_that_others_died() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    let term = group.nodes[&leader].term();
+    // The follower oversleeps; its own tick comes before what has arrived meanwhile.
+    group.down = vec![heir];
+    group.run(500_000);
+    group.down.clear();
+    group.step(heir, Event::Tick);
+    assert_eq!(group.nodes[&heir].leader(), Some(ReplicaId(leader)));
+    // The leader oversleeps; nobody else is able to lead.
+    group.step(heir, Event::MayLead(false));
+    group.down = vec![leader];
+    group.run(300_000);
+    group.down.clear();
+    group.step(leader, Event::Tick);
+    group.run(20_000);
+    assert_eq!(
+        (group.leader(), group.nodes[&leader].term()),
+        (Some(leader), term)
+    );
+    assert!(group.may_speak(leader));
+    // And one that is always late still finds that it is alone.
+    group.down = (0..3).filter(|id| *id != leader).collect();
+    for _ in 0..40 {
+        group.now_us += 50_000;
+        group.step(leader, Event::Tick);
+    }
+    assert_ne!(group.nodes[&leader].role(), Role::Leader);
+}
