@@ -16,7 +16,11 @@ pub mod cluster;
 pub mod demo;
 pub mod image;
 pub mod lab;
+pub mod linear;
 pub mod paths;
+/// The simulator's, so that chance is the same thing everywhere.
+#[path = "../../sim/src/random.rs"]
+mod random;
 pub mod scenario;
 pub mod traces;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use dunlin_vmtest::client::{Connection, Counter, CounterSpec, load};
-use dunlin_vmtest::lab::{CpuShare, Lab, LabSpec, Node};
+use dunlin_vmtest::lab::{Capture, CpuShare, Lab, LabSpec, Node, SmallDisk};
 use dunlin_vmtest::{image, is_root, paths};
 
 fn skip() -> bool {
@@ -58,6 +58,68 @@ fn hosts_reach_each_other_until_a_fault_parts_them() -> Result<()> {
     assert!(is_cut_off(a, b)? && is_cut_off(b, a)? && reaches(client, a)? && reaches(client, b)?);
     lab.heal()?;
     assert!(reaches(a, b)?);
+    // One way only: what a says is lost, what b says is not; and who asks must be answered.
+    lab.lose(&[(&["a"], &["b"])])?;
+    assert!(is_cut_off(a, b)? && is_cut_off(b, a)? && reaches(a, client)? && reaches(client, b)?);
+    lab.heal()?;
+    assert!(reaches(a, b)?);
+    lab.close()
+}
+
+#[test]
+fn a_slow_cable_is_slow_until_it_is_mended_and_a_small_disk_is_full_until_it_is_freed() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let qdiscs = |lab: &Lab| -> Result<String> {
+        let output = lab
+            .node("a")
+            .command("tc")?
+            .args(["qdisc", "show", "dev", "up0"])
+            .output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    lab.slow_link("a", 5000, 50)?;
+    assert!(qdiscs(&lab)?.contains("rate 5Mbit"), "{}", qdiscs(&lab)?);
+    assert!(reaches(lab.node("a"), lab.node("b"))?);
+    lab.mend_link("a")?;
+    assert!(!qdiscs(&lab)?.contains("tbf"), "{}", qdiscs(&lab)?);
+    let folder = lab.dir().join("small");
+    let small = SmallDisk::mount(&folder, 4)?;
+    std::fs::write(folder.join("before"), "some")?;
+    small.fill()?;
+    let error = std::fs::write(folder.join("after"), "some").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(28), "no space left: {error}");
+    small.free()?;
+    std::fs::write(folder.join("after"), "some")?;
+    assert_eq!(std::fs::read(folder.join("before"))?, b"some");
+    // Left to the lab: it goes with it.
+    std::mem::forget(small);
+    lab.close()?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    assert!(!mounts.contains(&*folder.to_string_lossy()), "{mounts}");
+    Ok(())
+}
+
+#[test]
+fn who_speaks_is_heard_at_the_port_where_it_speaks() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let capture = Capture::start(&lab, [0x02, 0xd0, 0x00, 0x00, 0x01, 0x01])?;
+    // What only others say is not heard.
+    assert!(reaches(lab.node("b"), lab.node("c"))?);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while capture.heard().spoken.is_empty() {
+        assert!(reaches(lab.node("a"), lab.node("b"))?);
+        assert!(Instant::now() < deadline, "nothing is heard");
+    }
+    let heard = capture.finish()?;
+    let hosts: Vec<&str> = heard.spoken.iter().map(|spoken| spoken.host.as_str()).collect();
+    assert_eq!((hosts, heard.missed), (vec!["a"], 0));
+    assert!(heard.spoken[0].frames > 0 && heard.spoken[0].first <= heard.spoken[0].last);
     lab.close()
 }
 

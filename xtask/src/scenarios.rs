@@ -1,10 +1,12 @@
 //! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, passers, two_vms, upload,
+    self, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers, soak,
+    two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -29,6 +31,21 @@ pub struct Scenarios {
     /// Write the ledger's figures to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
+    /// How many random faults `campaign` makes.
+    #[arg(long, default_value_t = 20)]
+    faults: usize,
+    /// The seed of its chance; without one, a fresh one from the clock, which is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How long `overload` lasts, in seconds.
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+    /// How long `soak` lasts, in minutes.
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// Only these kinds of faults, by commas.
+    #[arg(long, value_delimiter = ',')]
+    kinds: Vec<String>,
     /// Only these (a part of a name is enough); `bad-input` is the table of
     /// mistakes, `life`, `two-vms`, `flood`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
@@ -44,6 +61,11 @@ impl Scenarios {
             upload_seconds: 0,
             storage: "gannet".to_owned(),
             json: None,
+            faults: 20,
+            seed: None,
+            seconds: 60,
+            minutes: 60,
+            kinds: Vec::new(),
             names: Vec::new(),
         }
     }
@@ -75,6 +97,9 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             println!("{name:40} orders of a person, quick");
         }
         println!("{:40} plover pcx1, --kills N", "ledger");
+        println!("{:40} by its seed, --faults N --seed S", "campaign");
+        println!("{:40} dunlin pcx1, --seconds N", "overload");
+        println!("{:40} dunlin pcx1, --minutes N", "soak");
         return Ok(());
     }
     let dunlin = super::ready(false)?;
@@ -215,11 +240,104 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         let outcome = ledger(arguments, &world.dunlin);
         tell("ledger", begun, outcome.map(|told| format!(", {told}")));
     }
+    if wanted("campaign", true) {
+        let begun = Instant::now();
+        let outcome = campaign(arguments, &world.dunlin);
+        tell("campaign", begun, outcome.map(|told| format!(", {told}")));
+    }
+    if wanted("overload", false) {
+        let begun = Instant::now();
+        let spec = overload::OverloadSpec {
+            loops: 8,
+            lasts: Duration::from_secs(arguments.seconds),
+        };
+        let outcome = overload::run(&world, spec).map(|outcome| {
+            format!(
+                ", {} acknowledged, 0 lost, no election but for the kill, protected {:.2} % of the time, join {:.1} s, longest wait \
+                 for an answer {} ms",
+                outcome.clients.acknowledged,
+                outcome.protected_percent,
+                outcome.join.as_secs_f64(),
+                outcome.longest_gap_ms
+            )
+        });
+        tell("overload", begun, outcome);
+    }
+    // By name alone: it lasts.
+    if arguments.names.iter().any(|name| name == "soak") {
+        let begun = Instant::now();
+        let lasts = Duration::from_secs(60 * arguments.minutes);
+        let outcome = soak::run(&world, lasts, &mut |line| println!("{line}")).map(|outcome| {
+            let (connections, acknowledged) = (
+                outcome.clients.connections,
+                outcome.clients.counted.acknowledged,
+            );
+            format!(", {connections} connections, {acknowledged} acknowledged, 0 lost, memory of each process flat")
+        });
+        tell("soak", begun, outcome);
+    }
     println!("{passed} passed, {failed} failed");
     if failed > 0 {
         bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
     }
     Ok(())
+}
+
+/// Random faults under a mixed load; returns what it has to tell.
+fn campaign(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
+    let mut say = |line: &str| println!("{line}");
+    let fresh = || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.map_or(0, |now| now.as_micros() as u64 % 1_000_000_000)
+    };
+    let kinds = arguments.kinds.iter().map(|name| {
+        let known = plan::KINDS.iter().find(|(_, known, _)| known == name);
+        known.map(|(kind, ..)| *kind).with_context(|| {
+            let known: Vec<&str> = plan::KINDS.iter().map(|(_, known, _)| *known).collect();
+            format!(
+                "there is no kind of fault '{name}': there are {}",
+                known.join(", ")
+            )
+        })
+    });
+    let spec = CampaignSpec {
+        dunlin: dunlin.to_path_buf(),
+        kinds: kinds.collect::<Result<_>>()?,
+        image: image::ensure_service(&image::MIXED, &paths::guest_images(), &mut say)?,
+        checker: dunlin_vmtest::linear::checker()?,
+        seed: arguments.seed.unwrap_or_else(fresh),
+        faults: arguments.faults,
+    };
+    let outcome = scenario::campaign::run(&spec, &mut say)?;
+    if let Some(file) = &arguments.json {
+        std::fs::write(file, serde_json::to_string_pretty(&outcome)?)?;
+    }
+    for (kind, gaps) in &outcome.gaps_ms {
+        println!(
+            "campaign: {kind:12} {:3} times, longest wait for an answer: p50 {} ms, worst {} ms",
+            gaps.len(),
+            gaps[gaps.len() / 2],
+            gaps[gaps.len() - 1]
+        );
+    }
+    let loads = &outcome.loads;
+    Ok(format!(
+        "seed {}, {} faults, 0 lost: {} counted, {} commits, {} files, {}; {} turns of one speaker ({} frames unheard), \
+         protected again after p50 {} ms, worst {} ms",
+        spec.seed,
+        spec.faults,
+        loads.counters.acknowledged,
+        loads.ledger.told,
+        loads.downloads.whole,
+        loads.linearizable,
+        outcome.turns,
+        outcome.missed,
+        outcome
+            .reprotected_ms
+            .get(outcome.reprotected_ms.len() / 2)
+            .unwrap_or(&0),
+        outcome.reprotected_ms.last().unwrap_or(&0)
+    ))
 }
 
 /// PostgreSQL's ledger over kills; returns what it has to tell.

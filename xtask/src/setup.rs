@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("qemu-system-x86", "runs the VMs"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
     (
@@ -35,6 +35,10 @@ const PACKAGES: [(&str, &str); 14] = [
     ),
     ("libc6-dev", "what gcc links with"),
     ("procps", "looks at processes in the tests"),
+    (
+        "golang-go",
+        "builds the checker of linearizability (vmtest/linearizability)",
+    ),
     ("ca-certificates", "cargo fetches the libraries over TLS"),
 ];
 
@@ -108,6 +112,11 @@ fn install_missing() -> Result<()> {
 }
 
 fn is_installed(package: &str) -> bool {
+    // Any Go does, and many have one of their own.
+    let has_go = || Command::new("go").arg("version").output().is_ok();
+    if package == "golang-go" && has_go() {
+        return true;
+    }
     let output = Command::new("dpkg-query")
         .args(["-W", "-f=${db:Status-Status}", package])
         .output();

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::lab::Node;
 
 /// To the discard port of everybody on the lab's network.
-const EVERYBODY: &str = "10.77.255.255:9";
+pub const EVERYBODY: &str = "10.77.255.255:9";
 /// How often: as much as a large office's network has of them.
 const PAUSE: Duration = Duration::from_millis(10);
 const BYTES: usize = 400;

@@ -9,14 +9,16 @@
 
 mod broadcasts;
 pub mod counter;
+pub mod downloads;
 pub mod ledger;
 pub mod load;
 pub mod passers;
 pub mod postgres;
+pub mod registers;
 mod resp;
 pub mod upload;
 
-pub use broadcasts::Broadcasts;
+pub use broadcasts::{Broadcasts, EVERYBODY};
 pub use counter::{Answers, Counter, CounterReport, CounterSpec};
 pub use passers::{Passers, PassersReport, PassersSpec};
 pub use resp::{Answer, Connection};

@@ -26,6 +26,8 @@ pub struct PassersSpec {
     pub workers: usize,
     /// INCRs on each connection: from 1 to this many, in turn.
     pub most_incrs: u64,
+    /// A worker begins a connection not more often than this.
+    pub every: Duration,
     /// A step that takes longer than this is a stall.
     pub stall: Duration,
     /// A step that takes longer than this ends the worker (`stuck`).
@@ -73,6 +75,11 @@ impl Passers {
             connections,
             workers,
         })
+    }
+
+    /// Connections that were opened, used and closed so far.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Waits until `more` further connections were opened, used and closed.
@@ -161,6 +168,8 @@ fn work(spec: &PassersSpec, key: &str, stop: &AtomicBool, connections: &AtomicU6
         report.connections += 1;
         connections.fetch_add(1, Ordering::Relaxed);
         incrs = incrs % spec.most_incrs + 1;
+        // The pace is the load's own; nothing is waited for.
+        std::thread::sleep(spec.every.saturating_sub(begun.elapsed()));
     }
     let mut connection = Connection::open(spec.target, spec.give_up).ok();
     match final_count(connection.as_mut(), key, spec.give_up) {

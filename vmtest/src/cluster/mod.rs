@@ -8,6 +8,8 @@
 //! * **Not here:** what a scenario does ([`crate::scenario`], [`crate::demo`]).
 
 mod events;
+mod faults;
+mod log;
 mod plan;
 mod status;
 
@@ -23,9 +25,10 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::lab::{Freezer, Lab, LabSpec, Node};
+use crate::lab::{Clock, Freezer, Lab, LabSpec, Node, SmallDisk};
 
 pub use events::{Event, Events};
+pub use log::Logged;
 pub use plan::VmPlan;
 pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
 
@@ -72,6 +75,10 @@ pub struct Cluster<'lab> {
     daemons: BTreeMap<String, Child>,
     /// Hosts that stand still: whatever is started there stands still too, so nobody asks them.
     frozen: BTreeMap<String, Freezer>,
+    /// Wall clocks of their own, of hosts that have one.
+    clocks: BTreeMap<String, Clock>,
+    /// State folders with little room, of hosts that have one.
+    states: BTreeMap<String, SmallDisk>,
 }
 
 impl<'lab> Cluster<'lab> {
@@ -101,6 +108,8 @@ impl<'lab> Cluster<'lab> {
             hosts,
             daemons: BTreeMap::new(),
             frozen: BTreeMap::new(),
+            clocks: BTreeMap::new(),
+            states: BTreeMap::new(),
         })
     }
 
@@ -173,10 +182,11 @@ impl<'lab> Cluster<'lab> {
     pub fn start_host(&mut self, host: &str) -> Result<()> {
         let log_path = self.log(host);
         let log = File::options().create(true).append(true).open(&log_path)?;
-        let mut child = self
-            .lab
-            .node(host)
-            .command(&self.binary)?
+        let mut command = self.lab.node(host).command(&self.binary)?;
+        if let Some(clock) = self.clocks.get(host) {
+            clock.onto(&mut command);
+        }
+        let mut child = command
             .arg("host")
             .arg(self.host_file(host))
             // So that `dunlin inject` is obeyed; nothing misbehaves before it is told to.

@@ -65,6 +65,11 @@ impl VmPlan {
         }
     }
 
+    /// The address of its first card, the one that it uses.
+    pub fn mac(&self) -> [u8; 6] {
+        [0x52, 0x54, 0x00, 0x12, 0x34, 0x56 + self.number]
+    }
+
     fn address(&self) -> String {
         let prefix = crate::image::GUEST_ADDRESS.split('/').nth(1).unwrap_or("16");
         format!("{}/{prefix}", self.service().ip())
@@ -143,10 +148,16 @@ impl VmPlan {
         let serial = lab.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
         for card in 0..=self.idle_cards {
+            let [first @ .., group, number] = self.mac();
+            let mac: Vec<u8> = first.into_iter().chain([group + card, number]).collect();
+            let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
             text.push_str(&format!(
-                "\n[[vm.nics]]\nmac = \"52:54:00:12:{:02x}:{:02x}\"\nbridge = \"br0\"\n",
-                0x34 + card,
-                0x56 + self.number
+                "
+[[vm.nics]]
+mac = \"{}\"
+bridge = \"br0\"
+",
+                mac.join(":")
             ));
         }
         if let Some(size_mib) = self.disk_mib {

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use disk::data_disk;
-pub use services::{FIO, SERVICES, Service, clients, ensure as ensure_service, service};
+pub use services::{FIO, MIXED, SERVICES, Service, clients, ensure as ensure_service, service};
 
 /// Raised whenever the builder itself changes what an image holds.
 const BUILDER: &str = "dunlin guest image 1";

@@ -141,6 +141,21 @@ pub const FIO: Service = Service {
     memory_mib: 512,
 };
 
+/// No service of a user's either: what the campaign of random faults runs, all at once.
+pub const MIXED: Service = Service {
+    name: "mixed",
+    title: "redis, nginx and PostgreSQL",
+    packages: &["postgresql-15", "redis-server", "nginx-light"],
+    prepare: Some(include_str!("services/postgresql/prepare.sh")),
+    start: include_str!("services/mixed/start.sh"),
+    files: &[
+        ("etc/dunlin/nginx.conf", include_str!("services/nginx/nginx.conf")),
+        ("srv/www/index.html", include_str!("services/nginx/index.html")),
+    ],
+    port: 5432,
+    memory_mib: 1024,
+};
+
 /// The service of that name.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! * **Decides:** what a "host" is here: a network namespace + a cgroup. Everything started on a host lies in both.
 //! * **Flow:** [`Lab::new`] builds; [`Node::command`] starts processes on a host; [`Node::kill_all`],
-//!   [`Node::freeze`], [`Lab::cut_link`], [`Lab::partition`] are the faults; dropping the lab ends and removes all.
+//!   [`Node::freeze`] and what is in `faults` are the faults; dropping the lab ends and removes all.
 //! * **Invariants:** (1) nothing is made outside of the run's own names, which carry pid and start time of this
 //!   process; (2) they are all gone when the lab is dropped, when this process panics, is interrupted or killed
 //!   (a watching shell cleans up, see [`reaper`]) and, should even that be killed, when the next lab starts;
@@ -14,7 +14,10 @@
 //! end of its cable as `up0`. On a host `up0` is a port of that host's own `br0`, to which VMs' TAPs go as well, and
 //! `br0` carries the host's address; on a client `up0` carries the address itself.
 
+mod capture;
 mod cgroup;
+mod clock;
+mod faults;
 mod node;
 mod reaper;
 mod run_id;
@@ -27,12 +30,17 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+pub use capture::{Capture, Speaker, Spoken};
 pub use cgroup::{CpuShare, Freezer};
+pub use clock::Clock;
+pub use faults::SmallDisk;
 pub use node::Node;
 pub use run_id::RunId;
 
 const PREFIX_LENGTH: u8 = 16;
 const HERE: &str = "here";
+/// The bridge in the switch and on each host.
+const BRIDGE: &str = "br0";
 
 /// What a lab is made of.
 #[derive(Clone, Debug)]
@@ -170,57 +178,6 @@ impl Lab {
     /// This run's name, which all that it made carries.
     pub fn run(&self) -> &RunId {
         &self.run
-    }
-
-    /// Pulls a node's cable: both ends see the carrier go.
-    pub fn cut_link(&self, node: &str) -> Result<()> {
-        batch(
-            &self.run.namespace("switch"),
-            &format!("link set dev {node} down\n"),
-        )
-    }
-
-    /// Plugs the cable in again.
-    pub fn restore_link(&self, node: &str) -> Result<()> {
-        batch(
-            &self.run.namespace("switch"),
-            &format!("link set dev {node} up\n"),
-        )
-    }
-
-    /// Loses every frame between each node of `left` and each of `right`, in both directions and silently.
-    /// VMs are reached through their host's port, so a VM is cut off with its host.
-    pub fn partition(&self, left: &[&str], right: &[&str]) -> Result<()> {
-        let quoted = |names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
-            names.join(", ")
-        };
-        let pairs = |from: &[&str], to: &[&str]| {
-            format!(
-                "iifname {{ {} }} oifname {{ {} }} drop\n",
-                quoted(from),
-                quoted(to)
-            )
-        };
-        let mut rules =
-            String::from("table bridge lab\ndelete table bridge lab\ntable bridge lab {\nchain cut {\n");
-        rules.push_str("type filter hook forward priority 0; policy accept;\n");
-        rules.push_str(&pairs(left, right));
-        rules.push_str(&pairs(right, left));
-        rules.push_str("}\n}\n");
-        self.nft(&rules)
-    }
-
-    /// Ends every partition.
-    pub fn heal(&self) -> Result<()> {
-        self.nft("table bridge lab\ndelete table bridge lab\n")
-    }
-
-    fn nft(&self, rules: &str) -> Result<()> {
-        run_with_input(
-            Command::new("ip").args(["netns", "exec", &self.run.namespace("switch"), "nft", "-f", "-"]),
-            rules,
-        )
     }
 
     /// What of this run still exists outside of this process: for the checks that nothing is left.

@@ -121,13 +121,7 @@ impl Node {
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<thread::JoinHandle<Result<T>>> {
-        let network = self.open_namespace()?;
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            setns(&network, CloneFlags::CLONE_NEWNET).context("cannot enter the node's network")?;
-            drop(network);
-            Ok(work())
-        })?;
-        Ok(thread)
+        spawn_in(self.open_namespace()?, name, work)
     }
 
     fn open_namespace(&self) -> Result<File> {
@@ -212,4 +206,18 @@ fn interfaces(ip: &mut Command) -> Result<Vec<String>> {
     Ok(names
         .map(|name| name.split('@').next().unwrap_or(name).to_owned())
         .collect())
+}
+
+/// Runs `work` on a thread of this process that lies in that network namespace.
+pub(super) fn spawn_in<T: Send + 'static>(
+    network: File,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<thread::JoinHandle<Result<T>>> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        setns(&network, CloneFlags::CLONE_NEWNET).context("cannot enter the node's network")?;
+        drop(network);
+        Ok(work())
+    })?;
+    Ok(thread)
 }

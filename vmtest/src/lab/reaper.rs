@@ -43,6 +43,9 @@ for group in "$@"; do
     done
 done
 for ns in /run/netns/"$run"-*; do [ -e "$ns" ] && ip netns del "${ns##*/}"; done
+while read -r _ mount _; do
+    case $mount in "$dir"/*) umount -l "$mount" ;; esac
+done < /proc/self/mounts
 rm -rf "$dir"
 "#;
 

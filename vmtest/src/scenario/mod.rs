@@ -10,14 +10,17 @@
 //! * **Not here:** faults that a simulator finds better (message order, crashes at every step): `sim/`.
 
 pub mod bad_input;
+pub mod campaign;
 pub mod flood;
 pub mod interrupt;
 pub mod ledger;
 pub mod life;
 pub mod orders;
+pub mod overload;
 pub mod passers;
 mod run;
 mod secrets;
+pub mod soak;
 pub mod two_vms;
 pub mod upload;
 

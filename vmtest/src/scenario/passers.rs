@@ -55,6 +55,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersR
             target: service(),
             workers: WORKERS,
             most_incrs: 7,
+            every: Duration::ZERO,
             stall: STALL,
             give_up: GIVE_UP,
         },

@@ -1,0 +1,206 @@
+//! A long time with clients that come and go: memory of every process must stay what it is.
+//!
+//! * **Decides:** that no process grows by more than 5 % between the first minutes and the last.
+//! * **Flow:** VM up and protected -> connections at a steady rate -> a while to warm up -> memory -> the rest of the time ->
+//!   memory again -> the clients' verdict.
+//! * **Invariants:** what counts is memory of a process' own (`RssAnon`): the guest's memory is shared, and as large as the guest
+//!   was told that it is.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde::Serialize;
+
+use super::World;
+use crate::client::{Passers, PassersReport, PassersSpec};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::demo::service;
+use crate::lab::LabSpec;
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Clients that come and go.
+const WORKERS: u32 = 32;
+/// Connections of all of them together.
+const PER_MINUTE: u32 = 10_000;
+/// The part of that rate, in percent, that must really have been.
+const LEAST_PERCENT: u64 = 95;
+/// A process may grow by this much, in percent, and by this much in any case: a thread's stack is no leak.
+const GROWTH_PERCENT: u64 = 5;
+const SLACK_KIB: u64 = 512;
+/// Memory is looked at so often, and each figure is the median of so many looks.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOKS: usize = 9;
+
+/// One process' memory, in KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Of its own.
+    pub own_kib: u64,
+    /// Shared: the guest's, and rings.
+    pub shared_kib: u64,
+}
+
+/// A process, as "host program", and its memory then and at the end.
+pub type Figures = BTreeMap<String, (Memory, Memory)>;
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct SoakOutcome {
+    /// What the clients saw.
+    pub clients: PassersReport,
+    /// Memory of each process.
+    pub memory: Figures,
+}
+
+/// Plays it for so long.
+///
+/// # Errors
+/// When a process grew, clients were let down or too few; the daemons' logs are kept.
+pub fn run(world: &World, lasts: Duration, say: &mut dyn FnMut(&str)) -> Result<SoakOutcome> {
+    in_a_lab("soak", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world, lasts, say)
+    })
+}
+
+fn play(
+    cluster: &mut Cluster<'_>,
+    world: &World,
+    lasts: Duration,
+    say: &mut dyn FnMut(&str),
+) -> Result<SoakOutcome> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let plan = VmPlan::redis("dunlin");
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, service(), PATIENCE)?;
+    let passers = Passers::start(
+        client,
+        &PassersSpec {
+            target: service(),
+            workers: WORKERS as usize,
+            most_incrs: 3,
+            every: Duration::from_secs(60) * WORKERS / PER_MINUTE,
+            stall: PATIENCE,
+            give_up: PATIENCE,
+        },
+    )?;
+    cluster.await_protected(&plan.name, PATIENCE)?;
+    // The first syncs, connections and buffers are no growth.
+    std::thread::sleep(lasts / 5);
+    let (begun, connected) = (Instant::now(), passers.connections());
+    let first = look(cluster)?;
+    std::thread::sleep((lasts * 4 / 5).saturating_sub(begun.elapsed()));
+    let last = look(cluster)?;
+    let (minutes, connected) = (
+        begun.elapsed().as_secs_f64() / 60.0,
+        passers.connections() - connected,
+    );
+    let clients = passers.finish()?;
+    let mut memory = Figures::new();
+    for (process, then) in first {
+        let now = *last
+            .get(&process)
+            .with_context(|| format!("{process} has not lived through it: an election moved the VM"))?;
+        say(&format!(
+            "soak: {process}: own {} -> {} KiB, shared {} -> {} KiB",
+            then.own_kib, now.own_kib, then.shared_kib, now.shared_kib
+        ));
+        memory.insert(process, (then, now));
+    }
+    cluster.dunlin("a", &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    ensure!(clients.counted.is_clean(), "clients were let down: {clients:?}");
+    let least = (minutes * f64::from(PER_MINUTE)) as u64 * LEAST_PERCENT / 100;
+    ensure!(
+        connected >= least,
+        "{connected} connections in {minutes:.1} minutes: this machine is too slow for {PER_MINUTE} a minute"
+    );
+    for (process, (then, now)) in &memory {
+        ensure!(
+            !has_grown(then.own_kib, now.own_kib),
+            "{process} grew from {} to {} KiB",
+            then.own_kib,
+            now.own_kib
+        );
+    }
+    Ok(SoakOutcome { clients, memory })
+}
+
+fn has_grown(then_kib: u64, now_kib: u64) -> bool {
+    now_kib > then_kib + (then_kib * GROWTH_PERCENT / 100).max(SLACK_KIB)
+}
+
+/// The median of some looks at every process of every host.
+fn look(cluster: &Cluster<'_>) -> Result<BTreeMap<String, Memory>> {
+    let mut looks: BTreeMap<String, Vec<Memory>> = BTreeMap::new();
+    for _ in 0..LOOKS {
+        for host in cluster.hosts() {
+            for pid in cluster.lab().node(host).pids() {
+                if let Some((program, memory)) = memory_of(pid) {
+                    // Its number, too: one that was started anew is another.
+                    let process = format!("{host} {program} ({pid})");
+                    looks.entry(process).or_default().push(memory);
+                }
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    let median = |mut values: Vec<u64>| {
+        values.sort_unstable();
+        values[values.len() / 2]
+    };
+    // What is not there every time is a command, not a part of the VM.
+    let staying = looks.into_iter().filter(|(_, looks)| looks.len() == LOOKS);
+    let figures: BTreeMap<String, Memory> = staying
+        .map(|(process, looks)| {
+            let own_kib = median(looks.iter().map(|look| look.own_kib).collect());
+            let shared_kib = median(looks.iter().map(|look| look.shared_kib).collect());
+            (process, Memory { own_kib, shared_kib })
+        })
+        .collect();
+    // Three daemons and two copies.
+    ensure!(
+        figures.len() == 5,
+        "not five processes: {:?}",
+        figures.keys().collect::<Vec<_>>()
+    );
+    Ok(figures)
+}
+
+fn memory_of(pid: i32) -> Option<(String, Memory)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next().map(str::to_owned)
+    };
+    let kib = |name: &str| field(name)?.parse().ok();
+    let memory = Memory {
+        own_kib: kib("RssAnon:")?,
+        shared_kib: kib("RssShmem:")?,
+    };
+    Some((field("Name:")?, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_this_process_is_read_and_growth_beyond_the_limits_is_growth() {
+        let (name, memory) = memory_of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(!name.is_empty() && memory.own_kib > 0);
+        assert!(has_grown(100_000, 105_001) && !has_grown(100_000, 105_000));
+        assert!(has_grown(1000, 1600) && !has_grown(1000, 1500));
+        assert!(!has_grown(1000, 10));
+    }
+}
