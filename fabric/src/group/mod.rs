@@ -15,7 +15,10 @@
 //! **Source**: APUS (GAIA 2.1.2): "logs locally and writes to all backups"; design/fabric.md. **Not here**: who connects to
 //! whom and when again (the owner: [`Group::add_link`]).
 
+mod kept;
 mod peer;
+
+pub use kept::{KeptGroup, may_be_real_time};
 
 use crate::link::Stream;
 use crate::log::{Command, Cut, Disk, DiskError, DiskOptions, Done, Mode, Writer};
@@ -237,6 +240,8 @@ pub struct Group {
     /// What the followers of one step are sent is mostly the same: its bytes, and of which entries.
     encoded: (Vec<u8>, Option<(Term, Viewstamp, Index)>),
     idle_rounds: u32,
+    /// The owner is away, and its keeper here: what it decides upon waits for it.
+    keeping: bool,
     buffer: Vec<u8>,
     counters: Counters,
     cut: Option<Cut>,
@@ -283,6 +288,7 @@ impl Group {
             asked: false,
             encoded: (Vec::with_capacity(1024), None),
             idle_rounds: 0,
+            keeping: false,
             buffer: Vec::new(),
             counters: Counters::default(),
             cut: found.cut,
@@ -390,6 +396,34 @@ impl Group {
         self.events.pop_front()
     }
 
+    /// What cannot wait for the owner ([`KeptGroup`]): hears the peers and the disk, acknowledges, votes, and as the leader lets the
+    /// clock tick. No campaign begins here. True if there is something for the owner to look at.
+    fn keep(&mut self, now_us: u64) -> bool {
+        self.now_us = self.now_us.max(now_us);
+        self.keeping = true;
+        self.ask(0);
+        let mut heard = self.peers.iter().any(|p| p.readable);
+        for _ in 0..ROUNDS {
+            let mut busy = self.hear();
+            let due = self.core.next_deadline_us().is_some_and(|at| at <= self.now_us);
+            if due && self.is_leader() {
+                self.step(Event::Tick);
+                heard = true;
+            }
+            self.flush(false);
+            busy |= self.take_done();
+            heard |= busy;
+            if !busy {
+                break;
+            }
+        }
+        self.asked = false;
+        self.more |= heard;
+        self.flush(true);
+        self.keeping = false;
+        heard || !self.events.is_empty()
+    }
+
     /// Lands and hears what the peers wrote.
     fn hear(&mut self) -> bool {
         let mut busy = false;
@@ -403,6 +437,12 @@ impl Group {
                         self.events.push_back(GroupEvent::LinkUp { peer });
                         self.step(Event::LinkUp { peer });
                     }
+                }
+                // A follower may begin a campaign at a broken link: not without the owner's word.
+                Err(why) if self.keeping => {
+                    self.peers[at].fail(why);
+                    at += 1;
+                    continue;
                 }
                 Err(why) => {
                     self.lose(at, &why);
@@ -586,6 +626,10 @@ impl Group {
         while at < self.peers.len() {
             match self.peers[at].flush(all, &mut self.counters) {
                 Ok(()) => at += 1,
+                Err(why) if self.keeping => {
+                    self.peers[at].fail(why);
+                    at += 1;
+                }
                 Err(why) => self.lose(at, &why),
             }
         }

@@ -209,6 +209,11 @@ impl Peer {
         mail + self.log_out.as_ref().map_or(0, |log| log.queued_bytes)
     }
 
+    /// It will be found broken when it is looked at next.
+    pub(super) fn fail(&mut self, why: TransportError) {
+        self.failed = Some(why);
+    }
+
     pub(super) fn heard_us(&self) -> Option<u64> {
         self.heard_us
     }

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 
 /// Prints every finding; fails if something is missing.
 pub fn run(vm: Option<&Path>, json: bool) -> Result<ExitCode> {
-    let findings = probe::host(&spec(vm)?);
+    let mut findings = probe::host(&spec(vm)?);
+    findings.push(heartbeats());
     if json {
         let list: Vec<_> = findings
             .iter()
@@ -31,6 +32,25 @@ fn counted(missing: usize) -> String {
     match missing {
         1 => "1 thing is".to_owned(),
         more => format!("{more} things are"),
+    }
+}
+
+/// Not a fault where it is not allowed: only less sure on a host that is busy.
+fn heartbeats() -> Finding {
+    let (what, mend) = match dunlin_fabric::group::may_be_real_time() {
+        Ok(()) => ("heartbeats: at real-time priority".to_owned(), ""),
+        Err(error) => (
+            format!(
+                "heartbeats: at ordinary priority ({error}); where this host is very busy its VMs may move away"
+            ),
+            "run the daemon as root, or with CAP_SYS_NICE or LimitRTPRIO=1",
+        ),
+    };
+    Finding {
+        topic: "heartbeats",
+        what,
+        ok: true,
+        mend: mend.to_owned(),
     }
 }
 

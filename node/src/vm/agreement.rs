@@ -21,7 +21,7 @@ use dunlin_core::consensus::{EntryKind, Refusal, Role as ConsensusRole};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::{WireError, agreed};
-use dunlin_fabric::group::{Group, GroupEvent};
+use dunlin_fabric::group::{GroupEvent, KeptGroup};
 
 /// Where this host is in the log.
 #[derive(Default)]
@@ -64,7 +64,7 @@ pub struct Agreement {
 
 impl Agreement {
     /// What the log that was found on disk stands for.
-    pub fn found(group: &Group) -> Result<Self, WireError> {
+    pub fn found(group: &KeptGroup) -> Result<Self, WireError> {
         let snapshot = group.snapshot();
         Ok(Self::at(
             snapshot.last.index,
@@ -84,9 +84,9 @@ impl Agreement {
     }
 
     /// Entries count as soon as they are appended where they drop this host, and where they say that the VM has lived.
-    fn look_at_appended(&mut self, group: &Group, me: ReplicaId) {
+    fn look_at_appended(&mut self, group: &KeptGroup, me: ReplicaId) {
         self.looked_at = self.looked_at.max(self.applied);
-        while self.looked_at < group.core().appended().index {
+        while self.looked_at < group.appended().index {
             self.looked_at = self.looked_at.next();
             let Some(entry) = group.entry(self.looked_at) else {
                 continue;
@@ -197,8 +197,9 @@ impl VmLoop {
 
     /// Whether the agreed log is half full: a sync cuts it.
     pub(super) fn log_is_half_full(&self) -> bool {
-        let (core, limits) = (self.group.core(), self.group.core().config());
-        core.log_bytes() > limits.ring_bytes / 2 || core.log_entries() > limits.ring_entries / 2
+        let (entries, bytes) = self.group.log_size();
+        let (most_entries, most_bytes) = self.group.log_limits();
+        bytes > most_bytes / 2 || entries > most_entries / 2
     }
 
     /// Lets the consensus work, and follows what it says.
@@ -266,7 +267,7 @@ impl VmLoop {
         let leads = self.group.is_leader();
         let full = match leads {
             true => !self.group.has_input_room(MOST_BATCH_BYTES),
-            false => self.group.core().log_is_full(),
+            false => self.group.log_is_full(),
         };
         if std::mem::replace(&mut self.agreement.log_is_full, full) == full {
             return;
@@ -284,10 +285,8 @@ impl VmLoop {
         }
         self.agreement.log_full_told_us = Some(now_us);
         self.agreement.log_full_is_last = true;
-        let (entries, mib) = (
-            self.group.core().log_entries(),
-            self.group.core().log_bytes() >> 20,
-        );
+        let (entries, bytes) = self.group.log_size();
+        let mib = bytes >> 20;
         let text = match leads {
             true => format!(
                 "the log is full ({entries} entries, {mib} MiB): the network waits until a sync cuts it, or until its disk has \
@@ -350,7 +349,7 @@ impl VmLoop {
         self.skip_to_agreed_end();
         while !self.agreement.held && self.agreement.applied < self.group.committed() {
             let index = self.agreement.applied.next();
-            let Some(entry) = self.group.entry(index).cloned() else {
+            let Some(entry) = self.group.entry(index) else {
                 // Below a snapshot that is about to be installed.
                 return;
             };
@@ -379,7 +378,7 @@ impl VmLoop {
             self.group.applied(self.agreement.applied);
             self.cut_log_where_nothing_syncs(bytes);
         }
-        if self.agreement.applied == self.group.core().appended().index
+        if self.agreement.applied == self.group.appended().index
             && let Some(nics) = &mut self.nics
         {
             nics.nothing_under_way();
@@ -389,14 +388,8 @@ impl VmLoop {
 
     /// The group has made this host a member: from now on it is one like the others, over restarts as well.
     fn settle_in(&mut self) {
-        if self.newcomer
-            && self
-                .group
-                .core()
-                .members()
-                .iter()
-                .any(|member| member.id == self.me)
-        {
+        let is_member = || self.group.members().iter().any(|member| member.id == self.me);
+        if self.newcomer && is_member() {
             let file = self.host.state.join("vms").join(&self.config.name).join(NEWCOMER);
             match std::fs::remove_file(file) {
                 Ok(()) => self.newcomer = false,
@@ -530,8 +523,7 @@ impl VmLoop {
     fn cut_log_where_nothing_syncs(&mut self, entry_bytes: usize) {
         let nobody_else_needs_it =
             self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
-        let limits = self.group.core().config();
-        let limits = (limits.ring_entries, limits.ring_bytes);
+        let limits = self.group.log_limits();
         if nobody_else_needs_it && let Some((index, state)) = self.agreement.cut_alone(entry_bytes, limits) {
             self.cut_log(index, state);
         }

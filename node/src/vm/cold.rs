@@ -130,7 +130,7 @@ impl Holding {
 impl VmLoop {
     /// What the loop itself knows.
     pub(super) fn standing(&self) -> Standing {
-        let last = self.group.core().appended();
+        let last = self.group.appended();
         Standing {
             alive: !matches!(self.role, Role::None),
             led: self.group.leader().is_some(),

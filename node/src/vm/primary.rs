@@ -456,7 +456,7 @@ impl VmLoop {
             && self.agreement.leads
             && self.group.is_leader()
             && self.output.voice() != Voice::Shut
-            && self.group.core().appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
+            && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
             && (!self.inputs_are_agreed() || self.group.has_input_room(MOST_BATCH_BYTES))
     }
 

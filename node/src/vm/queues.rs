@@ -13,14 +13,14 @@ type Held = (usize, usize, u64);
 impl VmLoop {
     /// All of them, whatever role this host has: what there is not holds nothing.
     pub(super) fn queues(&self) -> Vec<QueueFigures> {
-        let core = self.group.core();
+        let ((_, log), (_, log_limit)) = (self.group.log_size(), self.group.log_limits());
         let talker = match &self.role {
             Role::Backup(backup) => backup.talker().map(Talker::queue),
             Role::Primary(_) | Role::None => None,
         };
         let (disk, disk_limit) = self.group.disk_queue();
         let queues: [(&str, Held); 9] = [
-            ("log", (core.log_bytes(), core.config().ring_bytes, 0)),
+            ("log", (log, log_limit, 0)),
             ("log-disk", (disk, disk_limit, 0)),
             ("links", self.group.link_queue()),
             (

@@ -21,7 +21,7 @@ use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_core::watchdog::Watchdog;
-use dunlin_fabric::group::{Group, GroupConfig};
+use dunlin_fabric::group::{GroupConfig, KeptGroup};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,7 +29,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
 #[allow(clippy::large_enum_variant)]
@@ -48,7 +48,7 @@ pub struct VmLoop {
     pub(super) config: Arc<VmConfig>,
     pub(super) me: ReplicaId,
     pub(super) witness: bool,
-    pub(super) group: Group,
+    pub(super) group: KeptGroup,
     pub(super) agreement: Agreement,
     pub(super) election: Election,
     pub(super) cold: Cold,
@@ -109,6 +109,8 @@ const LOOP_NICE: i32 = -15;
 const SHOW_US: u64 = 20_000;
 /// A VM that has to wait again and again is told of once in this time.
 const QUIET_US: u64 = 60_000_000;
+/// A loop that does not turn for so long is taken for hung, and its host for dead. Up to then heartbeats and votes do not wait for it.
+const HUNG: Duration = Duration::from_secs(1);
 /// The longest sleep: a bound on what a forgotten deadline could cost.
 const LONGEST_SLEEP_US: u64 = 100_000;
 
@@ -144,7 +146,7 @@ impl VmLoop {
         group_config.core.election_max_us = 2 * shortest_us;
         group_config.core.heartbeat_us = shortest_us / 12;
         group_config.core.ring_bytes = config.memory.log_mib << 20;
-        let group = Group::open(group_config).map_err(|error| error.to_string())?;
+        let group = KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = config
             .group
@@ -523,7 +525,7 @@ impl VmLoop {
             committed: self.group.committed().0,
             applied: self.agreement.applied.0,
             held_frames: self.output.held_frames(),
-            log_entries: self.group.core().appended().index.0 - self.group.snapshot().last.index.0,
+            log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
             frames_in: self.frames_in,
             frames_out: self.frames_out,
             peers: peers

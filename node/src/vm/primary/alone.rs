@@ -132,7 +132,7 @@ impl VmLoop {
     /// Takes hosts of the VM's configuration back into the group (invariant 3).
     pub(super) fn readmit_hosts(&mut self) {
         let someone_leaves = self.primary().is_some_and(|primary| primary.leaving.is_some());
-        let members = self.group.core().members();
+        let members = self.group.members();
         if someone_leaves || !self.agreement.leads || members.len() == self.config.group.len() {
             return;
         }

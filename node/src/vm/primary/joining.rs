@@ -59,7 +59,7 @@ impl VmLoop {
         {
             return;
         }
-        let members = self.group.core().members();
+        let members = self.group.members();
         let candidate = self.config.group.iter().map(|host| host.member).find(|member| {
             let follows = members.iter().any(|known| known.id == member.id);
             member.id != self.me && !member.witness && follows && self.is_connected(member.id)

@@ -28,7 +28,7 @@ impl VmLoop {
                 "host '{host}' takes part in the VM's group: there is nothing to replace"
             )));
         }
-        let members = self.group.core().members();
+        let members = self.group.members();
         if members.iter().all(|member| member.id != id) {
             return Some(Answer::done("it has left"));
         }
