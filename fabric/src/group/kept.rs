@@ -270,6 +270,12 @@ impl KeptGroup {
         self.lock().group.is_leader()
     }
 
+    /// As [`Group::may_speak`].
+    #[must_use]
+    pub fn may_speak(&self, now_us: u64) -> bool {
+        self.lock().group.may_speak(now_us)
+    }
+
     /// As [`Group::term`].
     #[must_use]
     pub fn term(&self) -> Term {
