@@ -57,7 +57,7 @@ fn what_lies_outside_an_image_is_an_error_and_no_panic() {
     let dir = Dir::new("outside");
     let path = dir.0.join("a.img");
     std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
-    let image = image::Image::open(&path, false, Arc::default()).unwrap();
+    let image = image::Image::open(&path, false, Arc::default(), None).unwrap();
     let invalid = |done: io::Result<()>| done.unwrap_err().kind() == io::ErrorKind::InvalidInput;
     for offset in [image.size_bytes(), u64::MAX - 1] {
         assert!(invalid(image.read(offset, &mut [0; 2])));
