@@ -2,6 +2,7 @@
 
 mod check;
 mod init;
+mod manual;
 mod show;
 mod talk;
 mod watch;
@@ -11,6 +12,7 @@ use crate::control::Request;
 use crate::daemon;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -159,6 +161,23 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         disk: usize,
     },
+    /// Says which program this is, and which protocol it speaks with other hosts
+    Version {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Prints a shell's completions
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Writes the manual pages into a folder: for who makes a package
+    #[command(hide = true)]
+    Manual {
+        /// The folder
+        dir: PathBuf,
+    },
     /// Shuts a VM down on all its hosts; its disks stay
     Down {
         /// The VM
@@ -261,6 +280,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 code => Ok(code),
             }
         }
+        Command::Version { json } => Ok(manual::version(json)),
+        Command::Completions { shell } => manual::completions::<Arguments>(shell),
+        Command::Manual { dir } => manual::pages::<Arguments>(&dir),
         Command::Inject { vm, fault, disk } => talk::simple(socket, &Request::Inject { vm, disk, fault }),
         Command::VerifyDisk { vm, repair } => talk::verify_disk(socket, vm, repair),
         Command::Down { vm, now, force } => talk::down(socket, &vm, now, force),

@@ -3,6 +3,7 @@
 mod peers;
 pub mod requests;
 mod reservations;
+mod service;
 mod store;
 
 use crate::config::{HostConfig, Trust, VmConfig};
@@ -17,6 +18,7 @@ use crossbeam_channel::{Receiver, after, select, unbounded};
 use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
 use reservations::Reservations;
 pub use reservations::Ticket;
+use service::Service;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
@@ -64,6 +66,14 @@ impl Daemon {
         }
         vms.insert(name, VmHandle::start(&self.host, config)?);
         Ok(())
+    }
+
+    /// How often each VM's loop has turned.
+    fn turns(&self) -> service::Turns {
+        self.vms()
+            .iter()
+            .map(|(name, handle)| (name.clone(), handle.turns()))
+            .collect()
     }
 
     /// Connections that were refused, by what was wrong; every kind is there from the start.
@@ -163,7 +173,11 @@ pub fn run(path: &Path) -> Result<()> {
     std::io::stdout()
         .flush()
         .context("saying that the host is ready")?;
-    wait_for_end(&daemon, &endings)
+    let service = Service::ready(&format!(
+        "host {} of cluster {}",
+        config.name, config.cluster.name
+    ));
+    wait_for_end(&daemon, &endings, service)
 }
 
 /// A host whose daemon has lost a thread is half dead: the others must see it dead, and take over.
@@ -175,7 +189,7 @@ fn die_whole() {
     }));
 }
 
-fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>) -> Result<()> {
+fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service) -> Result<()> {
     let (signalled, signals) = unbounded();
     let mut watched = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("watching signals")?;
     std::thread::Builder::new()
@@ -191,8 +205,12 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>) -> Result<()> {
         select! {
             recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
             recv(signals) -> _ => break,
+            recv(service.due) -> _ => if let Some(vm) = service.is_alive(daemon.turns()) {
+                daemon.host.events.push(&vm, "loop-stands-still", "the VM's loop does not turn: systemd will end this daemon");
+            },
         }
     }
+    Service::ends();
     daemon.host.events.push(
         "",
         "host-ends",

@@ -35,6 +35,7 @@ use dunlin_fabric::link::Identity;
 use event::{Command, LoopEvent, LoopSender};
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -82,6 +83,8 @@ pub(crate) struct Shared {
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
     fault_at: Arc<FaultAt>,
+    /// How often the loop has turned.
+    turns: AtomicU64,
 }
 
 impl VmHandle {
@@ -149,6 +152,12 @@ impl VmHandle {
             .unwrap_or_else(PoisonError::into_inner);
         status.sync.median = status::median(&recent);
         status
+    }
+
+    /// How often its loop has turned: one that lives does so ten times a second at the least.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.shared.turns.load(Ordering::Relaxed)
     }
 
     /// The loop's thread, to wait for its end without holding the handle; once.

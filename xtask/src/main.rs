@@ -5,6 +5,7 @@ mod cargo;
 mod demo;
 mod fuzz;
 mod licences;
+mod package;
 mod scenarios;
 mod setup;
 mod verify;
@@ -49,6 +50,7 @@ enum Task {
     },
     Fuzz(fuzz::Fuzz),
     Demo(demo::Demo),
+    Package(package::Package),
     Scenarios(scenarios::Scenarios),
     /// Measurements that compare in one run.
     #[command(subcommand)]
@@ -115,6 +117,7 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Package(arguments) => package::run(&arguments),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
         Task::Bench(what) => bench::run(&what),
     }

@@ -47,7 +47,7 @@ const PACKAGES: [(&str, &str); 15] = [
 /// # Errors
 /// One line that says what to do by hand, where this cannot do it.
 pub fn run() -> Result<()> {
-    install_missing()?;
+    install(&PACKAGES)?;
     kernel_is_new_enough();
     image::ensure(&paths::guest_images(), &mut |line| println!("setup: {line}"))?;
     Ok(())
@@ -75,9 +75,14 @@ pub fn services(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn install_missing() -> Result<()> {
-    let missing: Vec<(&str, &str)> = PACKAGES
-        .into_iter()
+/// Installs those of `packages` (name, and what it is for) that are missing.
+///
+/// # Errors
+/// One line that says what to do by hand, where this cannot do it.
+pub fn install(packages: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<(&str, &str)> = packages
+        .iter()
+        .copied()
         .filter(|(name, _)| !is_installed(name))
         .collect();
     let lists_are_there = Command::new("apt-cache")

@@ -28,6 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -229,6 +230,7 @@ impl VmLoop {
                 self.handle(event);
             }
             self.step();
+            self.shared.turns.fetch_add(1, Ordering::Relaxed);
         }
         self.answer_ended();
         if self.agreement.state.life == Life::Down {

@@ -1,0 +1,175 @@
+//! `cargo xtask package`: the Debian package, and a trial of it in a fresh Debian root that runs systemd.
+//!
+//! * **Decides:** what is in the package besides `packaging/debian`: the release executable, and the manual pages and
+//!   completions that it makes of its own command line.
+//! * **Flow:** cargo -> a folder of its own under the target directory -> `dpkg-buildpackage` -> one `.deb`; [`trial`] tries it.
+//! * **Not here:** where files go and what is done at installation: `packaging/debian`.
+
+mod trial;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::paths;
+
+use crate::{cargo, setup};
+
+/// What building a package needs, with the reason.
+const PACKAGES: [(&str, &str); 2] = [
+    ("debhelper", "builds the package"),
+    ("dpkg-dev", "dpkg-buildpackage"),
+];
+
+/// Builds the Debian package.
+#[derive(clap::Args)]
+pub struct Package {
+    /// Install it in a fresh Debian root under systemd, run a host from it, upgrade it, and purge it.
+    #[arg(long = "try")]
+    trial: bool,
+}
+
+/// Builds it, and tries it where that is asked for.
+pub fn run(arguments: &Package) -> Result<()> {
+    setup::install(&PACKAGES)?;
+    let binary = cargo::build_dunlin(true)?;
+    let deb = build(&binary)?;
+    println!("package: {}", deb.display());
+    score(&paths::workspace().join("packaging/debian/dunlin.service"))?;
+    if arguments.trial {
+        trial::run(&deb)?;
+    }
+    Ok(())
+}
+
+fn build(binary: &Path) -> Result<PathBuf> {
+    let root = paths::workspace();
+    let out = paths::target().join("package");
+    // A file of an earlier build must not get into this one.
+    match fs::remove_dir_all(&out) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| out.display().to_string());
+        }
+        _ => {}
+    }
+    let stage = out.join("dunlin");
+    fs::create_dir_all(stage.join("man"))?;
+    fs::copy(binary, stage.join("dunlin"))?;
+    fs::copy(root.join("README.md"), stage.join("README.md"))?;
+    command(
+        "cp",
+        &[
+            Path::new("-r"),
+            &root.join("packaging/debian"),
+            &stage.join("debian"),
+        ],
+    )?;
+    said(binary, &["manual", &stage.join("man").to_string_lossy()])?;
+    for shell in ["bash", "zsh", "fish"] {
+        let script = said(binary, &["completions", shell])?;
+        fs::write(stage.join(format!("dunlin.{shell}")), script)?;
+    }
+    let version = version(&root)?;
+    fs::write(stage.join("debian/changelog"), changelog(&root, &version)?)?;
+    let built = Command::new("dpkg-buildpackage")
+        .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
+        .env("DEB_BUILD_OPTIONS", "noautodbgsym")
+        .current_dir(&stage)
+        .output()
+        .context("dpkg-buildpackage is not here")?;
+    if !built.status.success() {
+        bail!("dpkg-buildpackage: {}", String::from_utf8_lossy(&built.stderr));
+    }
+    let deb = out.join(format!("dunlin_{version}_amd64.deb"));
+    if !deb.is_file() {
+        bail!("dpkg-buildpackage made no {}", deb.display());
+    }
+    Ok(deb)
+}
+
+/// The crates' version, and which commit it is: a later one is newer for dpkg.
+fn version(root: &Path) -> Result<String> {
+    let commit = git(
+        root,
+        &["log", "-1", "--format=%cd.%h", "--date=format:%Y%m%d%H%M%S"],
+    )?;
+    Ok(format!("{}+git{commit}", env!("CARGO_PKG_VERSION")))
+}
+
+fn changelog(root: &Path, version: &str) -> Result<String> {
+    let date = git(root, &["log", "-1", "--format=%cD"])?;
+    Ok(format!(
+        "dunlin ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md in the source.\n\n \
+         -- Dunlin maintainers <maintainers@dunlin.dev>  {date}\n"
+    ))
+}
+
+fn git(root: &Path, arguments: &[&str]) -> Result<String> {
+    let output = Command::new("git")
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .context("git is not here")?;
+    if !output.status.success() {
+        bail!(
+            "git {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+/// How much of the host the service can reach, by systemd's own measure. Where systemd is missing it is not said.
+fn score(unit: &Path) -> Result<()> {
+    let Ok(output) = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--no-pager"])
+        .arg(unit)
+        .output()
+    else {
+        println!("package: systemd-analyze is not here: the unit's exposure is not measured");
+        return Ok(());
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text
+        .lines()
+        .find(|line| line.contains("Overall exposure level"))
+        .with_context(|| {
+            format!(
+                "systemd-analyze says nothing of {}: {}",
+                unit.display(),
+                String::from_utf8_lossy(&output.stderr)
+            )
+        })?;
+    println!("package: {}", line.trim_start_matches(['→', ' ']));
+    Ok(())
+}
+
+/// What a program says on its standard output.
+fn said(program: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| program.display().to_string())?;
+    if !output.status.success() {
+        bail!(
+            "{} {}: {}",
+            program.display(),
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(output.stdout)
+}
+
+fn command(program: &str, arguments: &[&Path]) -> Result<()> {
+    let status = Command::new(program)
+        .args(arguments)
+        .status()
+        .with_context(|| program.to_owned())?;
+    if !status.success() {
+        bail!("{program} failed");
+    }
+    Ok(())
+}
