@@ -73,6 +73,10 @@ enum Command {
         /// (--socket or DUNLIN_SOCKET). A path that is not absolute is beside host.toml
         #[arg(long, default_value = CONTROL, value_name = "PATH")]
         control: PathBuf,
+        /// Where each host's daemon keeps its state; not absolute: beside host.toml. The package's service uses
+        /// /var/lib/dunlin
+        #[arg(long, default_value = "state", value_name = "PATH")]
+        state: PathBuf,
     },
     /// Runs this host's daemon until it is told to end
     Host {
@@ -232,7 +236,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             cluster,
             hosts,
             control,
-        } => init::run(&dir, &cluster, &hosts, &control),
+            state,
+        } => init::run(&dir, &cluster, &hosts, &control, &state),
         Command::Host { file } => {
             let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
             tracing_subscriber::fmt()

@@ -26,7 +26,13 @@ pub fn host(text: &str) -> Result<(String, SocketAddr), String> {
 }
 
 /// Writes everything, or nothing into a folder that is there already.
-pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)], control: &Path) -> Result<ExitCode> {
+pub fn run(
+    dir: &Path,
+    name: &str,
+    hosts: &[(String, SocketAddr)],
+    control: &Path,
+    state: &Path,
+) -> Result<ExitCode> {
     if dir.join("cluster.toml").exists() {
         return Err(BadInput(format!(
             "{}: there is a cluster already; name another folder",
@@ -61,7 +67,7 @@ pub fn run(dir: &Path, name: &str, hosts: &[(String, SocketAddr)], control: &Pat
         let file = HostFile {
             host: host.clone(),
             cluster: "cluster.toml".into(),
-            state: "state".into(),
+            state: state.to_owned(),
             control: control.to_owned(),
             metrics: None,
             key: Some("key.pem".into()),

@@ -57,7 +57,7 @@ const STEPS: [(&str, &str); 12] = [
     ),
     (
         "starts from what 'dunlin init' wrote",
-        "ip link set lo up && dunlin init /root/c --cluster c --host a=127.0.0.1:7400 --host b=127.0.0.2:7400 --host c=127.0.0.3:7400 \
+        "ip link set lo up && dunlin init /root/c --cluster c --state /var/lib/dunlin --host a=127.0.0.1:7400 --host b=127.0.0.2:7400 --host c=127.0.0.3:7400 \
          && cp /root/c/a/* /etc/dunlin/ && systemctl start dunlin && systemctl is-active dunlin",
     ),
     (
