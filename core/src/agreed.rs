@@ -11,6 +11,7 @@
 //! Source: ARCHITECTURE.md, "Failures"; the rule itself is ours. Not here: the bytes (`wire::agreed`), elections
 //! (`consensus::election`).
 
+use crate::policy::Policy;
 use crate::units::{Epoch, ReplicaId};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -76,6 +77,8 @@ pub enum Agreed {
         /// The epoch that all of them have reached.
         epoch: Epoch,
     },
+    /// The VM is replicated in this way from now on, whatever its file says.
+    Policy(Policy),
     /// The VM is shut down, on purpose.
     Down,
 }
@@ -101,6 +104,8 @@ pub struct AgreedState {
     pub complete: ReplicaSet,
     /// The last epoch that ended with an acknowledged sync.
     pub epoch: Epoch,
+    /// How the VM is replicated, where a person has said otherwise than its file.
+    pub policy: Option<Policy>,
 }
 
 impl AgreedState {
@@ -114,6 +119,7 @@ impl AgreedState {
                 self.complete = *set;
                 self.epoch = self.epoch.max(*epoch);
             }
+            Agreed::Policy(policy) => self.policy = Some(*policy),
             Agreed::Down => {
                 self.life = Life::Down;
                 self.complete = ReplicaSet::default();

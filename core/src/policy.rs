@@ -82,6 +82,18 @@ impl Policy {
         Policy::Dunlin,
     ];
 
+    /// Its number on the wire.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The policy of a number.
+    #[must_use]
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
     /// Whether there is a second copy at all.
     #[must_use]
     pub fn is_replicated(self) -> bool {
@@ -162,5 +174,19 @@ impl FromStr for Policy {
             .into_iter()
             .find(|policy| policy.name() == name)
             .ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Policy;
+
+    #[test]
+    fn every_policy_is_found_by_its_number_and_by_its_name() {
+        for policy in Policy::ALL {
+            assert_eq!(Policy::numbered(policy.number()), Some(policy));
+            assert_eq!(policy.name().parse(), Ok(policy));
+        }
+        assert_eq!(Policy::numbered(Policy::ALL.len() as u8), None);
     }
 }

@@ -56,6 +56,7 @@ fn agreed() -> Vec<Vec<u8>> {
         Agreed::Sync { epoch },
         Agreed::SyncDone { epoch },
         Agreed::Complete { set, epoch },
+        Agreed::Policy(dunlin_core::policy::Policy::Remus),
         Agreed::Down,
     ];
     let mut state = AgreedState::default();

@@ -116,6 +116,20 @@ enum Command {
         /// The VM
         vm: String,
     },
+    /// Replicates a VM in another way from now on, while it runs; its backup is brought in anew. 'none' pauses its protection
+    #[command(
+        after_help = "What each policy does is in docs/output.md. It holds until the next 'dunlin policy', or until all hosts are \
+                            lost: change the VM's file as well."
+    )]
+    Policy {
+        /// The VM
+        vm: String,
+        /// dunlin, plover, colo, str, remus or none
+        policy: String,
+        /// Do not wait until it is protected under the new policy
+        #[arg(long)]
+        no_wait: bool,
+    },
     /// Brings a backup in at once; or, with --alone, serves without any
     Protect {
         /// The VM
@@ -264,6 +278,16 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Status { watch, json } => show::status(socket, watch, json),
         Command::Events { follow, json } => show::events(socket, follow, json),
         Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
+        Command::Policy { vm, policy, no_wait } => {
+            let request = Request::Policy {
+                vm: vm.clone(),
+                policy: policy.clone(),
+            };
+            match talk::simple(socket, &request)? {
+                ExitCode::SUCCESS if policy != "none" && !no_wait => talk::wait_until_up(socket, &vm),
+                code => Ok(code),
+            }
+        }
         Command::Protect {
             vm,
             alone,

@@ -44,6 +44,13 @@ pub enum Request {
         /// Which.
         vm: String,
     },
+    /// Replicate a VM in another way from now on.
+    Policy {
+        /// Which.
+        vm: String,
+        /// The policy's name.
+        policy: String,
+    },
     /// Bring a backup in, or serve without any.
     Protect {
         /// Which.

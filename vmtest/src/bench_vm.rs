@@ -1,13 +1,12 @@
 //! What protection costs: eight services and the hard cases under each policy, in one run.
 //!
-//! * **Decides:** the order (policies alternate within each round, so a machine that slows down slows them all) and
+//! * **Decides:** the order (policies alternate within each round, by [`paired`] windows in one guest or with a guest booted anew) and
 //!   the fairness: each host has the same fixed share of the CPU in every policy, the unreplicated one too. Both VMs,
 //!   three daemons and the client share one machine here; without fixed shares the baseline would get the CPU that a
 //!   backup on another machine would not have taken from it, and the ratio would mean nothing.
-//! * **Flow:** [`run`]: for each service, round and policy one VM ([`standing`]) -> each [`case`] by its
-//!   [`clients`] -> medians over rounds ([`report`]) -> [`table`], JSON, [`plot`].
-//! * **Invariants:** (1) a figure is the median of the rounds, each of which booted its VM anew; every raw value is in
-//!   the JSON; (2) a case in which any client saw an error, or the VM was not protected all the time, has no figure;
+//! * **Flow:** [`run`]: for each service one VM ([`standing`]), which changes its policy while it runs -> each [`case`] by its
+//!   [`clients`] -> medians of the rounds' ratios ([`report`]) -> [`table`], JSON, [`plot`].
+//! * **Invariants:** (1) a share is the median of the rounds' own shares, with its interval; every raw value is in the JSON; (2) a case in which any client saw an error, or the VM was not protected all the time, has no figure;
 //!   (3) clients are not under the hosts' shares.
 //! * **Source:** PLOVER (NSDI'18, section 6) for what to show: throughput, latency, pause by step, pages, intervals.
 //! * **Not here:** what a fail-over costs is in [`failover`].
@@ -15,6 +14,7 @@
 mod case;
 mod clients;
 pub mod failover;
+mod paired;
 mod plot;
 mod report;
 mod standing;
@@ -46,6 +46,8 @@ pub struct BenchSpec {
     pub cases: Vec<Case>,
     /// How often each policy is measured.
     pub rounds: u32,
+    /// A VM is booted for each policy and round; else one changes its policy from window to window.
+    pub fresh: bool,
     /// About how long each load takes.
     pub seconds: f64,
     /// How long a VM is warmed up by its first load.
@@ -102,6 +104,7 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
         let cluster = standing::cluster(&lab, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
         for policy in &spec.policies {
+            let policy = standing::policy_of(policy);
             let mut plan = standing::plan(spec, first.service, policy);
             plan.name = format!("check-{policy}");
             let file = plan.write(&lab, &standing::guest(spec, first.service)?)?;
@@ -143,9 +146,16 @@ pub fn run(
         note: format!(
             "All hosts share one machine. Each host has {percent} % of one core in every policy, 'none' included, so \
              that a backup takes nothing from its primary; clients have what is left. Guests run under TCG (no \
-             hardware virtualisation here), {} vCPU each. Medians of {} rounds, policies alternating, each round with \
-             freshly booted VMs; loads of about {} s.{further}",
-            spec.vcpus, spec.rounds, spec.seconds
+             hardware virtualisation here), {} vCPU each. Medians of {} rounds, {}; loads of about {} s. A share is the \
+             median of the rounds' own shares, with its 95 % interval.{further}",
+            spec.vcpus,
+            spec.rounds,
+            if spec.fresh {
+                "policies alternating, each round with freshly booted VMs"
+            } else {
+                "in each a window of every policy, in random order, in one guest"
+            },
+            spec.seconds
         ),
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
@@ -166,31 +176,48 @@ pub fn run(
             let rows = spec.policies.iter().map(|policy| report::Row::new(case, policy));
             report.rows.extend(rows);
         }
-        for round in 1..=spec.rounds {
-            for (at, policy) in spec.policies.iter().enumerate() {
-                let outcomes = standing::measure(spec, policy, round, cases);
-                for (number, case) in cases.iter().enumerate() {
-                    let row = &mut report.rows[start + number * spec.policies.len() + at];
-                    match outcomes.as_ref().map(|outcomes| &outcomes[number]) {
-                        Ok(Ok(sample)) => {
-                            say(&format!(
-                                "round {round} {policy} {} {} c={}: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs",
-                                case.service,
-                                case.name,
-                                case.connections,
-                                sample.load.per_second,
-                                sample.load.p50_ms,
-                                sample.load.p99_ms,
-                                sample.syncs.count
-                            ));
-                            row.samples.push(sample.clone());
+        let mut told = |round: u32, at: usize, outcome: standing::Outcome, case: usize| {
+            let row = &mut report.rows[start + case * spec.policies.len() + at];
+            match outcome {
+                Ok(sample) => {
+                    say(&format!(
+                        "round {round} {} {}: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs",
+                        row.policy,
+                        row.title(),
+                        sample.load.per_second,
+                        sample.load.p50_ms,
+                        sample.load.p99_ms,
+                        sample.syncs.count
+                    ));
+                    row.samples.push(sample);
+                }
+                Err(failure) => {
+                    say(&format!("FAILED {} {}: {failure}", row.policy, row.title()));
+                    row.failures.push(failure);
+                }
+            }
+        };
+        if spec.fresh {
+            for round in 1..=spec.rounds {
+                for at in paired::order(spec.policies.len(), round) {
+                    match standing::measure(spec, &spec.policies[at], round, cases) {
+                        Ok(outcomes) => {
+                            for (case, outcome) in outcomes.into_iter().enumerate() {
+                                told(round, at, outcome, case);
+                            }
                         }
-                        Ok(Err(failure)) => row.failures.push(failure.clone()),
-                        Err(error) => row.failures.push(format!("round {round}: {error:#}")),
+                        Err(error) => {
+                            for case in 0..cases.len() {
+                                told(round, at, Err(format!("round {round}: {error:#}")), case);
+                            }
+                        }
                     }
-                    if let Some(failure) = row.failures.last() {
-                        say(&format!("FAILED {policy} {}: {failure}", row.title()));
-                    }
+                }
+            }
+        } else if let Err(error) = standing::windows(spec, cases, &mut told) {
+            for case in 0..cases.len() {
+                for at in 0..spec.policies.len() {
+                    told(0, at, Err(format!("{error:#}")), case);
                 }
             }
         }

@@ -38,18 +38,23 @@ pub struct Vm {
     #[arg(long, value_delimiter = ',', default_value = "redis")]
     service: Vec<String>,
     /// Policies, by commas.
-    #[arg(long, value_delimiter = ',', default_value = "none,remus,plover")]
+    ///
+    /// One that is named twice is measured against itself.
+    #[arg(long, value_delimiter = ',', default_value = "none,dunlin")]
     policy: Vec<String>,
     /// Only the cases with these numbers of parallel connections, by commas.
     #[arg(long, value_delimiter = ',')]
     connections: Option<Vec<u32>>,
-    /// How often each policy is measured; the medians are shown.
-    #[arg(long, default_value_t = 3)]
-    rounds: u32,
+    /// How often each policy is measured (10, with --fresh 3); the median of the rounds' shares is shown, with its interval.
+    #[arg(long)]
+    rounds: Option<u32>,
     /// About how long one load takes.
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// One round of 2 s: to see whether it works, not for figures.
+    /// Boot a VM for each policy and round, in place of one that changes its policy while it runs.
+    #[arg(long)]
+    fresh: bool,
+    /// Two rounds of 2 s: to see whether it works, not for figures.
     #[arg(long)]
     quick: bool,
     /// Keep the services that the file given by --json has from other runs, and judge all together.
@@ -138,9 +143,10 @@ fn spec(
         dunlin,
         images,
         clients,
-        policies: policies.to_vec(),
+        policies: labels(policies),
         cases,
         rounds: 1,
+        fresh: true,
         seconds: 2.0,
         warm_up_seconds: 5.0,
         host_cpu_percent: guest.host_cpu,
@@ -160,12 +166,16 @@ fn vm(options: &Vm) -> Result<()> {
         older.context("--show needs the file that --json names")?
     } else {
         let (rounds, seconds) = match options.quick {
-            true => (1, 2.0),
-            false => (options.rounds, options.seconds),
+            true => (2, 2.0),
+            false => (
+                options.rounds.unwrap_or(if options.fresh { 3 } else { 10 }),
+                options.seconds,
+            ),
         };
         let spec = BenchSpec {
             rounds,
             seconds,
+            fresh: options.fresh,
             append: options.append.clone(),
             ..spec(
                 &options.service,
@@ -231,6 +241,19 @@ fn failover(options: &Kills) -> Result<()> {
         bail!("a policy failed, and has no figures");
     }
     Ok(())
+}
+
+/// A policy that is named again gets a mark for each time: its windows are rows of their own.
+fn labels(policies: &[String]) -> Vec<String> {
+    let mut labels: Vec<String> = Vec::new();
+    for policy in policies {
+        let mut label = policy.clone();
+        while labels.contains(&label) {
+            label.push('\'');
+        }
+        labels.push(label);
+    }
+    labels
 }
 
 fn read(file: &Path) -> Result<BenchReport> {

@@ -4,6 +4,7 @@
 
 use super::{Reader, WireError};
 use crate::agreed::{Agreed, AgreedState, Frame, Life, ReplicaSet};
+use crate::policy::Policy;
 use crate::units::Epoch;
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -12,6 +13,10 @@ const SYNC: u8 = 2;
 const SYNC_DONE: u8 = 3;
 const COMPLETE: u8 = 4;
 const DOWN: u8 = 5;
+const POLICY: u8 = 6;
+
+/// In a snapshot: nobody has said otherwise than the VM's file.
+const AS_IN_ITS_FILE: u8 = u8::MAX;
 
 /// The most frames in one entry.
 pub const MOST_FRAMES: usize = 256;
@@ -37,6 +42,10 @@ pub fn encode(entry: &Agreed) -> Bytes {
         Agreed::Complete { set, epoch } => {
             put_epoch(&mut out, COMPLETE, *epoch);
             out.put_u8(set.0);
+        }
+        Agreed::Policy(policy) => {
+            out.put_u8(POLICY);
+            out.put_u8(policy.number());
         }
         Agreed::Down => out.put_u8(DOWN),
     }
@@ -81,11 +90,16 @@ pub fn decode(payload: Bytes) -> Result<Agreed, WireError> {
                 epoch,
             }
         }
+        POLICY => Agreed::Policy(policy(reader.u8()?)?),
         DOWN => Agreed::Down,
         _ => return Err(WireError::Invalid("entry tag")),
     };
     reader.end()?;
     Ok(entry)
+}
+
+fn policy(number: u8) -> Result<Policy, WireError> {
+    Policy::numbered(number).ok_or(WireError::Invalid("policy"))
 }
 
 /// The agreed state, for a snapshot marker.
@@ -99,6 +113,7 @@ pub fn encode_state(state: &AgreedState) -> Bytes {
     });
     out.put_u8(state.complete.0);
     out.put_u64(state.epoch.0);
+    out.put_u8(state.policy.map_or(AS_IN_ITS_FILE, Policy::number));
     out.freeze()
 }
 
@@ -118,6 +133,10 @@ pub fn decode_state(bytes: Bytes) -> Result<AgreedState, WireError> {
         life,
         complete: ReplicaSet(reader.u8()?),
         epoch: Epoch(reader.u64()?),
+        policy: match reader.u8()? {
+            AS_IN_ITS_FILE => None,
+            number => Some(policy(number)?),
+        },
     };
     reader.end()?;
     Ok(state)
@@ -142,6 +161,7 @@ mod tests {
                 set: ReplicaSet(set),
                 epoch: Epoch(epoch)
             }),
+            prop::sample::select(Policy::ALL.to_vec()).prop_map(Agreed::Policy),
             Just(Agreed::Down),
         ]
     }
@@ -150,6 +170,12 @@ mod tests {
         #[test]
         fn what_was_encoded_is_decoded(entry in any_entry()) {
             prop_assert_eq!(decode(encode(&entry)), Ok(entry));
+        }
+
+        #[test]
+        fn a_state_is_decoded_as_it_was(policy in prop::option::of(prop::sample::select(Policy::ALL.to_vec())), set: u8, epoch: u64) {
+            let state = AgreedState { life: Life::Running, complete: ReplicaSet(set), epoch: Epoch(epoch), policy };
+            prop_assert_eq!(decode_state(encode_state(&state)), Ok(state));
         }
 
         #[test]

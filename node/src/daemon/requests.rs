@@ -122,6 +122,7 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
     let vm = match &request {
         Request::Down { vm, .. }
         | Request::Failover { vm }
+        | Request::Policy { vm, .. }
         | Request::Protect { vm, .. }
         | Request::Replace { vm, .. }
         | Request::VerifyDisk { vm, .. }
@@ -170,6 +171,10 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         Request::Down { vm, force: true, .. } => (vm, Command::ForceDown),
         Request::Down { vm, now, .. } => (vm, Command::Down { now: *now }),
         Request::Failover { vm } => (vm, Command::Failover),
+        Request::Policy { vm, policy } => match policy.parse() {
+            Ok(policy) => (vm, Command::Policy(policy)),
+            Err(error) => return Answer::refused(format!("{error}")),
+        },
         Request::Protect {
             vm,
             alone: true,

@@ -426,6 +426,7 @@ impl VmLoop {
                 }
                 self.complete_set_agreed(set, epoch);
             }
+            Agreed::Policy(policy) => self.policy_agreed(policy),
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();
@@ -537,6 +538,7 @@ impl VmLoop {
 
     /// Another host leads, or nobody.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
+        self.policy_order_failed("this host leads the group no more; say it again");
         if leader.is_some() {
             self.order_failed("another host leads the group now; see 'dunlin status'");
         }

@@ -36,7 +36,7 @@ use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::waits::Wait;
 use dunlin_core::watchdog::Flow;
 use dunlin_core::wire::sync::SyncMessage;
-use dunlin_fabric::link::Stream;
+use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::Start;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,9 +174,12 @@ impl BackupRole {
 
 impl VmLoop {
     /// The leader wants this host as its backup.
-    pub(super) fn accept_join(&mut self, primary: ReplicaId, term: u64, stream: Stream) {
+    pub(super) fn accept_join(&mut self, primary: ReplicaId, hello: &Hello, stream: Stream) {
+        let term = hello.term;
         let free = matches!(self.role, Role::None) && !self.witness && self.failure.is_none();
-        let follows = term == self.group.term().0 && self.group.leader() == Some(primary);
+        // A policy that was agreed a moment ago may not have come here yet.
+        let knows_policy = hello.extra == self.policy().name().as_bytes();
+        let follows = term == self.group.term().0 && self.group.leader() == Some(primary) && knows_policy;
         if !free || !follows || self.agreement.state.complete.contains(self.me) {
             tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
             let why = match &self.failure {
@@ -197,8 +200,8 @@ impl VmLoop {
             talker: None,
             waiting: Waiting::default(),
             phase: Phase::Joining,
-            manner: self.config.policy.first_manner(),
-            next: self.config.policy.first_manner(),
+            manner: self.policy().first_manner(),
+            next: self.policy().first_manner(),
             staged: None,
             loading: false,
             idle_told: Index(0),
@@ -235,6 +238,7 @@ impl VmLoop {
     pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, String>) {
         let config = self.config.clone();
         let to_loop = self.to_loop.clone();
+        let first_manner = self.policy().first_manner();
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
         };
@@ -268,7 +272,7 @@ impl VmLoop {
                 link,
                 jobs: receiver,
                 to_loop,
-                active: config.policy.first_manner().backup_runs(),
+                active: first_manner.backup_runs(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
                 unloaded: None,
@@ -339,7 +343,7 @@ impl VmLoop {
     pub(super) fn run_backup(&mut self) {
         let applied = self.agreement.applied;
         let (leads, now_us) = (self.agreement.leads, self.now_us());
-        let agreed = self.config.policy.inputs_are_agreed();
+        let agreed = self.policy().inputs_are_agreed();
         let Role::Backup(backup) = &mut self.role else {
             return;
         };
@@ -400,7 +404,7 @@ impl VmLoop {
         };
         let look = match backup.phase {
             Phase::Draining(_) => Some(self.now_us() + LOOK_US),
-            _ if self.config.policy.inputs_are_agreed() && backup.owes_idle(self.agreement.applied) => {
+            _ if self.policy().inputs_are_agreed() && backup.owes_idle(self.agreement.applied) => {
                 Some(backup.idle_look_us.max(self.now_us() + LOOK_US))
             }
             _ => None,

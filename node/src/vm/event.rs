@@ -6,7 +6,7 @@ use crate::vm::machine::{FramePorts, Machine};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::Frame;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::{Manner, Policy};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
@@ -197,6 +197,8 @@ pub enum BackupStep {
 pub enum Command {
     /// Hand over to the backup.
     Failover,
+    /// Replicate the VM in another way.
+    Policy(Policy),
     /// Look for a backup now.
     Protect,
     /// Serve without the others, who are dead.

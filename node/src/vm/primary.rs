@@ -6,12 +6,13 @@
 //! 3. One sync at a time; the next one begins when the backup has applied the last.
 //! 4. One session's thread at a time: who stopped the VM lets it run on, and not into another session's sync.
 //!
-//! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `alone` serves by a
-//! person's order and takes the other hosts back, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
+//! `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `policy` changes how the VM is
+//! replicated, `alone` serves by a person's order and takes the other hosts back, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
 mod alone;
 mod commands;
 mod joining;
+mod policy;
 mod replacing;
 mod switched_off;
 mod syncing;
@@ -272,7 +273,8 @@ impl VmLoop {
                 _,
             ) => "running",
             (_, Some(_), _) => "joining",
-            (_, None, _) if self.config.policy.is_replicated() => "alone",
+            (_, None, _) if self.policy().is_replicated() => "alone",
+            (_, None, _) if self.config.policy.is_replicated() => "protection-paused",
             (_, None, _) => "running",
         }
     }
@@ -352,7 +354,8 @@ impl VmLoop {
                 }
                 self.output.set_voice(Voice::Alone);
                 self.stands_alone();
-                if self.config.policy.is_replicated() {
+                self.policy_settled();
+                if self.policy().is_replicated() {
                     self.event(
                         "unprotected",
                         "the VM runs without a backup: if this host dies now, it is lost",
@@ -484,7 +487,7 @@ impl VmLoop {
     /// Whether inputs pass the log before the VM sees them.
     fn inputs_are_agreed(&self) -> bool {
         let at_once = matches!(&self.role, Role::Primary(primary) if primary.executes_at_once());
-        self.config.policy.inputs_are_agreed() && !at_once
+        self.policy().inputs_are_agreed() && !at_once
     }
 
     pub(super) fn queue_input(&mut self, frame: &Frame) {

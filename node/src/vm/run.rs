@@ -82,6 +82,8 @@ pub struct VmLoop {
     pub(super) starts_under_way: u32,
     /// Who ordered this host to serve alone, until it does.
     pub(super) alone_ordered: Option<Sender<Answer>>,
+    /// Who ordered another policy, until it is agreed.
+    pub(super) policy_ordered: Option<Sender<Answer>>,
     /// Connections of hosts that are not in the group, and when that was told of each (there are as many as hosts in the
     /// cluster: others get no link).
     strangers: u64,
@@ -197,6 +199,7 @@ impl VmLoop {
             forgets_at_us: None,
             starts_under_way: 0,
             alone_ordered: None,
+            policy_ordered: None,
             strangers: 0,
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
@@ -407,7 +410,7 @@ impl VmLoop {
         };
         match hello.purpose {
             Purpose::Log => self.add_log_link(peer.id, stream),
-            Purpose::Sync => self.accept_join(peer.id, hello.term, stream),
+            Purpose::Sync => self.accept_join(peer.id, hello, stream),
             Purpose::Mirror => self.accept_mirror(peer.id, &hello.extra, stream),
             Purpose::Control => {}
         }
@@ -491,7 +494,7 @@ impl VmLoop {
             }
             Command::ForceDown => Some(self.force_down()),
             Command::RemoveMember(member) => self.remove_member(member, &reply),
-            Command::Failover | Command::Protect | Command::VerifyDisk { .. } => {
+            Command::Failover | Command::Policy(_) | Command::Protect | Command::VerifyDisk { .. } => {
                 self.primary_command(command, &reply)
             }
         };
@@ -519,8 +522,8 @@ impl VmLoop {
             role: role.to_owned(),
             state,
             protected: self.agreement.state.complete.0.count_ones() > 1 && self.group.leader().is_some(),
-            wants_protection: self.config.policy.is_replicated(),
-            policy: self.config.policy.name().to_owned(),
+            wants_protection: self.policy().is_replicated(),
+            policy: self.policy().name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
             term: self.group.term().0,
             epoch: self.output.epoch().0,

@@ -53,7 +53,7 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
             "throughput, share of none (loaded)",
             &replicated,
             lines(&replicated, &|row| service(row) && row.connections > 1, &|row| {
-                row.of_baseline
+                row.of_baseline.map(|share| share.median)
             }),
             Some(0.9),
         ),
@@ -61,7 +61,9 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
             "throughput-hard",
             "throughput of the hard cases, share of none",
             &replicated,
-            lines(&replicated, &|row| !service(row), &|row| row.of_baseline),
+            lines(&replicated, &|row| !service(row), &|row| {
+                row.of_baseline.map(|share| share.median)
+            }),
             Some(0.9),
         ),
         (
@@ -69,7 +71,7 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
             "latency p50 at one connection, times none",
             &replicated,
             lines(&replicated, &|row| row.connections == 1, &|row| {
-                row.latency_of_baseline
+                row.latency_of_baseline.map(|times| times.median)
             }),
             Some(1.5),
         ),

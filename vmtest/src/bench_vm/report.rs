@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::case::{Case, Kind, SERVICES};
 use super::clients::Measured;
+use super::paired::Ratio;
 
 /// The unreplicated VM.
 pub const BASELINE: &str = "none";
@@ -95,10 +96,10 @@ pub struct Row {
     pub policy: String,
     /// Medians over the rounds; nothing if any round failed.
     pub median: Option<Medians>,
-    /// Throughput against the baseline in the same case.
-    pub of_baseline: Option<f64>,
-    /// Median latency against the baseline in the same case.
-    pub latency_of_baseline: Option<f64>,
+    /// Throughput against the baseline's in the same case and round.
+    pub of_baseline: Option<Ratio>,
+    /// Median latency against the baseline's in the same case and round.
+    pub latency_of_baseline: Option<Ratio>,
     /// What went wrong, by round. A case that failed once has no figures.
     pub failures: Vec<String>,
     /// The raw values.
@@ -218,12 +219,22 @@ impl BenchReport {
             .cloned()
             .collect();
         for row in &mut self.rows {
-            let base = bases.iter().find(|base| base.same_case(row));
-            let pair = base
-                .and_then(|base| base.median.as_ref())
-                .zip(row.median.as_ref());
-            row.of_baseline = pair.map(|(base, own)| own.per_second / base.per_second);
-            row.latency_of_baseline = pair.map(|(base, own)| own.p50_ms / base.p50_ms);
+            let base = bases
+                .iter()
+                .find(|base| base.same_case(row) && base.median.is_some());
+            let ratio = |figure: &dyn Fn(&Sample) -> f64| {
+                let base = base.filter(|_| row.median.is_some())?;
+                let pairs = row.samples.iter().filter_map(|own| {
+                    let beside = base.samples.iter().find(|beside| beside.round == own.round)?;
+                    Some(figure(own) / figure(beside))
+                });
+                Ratio::of(&pairs.collect::<Vec<f64>>())
+            };
+            let (share, times) = (
+                ratio(&|sample| sample.load.per_second),
+                ratio(&|sample| sample.load.p50_ms),
+            );
+            (row.of_baseline, row.latency_of_baseline) = (share, times);
         }
         self.geometric_means = self
             .policies
@@ -251,7 +262,7 @@ impl BenchReport {
                 .iter()
                 .filter(|row| row.service == service && row.policy == policy)
                 .filter(|row| row.kind == Kind::Service && counts(row.connections))
-                .filter_map(|row| row.of_baseline)
+                .filter_map(|row| row.of_baseline.map(|share| share.median))
                 .collect();
             shares.extend(geometric_mean(&cases));
         }
@@ -288,7 +299,7 @@ impl BenchReport {
         let latency = own
             .iter()
             .filter(|row| row.connections == 1)
-            .filter_map(|row| Some((row.latency_of_baseline?, row.title())));
+            .filter_map(|row| Some((row.latency_of_baseline?.median, row.title())));
         targets.push(at_most(
             &format!("{SUBJECT}: p50 latency at one connection, times {BASELINE}, worst case"),
             latency.max_by(|a, b| a.0.total_cmp(&b.0)),

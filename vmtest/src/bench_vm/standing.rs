@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::BenchSpec;
 use super::case::Case;
 use super::clients::Clients;
+use super::paired;
 use super::report::{BASELINE, Sample, Syncs};
 use crate::cluster::{Cluster, VmPlan, VmStatus};
 use crate::image::{self, GuestImage};
@@ -15,6 +16,8 @@ use crate::lab::{CpuShare, Lab, LabSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// How long a load has run under a policy before its window begins.
+const LEAD_IN_S: f64 = 1.0;
 const HOSTS: [&str; 3] = ["a", "b", "c"];
 
 /// Builds a lab whose hosts have their share of the CPU, but may use all of it until [`with_shares`].
@@ -88,7 +91,81 @@ pub fn clients<'lab>(lab: &'lab Lab, spec: &BenchSpec, service: &str) -> Clients
 }
 
 /// A load that went wrong does not end the others.
-type Outcome = std::result::Result<Sample, String>;
+pub type Outcome = std::result::Result<Sample, String>;
+
+/// Boots `cases`' service once, and makes each load in windows of every policy, round after round. `told` gets the round, the
+/// policy's place, what came of it, and the case's place.
+///
+/// # Errors
+/// When the VM cannot be had at all.
+pub fn windows(
+    spec: &BenchSpec,
+    cases: &[Case],
+    told: &mut dyn FnMut(u32, usize, Outcome, usize),
+) -> Result<()> {
+    let first = cases.first().context("no case")?;
+    // The daemon takes a VM up as replicated: one that never was has a group of its own kind.
+    let boot = spec
+        .policies
+        .iter()
+        .map(|label| policy_of(label))
+        .find(|policy| *policy != BASELINE);
+    let mut now = boot.unwrap_or(BASELINE).to_owned();
+    let lab = lab(spec.host_cpu_percent)?;
+    {
+        let cluster = cluster(&lab, spec)?;
+        let plan = plan(spec, first.service, &now);
+        let file = plan.write(&lab, &guest(spec, first.service)?)?;
+        cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
+        let clients = clients(&lab, spec, first.service);
+        let begun = clients.await_service(first, PATIENCE).and_then(|()| {
+            with_shares(&lab, spec.host_cpu_percent)?;
+            // What is translated or compiled when it first runs.
+            clients.run(first, spec.warm_up_seconds).map(drop)
+        });
+        if let Err(error) = begun {
+            let kept = cluster.keep_logs(&format!("bench-{}", first.service));
+            return Err(error.context(format!("logs: {kept:?}")));
+        }
+        for (number, case) in cases.iter().enumerate() {
+            for round in 1..=spec.rounds {
+                for at in paired::order(spec.policies.len(), round) {
+                    let policy = policy_of(&spec.policies[at]);
+                    let outcome = change_to(&cluster, &plan.name, &mut now, policy)
+                        .and_then(|()| one(spec, &cluster, &plan, &clients, case, policy, round, LEAD_IN_S));
+                    if outcome.is_err() {
+                        cluster.keep_logs(&format!("bench-{}-{}-{policy}", case.service, case.name));
+                    }
+                    told(
+                        round,
+                        at,
+                        outcome.map_err(|error| format!("round {round}: {error:#}")),
+                        number,
+                    );
+                }
+            }
+        }
+        cluster.dunlin("a", &["down", "--now", &plan.name])?;
+    }
+    lab.close()
+}
+
+/// The policy of a label: one that is measured against itself has a mark behind its name.
+pub fn policy_of(label: &str) -> &str {
+    label.trim_end_matches('\'')
+}
+
+/// The VM goes on under another policy, protected if that protects.
+fn change_to(cluster: &Cluster<'_>, vm: &str, now: &mut String, policy: &str) -> Result<()> {
+    if now != policy {
+        cluster.dunlin("a", &["policy", "--no-wait", vm, policy])?;
+        policy.clone_into(now);
+    }
+    if policy != BASELINE {
+        cluster.await_protected(vm, PATIENCE)?;
+    }
+    Ok(())
+}
 
 /// Boots `cases`' service under `policy` and makes all loads, one after the other.
 ///
@@ -100,6 +177,7 @@ pub fn measure(spec: &BenchSpec, policy: &str, round: u32, cases: &[Case]) -> Re
     let mut outcomes = Vec::new();
     {
         let cluster = cluster(&lab, spec)?;
+        let policy = policy_of(policy);
         let plan = plan(spec, first.service, policy);
         let file = plan.write(&lab, &guest(spec, first.service)?)?;
         cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
@@ -117,7 +195,16 @@ pub fn measure(spec: &BenchSpec, policy: &str, round: u32, cases: &[Case]) -> Re
             return Err(error.context(format!("logs: {kept:?}")));
         }
         for case in cases {
-            let outcome = one(spec, &cluster, &plan, &clients, case, policy, round);
+            let outcome = one(
+                spec,
+                &cluster,
+                &plan,
+                &clients,
+                case,
+                policy,
+                round,
+                spec.warm_up_seconds,
+            );
             if outcome.is_err() {
                 cluster.keep_logs(&format!("bench-{}-{}-{policy}", case.service, case.name));
             }
@@ -129,6 +216,7 @@ pub fn measure(spec: &BenchSpec, policy: &str, round: u32, cases: &[Case]) -> Re
     Ok(outcomes)
 }
 
+#[allow(clippy::too_many_arguments)] // One call, from two kinds of run.
 fn one(
     spec: &BenchSpec,
     cluster: &Cluster<'_>,
@@ -137,10 +225,11 @@ fn one(
     case: &Case,
     policy: &str,
     round: u32,
+    lead_in_s: f64,
 ) -> Result<Sample> {
     // Emulated code is translated when it first runs, two of the services compile theirs, too, and a VM under `dunlin` looks for
     // the manner that pays: what is measured is what a load gets that lasts.
-    clients.run(case, spec.warm_up_seconds).context("warming up")?;
+    clients.run(case, lead_in_s).context("warming up")?;
     let before = primary(cluster, &plan.name)?;
     let cpu = || HOSTS.map(|host| cluster.lab().node(host).cpu_time().unwrap_or_default());
     let (cpu_before, begun) = (cpu(), Instant::now());

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::paired::Ratio;
 use super::report::{BASELINE, BenchReport, Row};
 
 /// Steps of a pause, in the order in which they happen, as the daemon names them.
@@ -27,8 +28,8 @@ pub fn table(report: &BenchReport) -> String {
 fn loads(text: &mut String, report: &BenchReport) {
     let _ = writeln!(
         text,
-        "{:10} {:9} {:>5} {:8} {:>9} {:>6} {:>9} {:>6} {:>9} {:>8}  cpu % of a, b, c",
-        "service", "case", "conns", "policy", "per s", "of", "p50 ms", "times", "p99 ms", "syncs/s"
+        "{:10} {:9} {:>5} {:8} {:>9} {:>9} {:>9} {:>8}  cpu % of a, b, c    {:24} p50, times none",
+        "service", "case", "conns", "policy", "per s", "p50 ms", "p99 ms", "syncs/s", "share of none"
     );
     let mut last: Option<&Row> = None;
     for row in &report.rows {
@@ -46,16 +47,12 @@ fn loads(text: &mut String, report: &BenchReport) {
             let _ = writeln!(text, "FAILED {why}");
             continue;
         };
-        let share = row
-            .of_baseline
-            .map_or(String::new(), |share| format!("{:.0}%", share * 100.0));
-        let times = row
-            .latency_of_baseline
-            .map_or(String::new(), |times| format!("{times:.2}"));
+        let words = |ratio: Option<Ratio>| ratio.map_or(String::new(), |ratio| ratio.in_words());
+        let (share, times) = (words(row.of_baseline), words(row.latency_of_baseline));
         let cpu = row.samples.first().map_or([0.0; 3], |sample| sample.cpu_percent);
         let _ = writeln!(
             text,
-            "{:>9.0} {share:>6} {:>9.2} {times:>6} {:>9.2} {:>8.1}  {:.0} {:.0} {:.0}",
+            "{:>9.0} {:>9.2} {:>9.2} {:>8.1}  {:>5.0} {:>5.0} {:>5.0}    {share:24} {times}",
             median.per_second, median.p50_ms, median.p99_ms, median.syncs_per_second, cpu[0], cpu[1], cpu[2]
         );
     }

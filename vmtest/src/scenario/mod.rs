@@ -83,6 +83,8 @@ pub enum Action {
     LosePrimaryFor(Away),
     /// A planned hand-over by `dunlin failover`.
     Failover,
+    /// `dunlin policy VM NAME`, asked of the witness's host; the VM is then under that policy, and unprotected or protected as it says.
+    Policy(&'static str),
     /// SIGINT to the primary's daemon, as Ctrl-C does: its VM goes to the backup first.
     InterruptPrimary,
     /// The same by SIGTERM, as a service manager does.
@@ -207,8 +209,8 @@ pub fn all() -> Vec<Scenario> {
         AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakHandOver, BreakPrimaryDisk,
         CutBackup, CutPrimary, DieAt, Failover, Freeze, HalfLoad, HangBackup, HangPrimary, Inject,
         InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
-        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, ProtectAlone,
-        Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
+        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, Policy,
+        ProtectAlone, Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
     };
     let answers = AwaitAnswers(100);
     let there_and_back = [
@@ -294,6 +296,28 @@ pub fn all() -> Vec<Scenario> {
             "planned-hand-over",
             "plover",
             &[AwaitProtected, answers, Failover, answers, AwaitProtected],
+        )
+        .quick(),
+        Scenario::new(
+            "policies-change-while-it-runs",
+            "plover",
+            &[
+                AwaitProtected,
+                answers,
+                Policy("remus"),
+                answers,
+                KillPrimary,
+                answers,
+                Restart,
+                AwaitProtected,
+                Policy("none"),
+                AwaitState("protection-paused"),
+                answers,
+                Policy("dunlin"),
+                answers,
+                KillPrimary,
+                answers,
+            ],
         )
         .quick(),
         Scenario::new(

@@ -486,6 +486,20 @@ impl Stage<'_, '_> {
                 self.cluster.dunlin(&primary, &["failover", &self.vm])?;
                 self.taken_over(&primary, at)
             }
+            Action::Policy(policy) => {
+                // Whichever host is asked passes it on to the one that serves the VM.
+                let witness = self.with_role("witness")?;
+                self.cluster.dunlin(&witness, &["policy", &self.vm, policy])?;
+                let primary = self.with_role("primary")?;
+                let status = self.cluster.status(&primary)?;
+                let vm = status.vm(&self.vm).context("the primary has the VM")?;
+                let is = (vm.policy.as_str(), vm.protected);
+                ensure!(
+                    is == (policy, policy != "none"),
+                    "policy {policy} was ordered, and it is {is:?}"
+                );
+                Ok(())
+            }
         }
     }
 

@@ -32,6 +32,7 @@ impl VmLoop {
         }
         match command {
             Command::Failover => self.begin_hand_over(reply),
+            Command::Policy(policy) => self.order_policy(policy, reply),
             Command::Protect => {
                 if let Some(primary) = self.primary() {
                     primary.rejoin_at_us = 0;

@@ -55,8 +55,7 @@ impl VmLoop {
             self.drop_backup();
             return;
         }
-        if !self.config.policy.is_replicated() || !self.agreement.leads || self.output.voice() != Voice::Alone
-        {
+        if !self.policy().is_replicated() || !self.agreement.leads || self.output.voice() != Voice::Alone {
             return;
         }
         let members = self.group.members();
@@ -84,6 +83,8 @@ impl VmLoop {
         let id = self.new_session();
         let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
         let term = self.group.term();
+        // Both sides begin in this policy's first manner.
+        let policy = self.policy().name().as_bytes().to_vec();
         let work = move || {
             let result = open(
                 &host,
@@ -91,7 +92,7 @@ impl VmLoop {
                 config.host_name(peer.id),
                 Purpose::Sync,
                 term,
-                Vec::new(),
+                policy,
             );
             to_loop.send(LoopEvent::SessionConnected { session: id, result });
         };
@@ -106,7 +107,7 @@ impl VmLoop {
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
-        let active = self.config.policy.first_manner().backup_runs();
+        let active = self.policy().first_manner().backup_runs();
         let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
         let Some(peer) = self.session_peer() else { return };
         let connect_mirror = {

@@ -25,8 +25,7 @@ impl VmLoop {
         let epoch = self.output.epoch();
         let next = self.next_manner(hand_over);
         // Whoever runs from this sync on has to know which inputs are in it.
-        let agreed =
-            self.inputs_are_agreed() || (next.backup_runs() && self.config.policy.inputs_are_agreed());
+        let agreed = self.inputs_are_agreed() || (next.backup_runs() && self.policy().inputs_are_agreed());
         if agreed && !self.propose(&Agreed::Sync { epoch }) {
             if let Some(primary) = self.primary() {
                 primary.sync_refused = Some(hand_over);
@@ -99,7 +98,7 @@ impl VmLoop {
 
     /// How the copies are to be kept after the sync that begins now.
     fn next_manner(&mut self, hand_over: bool) -> Manner {
-        let policy = self.config.policy;
+        let policy = self.policy();
         let Some(primary) = self.primary() else {
             return policy.first_manner();
         };
@@ -133,7 +132,7 @@ impl VmLoop {
 
     pub(super) fn start_due_sync(&mut self) {
         let now_us = self.now_us();
-        let policy = self.config.policy;
+        let policy = self.policy();
         let by_period = policy.period_ms(self.config.sync.period_ms).is_some() && !policy.compares_output();
         let differs = self.output.differs();
         let matches = self
@@ -346,7 +345,7 @@ impl VmLoop {
 
     fn sync_loaded(&mut self, epoch: Epoch, load_us: u64) {
         let now_us = self.now_us();
-        let changes_over = self.config.policy.changes_over();
+        let changes_over = self.policy().changes_over();
         self.output.backup_loaded(epoch);
         let tally = *self.output.tally();
         let Some(primary) = self.primary() else { return };
@@ -375,7 +374,7 @@ impl VmLoop {
             .primary()
             .and_then(|primary| primary.session.as_ref())
             .is_some_and(|session| session.phase == Phase::LastSync);
-        if last_of_join && self.config.policy.compares_output() {
+        if last_of_join && self.policy().compares_output() {
             self.output.compare_from(self.output.epoch());
         }
         let shadow = self.output.draw_line();

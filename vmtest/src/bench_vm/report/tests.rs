@@ -107,7 +107,7 @@ fn services_of_another_run_are_added_and_measured_ones_stay() {
         .rows
         .iter()
         .filter(|row| row.policy == "dunlin" && (row.service == "nginx" || row.service == "php"))
-        .filter_map(|row| row.of_baseline)
+        .filter_map(|row| row.of_baseline.map(|share| share.median))
         .collect();
     assert_eq!(shares, [0.9, 0.9, 0.5, 0.5]);
 }
@@ -117,7 +117,7 @@ fn a_report_is_shown_whole() {
     let report = report(&[("none", 1.0), ("plover", 0.25)]);
     let text = table(&report);
     for part in [
-        "25%",
+        "0.25 [0.25, 0.25]",
         "plover",
         "tomcat",
         "geometric mean",
@@ -139,4 +139,37 @@ fn medians_of_few_values() {
     assert!((median_of(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
     assert!((median_of(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
     assert!(median_of(Vec::new()).abs() < 1e-9);
+}
+
+#[test]
+fn a_share_is_the_median_of_the_rounds_own_shares() {
+    // The machine is half as fast in the second round, for both.
+    let mut report = report(&[("none", 1.0), ("dunlin", 0.8)]);
+    for row in &mut report.rows {
+        let first = row.samples[0].clone();
+        let speeds = [1.0, 0.5, 1.0];
+        let rounds = speeds.iter().zip(1..).map(|(speed, round)| {
+            let mut sample = first.clone();
+            sample.round = round;
+            sample.load.per_second *= speed;
+            sample
+        });
+        row.samples = rounds.collect();
+    }
+    // A round in which the baseline has no figure has no share.
+    report
+        .rows
+        .iter_mut()
+        .find(|row| row.policy == "none")
+        .unwrap()
+        .samples
+        .pop();
+    report.conclude();
+    let row = report.rows.iter().find(|row| row.policy == "dunlin").unwrap();
+    let share = row.of_baseline.unwrap();
+    assert!(
+        (share.median - 0.8).abs() < 1e-9 && (share.high - share.low).abs() < 1e-9,
+        "{share:?}"
+    );
+    assert_eq!(share.pairs, 2);
 }
