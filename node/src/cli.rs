@@ -273,7 +273,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 return Ok(code);
             }
             let name = talk::vm_name(&text).context("the daemon took a file without a name")?;
-            talk::wait_until_up(socket, &name)
+            talk::wait_until_up(socket, &name, None)
         }
         Command::Status { watch, json } => show::status(socket, watch, json),
         Command::Events { follow, json } => show::events(socket, follow, json),
@@ -284,7 +284,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 policy: policy.clone(),
             };
             match talk::simple(socket, &request)? {
-                ExitCode::SUCCESS if policy != "none" && !no_wait => talk::wait_until_up(socket, &vm),
+                ExitCode::SUCCESS if policy != "none" && !no_wait => {
+                    talk::wait_until_up(socket, &vm, Some(&policy))
+                }
                 code => Ok(code),
             }
         }
@@ -305,7 +307,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Replace { vm, host } => {
             let request = Request::Replace { vm: vm.clone(), host };
             match talk::simple(socket, &request)? {
-                ExitCode::SUCCESS => talk::wait_until_up(socket, &vm),
+                ExitCode::SUCCESS => talk::wait_until_up(socket, &vm, None),
                 code => Ok(code),
             }
         }

@@ -162,14 +162,17 @@ enum Outcome {
     Alone(String),
 }
 
-/// Waits until a VM is protected (or runs, if its policy protects nothing), and says how far it is; or until it is clear why not.
-pub fn wait_until_up(socket: &Path, name: &str) -> Result<ExitCode> {
+/// Waits until a VM is protected (or runs, if its policy protects nothing), under that policy if one is given, and says how far
+/// it is; or until it is clear why not.
+pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<ExitCode> {
     let mut teller = Teller::new()?;
     let mut outcome = None;
     watch(socket, || {
         let host = status(socket)?;
         let vm = host.vms.iter().find(|vm| vm.name == name);
-        outcome = vm.and_then(outcome_of);
+        // A host that has not heard of the new policy yet speaks of the old backup.
+        let counts = |vm: &&VmStatus| policy.is_none_or(|policy| vm.policy == policy);
+        outcome = vm.filter(counts).and_then(outcome_of);
         match vm {
             Some(VmStatus {
                 progress: Some(progress),
