@@ -147,6 +147,7 @@ impl Agreed {
             Self::Sync { .. } => "sync",
             Self::SyncDone { .. } => "sync done",
             Self::Complete { .. } => "complete set",
+            Self::Policy(_) => "policy",
             Self::Down => "down",
         }
     }
@@ -154,7 +155,7 @@ impl Agreed {
 
 /// Entries that the log did not take, to be said again as soon as it does: nobody else would.
 ///
-/// In the order in which they were said; a newer one stands for an older one of its kind. So there are three at most.
+/// In the order in which they were said; a newer one stands for an older one of its kind. So there are four at most.
 #[derive(Debug, Default)]
 pub struct Unsaid {
     entries: VecDeque<Agreed>,

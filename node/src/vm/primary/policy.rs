@@ -42,7 +42,7 @@ impl VmLoop {
             ));
         }
         if !self.propose(&Agreed::Policy(policy)) {
-            return Some(Answer::failed("the group takes no entry now: say it again"));
+            return Some(Answer::failed("this host leads the group no more: say it again"));
         }
         self.policy_ordered = Some(reply.clone());
         None
