@@ -30,7 +30,7 @@ use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use crate::control::{Answer, FailoverStatus, Progress, SyncStatus};
 use crossbeam_channel::Sender;
-use dunlin_core::agreed::{Agreed, Frame, Life, ReplicaSet};
+use dunlin_core::agreed::{Agreed, AgreedState, Frame, Life, ReplicaSet};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
@@ -331,9 +331,10 @@ impl VmLoop {
             // A sync whose entry was lost with the old term never comes.
             primary.sync = None;
         }
-        if self.agreement.state.complete == ReplicaSet::one(self.me) {
-            self.output.set_voice(Voice::Alone);
-            self.stands_alone();
+        let AgreedState { complete, epoch, .. } = self.agreement.state;
+        if complete == ReplicaSet::one(self.me) {
+            // The entry may have been agreed between two terms, when nobody led who could have acted on it.
+            self.primary_set_agreed(complete, epoch);
         } else if survived {
             self.output.set_voice(Voice::Protected);
         } else {
