@@ -10,6 +10,7 @@
 
 pub mod colo;
 pub mod disk;
+pub mod firmware;
 pub mod frames;
 pub mod memory;
 pub mod probe;
@@ -19,6 +20,7 @@ pub mod state;
 mod sys;
 
 pub use colo::Colo;
+pub use firmware::Firmware;
 pub use memory::{Bitmap, Memory, PAGE_BYTES};
 pub use probe::Finding;
 pub use qemu::{Ports, Qemu, Start};

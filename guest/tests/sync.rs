@@ -31,6 +31,14 @@ fn syncs_in_a_row(machine: Machine, vcpus: u32) {
     let divergent: u64 = all.iter().map(|s| s.divergent).sum();
     assert!(divergent > 0, "a load that never diverges tests nothing");
 
+    let told = pair.backup.qemu.qmp().poll_events().unwrap();
+    assert!(
+        told.len() <= 3,
+        "a backup's events pile up: {} after {} syncs",
+        told.len(),
+        all.len()
+    );
+
     let before = last_tick(&pair.primary.qemu);
     pair.primary.qemu.kill().unwrap();
     pair.colo.failover().unwrap();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 18] = [
     ("qemu-system-x86", "runs the VMs"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
     (
@@ -28,6 +28,9 @@ const PACKAGES: [(&str, &str); 15] = [
     ("iproute2", "hosts as network namespaces, bridges and TAPs"),
     ("nftables", "cuts hosts off from each other in the tests"),
     ("e2fsprogs", "makes the guest's disks without mounting them"),
+    ("syslinux", "the boot loader of guests that boot from a disk"),
+    ("dosfstools", "the file system that it lies on"),
+    ("mtools", "puts files there without mounting it"),
     ("xz-utils", "unpacks the kernel modules of newer kernel packages"),
     (
         "gcc",

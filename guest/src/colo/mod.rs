@@ -9,6 +9,8 @@
 //!             leaves out what has its value of then (a queue's indices while it has no address, `broken`, MSRs that are
 //!             0), and a backup that ran ahead would keep its own. A network card that the backup's guest had set up and
 //!             the primary's had not was broken for good by that, and q35 aborts on its second load without a reset.
+//!             5. before its first load the VM has the primary's firmware, and after each load as well: a QEMU that waits
+//!             for a state has none, and without it a guest that boots again after a take-over runs into zeros.
 //! Source:     stock-qemu.md section 3; QEMU's docs/COLO-FT.txt, migration/colo.c (the secondary's side).
 //! Not here:   RAM (x-ignore-shared: it lies in a file of ours), the order of a sync (core).
 
@@ -21,6 +23,7 @@ use std::time::Duration;
 use dunlin_core::waits::Wait;
 use serde_json::Value;
 
+use crate::firmware::{self, Firmware};
 use crate::qemu::{Qmp, QmpError};
 
 /// The stream's magic `QEVM` and version: 8 bytes that a saved state begins with.
@@ -52,6 +55,9 @@ pub enum ColoError {
     /// The bytes are not a device state.
     #[error("not a QEMU device state of {0} bytes: was it saved by another QEMU version?")]
     NotAState(usize),
+    /// The firmware is not of this host's kind, or has not come.
+    #[error("firmware: {0}")]
+    Firmware(String),
     /// The secondary answered something else.
     #[error("the backup's QEMU answered message {got} instead of {expected}: it must be started again")]
     Unexpected {
@@ -89,15 +95,20 @@ pub struct Colo {
     socket: UnixStream,
     qmp: Arc<Qmp>,
     phase: ColoPhase,
+    ours: Arc<Firmware>,
+    /// The primary's firmware, as of the newest state that was taken in.
+    theirs: Vec<(String, Vec<u8>)>,
 }
 
 impl Colo {
     /// `socket`: the other end of QEMU's `migrate-incoming fd:N`.
-    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>) -> Colo {
+    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>, ours: Arc<Firmware>) -> Colo {
         Colo {
             socket,
             qmp,
             phase: ColoPhase::Empty,
+            ours,
+            theirs: Vec::new(),
         }
     }
 
@@ -106,18 +117,39 @@ impl Colo {
         self.phase
     }
 
+    /// Keeps the firmware that a state brings: for a state that is agreed and not loaded, and may never be.
+    pub fn take_in(&mut self, state: &[u8]) -> Result<(), ColoError> {
+        self.devices_of(state).map(drop)
+    }
+
+    fn devices_of<'a>(&mut self, state: &'a [u8]) -> Result<&'a [u8], ColoError> {
+        let (contents, devices) = firmware::split(state).ok_or(ColoError::NotAState(state.len()))?;
+        self.ours.check(&contents).map_err(ColoError::Firmware)?;
+        for (name, bytes) in contents {
+            self.theirs.retain(|(known, _)| *known != name);
+            self.theirs.push((name, bytes.to_vec()));
+        }
+        Ok(devices)
+    }
+
     /// The first load. The RAM must have been written before. On return the VM *runs*; the dirty scan that counts for
     /// the next sync must be made before this call.
     ///
-    /// `state`: what [`crate::Qemu::save_devices`] of the primary answered.
+    /// `state`: what [`crate::Qemu::save_state`] of the primary answered.
     pub fn enable(&mut self, state: &[u8]) -> Result<(), ColoError> {
         assert_eq!(self.phase, ColoPhase::Empty, "COLO is enabled once");
+        let state = self.devices_of(state)?;
         let body = body(state)?;
+        if !self.ours.is_whole(&self.theirs) {
+            return Err(ColoError::Firmware("the primary's has not come".into()));
+        }
         let mut stream = state[..HEADER_BYTES].to_vec();
         stream.push(VM_COMMAND);
         stream.extend(ENABLE_COLO.to_be_bytes());
         stream.extend(0u16.to_be_bytes());
-        stream.extend_from_slice(body);
+        // After the command: QEMU then also keeps it as what a later load goes back to.
+        stream.extend(firmware::ram_section(&firmware::pages(&self.theirs)));
+        stream.extend(with_tables_to_build(body));
         self.phase = ColoPhase::Broken;
         self.socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         self.socket.set_write_timeout(Some(ANSWER_TIMEOUT))?;
@@ -149,21 +181,27 @@ impl Colo {
         write_ram: impl FnOnce() -> io::Result<()>,
     ) -> Result<(), ColoError> {
         assert_eq!(self.phase, ColoPhase::Paused, "a load follows a request");
-        let body = body(state)?;
+        let body = with_tables_to_build(body(self.devices_of(state)?)?);
         self.phase = ColoPhase::Broken;
         // Invariant 4. QEMU resets before it lets anyone else at its devices, so before the load; a reset writes no RAM.
         self.qmp.execute("system_reset", Value::Null)?;
         write_ram().map_err(ColoError::Ram)?;
         let mut message = Vec::with_capacity(body.len() + 17);
         message.extend((Message::Send as u32).to_be_bytes());
-        message.push(0); // the live state: empty
+        // The live state: RAM. A reset may have written to the firmware, and so may the backup's guest.
+        let other = self.ours.differing(&self.theirs)?;
+        if !other.is_empty() {
+            message.extend(firmware::ram_section(&other));
+        }
+        message.push(0);
         message.extend((Message::Size as u32).to_be_bytes());
         message.extend((body.len() as u64).to_be_bytes());
-        message.extend_from_slice(body);
+        message.extend_from_slice(&body);
         self.socket.write_all(&message)?;
         self.expect(Message::Received)?;
         self.expect(Message::Loaded)?;
         self.phase = ColoPhase::Running;
+        self.qmp.forget_events()?;
         Ok(())
     }
 
@@ -199,5 +237,42 @@ fn body(state: &[u8]) -> Result<&[u8], ColoError> {
     match state.starts_with(&MAGIC) && state.len() > HEADER_BYTES + 1 {
         true => Ok(&state[HEADER_BYTES..]),
         false => Err(ColoError::NotAState(state.len())),
+    }
+}
+
+/// The state, in which QEMU has not yet built its ACPI tables for this boot of the guest. It builds them when the firmware
+/// asks for them, from the devices; a backup's QEMU that were told that it had done so would show a guest that boots just
+/// then the tables of an empty machine.
+fn with_tables_to_build(body: &[u8]) -> Vec<u8> {
+    const NAME: &[u8] = b"\x0aacpi_build";
+    const FULL_SECTION: u8 = 4;
+    const FOOTER: u8 = 0x7e;
+    /// Instance and version, each be32, between the name and the one byte of its state.
+    const BETWEEN: usize = 8;
+    let mut body = body.to_vec();
+    let found = body.windows(NAME.len()).position(|bytes| bytes == NAME);
+    if let Some(at) = found {
+        let built = at + NAME.len() + BETWEEN;
+        // Before the name stand the section's kind and number, after its state a footer.
+        let is_section = at >= 5 && body[at - 5] == FULL_SECTION && body.get(built + 1) == Some(&FOOTER);
+        if is_section {
+            body[built] = 0;
+        }
+    }
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_tables_to_build;
+
+    #[test]
+    fn only_the_byte_that_says_that_tables_were_built_is_changed() {
+        let section = b"\x04\0\0\0\x09\x0aacpi_build\0\0\0\0\0\0\0\x01\x01\x7e\0\0\0\x09rest";
+        let changed = with_tables_to_build(section);
+        let at: Vec<usize> = (0..section.len()).filter(|&i| section[i] != changed[i]).collect();
+        assert_eq!((at, changed[24]), (vec![24], 0));
+        let no_section = b"xxxxx\x0aacpi_build\0\0\0\0\0\0\0\x01\x01\x7e";
+        assert_eq!(with_tables_to_build(no_section), no_section);
     }
 }

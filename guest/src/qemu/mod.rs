@@ -1,11 +1,11 @@
 //! A stock QEMU under control: start, stop, continue, device state, end.
 //!
 //! Decides:    the order of a start.
-//! Flow:       `VmSpec` -> [`Qemu::start`] -> stop / save_devices / cont, over and over -> quit, kill or drop.
+//! Flow:       `VmSpec` -> [`Qemu::start`] -> stop / save_state / cont, over and over -> quit, kill or drop.
 //! Invariants: 1. a failed start leaves nothing and says QEMU's own words; 2. dropping a [`Qemu`] kills and reaps it;
 //!             3. `save_devices` never touches block devices (`live: false`).
 //! Source:     stock-qemu.md sections 1 to 3; vm-loop.md pitfalls.
-//! Not here:   RAM (`memory`), loading state (`colo`), who decides to stop.
+//! Not here:   RAM (`memory`), what the firmware is (`firmware`), loading state (`colo`), who decides to stop.
 
 pub mod accel;
 pub mod command;
@@ -33,8 +33,9 @@ use launch::launch;
 pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
+use crate::firmware::{self, Firmware};
 use crate::memory::Memory;
-use crate::spec::{Accel, VmSpec};
+use crate::spec::{Accel, Machine, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
 
@@ -65,6 +66,7 @@ pub struct Qemu {
     version: String,
     accel: (Accel, Option<String>),
     memory: Arc<Memory>,
+    firmware: Arc<Firmware>,
     threads: ThreadStates,
     console: Console,
     stderr: Console,
@@ -150,12 +152,13 @@ impl Qemu {
         let qmp = Arc::new(launched.qmp);
         let pid = launched.child.pid();
         let memory = Arc::new(Memory::attach(pid, ram, launched.uffd)?);
+        let firmware = Arc::new(Firmware::find(pid, &qmp, spec.machine == Machine::Microvm)?);
         let console = Console::follow("qemu-console", console_ours, serial_log)?;
         let threads = ThreadStates::new(pid, vcpu_threads(&qmp)?)?;
         let mut colo = None;
         if let (Some(ours), Some(number)) = (colo_ours, colo_number) {
             prepare_incoming(&qmp, number)?;
-            colo = Some(Colo::new(ours, Arc::clone(&qmp)));
+            colo = Some(Colo::new(ours, Arc::clone(&qmp), Arc::clone(&firmware)));
         }
         Ok(Qemu {
             pid,
@@ -165,6 +168,7 @@ impl Qemu {
             version: launched.version,
             accel,
             memory,
+            firmware,
             threads,
             console,
             stderr: launched.stderr,
@@ -196,6 +200,11 @@ impl Qemu {
     /// Guest RAM.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+
+    /// The guest's firmware.
+    pub fn firmware(&self) -> &Firmware {
+        &self.firmware
     }
 
     /// Is the guest busy?
@@ -231,6 +240,14 @@ impl Qemu {
     /// Lets the vCPUs run on.
     pub fn cont(&self) -> Result<(), QmpError> {
         self.qmp.execute("cont", Value::Null).map(drop)
+    }
+
+    /// What a backup needs of the stopped VM beside guest RAM and disks: its devices' and CPUs' state, and before that the
+    /// firmware, for the first state of a join (`first`) all of it, later what the guest has changed.
+    pub fn save_state(&self, first: bool) -> Result<Vec<u8>, QmpError> {
+        let mut state = firmware::prefix(&self.firmware.changes(first)?);
+        state.extend(self.save_devices()?);
+        Ok(state)
     }
 
     /// Device and CPU state of the stopped VM, in QEMU's own format with its 8 header bytes.

@@ -166,6 +166,16 @@ impl Qmp {
         }
     }
 
+    /// Throws away the events that have come: what a backup's VM did before a load has not happened. They would also pile up,
+    /// since nobody follows a backup's.
+    pub(crate) fn forget_events(&self) -> Result<(), QmpError> {
+        let mut connection = self.lock();
+        while connection.fill()? {}
+        while connection.line()?.is_some() {}
+        connection.events.clear();
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Connection> {
         self.0
             .lock()

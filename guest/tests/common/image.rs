@@ -2,7 +2,8 @@
 //!
 //! The initramfs loads the virtio modules, gives eth0 an address, and keeps memory busy on every vCPU; it prints
 //! `GUEST-READY` and then a `tick N` line a few times a second on the serial console. With `test.card=late` on the kernel's
-//! command line it says `NO-CARD-YET` and waits a second before it sets up its network card.
+//! command line it says `NO-CARD-YET` and waits a second before it sets up its network card. With `test.resets` it reboots
+//! when 10.77.0.99 asks for its address, and panics when 10.77.0.98 does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,7 +46,13 @@ i=0; while [ $i -lt $cpus ]; do churn $i & i=$((i + 1)); done
 if [ -b /dev/vda ]; then
   while :; do dd if=/tmp/churn0 of=/dev/vda bs=4k count=8 conv=fsync 2>/dev/null; usleep 50000; done &
 fi
-n=0; while :; do echo "tick $n"; n=$((n + 1)); usleep 200000; done
+grep -q test.resets /proc/cmdline && resets=yes
+n=0; while :; do
+  echo "tick $n"; n=$((n + 1)); usleep 200000
+  [ "$resets" ] || continue
+  grep -q '^10.77.0.99 ' /proc/net/arp && { echo RESETTING; reboot -f; }
+  grep -q '^10.77.0.98 ' /proc/net/arp && { echo RESETTING; echo c > /proc/sysrq-trigger; }
+done
 "#;
 
 /// Kernel and initramfs.

@@ -53,8 +53,13 @@ pub const OURS: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 1];
 
 /// An ARP request for the Linux guest's address.
 pub fn who_has_the_guest() -> Vec<u8> {
+    who_has_the_guest_tell(1)
+}
+
+/// The same from 10.77.0.`number`.
+pub fn who_has_the_guest_tell(number: u8) -> Vec<u8> {
     let mut frame = [&[0xff; 6][..], &OURS, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
-    frame.extend([&OURS[..], &[10, 77, 0, 1], &[0; 6], &[10, 77, 0, 2]].concat());
+    frame.extend([&OURS[..], &[10, 77, 0, number], &[0; 6], &[10, 77, 0, 2]].concat());
     frame
 }
 
@@ -147,7 +152,7 @@ impl Pair {
         let mut colo = backup.qemu.take_colo().unwrap();
         let (from, to) = (primary.qemu.memory(), backup.qemu.memory());
         primary.qemu.stop().unwrap();
-        let state = primary.qemu.save_devices().unwrap();
+        let state = primary.qemu.save_state(true).unwrap();
         from.scan_dirty().unwrap();
         let mut page = [0; PAGE_BYTES];
         to.clear_all().unwrap();
@@ -186,7 +191,7 @@ impl Pair {
         let mut clock = Instant::now();
         self.primary.qemu.stop().unwrap();
         stats.stop = us(&mut clock);
-        let state = self.primary.qemu.save_devices().unwrap();
+        let state = self.primary.qemu.save_state(false).unwrap();
         stats.save = us(&mut clock);
         let (primary, backup) = (from.scan_dirty().unwrap(), to.scan_dirty().unwrap());
         self.carried.unite(&primary);

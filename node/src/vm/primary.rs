@@ -83,6 +83,8 @@ pub struct PrimaryRole {
     rejoin_at_us: u64,
     backup_applied: Index,
     disk_asks: bool,
+    /// The guest has reset its machine since the last sync.
+    guest_was_reset: bool,
     quit_at_us: Option<u64>,
     /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
     switched_off: bool,
@@ -184,6 +186,7 @@ impl PrimaryRole {
             rejoin_at_us: 0,
             backup_applied: Index(0),
             disk_asks: false,
+            guest_was_reset: false,
             quit_at_us: None,
             switched_off: false,
             room: None,
@@ -633,6 +636,7 @@ impl VmLoop {
         for event in events {
             match event {
                 QemuEvent::Shutdown { guest: true, .. } => self.guest_switched_off(),
+                QemuEvent::Reset { guest: true } => self.guest_reset(),
                 QemuEvent::GuestPanicked => self.event("guest-panicked", "the guest's kernel panicked"),
                 QemuEvent::BlockIoError { reason, stopped } => self.guest_disk_failed(&reason, stopped),
                 _ => {}
@@ -650,6 +654,14 @@ impl VmLoop {
             self.propose(&Agreed::Down);
         }
         self.look_for_room();
+    }
+
+    /// The guest boots anew. Both copies got the same input, but a boot is made of clocks: they are made one again at once.
+    fn guest_reset(&mut self) {
+        self.event("guest-reset", "the guest has reset its machine and boots anew");
+        if let Some(primary) = self.primary() {
+            primary.guest_was_reset = true;
+        }
     }
 
     /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the

@@ -25,6 +25,8 @@ pub struct VmPlan {
     pub disk_mib: Option<u64>,
     /// Cards beside the first that the guest never sets up.
     pub idle_cards: u8,
+    /// Boots from a disk with a boot loader, its first, instead of a kernel that QEMU is given.
+    pub boots_from_disk: bool,
     /// Further lines for the `[sync]` table.
     pub sync: Vec<String>,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
@@ -46,6 +48,7 @@ impl VmPlan {
             memory_mib: 256,
             disk_mib: None,
             idle_cards: 0,
+            boots_from_disk: false,
             sync: Vec::new(),
             members: ["a", "b"],
             number: 0,
@@ -135,16 +138,14 @@ impl VmPlan {
             "vcpus = {}\nmemory_mib = {}\n",
             self.vcpus, self.memory_mib
         ));
-        text.push_str(&format!(
-            "kernel = \"{}\"\ninitrd = \"{}\"\n",
-            kernel.display(),
-            initrd.display()
-        ));
-        text.push_str(&format!(
-            "append = \"{}{}\"\n",
-            image.append_for(&self.address()),
-            self.clock_words()
-        ));
+        let append = format!("{}{}", image.append_for(&self.address()), self.clock_words());
+        if !self.boots_from_disk {
+            text.push_str(&format!(
+                "kernel = \"{}\"\ninitrd = \"{}\"\nappend = \"{append}\"\n",
+                kernel.display(),
+                initrd.display()
+            ));
+        }
         let serial = lab.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
         for card in 0..=self.idle_cards {
@@ -158,6 +159,17 @@ mac = \"{}\"
 bridge = \"br0\"
 ",
                 mac.join(":")
+            ));
+        }
+        if self.boots_from_disk {
+            let file = format!("{}-boot.img", self.name);
+            for host in ["a", "b"] {
+                let append = format!("{append} no_timer_check");
+                crate::image::boot_disk(&lab.node(host).home().join(&file), image, &append)?;
+            }
+            text.push_str(&format!(
+                "\n[[vm.disks]]\npath = \"{}\"\n",
+                lab.here().join(&file).display()
             ));
         }
         if let Some(size_mib) = self.disk_mib {

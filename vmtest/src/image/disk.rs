@@ -1,10 +1,13 @@
-//! Disks for the guest: a raw image with an empty ext4, made without mounting anything and without being root.
+//! Disks for the guest, made without mounting anything and without being root: an empty ext4, or a boot loader with kernel
+//! and initramfs.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+
+use super::GuestImage;
 
 /// Makes `path`, a raw ext4 image of `size_mib`, on which the guest's redis keeps its append-only file.
 ///
@@ -29,6 +32,49 @@ pub fn data_disk(path: &Path, size_mib: u64) -> Result<()> {
             "mke2fs failed: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         );
+    }
+    Ok(())
+}
+
+/// Makes `path`, a raw image with a boot loader (syslinux on a FAT file system) that boots `image` with that command line.
+pub fn boot_disk(path: &Path, image: &GuestImage, append: &str) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    file.set_len(64 << 20)?;
+    drop(file);
+    let menu = path.with_extension("cfg");
+    fs::write(
+        &menu,
+        format!("DEFAULT linux\nLABEL linux\nKERNEL vmlinuz\nINITRD initrd.img\nAPPEND {append}\n"),
+    )?;
+    let copy = |from: &Path, name: &str| {
+        tool(
+            Command::new("mcopy")
+                .arg("-i")
+                .arg(path)
+                .arg(from)
+                .arg(format!("::{name}")),
+            "mtools",
+        )
+    };
+    tool(
+        Command::new("mkfs.vfat").args(["-F", "32"]).arg(path),
+        "dosfstools",
+    )?;
+    copy(&image.kernel, "vmlinuz")?;
+    copy(&image.initrd, "initrd.img")?;
+    copy(&menu, "syslinux.cfg")?;
+    tool(Command::new("syslinux").arg("--install").arg(path), "syslinux")
+}
+
+fn tool(command: &mut Command, package: &str) -> Result<()> {
+    // Debian keeps these where an ordinary user's PATH does not look.
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = command
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .output()
+        .with_context(|| format!("{command:?}: apt-get install {package} (or 'cargo xtask setup')"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX
-# A disk (vda) with an ext4 file system is mounted on /data, and redis then logs every write to it.
+# The first disk with an ext4 file system is mounted on /data, and redis then logs every write to it.
+# A word on the list dunlin:power is obeyed as if a person had typed it: reboot or poweroff.
 # No timer and no poll runs here: an idle guest must be idle.
 /bin/busybox --install -s /bin
 mount -t proc none /proc
@@ -19,11 +20,31 @@ ip link set eth0 up
 ip addr add "$address" dev eth0
 
 persist='--save "" --appendonly no'
-if [ -b /dev/vda ] && mount -t ext4 /dev/vda /data; then
-    persist='--save "" --appendonly yes --appendfsync always --dir /data'
-    echo "dunlin-guest: disk mounted"
-fi
+for disk in /dev/vda /dev/vdb; do
+    if [ -b $disk ] && mount -t ext4 $disk /data 2> /dev/null; then
+        persist='--save "" --appendonly yes --appendfsync always --dir /data'
+        echo "dunlin-guest: disk mounted"
+        break
+    fi
+done
 echo 1 > /proc/sys/vm/overcommit_memory
+# Tries again only until redis answers; then it waits without a timer.
+obey() {
+    mkfifo /orders
+    exec 3<> /orders
+    while :; do
+        echo 'BLPOP dunlin:power 0' >&3
+        nc 127.0.0.1 6379 <&3 2> /dev/null | while read -r word; do
+            case $word in
+            reboot*) reboot -f ;;
+            poweroff*) poweroff -f ;;
+            -LOADING*) sleep 1; echo 'BLPOP dunlin:power 0' >&3 ;;
+            esac
+        done
+        sleep 1
+    done
+}
+obey &
 echo "dunlin-guest: starting redis at $address"
 eval redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize no \
     --tcp-keepalive 0 --tcp-backlog 128 "$persist"

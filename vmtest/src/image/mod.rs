@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use disk::data_disk;
+pub use disk::{boot_disk, data_disk};
 pub use services::{FIO, MIXED, SERVICES, Service, clients, ensure as ensure_service, service};
 
 /// Raised whenever the builder itself changes what an image holds.

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::World;
+use super::run::order_guest;
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::lab::LabSpec;
 use crate::traces;
@@ -50,13 +51,14 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     for host in ["a", "b", "c"] {
         up_and_down(cluster, "a", host, &file).with_context(|| format!("ended from host {host}"))?;
     }
+    switched_off_inside(cluster, &whole, &file).context("a guest that switches itself off")?;
     nobody_is_left_to_agree(cluster, &whole, &file).context("a VM without a majority")?;
     // Its name is free again, on all hosts.
     up_and_down(cluster, "b", "a", &file).context("after an end by force")?;
     for host in cluster.running() {
         cluster.stop_host(&host, Signal::SIGTERM)?;
     }
-    Ok(TIMES + 9)
+    Ok(TIMES + 10)
 }
 
 /// `down` at once after `up --no-wait` takes the VM away everywhere.
@@ -109,6 +111,21 @@ fn does_not_start(cluster: &Cluster<'_>, file: &Path) -> Result<()> {
     let output = cluster.output("a", &["up", &broken.to_string_lossy()])?;
     failed(&output, 1, &["did not start", "dunlin down redis"])?;
     cluster.dunlin("a", &["down", "redis"])?;
+    gone(cluster)
+}
+
+/// A guest that switches itself off is off on all hosts, also where a take-over has brought it.
+fn switched_off_inside(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, plan.service(), PATIENCE)?;
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    cluster.kill_host(&primary)?;
+    cluster.await_take_over(&plan.name, &primary, PATIENCE)?;
+    await_service(client, plan.service(), PATIENCE)?;
+    cluster.start_host(&primary)?;
+    cluster.await_protected(&plan.name, PATIENCE)?;
+    order_guest(cluster.lab(), plan.service(), "poweroff")?;
     gone(cluster)
 }
 

@@ -106,6 +106,10 @@ pub enum Action {
     MendDisks,
     /// An event of that kind is told by whoever has that role.
     AwaitTold(&'static str, &'static str),
+    /// The guest is told to reboot, as by a person in it; then the clients are served again.
+    Reboot,
+    /// The same, and SIGKILL to the primary's host as soon as the guest has reset its machine.
+    RebootAndKill,
     /// The primary is in that state.
     AwaitState(&'static str),
     /// The backup's session hangs in the middle of a sync; then it goes on.
@@ -157,6 +161,8 @@ pub struct Scenario {
     pub disk_mib: Option<u64>,
     /// Cards that the guest never sets up; the client's network is full of broadcasts then.
     pub idle_cards: u8,
+    /// It boots from a disk with a boot loader, not from a kernel that QEMU is given.
+    pub boots_from_disk: bool,
     /// After each sync both memories are hashed and compared (slow).
     pub audit: bool,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
@@ -181,6 +187,7 @@ impl Scenario {
             vcpus: 1,
             disk_mib: None,
             idle_cards: 0,
+            boots_from_disk: false,
             audit: false,
             durable: false,
             cpu: None,
@@ -204,14 +211,8 @@ impl Scenario {
 
 /// Every scenario, the quick ones first.
 pub fn all() -> Vec<Scenario> {
-    use Action::{
-        AwaitAllLinked, AwaitAnswers, AwaitBootOnLast, AwaitDropped, AwaitManner, AwaitProtected,
-        AwaitSilence, AwaitState, AwaitTold, BootFromDisk, BreakBackupDisk, BreakHandOver, BreakPrimaryDisk,
-        CutBackup, CutPrimary, DieAt, Failover, Freeze, HalfLoad, HangBackup, HangPrimary, Inject,
-        InterruptPrimary, KillAll, KillBackup, KillOthers, KillPrimary, KillPrimaryAndThaw,
-        KillPrimaryDaemon, KillWitness, LosePrimaryFor, MendDisks, NewTerms, PausePrimary, Policy,
-        ProtectAlone, Replace, Restart, RestartLast, RestoreLinks, SlowBackup, StopPrimary, Stutter, Thaw,
-    };
+    // The table below names nearly all of them.
+    use Action::*;
     let answers = AwaitAnswers(100);
     let there_and_back = [
         AwaitProtected,
@@ -873,6 +874,64 @@ pub fn all() -> Vec<Scenario> {
         }
         .with_disk(),
     ];
+    // A guest that a take-over has brought to another host boots again there: after one, two and three.
+    let boots_elsewhere = [
+        AwaitProtected,
+        answers,
+        KillPrimary,
+        Reboot,
+        Restart,
+        AwaitProtected,
+        KillPrimary,
+        Reboot,
+        Restart,
+        AwaitProtected,
+        Reboot,
+        AwaitProtected,
+        KillPrimary,
+        Reboot,
+        Restart,
+        AwaitProtected,
+        RebootAndKill,
+        answers,
+    ];
+    for (name, policy, machine, from_disk) in [
+        ("reboot-elsewhere-pc", "dunlin", "pc", false),
+        ("reboot-elsewhere-q35", "plover", "q35", false),
+        ("reboot-elsewhere-microvm", "dunlin", "microvm", false),
+        ("reboot-elsewhere-from-disk", "dunlin", "pc", true),
+        ("reboot-elsewhere-passive", "remus", "pc", false),
+    ] {
+        let story = Scenario::new(name, policy, &boots_elsewhere).with_disk();
+        scenarios.push(Scenario {
+            machine,
+            boots_from_disk: from_disk,
+            gap_limit: Duration::from_secs(5),
+            ..story
+        });
+    }
+    scenarios.push(
+        Scenario {
+            boots_from_disk: true,
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "reboot-after-a-take-over",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    answers,
+                    KillPrimary,
+                    Restart,
+                    AwaitProtected,
+                    RebootAndKill,
+                    Reboot,
+                    answers,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
+    );
     for (name, policy, machine, vcpus) in [
         ("audited-pc-1", "plover", "pc", 1),
         ("audited-pc-2", "plover", "pc", 2),

@@ -3,6 +3,7 @@
 mod stuck;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,7 +12,7 @@ use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
 use super::{Action, Away, Scenario, Thawed};
-use crate::client::{Broadcasts, Counter, CounterReport, CounterSpec};
+use crate::client::{Broadcasts, Connection, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
@@ -79,6 +80,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         vcpus: scenario.vcpus,
         disk_mib: scenario.disk_mib,
         idle_cards: scenario.idle_cards,
+        boots_from_disk: scenario.boots_from_disk,
         sync,
         ..VmPlan::redis(scenario.policy)
     };
@@ -96,7 +98,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         together: scenario.actions.contains(&Action::AwaitManner("passive")),
         give_up: GIVE_UP,
     };
-    let counter = if scenario.actions.contains(&Action::KillAll) {
+    let boots_anew = [Action::KillAll, Action::Reboot, Action::RebootAndKill];
+    let boots_anew = boots_anew.iter().any(|action| scenario.actions.contains(action));
+    let counter = if boots_anew {
         Counter::start_over_boots(client, &spec)?
     } else {
         Counter::start(client, &spec)?
@@ -122,7 +126,6 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         cluster,
         counter,
         dead,
-        last_primary,
         syncs,
         moments,
         silences,
@@ -131,7 +134,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     let (clients, answers) = counter.finish()?;
     broadcasts.map(Broadcasts::finish).transpose()?;
     // A VM that has booted anew knows nothing of its old connections; what it told on them it must know.
-    let excused = if last_primary.is_some() { clients.resets } else { 0 };
+    let excused = if boots_anew { clients.resets } else { 0 };
     ensure!(
         CounterReport {
             resets: clients.resets - excused,
@@ -480,6 +483,19 @@ impl Stage<'_, '_> {
             Action::BreakHandOver => self.break_hand_over(),
             Action::HalfLoad => self.half_load(),
             Action::NewTerms(times) => self.new_terms(times),
+            Action::Reboot => {
+                self.reboot()?;
+                self.counter.await_more(100, PATIENCE)
+            }
+            Action::RebootAndKill => {
+                let primary = self.reboot()?;
+                self.cluster.kill_host(&primary)?;
+                self.dead.insert(primary.clone());
+                self.counter.await_more(100, PATIENCE)?;
+                self.cluster
+                    .await_take_over(&self.vm, &primary, PATIENCE)
+                    .map(drop)
+            }
             Action::Failover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
@@ -501,6 +517,19 @@ impl Stage<'_, '_> {
                 Ok(())
             }
         }
+    }
+
+    /// The guest reboots. Returns the primary as soon as its machine was reset.
+    fn reboot(&self) -> Result<String> {
+        let primary = self.with_role("primary")?;
+        let before = self.count_told(&primary, "guest-reset")?;
+        order_guest(self.cluster.lab(), service(), "reboot")?;
+        self.cluster
+            .await_status("a guest that resets its machine", PATIENCE, |_| {
+                let after = self.count_told(&primary, "guest-reset").ok()?;
+                (after > before).then_some(())
+            })?;
+        Ok(primary)
     }
 
     /// How many of a host's events are of that kind.
@@ -703,6 +732,20 @@ fn with_role(hosts: &[HostStatus], vm: &str, role: &str) -> Option<String> {
         .iter()
         .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))?;
     Some(host.host.clone())
+}
+
+/// Tells the guest to `reboot` or to `poweroff`, as a person in it would.
+pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &'static str) -> Result<()> {
+    let told = lab.node("client").spawn("order-guest", move || -> Result<()> {
+        let mut connection = Connection::open(guest, Duration::from_secs(5))?;
+        connection.send(&["RPUSH", "dunlin:power", word])?;
+        // It may be obeyed before it is answered.
+        let _ = connection.receive(Instant::now() + Duration::from_secs(5));
+        Ok(())
+    })?;
+    told.join()
+        .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
+        .with_context(|| format!("the guest was not told to {word}"))
 }
 
 fn primary(hosts: &[HostStatus], vm: &str) -> Option<String> {

@@ -183,7 +183,7 @@ impl VmLoop {
             differs,
             primary_idle: idleness_counts && machine.qemu.threads().idle(),
             backup_idle,
-            disk_asks: primary.disk_asks,
+            disk_asks: primary.disk_asks || primary.guest_was_reset,
             change_over: primary
                 .change_over
                 .as_ref()
@@ -227,6 +227,7 @@ impl VmLoop {
                 let long = now_us.saturating_sub(primary.last_sync_us) >= AHEAD_AFTER_US;
                 primary.last_sync_us = now_us;
                 primary.disk_asks = false;
+                primary.guest_was_reset = false;
                 if policy.works_ahead() && !waits && (long || by_period) {
                     self.work_ahead();
                 } else {

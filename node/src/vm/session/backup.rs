@@ -444,6 +444,8 @@ impl Backup {
             self.unloaded = None;
             self.load(&staged.device_state, write)?;
         } else {
+            let taken = self.colo()?.take_in(&staged.device_state);
+            taken.map_err(|error| Broken::new("the state for the backup's VM", error))?;
             write().map_err(|error| Broken::new("writing the backup's memory", error))?;
             self.unloaded = Some(staged.device_state);
         }

@@ -337,7 +337,7 @@ impl Primary {
             self.machine.fault_at.pass(Line::PrimaryHandsOver);
         }
         let stopping = Instant::now();
-        let device_state = self.stop(&mut figures, &mut lap)?;
+        let device_state = self.stop(joining, &mut figures, &mut lap)?;
         let ours = self.scan()?;
         self.machine.disks.mark(epoch)?;
         figures.scan_us = lap.us();
@@ -432,8 +432,8 @@ impl Primary {
         self.await_load(epoch, hand_over)
     }
 
-    /// The VM stands, and its devices' state.
-    fn stop(&self, figures: &mut SyncFigures, lap: &mut Lap) -> Result<Bytes, Broken> {
+    /// The VM stands, and its devices' state; in a join with all of its firmware.
+    fn stop(&self, joining: bool, figures: &mut SyncFigures, lap: &mut Lap) -> Result<Bytes, Broken> {
         let qemu = &self.machine.qemu;
         // Whatever comes of the command: it may be obeyed yet (invariant 4).
         self.stands.set(true);
@@ -448,7 +448,7 @@ impl Primary {
         let saved = self
             .link
             .waiting
-            .during(Wait::DevicesSave, || qemu.save_devices());
+            .during(Wait::DevicesSave, || qemu.save_state(joining));
         let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
         figures.save_us = lap.us();
         Ok(saved.into())
