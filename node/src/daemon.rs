@@ -139,6 +139,7 @@ pub fn run(path: &Path) -> Result<()> {
         .context("checked with the file")?;
     let listener = Listener::bind_with(address, identity, peers::policy(&daemon))
         .map_err(|error| BadInput(format!("{address}: {error}")))?;
+    listener.keep_places_for(config.cluster.hosts.iter().map(|host| host.address.ip()));
     // Nobody else sets it.
     let _ = daemon.refusals.set(listener.refusals());
     let socket = ControlSocket::bind(&config.control).map_err(|error| BadInput(error.to_string()))?;

@@ -1,23 +1,23 @@
 //! What it decides: nothing; it gives every caller the same short time to say who it is.
 //!
-//! **Flow**: accept thread -> one short-lived thread per handshake -> channel -> [`Listener::accept`].
-//! **Invariants**: 1. at most [`HANDSHAKES`] run at once and each ends within [`PATIENCE`], so strangers can neither
-//! block members for long nor use up memory. 2. a failed handshake is reported once per address and minute, with the
+//! **Flow**: accept thread -> a place by the caller's address -> one short-lived thread per handshake -> channel ->
+//! [`Listener::accept`].
+//! **Invariants**: 1. each handshake ends within [`PATIENCE`], and so many run at once as there are places, of which
+//! members' addresses have their own ([`Places`]): strangers can neither block members nor use up memory. 2. a failed handshake is reported once per address and minute, with the
 //! number of those that were not reported.
 //! **Not here**: routing of accepted streams.
 
+use super::places::{PER_MEMBER, Places, STRANGERS};
 use super::{Hello, Identity, LinkError, Stream, Welcome, handshake};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Handshakes at once.
-const HANDSHAKES: usize = 32;
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// A refusal of the same address is reported again after this.
@@ -76,7 +76,7 @@ struct Shared {
     identity: Identity,
     policy: Policy,
     closing: AtomicBool,
-    running: AtomicUsize,
+    places: Mutex<Places>,
     refused: Refusals,
     reports: Mutex<BTreeMap<IpAddr, (Instant, u64)>>,
 }
@@ -102,11 +102,11 @@ impl Listener {
             identity,
             policy,
             closing: AtomicBool::new(false),
-            running: AtomicUsize::new(0),
+            places: Mutex::default(),
             refused: Refusals::default(),
             reports: Mutex::default(),
         });
-        let (sender, queue) = sync_channel(HANDSHAKES);
+        let (sender, queue) = sync_channel(STRANGERS + PER_MEMBER);
         let on_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("dunlin-accept".into())
@@ -118,6 +118,12 @@ impl Listener {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Keeps places for these addresses: whoever else calls, and however often, a member at one of them is heard. To be called
+    /// again when they change.
+    pub fn keep_places_for(&self, members: impl IntoIterator<Item = IpAddr>) {
+        self.shared.places().keep_for(members);
     }
 
     /// Where it listens (the port, if 0 was asked for).
@@ -152,6 +158,10 @@ impl Listener {
 }
 
 impl Shared {
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().expect("no panic under this lock")
+    }
+
     fn accept_all(self: &Arc<Self>, sender: &SyncSender<Accepted>) {
         loop {
             let (tcp, from) = match self.socket.accept() {
@@ -164,8 +174,7 @@ impl Shared {
                     continue;
                 }
             };
-            if self.running.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES {
-                self.running.fetch_sub(1, Ordering::AcqRel);
+            if !self.places().take(from.ip()) {
                 self.refused.note("too-many");
                 continue; // dropped: the member tries again, the stranger may too
             }
@@ -174,13 +183,13 @@ impl Shared {
                 .name("dunlin-hello".into())
                 .spawn(move || {
                     let accepted = this.handshake(tcp, from);
-                    this.running.fetch_sub(1, Ordering::AcqRel);
+                    this.places().leave(from.ip());
                     if let Some(accepted) = accepted {
                         let _ = sender.send(accepted); // the listener may be gone: so is the need
                     }
                 });
             if spawned.is_err() {
-                self.running.fetch_sub(1, Ordering::AcqRel);
+                self.places().leave(from.ip());
             }
         }
     }

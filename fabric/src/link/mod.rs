@@ -7,7 +7,7 @@
 //! **Invariants**
 //! 1. No byte of a stream is handed up before the peer is authenticated (unless the identity is `Insecure`).
 //! 2. With TLS a peer speaks only for the host that its certificate names.
-//! 3. A stranger can neither block the listener (own thread, deadline, bounded number) nor learn the cluster's id.
+//! 3. A stranger can neither block the listener (deadline, bounded number, places kept for members) nor learn the cluster's id.
 //!
 //! **Source**: TLS 1.3 by rustls; the challenge is HMAC-SHA256 over both nonces, as in RFC 2195's idea.
 //! **Not here**: what a hello's VM or purpose means (the node routes), QEMU versions (the node compares), reconnection.
@@ -17,6 +17,7 @@
 mod handshake;
 mod hello;
 mod listener;
+mod places;
 mod stream;
 mod tls;
 

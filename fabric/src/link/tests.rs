@@ -1,7 +1,9 @@
 use super::*;
 use crate::keys::{make_ca, make_host};
+use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const CLUSTER: [u8; 16] = [7; 16];
 const SHORT: Duration = Duration::from_secs(5);
@@ -283,38 +285,158 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     peer.join().unwrap();
 }
 
-#[test]
-fn strangers_neither_block_members_nor_fill_the_log() {
-    let listener = Listener::bind("127.0.0.1:0", plain("a")).unwrap();
-    let _silent: Vec<_> = (0..5)
-        .map(|_| TcpStream::connect(listener.local_addr()).unwrap())
-        .collect();
-    for _ in 0..10 {
-        let mut tcp = TcpStream::connect(listener.local_addr()).unwrap();
-        tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let _ = tcp.read(&mut [0; 10]);
+/// Threads that open one silent connection after the other, each from an address of its own.
+struct Strangers {
+    over: Arc<AtomicBool>,
+    opened: Arc<AtomicUsize>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Strangers {
+    fn at(target: SocketAddr) -> Self {
+        let mut strangers = Self {
+            over: Arc::default(),
+            opened: Arc::default(),
+            threads: Vec::new(),
+        };
+        for number in 1..=4 {
+            let (over, opened) = (Arc::clone(&strangers.over), Arc::clone(&strangers.opened));
+            let from = Ipv4Addr::new(127, 0, 1, number);
+            let call = move || {
+                let mut held = VecDeque::new();
+                while !over.load(Ordering::Relaxed) {
+                    let Ok(tcp) = connect_from(from, target) else {
+                        continue;
+                    };
+                    held.push_back(tcp);
+                    opened.fetch_add(1, Ordering::Relaxed);
+                    // As many at once as one process may well have.
+                    if held.len() > 100 {
+                        held.pop_front();
+                    }
+                }
+            };
+            strangers.threads.push(std::thread::spawn(call));
+        }
+        strangers
     }
-    let (welcome, _stream) = connect(listener.local_addr(), &plain("b"), &hello(), SHORT).unwrap();
-    assert_eq!(welcome.host, "a");
-    let mut reported = 0;
-    while let Some(accepted) = listener.accept_timeout(SHORT) {
-        match accepted {
+
+    /// Waits until so many connections were opened.
+    fn await_opened(&self, count: usize) {
+        let until = Instant::now() + 20 * SHORT;
+        while self.opened.load(Ordering::Relaxed) < count {
+            assert!(Instant::now() < until, "strangers cannot even connect");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Strangers {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The whole of 127/8 is this machine's.
+fn connect_from(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
+    use std::os::fd::FromRawFd;
+    let raw = |address: Ipv4Addr, port: u16| libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(address).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    let SocketAddr::V4(to) = to else { unreachable!() };
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: both calls read one sockaddr_in of the given length; the descriptor is owned from its making on.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let tcp = TcpStream::from_raw_fd(fd);
+        let (here, there) = (raw(from, 0), raw(*to.ip(), to.port()));
+        if libc::bind(fd, (&raw const here).cast(), length) != 0
+            || libc::connect(fd, (&raw const there).cast(), length) != 0
+        {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(tcp)
+    }
+}
+
+#[test]
+fn thousands_of_strangers_neither_block_members_nor_fill_the_log() {
+    let listener = Listener::bind("127.0.0.1:0", plain("a")).unwrap();
+    let target = listener.local_addr();
+    // Only the member's own address has places of its own; strangers come from others.
+    listener.keep_places_for([target.ip()]);
+    let strangers = Strangers::at(target);
+    strangers.await_opened(2000);
+    for round in 1..=20 {
+        // The first try succeeds, each time, while thousands more are opened.
+        let (welcome, _stream) = connect(target, &plain("b"), &hello(), SHORT)
+            .unwrap_or_else(|error| panic!("member's try {round}: {error}"));
+        assert_eq!(welcome.host, "a");
+    }
+    strangers.await_opened(4000);
+    let (mut members, mut reported) = (0, 0);
+    while members < 20 {
+        match listener.accept_timeout(SHORT).expect("all members come through") {
             Ok((hello, _)) => {
                 assert_eq!(hello.from, "b");
-                break;
+                members += 1;
             }
             Err(_) => reported += 1,
         }
     }
-    assert_eq!(reported, 1, "one report per address and minute");
-    // The last one may still be counted; the silent ones may have run out of time already.
+    assert!(reported <= 4, "{reported} reports: one per address and minute");
+    let counts = listener.refusals().counts();
+    assert!(counts["too-many"] > 1000, "{counts:?}");
+}
+
+#[test]
+fn without_places_of_its_own_a_member_would_be_blocked_by_these_strangers() {
+    let listener = Listener::bind("127.0.0.1:0", plain("a")).unwrap();
+    let target = listener.local_addr();
+    let strangers = Strangers::at(target);
+    strangers.await_opened(1000);
+    let refused = (0..50).filter(|_| connect(target, &plain("b"), &hello(), SHORT).is_err());
+    assert!(
+        refused.count() > 0,
+        "the strangers of the test above are no flood"
+    );
+}
+
+#[test]
+fn a_stranger_is_reported_once_and_counted_each_time() {
+    let listener = Listener::bind("127.0.0.1:0", plain("a")).unwrap();
+    for _ in 0..10 {
+        let mut tcp = TcpStream::connect(listener.local_addr()).unwrap();
+        tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // Until it is closed: so its place is free again, or is about to be.
+        let _ = tcp.read_to_end(&mut Vec::new());
+    }
+    let counted = || {
+        let counts = listener.refusals().counts();
+        let of = |kind| counts.get(kind).copied().unwrap_or(0);
+        of("garbage") + of("too-many")
+    };
     let until = Instant::now() + SHORT;
-    let garbage = || listener.refusals().counts().get("garbage").copied();
-    while garbage() != Some(10) && Instant::now() < until {
+    while counted() < 10 && Instant::now() < until {
         std::thread::yield_now();
     }
-    assert_eq!(garbage(), Some(10));
-    assert!((10..=15).contains(&listener.refused()), "{}", listener.refused());
+    assert_eq!(counted(), 10);
+    let mut reported = 0;
+    while listener.accept_timeout(Duration::from_millis(100)).is_some() {
+        reported += 1;
+    }
+    assert_eq!(reported, 1, "one report per address and minute");
 }
 
 #[test]
