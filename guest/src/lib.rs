@@ -19,6 +19,10 @@ pub mod spec;
 pub mod state;
 mod sys;
 
+#[cfg(test)]
+#[path = "../tests/common/skipped.rs"]
+mod skipped;
+
 pub use colo::Colo;
 pub use firmware::Firmware;
 pub use memory::{Bitmap, Memory, PAGE_BYTES};

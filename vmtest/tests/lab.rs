@@ -1,6 +1,6 @@
 //! The lab itself, the guest image and the clients, on a plain QEMU without Dunlin: what all other tests stand on.
 //!
-//! Needs root and what `cargo xtask setup` installs; skipped, with a message, without root.
+//! Needs root and what `cargo xtask setup` installs; told as skipped without root.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,10 +11,13 @@ use dunlin_vmtest::client::{Connection, Counter, CounterSpec, load};
 use dunlin_vmtest::lab::{Capture, CpuShare, Lab, LabSpec, Node, SmallDisk};
 use dunlin_vmtest::{image, is_root, paths};
 
+#[path = "../../guest/tests/common/skipped.rs"]
+mod skipped;
+
 fn skip() -> bool {
     let skip = !is_root();
     if skip {
-        eprintln!("SKIPPED: network namespaces need root");
+        skipped::skip("network namespaces need root");
     }
     skip
 }

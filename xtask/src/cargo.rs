@@ -1,6 +1,6 @@
 //! Calls of cargo, with one way to fail: the command line that failed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -8,6 +8,11 @@ use dunlin_vmtest::paths;
 
 /// Runs cargo in the workspace, its output on the terminal.
 pub fn run(arguments: &[&str]) -> Result<()> {
+    run_with(arguments, &[])
+}
+
+/// The same with further variables in its environment.
+pub fn run_with(arguments: &[&str], variables: &[(&str, &Path)]) -> Result<()> {
     println!("xtask: cargo {}", arguments.join(" "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -20,6 +25,7 @@ pub fn run(arguments: &[&str]) -> Result<()> {
     }
     let status = command
         .args(arguments)
+        .envs(variables.iter().copied())
         .current_dir(paths::workspace())
         .status()
         .context("cargo is not here")?;

@@ -11,8 +11,9 @@ use crate::{cargo, licences};
 /// A check by its name.
 type Check = (&'static str, fn() -> Result<()>);
 
-/// Links, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails.
-pub fn run() -> Result<()> {
+/// Links, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails. Returns the
+/// tests that this machine cannot run, each with its reason: whoever calls tells them in the last line.
+pub fn run() -> Result<Skipped> {
     let checks: [Check; 5] = [
         ("links", links),
         ("format", || cargo::run(&["fmt", "--all", "--", "--check"])),
@@ -20,7 +21,7 @@ pub fn run() -> Result<()> {
         ("lints", || {
             cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
         }),
-        ("tests", || cargo::run(&["test", "--workspace", "--no-fail-fast"])),
+        ("tests", tests),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {
@@ -32,7 +33,44 @@ pub fn run() -> Result<()> {
     if !failed.is_empty() {
         bail!("not in order: {}", failed.join(", "));
     }
-    Ok(())
+    Skipped::read()
+}
+
+/// The tests of the last run that could not run here.
+pub struct Skipped(Vec<String>);
+
+impl Skipped {
+    /// Where tests tell it (`guest/tests/common/skipped.rs`).
+    fn file() -> PathBuf {
+        paths::target().join("skipped-tests")
+    }
+
+    fn read() -> Result<Self> {
+        Ok(Self(match fs::read_to_string(Self::file()) {
+            Ok(text) => text.lines().map(str::to_owned).collect(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error.into()),
+        }))
+    }
+}
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.len() {
+            0 => write!(out, "no test skipped"),
+            count => write!(out, "{count} tests SKIPPED here ({})", self.0.join("; ")),
+        }
+    }
+}
+
+fn tests() -> Result<()> {
+    let skipped = Skipped::file();
+    match fs::remove_file(&skipped) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let arguments = ["test", "--workspace", "--no-fail-fast"];
+    cargo::run_with(&arguments, &[("DUNLIN_SKIPPED", &skipped)])
 }
 
 /// Rewrites what can be mended by a machine.
@@ -134,7 +172,14 @@ fn targets(text: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::targets;
+    use super::{Skipped, targets};
+
+    #[test]
+    fn the_last_line_names_what_was_skipped_and_why() {
+        assert_eq!(Skipped(vec![]).to_string(), "no test skipped");
+        let two = Skipped(vec!["a: no root".into(), "b: no KVM".into()]);
+        assert_eq!(two.to_string(), "2 tests SKIPPED here (a: no root; b: no KVM)");
+    }
 
     #[test]
     fn links_are_found_outside_of_code() {

@@ -1,5 +1,5 @@
 //! The NBD clients of others against our server: `nbdinfo`, `nbdcopy` both ways, `qemu-io`, `qemu-img`, `fio` with verify.
-//! A tool that is not installed is named and skipped.
+//! A tool that is not installed fails its test: `cargo xtask setup` installs all of them.
 
 use super::{
     nbd,
@@ -31,19 +31,14 @@ fn serve(name: &str, mib: u64) -> Served {
     }
 }
 
-/// Runs a tool; `None` when it is not installed.
-fn run(tool: &str, args: &[&str]) -> Option<String> {
-    let output = match Command::new(tool).args(args).output() {
-        Ok(output) => output,
-        Err(error) => {
-            eprintln!("skipped: {tool}: {error}");
-            return None;
-        }
-    };
+/// Runs a tool.
+fn run(tool: &str, args: &[&str]) -> String {
+    let output = Command::new(tool).args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("{tool}: {error}: cargo xtask setup"));
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{tool} {args:?}: {text}");
-    Some(text)
+    text
 }
 
 fn pattern(path: &Path, len: usize) {
@@ -65,9 +60,7 @@ fn pattern(path: &Path, len: usize) {
 #[test]
 fn nbdinfo_sees_the_export_and_its_features() {
     let served = serve("nbdinfo", 8);
-    let Some(text) = run("nbdinfo", &[&served.uri]) else {
-        return;
-    };
+    let text = run("nbdinfo", &[&served.uri]);
     for line in [
         "export-size: 8388608",
         "can_fua: true",
@@ -84,16 +77,14 @@ fn nbdinfo_sees_the_export_and_its_features() {
             "--list",
             &format!("nbd+unix:///?socket={}", served.socket.display()),
         ],
-    )
-    .unwrap();
+    );
     assert!(list.contains("export=\"disk0\""), "{list}");
     served.host.write(MIB, 1, 65536);
-    let map = run("nbdinfo", &["--map", &served.uri]).unwrap();
+    let map = run("nbdinfo", &["--map", &served.uri]);
     assert!(map.contains("hole,zero") && map.contains("data"), "{map}");
     let wrong = format!("nbd+unix:///other?socket={}", served.socket.display());
-    if let Ok(output) = Command::new("nbdinfo").arg(&wrong).output() {
-        assert!(!output.status.success(), "an unknown export is refused");
-    }
+    let output = Command::new("nbdinfo").arg(&wrong).output().unwrap();
+    assert!(!output.status.success(), "an unknown export is refused");
 }
 
 #[test]
@@ -102,10 +93,8 @@ fn nbdcopy_both_ways_gives_the_same_bytes() {
     let (source, target) = (served.dir.0.join("source"), served.dir.0.join("target"));
     pattern(&source, (16 * MIB) as usize);
     let (from, to) = (source.to_str().unwrap(), target.to_str().unwrap());
-    if run("nbdcopy", &["--flush", from, &served.uri]).is_none() {
-        return;
-    }
-    run("nbdcopy", &[&served.uri, to]).unwrap();
+    run("nbdcopy", &["--flush", from, &served.uri]);
+    run("nbdcopy", &[&served.uri, to]);
     assert!(
         fs::read(&source).unwrap() == fs::read(&target).unwrap(),
         "there and back again"
@@ -145,7 +134,7 @@ fn qemu_io_reads_back_what_it_wrote() {
         args.extend(["-c", command]);
     }
     args.push(&served.uri);
-    let Some(text) = run("qemu-io", &args) else { return };
+    let text = run("qemu-io", &args);
     assert!(
         !text.contains("verification failed") && !text.contains("rror"),
         "{text}"
@@ -171,9 +160,7 @@ fn fio_verifies_random_writes_over_several_requests_in_flight() {
         served.uri
     );
     fs::write(&job, text).unwrap();
-    let Some(text) = run("fio", &[job.to_str().unwrap()]) else {
-        return;
-    };
+    let text = run("fio", &[job.to_str().unwrap()]);
     assert!(text.contains("err= 0"), "{text}");
 }
 
@@ -191,10 +178,8 @@ fn a_backup_serves_its_vm_as_a_disk_of_its_own() {
     let uri = format!("nbd+unix:///disk0?socket={}", socket.display());
     let (source, target) = (dir.0.join("source"), dir.0.join("target"));
     pattern(&source, (16 * MIB) as usize);
-    if run("nbdcopy", &["--flush", source.to_str().unwrap(), &uri]).is_none() {
-        return;
-    }
-    run("nbdcopy", &[&uri, target.to_str().unwrap()]).unwrap();
+    run("nbdcopy", &["--flush", source.to_str().unwrap(), &uri]);
+    run("nbdcopy", &[&uri, target.to_str().unwrap()]);
     assert!(
         fs::read(&source).unwrap() == fs::read(&target).unwrap(),
         "through the SVM buffer"
@@ -239,9 +224,7 @@ fn qemu_talks_over_an_inherited_socketpair() {
         "-c",
         "read -P 9 1M 64k",
     ];
-    let Some(text) = run("qemu-io", &image) else {
-        return;
-    };
+    let text = run("qemu-io", &image);
     assert!(!text.contains("failed"), "{text}");
     assert_eq!(host.image_byte(MIB), 9);
 }

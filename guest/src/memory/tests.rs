@@ -20,7 +20,7 @@ fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
         .unwrap()
     };
     let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
-        eprintln!("skipped: /dev/userfaultfd cannot be opened (not root?)");
+        crate::skipped::skip("/dev/userfaultfd cannot be opened, which needs root");
         return None;
     };
     // SAFETY: USERFAULTFD_IOC_NEW answers a descriptor.

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub mod image;
+pub mod skipped;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};

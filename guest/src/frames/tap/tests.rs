@@ -7,7 +7,7 @@ fn own_namespace() -> Option<()> {
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Some(()),
         _ => {
-            eprintln!("skipped: no right to make a network namespace");
+            crate::skipped::skip("it makes a network namespace, which needs root");
             None
         }
     }
