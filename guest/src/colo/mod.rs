@@ -23,7 +23,7 @@ use std::time::Duration;
 use dunlin_core::waits::Wait;
 use serde_json::Value;
 
-use crate::firmware::{self, Firmware};
+use crate::firmware::{self, Content, Firmware};
 use crate::qemu::{Qmp, QmpError};
 
 /// The stream's magic `QEVM` and version: 8 bytes that a saved state begins with.
@@ -122,9 +122,19 @@ impl Colo {
         self.devices_of(state).map(drop)
     }
 
-    fn devices_of<'a>(&mut self, state: &'a [u8]) -> Result<&'a [u8], ColoError> {
+    /// Whether the firmware that a state brings has its place here. Changes nothing.
+    pub fn check(&self, state: &[u8]) -> Result<(), ColoError> {
+        self.parts_of(state).map(drop)
+    }
+
+    fn parts_of<'a>(&self, state: &'a [u8]) -> Result<(Vec<Content<'a>>, &'a [u8]), ColoError> {
         let (contents, devices) = firmware::split(state).ok_or(ColoError::NotAState(state.len()))?;
         self.ours.check(&contents).map_err(ColoError::Firmware)?;
+        Ok((contents, devices))
+    }
+
+    fn devices_of<'a>(&mut self, state: &'a [u8]) -> Result<&'a [u8], ColoError> {
+        let (contents, devices) = self.parts_of(state)?;
         for (name, bytes) in contents {
             self.theirs.retain(|(known, _)| *known != name);
             self.theirs.push((name, bytes.to_vec()));

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, select};
 use dunlin_core::policy::Manner;
 use dunlin_core::sync::dirty::PageSet;
-use dunlin_core::sync::staging::{PageDelta, Staged, Staging, StagingError};
+use dunlin_core::sync::staging::{PageDelta, Staged, Staging};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::SyncMessage;
@@ -328,7 +328,7 @@ impl Backup {
         staged.map_err(|error| self.refuse(&error))
     }
 
-    fn refuse(&self, error: &StagingError) -> Broken {
+    fn refuse(&self, error: &dyn std::fmt::Display) -> Broken {
         // Best effort: the primary hears why, or sees the stream end.
         let _ = self.link.send(&SyncMessage::Refused {
             why: error.to_string(),
@@ -356,6 +356,9 @@ impl Backup {
                         true => Some(self.receive_audit(epoch)?),
                         false => None,
                     };
+                    // While nothing has changed and the primary can still be told.
+                    let fits = self.colo()?.check(&device_state);
+                    fits.map_err(|error| self.refuse(&error))?;
                     let disks = &self.machine.disks;
                     self.link
                         .waiting
