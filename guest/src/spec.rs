@@ -55,6 +55,9 @@ pub struct VmSpec {
     /// QEMU's system call filter (`-sandbox on,...`).
     #[serde(default = "yes")]
     pub sandbox: bool,
+    /// A further object for QEMU's `LD_PRELOAD`, for tests on hosts whose KVM is not the usual one. The same on both hosts.
+    #[serde(default)]
+    pub preload: Option<PathBuf>,
     /// The serial console is appended to this file (its end is kept in memory in any case).
     #[serde(default)]
     pub serial_log: Option<PathBuf>,

@@ -8,11 +8,19 @@
 //!             over if it may speak, else start a new one; 4. every load is into a machine just reset: a device state
 //!             leaves out what has its value of then (a queue's indices while it has no address, `broken`, MSRs that are
 //!             0), and a backup that ran ahead would keep its own. A network card that the backup's guest had set up and
-//!             the primary's had not was broken for good by that, and q35 aborts on its second load without a reset.
+//!             the primary's had not was broken for good by that, and q35 aborts on its second load without a reset;
 //!             5. before its first load the VM has the primary's firmware, and after each load as well: a QEMU that waits
-//!             for a state has none, and without it a guest that boots again after a take-over runs into zeros.
+//!             for a state has none, and without it a guest that boots again after a take-over runs into zeros;
+//!             6. nothing is written or sent before that reset is over: `system_reset` only asks for one, QEMU's main
+//!             loop does it later and lets go of its lock meanwhile (to pause the vCPUs; under KVM also to read and write
+//!             their registers), and a state that came then would be loaded before it. The versions tried answer after
+//!             the reset; none promises to;
+//!             7. what a reset writes to RAM is undone: it puts a kernel that QEMU has loaded itself ([`images`]) back
+//!             as it was in its file, over the running kernel's variables.
 //! Source:     stock-qemu.md section 3; QEMU's docs/COLO-FT.txt, migration/colo.c (the secondary's side).
 //! Not here:   RAM (x-ignore-shared: it lies in a file of ours), the order of a sync (core).
+
+mod images;
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -24,7 +32,9 @@ use dunlin_core::waits::Wait;
 use serde_json::Value;
 
 use crate::firmware::{self, Content, Firmware};
-use crate::qemu::{Qmp, QmpError};
+use crate::memory::Memory;
+use crate::qemu::{QemuEvent, Qmp, QmpError};
+use images::Images;
 
 /// The stream's magic `QEVM` and version: 8 bytes that a saved state begins with.
 pub const HEADER_BYTES: usize = 8;
@@ -72,6 +82,11 @@ pub enum ColoError {
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
+    /// A reset ended otherwise than all do.
+    #[error(
+        "the backup's QEMU is {0:?} after its reset instead of \"prelaunch\": is it a newer version than was tried?"
+    )]
+    NotReset(String),
     /// The caller could not write the RAM.
     #[error("writing the backup's RAM: {0}")]
     Ram(#[source] io::Error),
@@ -94,6 +109,9 @@ pub enum ColoPhase {
 pub struct Colo {
     socket: UnixStream,
     qmp: Arc<Qmp>,
+    memory: Arc<Memory>,
+    /// Known from the first load on.
+    images: Option<Images>,
     phase: ColoPhase,
     ours: Arc<Firmware>,
     /// The primary's firmware, as of the newest state that was taken in.
@@ -102,10 +120,12 @@ pub struct Colo {
 
 impl Colo {
     /// `socket`: the other end of QEMU's `migrate-incoming fd:N`.
-    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>, ours: Arc<Firmware>) -> Colo {
+    pub(crate) fn new(socket: UnixStream, qmp: Arc<Qmp>, memory: Arc<Memory>, ours: Arc<Firmware>) -> Colo {
         Colo {
             socket,
             qmp,
+            memory,
+            images: None,
             phase: ColoPhase::Empty,
             ours,
             theirs: Vec::new(),
@@ -184,7 +204,8 @@ impl Colo {
     }
 
     /// Replaces the paused VM's state: the point of no return. `write_ram` writes the divergent pages and is called when
-    /// QEMU itself will no longer write to the RAM. On return the VM runs on from `state`.
+    /// QEMU itself will no longer write to the RAM, which then holds what it held when the VM was paused. On return the VM runs
+    /// on from `state`.
     pub fn load(
         &mut self,
         state: &[u8],
@@ -193,8 +214,7 @@ impl Colo {
         assert_eq!(self.phase, ColoPhase::Paused, "a load follows a request");
         let body = with_tables_to_build(body(self.devices_of(state)?)?);
         self.phase = ColoPhase::Broken;
-        // Invariant 4. QEMU resets before it lets anyone else at its devices, so before the load; a reset writes no RAM.
-        self.qmp.execute("system_reset", Value::Null)?;
+        self.reset()?;
         write_ram().map_err(ColoError::Ram)?;
         let mut message = Vec::with_capacity(body.len() + 17);
         message.extend((Message::Send as u32).to_be_bytes());
@@ -220,6 +240,26 @@ impl Colo {
     pub fn failover(self) -> Result<(), ColoError> {
         self.qmp.execute("x-colo-lost-heartbeat", Value::Null)?;
         let _ = self.socket.shutdown(Shutdown::Both);
+        Ok(())
+    }
+
+    /// Invariants 4, 6 and 7.
+    fn reset(&mut self) -> Result<(), ColoError> {
+        let images = match self.images.take() {
+            Some(images) => images,
+            None => Images::of(&self.qmp, &self.memory)?,
+        };
+        let kept = images.keep(&self.memory);
+        self.images = Some(images);
+        self.qmp
+            .execute_until("system_reset", &QemuEvent::Reset { guest: false })?;
+        // The event comes before the vCPUs have their new registers. The main loop, which answers here, has ended the reset.
+        let status = self.qmp.execute("query-status", Value::Null)?;
+        match status["status"].as_str() {
+            Some("prelaunch") => {}
+            other => return Err(ColoError::NotReset(other.unwrap_or("?").to_owned())),
+        }
+        kept.put_back(&self.memory);
         Ok(())
     }
 

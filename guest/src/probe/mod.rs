@@ -171,7 +171,7 @@ fn throw_away(spec: &VmSpec) -> Result<(Launched, String), Finding> {
         .as_ref()
         .map_or("the daemon's user".to_owned(), |u| format!("user {}", u.name));
     let arguments = |qmp| command::throw_away(spec.sandbox, qmp);
-    let launched = launch(&binary, user, None, vec![], arguments, ()).map_err(|error| {
+    let launched = launch(&binary, user, None, None, vec![], arguments, ()).map_err(|error| {
         Finding::bad(
             "QEMU",
             format!("{} as {as_user}: {error}", binary.display()),

@@ -80,13 +80,14 @@ pub struct Launched {
     pub stderr: Console,
 }
 
-/// Runs `binary` as `user` with the arguments that `arguments` makes from the number of the QMP descriptor. `inherited`
-/// are the further descriptors it gets; `ends` are dropped once it has them (else its death would not end the sockets).
+/// Runs `binary` as `user` with the arguments that `arguments` makes from the number of the QMP descriptor. `further` is preloaded
+/// after our own object; `inherited` are the further descriptors it gets; `ends` are dropped once it has them (else its death would not end the sockets).
 /// What it prints goes to `log`, too.
 pub(crate) fn launch(
     binary: &Path,
     user: Option<User>,
     log: Option<DaemonLog>,
+    further: Option<&File>,
     mut inherited: Vec<RawFd>,
     arguments: impl FnOnce(RawFd) -> Vec<String>,
     ends: impl Sized,
@@ -102,12 +103,17 @@ pub(crate) fn launch(
         uffd_theirs.as_raw_fd(),
     ];
     inherited.extend(own);
+    inherited.extend(further.map(AsRawFd::as_raw_fd));
+    let preloaded: Vec<String> = std::iter::once(&preload)
+        .chain(further)
+        .map(|object| format!("/proc/self/fd/{}", object.as_raw_fd()))
+        .collect();
     let mut command = Command::new(binary);
     command
         .args(arguments(qmp_theirs.as_raw_fd()))
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
-        .env("LD_PRELOAD", format!("/proc/self/fd/{}", preload.as_raw_fd()))
+        .env("LD_PRELOAD", preloaded.join(":"))
         .env(
             "DUNLIN_UFFD",
             format!("{}:{}", device.as_raw_fd(), uffd_theirs.as_raw_fd()),

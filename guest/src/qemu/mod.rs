@@ -116,6 +116,7 @@ impl Qemu {
         let open = |key, path: &Option<PathBuf>| path.as_ref().map(|p| readable_by_all(key, p)).transpose();
         let kernel = open("kernel", &spec.kernel)?;
         let initrd = open("initrd", &spec.initrd)?;
+        let preload = open("preload", &spec.preload)?;
         let serial_log = spec.serial_log.as_ref().map(|p| open_log(p)).transpose()?;
         let (console_ours, console_theirs) = UnixStream::pair()?;
         let colo_pair = (start == Start::Incoming).then(UnixStream::pair).transpose()?;
@@ -144,6 +145,7 @@ impl Qemu {
             &binary,
             user,
             Some(DaemonLog::of(&spec.name)),
+            preload.as_ref(),
             inherited,
             arguments,
             (console_theirs, colo_theirs, ports),
@@ -158,7 +160,12 @@ impl Qemu {
         let mut colo = None;
         if let (Some(ours), Some(number)) = (colo_ours, colo_number) {
             prepare_incoming(&qmp, number)?;
-            colo = Some(Colo::new(ours, Arc::clone(&qmp), Arc::clone(&firmware)));
+            colo = Some(Colo::new(
+                ours,
+                Arc::clone(&qmp),
+                Arc::clone(&memory),
+                Arc::clone(&firmware),
+            ));
         }
         Ok(Qemu {
             pid,

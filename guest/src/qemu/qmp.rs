@@ -148,6 +148,17 @@ impl Qmp {
         self.lock().execute(command, arguments, bound(command))
     }
 
+    /// Gives a command and waits for its answer and for the event that tells that it is done. The event is kept for
+    /// [`Qmp::poll_events`].
+    pub fn execute_until(&self, command: &str, event: &QemuEvent) -> Result<(), QmpError> {
+        let mut connection = self.lock();
+        let earlier = std::mem::take(&mut connection.events);
+        let done = connection.execute_until(command, event, bound(command));
+        let later = std::mem::replace(&mut connection.events, earlier);
+        later.into_iter().for_each(|one| connection.keep(one));
+        done
+    }
+
     /// The events that have come, without waiting: none while another thread's command has no answer yet (a `stop` waits for every
     /// request to a slow disk); it keeps them for the next call. To be called when [`Qmp::as_fd`] is readable; `Closed` when QEMU
     /// is gone.
@@ -227,6 +238,20 @@ impl Connection {
         })
     }
 
+    /// As [`Connection::execute`], and the event has come since.
+    fn execute_until(&mut self, command: &str, event: &QemuEvent, timeout: Duration) -> Result<(), QmpError> {
+        let deadline = Instant::now() + timeout;
+        self.execute(command, Value::Null, timeout)?;
+        while !self.events.contains(event) {
+            let line = self.wait_line(deadline, command, timeout)?;
+            self.queue_event(&line);
+        }
+        while let Some(line) = self.line()? {
+            self.queue_event(&line);
+        }
+        Ok(())
+    }
+
     /// The next whole line, waiting for it.
     fn wait_line(&mut self, deadline: Instant, what: &str, timeout: Duration) -> Result<Value, QmpError> {
         loop {
@@ -286,7 +311,7 @@ impl Connection {
         let data = &line["data"];
         let guest = data["guest"].as_bool().unwrap_or(false);
         let reason = || data["reason"].as_str().unwrap_or("").to_owned();
-        self.events.push_back(match name {
+        self.keep(match name {
             "STOP" => QemuEvent::Stop,
             "RESUME" => QemuEvent::Resume,
             "SHUTDOWN" => QemuEvent::Shutdown {
@@ -301,6 +326,10 @@ impl Connection {
             },
             other => QemuEvent::Other(other.to_owned()),
         });
+    }
+
+    fn keep(&mut self, event: QemuEvent) {
+        self.events.push_back(event);
         if self.events.len() > MOST_EVENTS {
             // The oldest, but news before what has to be answered.
             let oldest = self.events.iter().position(QemuEvent::is_news).unwrap_or(0);
@@ -388,6 +417,31 @@ mod tests {
             connection.queue_event(&json!({"event": "GUEST_PANICKED"}));
         }
         assert_eq!(connection.events.len(), MOST_EVENTS);
+    }
+
+    #[test]
+    fn a_command_that_is_only_asked_for_is_waited_for_until_its_event() {
+        // An event of the same name that came before does not count, nor does another one.
+        let ours = scripted(&[
+            "{\"return\": {}, \"id\": 1}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
+            "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n",
+        ]);
+        let (qmp, _) = Qmp::handshake(ours.try_clone().unwrap(), Duration::from_secs(5)).unwrap();
+        assert!(matches!(
+            qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false }),
+            Err(QmpError::Closed)
+        ));
+        let ours = scripted(&[
+            "{\"return\": {}, \"id\": 1}\r\n",
+            "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
+        ]);
+        let (qmp, _) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
+        qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false })
+            .unwrap();
+        assert_eq!(
+            qmp.poll_events().unwrap(),
+            [QemuEvent::Stop, QemuEvent::Reset { guest: false }]
+        );
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! Flow:       `Qemu::start` -> the spawner thread -> fork, here -> exec.
 //! Invariants: 1. PR_SET_PDEATHSIG is set *after* the change of user (a change clears it) and by a thread that lives as
 //!             long as the daemon (the signal is sent when the forking *thread* ends, not the process);
-//!             2. only the named descriptors are inherited: all of ours are close-on-exec.
+//!             2. only the named descriptors are inherited: all of ours are close-on-exec; 3. what is started has the daemon's
+//!             own priority, not that of the thread which asked for it: a loop goes before the guests, and its QEMU must not
+//!             come along.
 //! Source:     prctl(2), credentials(7).
 //! Not here:   the command line.
 
@@ -136,6 +138,7 @@ pub fn spawn(mut command: Command, inherited: Vec<RawFd>, user: Option<User>) ->
     let spawner = SPAWNER.get_or_init(|| {
         let (jobs, inbox) = channel::<Job>();
         let run = move || {
+            with_the_daemons_priority();
             for (mut command, answer) in inbox {
                 let _ = answer.send(command.spawn());
             }
@@ -149,6 +152,20 @@ pub fn spawn(mut command: Command, inherited: Vec<RawFd>, user: Option<User>) ->
     let (answer, outcome) = channel();
     spawner.send((command, answer)).expect("the spawner never ends");
     outcome.recv().expect("the spawner always answers")
+}
+
+/// Invariant 3, for the calling thread: a thread begins with the scheduling of the one that made it.
+fn with_the_daemons_priority() {
+    // A process's id names its first thread, whose priority nobody raises.
+    let own = rustix::process::getpriority_process(Some(rustix::process::getpid())).unwrap_or(0);
+    let ordinary = libc::sched_param { sched_priority: 0 };
+    // SAFETY: a live structure of the kind that the call expects; 0 is the calling thread.
+    let refused = unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const ordinary) } != 0;
+    // To give up a priority needs no right.
+    let kept = rustix::process::setpriority_process(None, own);
+    if refused || kept.is_err() {
+        tracing::warn!("what this daemon starts keeps the priority of one of its loops");
+    }
 }
 
 /// Where an executable lies: a path as it is, a bare name by the PATH.
