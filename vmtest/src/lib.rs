@@ -8,6 +8,7 @@
 //! * **Source:** `ARCHITECTURE.md`, and the demo and benchmark that `README.md` describes.
 //! * **Not here:** any use of Dunlin's crates: these tests use only the executable, as a user does.
 
+pub mod accel;
 pub mod bench_consensus;
 pub mod bench_disk;
 pub mod bench_vm;

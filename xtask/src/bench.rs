@@ -7,6 +7,8 @@ use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
 use dunlin_vmtest::{bench_consensus, bench_disk, image, paths};
 
+use crate::accel::Accel;
+
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
@@ -110,6 +112,8 @@ pub struct Guest {
     /// A line for the `[sync]` table, such as 'longest_ms = 50'; may be repeated.
     #[arg(long, value_name = "KEY = VALUE")]
     sync: Vec<String>,
+    #[command(flatten)]
+    accel: Accel,
 }
 
 /// Runs it.
@@ -137,8 +141,13 @@ fn spec(
     // A wrong word is said before anything is built.
     let cases = bench_vm::choose(words, connections)?;
     let dunlin = super::ready(true)?;
+    let (runs_under, _) = guest.accel.choose()?;
     let (images, clients) =
         BenchSpec::prepare(&cases, &paths::guest_images(), &mut |line| println!("{line}"))?;
+    let images = images
+        .into_iter()
+        .map(|(name, image)| (name, image.under(&runs_under)))
+        .collect();
     Ok(BenchSpec {
         dunlin,
         images,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::demo::{self, DemoReport, DemoSpec};
-use dunlin_vmtest::{image, paths};
+
+use crate::accel::Accel;
 
 /// A VM survives its host: three hosts, a client that checks every answer, SIGKILL to whole hosts.
 #[derive(clap::Args)]
@@ -31,12 +32,14 @@ pub struct Demo {
     /// A longer time without an answer fails the run.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     gap_limit_ms: u64,
+    #[command(flatten)]
+    accel: Accel,
 }
 
 /// Runs it; an error is a run that did not pass.
 pub fn run(arguments: &Demo) -> Result<()> {
     let dunlin = super::ready(false)?;
-    let image = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let (_, image) = arguments.accel.choose()?;
     let spec = DemoSpec {
         dunlin,
         image,

@@ -1,5 +1,6 @@
 //! One entry point for people and CI: `cargo xtask --help`.
 
+mod accel;
 mod bench;
 mod cargo;
 mod demo;
@@ -99,6 +100,7 @@ fn run(task: Task) -> Result<()> {
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;
+            scenarios::under_kvm()?;
             println!(
                 "xtask: all of it passed in {:.0} s, {skipped}",
                 begun.elapsed().as_secs_f64()

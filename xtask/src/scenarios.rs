@@ -3,12 +3,23 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use dunlin_vmtest::accel::RunsUnder;
+use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers, soak,
-    two_vms, upload,
+    self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers,
+    soak, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
+
+use crate::accel::Accel;
+
+/// What every commit is played under KVM, too, where there is one: syncs of a running and of a passive backup, each with a take-over.
+const UNDER_KVM: [&str; 3] = [
+    "kill-primary-and-back",
+    "kill-primary-passive-backup",
+    "audited-pc-1",
+];
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
 #[derive(clap::Args)]
@@ -46,6 +57,8 @@ pub struct Scenarios {
     /// Only these kinds of faults, by commas.
     #[arg(long, value_delimiter = ',')]
     kinds: Vec<String>,
+    #[command(flatten)]
+    accel: Accel,
     /// Only these (a part of a name is enough); `bad-input` is the table of
     /// mistakes, `life`, `two-vms`, `flood`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
@@ -66,21 +79,22 @@ impl Scenarios {
             seconds: 60,
             minutes: 60,
             kinds: Vec::new(),
+            accel: Accel::tcg(),
             names: Vec::new(),
         }
+    }
+
+    fn wants(&self, name: &str, quick: bool) -> bool {
+        let by_name = self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()));
+        by_name && (quick || !self.quick)
     }
 }
 
 /// Plays them; an error if any failed.
 pub fn run(arguments: &Scenarios) -> Result<()> {
-    let wanted = |name: &str, quick: bool| {
-        let by_name =
-            arguments.names.is_empty() || arguments.names.iter().any(|part| name.contains(part.as_str()));
-        by_name && (quick || !arguments.quick)
-    };
     let chosen: Vec<_> = scenario::all()
         .into_iter()
-        .filter(|one| wanted(one.name, one.quick))
+        .filter(|one| arguments.wants(one.name, one.quick))
         .collect();
     if arguments.list {
         for one in &chosen {
@@ -103,7 +117,39 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         return Ok(());
     }
     let dunlin = super::ready(false)?;
-    let image = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let (runs_under, image) = arguments.accel.choose()?;
+    play(arguments, &chosen, dunlin, &runs_under, image)
+}
+
+/// A few stories once more under KVM, if there is one on this machine; else it says why not.
+pub fn under_kvm() -> Result<()> {
+    let dunlin = super::ready(false)?;
+    let (runs_under, image) = Accel::auto().choose()?;
+    if runs_under == RunsUnder::Tcg {
+        println!(
+            "xtask: no scenario is played under KVM here (see the line above); they were played under TCG"
+        );
+        return Ok(());
+    }
+    let chosen: Vec<_> = scenario::all()
+        .into_iter()
+        .filter(|one| UNDER_KVM.contains(&one.name))
+        .collect();
+    let arguments = Scenarios {
+        names: UNDER_KVM.map(str::to_owned).to_vec(),
+        ..Scenarios::quick()
+    };
+    play(&arguments, &chosen, dunlin, &runs_under, image)
+}
+
+fn play(
+    arguments: &Scenarios,
+    chosen: &[Scenario],
+    dunlin: std::path::PathBuf,
+    runs_under: &RunsUnder,
+    image: GuestImage,
+) -> Result<()> {
+    let wanted = |name: &str, quick: bool| arguments.wants(name, quick);
     let world = World { dunlin, image };
     let (mut passed, mut failed) = (0, 0);
     if wanted("bad-input", true) {
@@ -201,7 +247,11 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         let outcome = played.and_then(|program| interrupt::run(&world, &program));
         tell("interrupt-leaves-nothing", begun, outcome.map(|()| String::new()));
     }
-    for one in &chosen {
+    for one in chosen {
+        if let Some(why) = runs_under.refuses(one.machine, one.vcpus) {
+            println!("scenario {} ... not played: {why}", one.name);
+            continue;
+        }
         let begun = Instant::now();
         let outcome = scenario::run(&world, one).map(|outcome| {
             let gap_ms = outcome.worst_gap_us / 1000;
@@ -237,7 +287,7 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
     // Not one for every commit: its guest is 281 MB, and each kill takes some five seconds.
     if wanted("ledger", false) {
         let begun = Instant::now();
-        let outcome = ledger(arguments, &world.dunlin);
+        let outcome = ledger(arguments, &world.dunlin, runs_under);
         tell("ledger", begun, outcome.map(|told| format!(", {told}")));
     }
     if wanted("campaign", true) {
@@ -341,12 +391,12 @@ fn campaign(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
 }
 
 /// PostgreSQL's ledger over kills; returns what it has to tell.
-fn ledger(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
+fn ledger(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<String> {
     let mut say = |line: &str| println!("{line}");
     let images = paths::guest_images();
     let spec = LedgerSpec {
         dunlin: dunlin.to_path_buf(),
-        image: image::ensure_service(image::service("postgresql")?, &images, &mut say)?,
+        image: image::ensure_service(image::service("postgresql")?, &images, &mut say)?.under(runs_under),
         clients: image::clients(&images, &mut say)?,
         kills: arguments.kills,
         connections: 4,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::accel::RunsUnder;
 use crate::image::GuestImage;
 use crate::lab::Lab;
 
@@ -80,8 +81,8 @@ impl VmPlan {
 
     /// A microvm has neither HPET nor PM timer, so the kernel measures its time stamp counter against the PIT, which
     /// fails when the host is busy; then it boots no further. Under TCG that counter is the host's, so tell it.
-    fn clock_words(&self) -> String {
-        if self.machine != "microvm" {
+    fn clock_words(&self, runs_under: &RunsUnder) -> String {
+        if self.machine != "microvm" || *runs_under != RunsUnder::Tcg {
             return String::new();
         }
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -109,6 +110,10 @@ impl VmPlan {
             Ok(to)
         };
         let kernel = copy(&image.kernel, "vmlinuz")?;
+        let preload = match &image.runs_under {
+            RunsUnder::Assisted(assisted) => copy(&assisted.preload, "preload.so")?,
+            RunsUnder::Tcg | RunsUnder::Kvm => PathBuf::new(),
+        };
         let initrd = copy(&image.initrd, "initrd.img")?;
         let [first, second] = self.members;
         let members = if self.policy == "none" {
@@ -131,14 +136,19 @@ impl VmPlan {
             text.push('\n');
         }
         text.push_str(&format!(
-            "\n[vm]\nmachine = \"{}\"\naccel = \"tcg\"\n",
-            self.machine
+            "\n[vm]\nmachine = \"{}\"\n{}",
+            self.machine,
+            image.runs_under.lines(&preload)
         ));
         text.push_str(&format!(
             "vcpus = {}\nmemory_mib = {}\n",
             self.vcpus, self.memory_mib
         ));
-        let append = format!("{}{}", image.append_for(&self.address()), self.clock_words());
+        let append = format!(
+            "{}{}",
+            image.append_for(&self.address()),
+            self.clock_words(&image.runs_under)
+        );
         if !self.boots_from_disk {
             text.push_str(&format!(
                 "kernel = \"{}\"\ninitrd = \"{}\"\nappend = \"{append}\"\n",

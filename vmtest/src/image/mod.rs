@@ -10,7 +10,7 @@
 //!   *is* redis-server under another name).
 //! * **Not here:** how a VM is started: that is Dunlin's, from a vm.toml that names these files.
 
-mod cpio;
+pub(crate) mod cpio;
 mod disk;
 mod kernel;
 mod packages;
@@ -25,6 +25,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use crate::accel::RunsUnder;
 
 pub use disk::{boot_disk, data_disk};
 pub use services::{FIO, MIXED, SERVICES, Service, clients, ensure as ensure_service, service};
@@ -51,6 +53,9 @@ pub struct GuestImage {
     pub key: String,
     /// The kernel's release, as in `uname -r`.
     pub kernel_release: String,
+    /// What it was prepared for ([`GuestImage::under`]).
+    #[serde(skip)]
+    pub runs_under: RunsUnder,
 }
 
 impl GuestImage {
@@ -116,6 +121,7 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
         append: format!("{} dunlin.ip={GUEST_ADDRESS}", kernel::COMMAND_LINE),
         key,
         kernel_release: found.release,
+        runs_under: RunsUnder::Tcg,
     };
     fs::write(
         half_made.join("image.json"),

@@ -11,6 +11,8 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::accel::RunsUnder;
+
 use super::{GUEST_ADDRESS, GuestImage, cpio, kernel, packages, rootfs};
 
 /// Raised whenever the builder itself changes what an image holds.
@@ -254,6 +256,7 @@ pub fn ensure(service: &Service, dir: &Path, say: &mut dyn FnMut(&str)) -> Resul
         append: format!("{} dunlin.ip={GUEST_ADDRESS}", kernel::COMMAND_LINE),
         key,
         kernel_release: found.release,
+        runs_under: RunsUnder::Tcg,
     };
     let manifest = Manifest {
         image,

@@ -1,0 +1,112 @@
+//! The kernel and the preload object for a software-assisted KVM, made of what lies beside this tree.
+//!
+//! * **Decides:** nothing. **Flow:** `../shared/kvm` -> unpacked and compiled under the guest images -> [`super::Assisted`].
+//! * **Invariants:** what lies there is whole, or not there at all.
+//! * **Not here:** what the object does: its own first lines say it.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use super::Assisted;
+use crate::paths;
+
+/// Raised whenever what is made here changes.
+const BUILDER: &str = "assisted 1";
+/// Where the kernel is linked to: its symbols' addresses less this are physical.
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
+/// Flags of the host's interface: on, and it switches halves of the page tables.
+const ARM_FLAGS: u64 = 0x7f;
+/// The object arms a vCPU that is not. It also did so to one that was and had only other status bits (which say in which ring
+/// the guest is): that vCPU then lost interrupts.
+const ARMED_BEFORE: (&str, &str) = ("(old&~0x400ull)!=want", "!(old&1)");
+const ARM_BEFORE: &str = "getenv(\"PVM_ARM\")";
+
+fn source() -> PathBuf {
+    paths::workspace().join("../shared/kvm")
+}
+
+/// What is needed; `None` where it is not beside this tree.
+pub fn ensure(images: &Path) -> Result<Option<Assisted>> {
+    let (packed, shim) = (source().join("vmlinux.xz"), source().join("pvmshim.c"));
+    if !packed.is_file() || !shim.is_file() {
+        return Ok(None);
+    }
+    let mut hash = Sha256::new();
+    hash.update(BUILDER);
+    hash.update(fs::read(&packed)?);
+    hash.update(fs::read(&shim)?);
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let home = images.join(format!("assisted-{key}"));
+    if !home.is_dir() {
+        let half_made = images.join(format!("making-{}-assisted", std::process::id()));
+        let _ = fs::remove_dir_all(&half_made);
+        fs::create_dir_all(&half_made)?;
+        make(&packed, &shim, &half_made)?;
+        if let Err(error) = fs::rename(&half_made, &home) {
+            let _ = fs::remove_dir_all(&half_made);
+            // Another process was quicker: its files are the same.
+            if !home.is_dir() {
+                return Err(error).with_context(|| format!("cannot make {}", home.display()));
+            }
+        }
+    }
+    Ok(Some(Assisted {
+        kernel: home.join("vmlinux"),
+        preload: home.join("preload.so"),
+    }))
+}
+
+fn make(packed: &Path, shim: &Path, into: &Path) -> Result<()> {
+    let kernel = into.join("vmlinux");
+    let unpacked = output(Command::new("xz").arg("-dc").arg(packed), "xz-utils")?;
+    fs::write(&kernel, unpacked)?;
+    let symbols = String::from_utf8(output(Command::new("nm").arg(&kernel), "binutils")?)?;
+    let address = symbols
+        .lines()
+        .find_map(|line| line.strip_suffix(" pvm_vif")?.split(' ').next())
+        .context("the kernel in ../shared/kvm has no symbol pvm_vif")?;
+    let arm = (u64::from_str_radix(address, 16)? - KERNEL_MAP) | ARM_FLAGS;
+
+    let mut text = fs::read_to_string(shim)?;
+    for (before, after) in [ARMED_BEFORE, (ARM_BEFORE, &format!("\"{arm:#x}\"")[..])] {
+        if text.matches(before).count() != 1 {
+            bail!("../shared/kvm/pvmshim.c is not the one that is known here: it has no single {before}");
+        }
+        text = text.replace(before, after);
+    }
+    let mut compiler = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-x", "c", "-", "-o"])
+        .arg(into.join("preload.so"))
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cc is not here: apt install gcc")?;
+    compiler
+        .stdin
+        .take()
+        .expect("a piped stdin")
+        .write_all(text.as_bytes())?;
+    match compiler.wait()?.success() {
+        true => Ok(()),
+        false => bail!("cc does not compile ../shared/kvm/pvmshim.c"),
+    }
+}
+
+fn output(command: &mut Command, package: &str) -> Result<Vec<u8>> {
+    let said = command
+        .output()
+        .with_context(|| format!("{command:?}: apt install {package}"))?;
+    match said.status.success() {
+        true => Ok(said.stdout),
+        false => bail!("{command:?}: {}", String::from_utf8_lossy(&said.stderr)),
+    }
+}
