@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use dunlin_guest::qemu::{QemuEvent, accel, spawn::choose_user};
+use dunlin_guest::qemu::{accel, spawn::choose_user};
 use dunlin_guest::{Accel, Machine, Qemu, VmSpec};
 
 const FIRST_PAGE: u64 = 0x400;
@@ -137,51 +137,5 @@ fn under_kvm() {
     match accel::opens() {
         Ok(()) => tracked_synced_and_failed_over(Accel::Kvm),
         Err(why) => skipped::skip(&why),
-    }
-}
-
-/// `system_reset` only asks for a reset, and QEMU's main loop lets go of its lock in several places on the way. The state comes
-/// after all of it.
-fn a_reset_ends_before_the_load(accel: Accel) {
-    let _alone = one_at_a_time();
-    let mut pair = Pair::new(&bare(accel), "kkkkkkkk");
-    for round in 0..syncs_or(8) {
-        for vm in [&pair.primary, &pair.backup] {
-            let seen = vm.qemu.console().total_bytes();
-            assert!(
-                vm.qemu.console().wait_more(seen + 2, Duration::from_secs(30)),
-                "round {round}: both run"
-            );
-        }
-        pair.backup.qemu.qmp().poll_events().unwrap();
-        let staged = pair.pause_and_stage();
-        pair.apply(staged, |_, _| ());
-        // An answer: all that was said before it is here.
-        pair.backup
-            .qemu
-            .qmp()
-            .execute("query-status", serde_json::Value::Null)
-            .unwrap();
-        let mut said = pair.backup.qemu.qmp().poll_events().unwrap();
-        said.retain(|event| !matches!(event, QemuEvent::Other(_)));
-        let right = [
-            QemuEvent::Stop,
-            QemuEvent::Reset { guest: false },
-            QemuEvent::Resume,
-        ];
-        assert_eq!(said, right, "round {round}: loaded, and then reset");
-    }
-}
-
-#[test]
-fn a_reset_ends_before_the_load_under_tcg() {
-    a_reset_ends_before_the_load(Accel::Tcg);
-}
-
-#[test]
-fn a_reset_ends_before_the_load_under_kvm() {
-    match accel::opens() {
-        Ok(()) => a_reset_ends_before_the_load(Accel::Kvm),
-        Err(why) => eprintln!("skipped: {why}"),
     }
 }
