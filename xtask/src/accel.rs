@@ -20,11 +20,6 @@ impl Accel {
         Self { accel: Wanted::Tcg }
     }
 
-    /// KVM where it works.
-    pub fn auto() -> Self {
-        Self { accel: Wanted::Auto }
-    }
-
     /// Says which one it is, and why; returns it with the redis guest prepared for it.
     pub fn choose(&self) -> Result<(RunsUnder, GuestImage)> {
         let mut say = |line: &str| println!("{line}");

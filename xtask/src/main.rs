@@ -100,7 +100,6 @@ fn run(task: Task) -> Result<()> {
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;
-            scenarios::under_kvm()?;
             println!(
                 "xtask: all of it passed in {:.0} s, {skipped}",
                 begun.elapsed().as_secs_f64()

@@ -14,13 +14,6 @@ use dunlin_vmtest::{image, paths};
 
 use crate::accel::Accel;
 
-/// What every commit is played under KVM, too, where there is one: syncs of a running and of a passive backup, each with a take-over.
-const UNDER_KVM: [&str; 3] = [
-    "kill-primary-and-back",
-    "kill-primary-passive-backup",
-    "audited-pc-1",
-];
-
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
 #[derive(clap::Args)]
 pub struct Scenarios {
@@ -119,27 +112,6 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
     let dunlin = super::ready(false)?;
     let (runs_under, image) = arguments.accel.choose()?;
     play(arguments, &chosen, dunlin, &runs_under, image)
-}
-
-/// A few stories once more under KVM, if there is one on this machine; else it says why not.
-pub fn under_kvm() -> Result<()> {
-    let dunlin = super::ready(false)?;
-    let (runs_under, image) = Accel::auto().choose()?;
-    if runs_under == RunsUnder::Tcg {
-        println!(
-            "xtask: no scenario is played under KVM here (see the line above); they were played under TCG"
-        );
-        return Ok(());
-    }
-    let chosen: Vec<_> = scenario::all()
-        .into_iter()
-        .filter(|one| UNDER_KVM.contains(&one.name))
-        .collect();
-    let arguments = Scenarios {
-        names: UNDER_KVM.map(str::to_owned).to_vec(),
-        ..Scenarios::quick()
-    };
-    play(&arguments, &chosen, dunlin, &runs_under, image)
 }
 
 fn play(
@@ -290,7 +262,7 @@ fn play(
         let outcome = ledger(arguments, &world.dunlin, runs_under);
         tell("ledger", begun, outcome.map(|told| format!(", {told}")));
     }
-    if wanted("campaign", true) {
+    if wanted("campaign", false) {
         let begun = Instant::now();
         let outcome = campaign(arguments, &world.dunlin);
         tell("campaign", begun, outcome.map(|told| format!(", {told}")));

@@ -22,7 +22,7 @@ const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// Flags of the host's interface: on, and it switches halves of the page tables.
 const ARM_FLAGS: u64 = 0x7f;
 /// The object arms a vCPU that is not. It also did so to one that was and had only other status bits (which say in which ring
-/// the guest is): that vCPU then lost interrupts.
+/// the guest is), which is suspected of costing that vCPU interrupts.
 const ARMED_BEFORE: (&str, &str) = ("(old&~0x400ull)!=want", "!(old&1)");
 const ARM_BEFORE: &str = "getenv(\"PVM_ARM\")";
 
