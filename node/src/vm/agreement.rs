@@ -48,6 +48,8 @@ pub struct Agreement {
     log_full_is_last: bool,
     /// Times that there was none.
     pub log_waits: u64,
+    /// Another policy was agreed: whoever is complete by an older entry is about to be dropped.
+    pub another_policy: bool,
     /// Invariant 5; whether the last one was refused, and how often that began.
     unsaid: Unsaid,
     refuses: bool,
@@ -421,12 +423,16 @@ impl VmLoop {
                 }
             }
             Agreed::Complete { set, epoch } => {
+                self.agreement.another_policy = false;
                 if let Some((index, state)) = self.agreement.cut_at_join(set) {
                     self.cut_log(index, state);
                 }
                 self.complete_set_agreed(set, epoch);
             }
-            Agreed::Policy(policy) => self.policy_agreed(policy),
+            Agreed::Policy(policy) => {
+                self.agreement.another_policy = true;
+                self.policy_agreed(policy);
+            }
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.drop_machine();

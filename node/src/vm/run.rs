@@ -521,7 +521,9 @@ impl VmLoop {
             name: self.config.name.clone(),
             role: role.to_owned(),
             state,
-            protected: self.agreement.state.complete.0.count_ones() > 1 && self.group.leader().is_some(),
+            protected: self.agreement.state.complete.0.count_ones() > 1
+                && !self.agreement.another_policy
+                && self.group.leader().is_some(),
             wants_protection: self.policy().is_replicated(),
             policy: self.policy().name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
