@@ -493,8 +493,7 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        }
-        .quick(),
+        },
         Scenario {
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(
