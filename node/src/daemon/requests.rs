@@ -10,6 +10,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long a VM may take to leave this host after its end was agreed. Less than whoever tells it waits for the answer.
+const FORGOTTEN: Duration = Duration::from_secs(4);
+
 /// Accepts people on a thread of its own.
 pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
     let daemon = daemon.clone();
@@ -101,10 +104,7 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
         } => install(daemon, &text, newcomer, ticket),
         Request::Undo { vm, ticket } => undo(daemon, &vm, ticket),
         Request::Replace { vm, host } => replace(daemon, &vm, &host),
-        Request::Remove { vm } => match sender(daemon, &vm) {
-            Some(to_loop) => vm::command(&to_loop, Command::Remove),
-            None => Answer::done("not here"),
-        },
+        Request::Remove { vm } => remove(daemon, &vm),
         Request::Standing { vm } => {
             // Not under the lock: it opens the VM's disks.
             let holding = daemon.vms().get(&vm).map(vm::VmHandle::holding);
@@ -148,6 +148,26 @@ fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer))
         }
         _ => from_peer(daemon, request, each),
     }
+}
+
+/// The VM's end was agreed. Answered when nothing of it is left here, or after [`FORGOTTEN`].
+fn remove(daemon: &Daemon, vm: &str) -> Answer {
+    let Some(to_loop) = sender(daemon, vm) else {
+        return Answer::done("not here");
+    };
+    let events = &daemon.host.events;
+    let mut seen = (events.next_seq(), events.nudges());
+    let answer = vm::command(&to_loop, Command::Remove);
+    let until = Instant::now() + FORGOTTEN;
+    while daemon.vms().contains_key(vm) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let _ = events.since(seen.0, Some(left), seen.1);
+        seen = (events.next_seq(), events.nudges());
+    }
+    answer
 }
 
 /// Tests only.

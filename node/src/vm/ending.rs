@@ -11,6 +11,7 @@
 //! 3. An end by force concerns this host alone, and is refused while a leader is known.
 //! 4. Who led when the end was agreed tells each other host, and is the last to forget: one whose link did not stand yet
 //!    has to hear of it too, and no host may hear of it when the next VM of that name is there. The others wait for that word.
+//!    Whoever ordered it is answered when the hosts that can be reached have forgotten the VM: then nothing of it runs there.
 //! 5. An end that is agreed waits for no sync.
 //! 6. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //!
@@ -31,8 +32,8 @@ use std::time::Duration;
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
 const PATIENCE_US: u64 = 5_000_000;
 
-/// How long another host may take to hear of the end.
-const TOLD: Duration = Duration::from_secs(2);
+/// How long another host may take to hear of the end and to end its QEMU.
+const TOLD: Duration = Duration::from_secs(5);
 
 /// A person's order to end the VM everywhere.
 pub struct Order {
@@ -73,9 +74,10 @@ impl VmLoop {
         }
     }
 
-    /// The group has agreed.
+    /// The group has agreed, and if it is for this host to tell the others, that is done (invariant 4).
     pub(super) fn answer_ended(&mut self) {
-        if self.agreement.state.life == Life::Down {
+        let still_tells = self.tells_end && self.ending.is_none();
+        if self.agreement.state.life == Life::Down && !still_tells {
             self.answer_orders(&Answer::done("the VM is ended"));
         }
     }
@@ -83,7 +85,7 @@ impl VmLoop {
     /// Carries out what was ordered, if it can be now.
     pub(super) fn end_by_order(&mut self) {
         self.answer_ended();
-        if self.orders.is_empty() {
+        if self.orders.is_empty() || self.agreement.state.life == Life::Down {
             return;
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {

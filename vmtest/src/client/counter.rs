@@ -231,7 +231,13 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
     while !shared.stop.load(Ordering::Relaxed) {
         let Some(open) = connection.as_mut() else {
             match Connection::open(spec.target, spec.give_up) {
-                Ok(fresh) => connection = Some(fresh),
+                Ok(fresh) => {
+                    if over_boots && fresh.keep_alive().is_err() {
+                        // It has just been reset.
+                        continue;
+                    }
+                    connection = Some(fresh);
+                }
                 Err(_) if over_boots && heard.elapsed() < spec.give_up => {
                     std::thread::sleep(TRY_AGAIN);
                     continue;
@@ -291,13 +297,19 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
             }
         }
     }
-    // The last word is the service's own.
-    if let Ok(count) = final_count(connection.as_mut(), key, spec.give_up) {
-        judge(&mut record.report, last - 1, count, unanswered);
-    } else {
-        record.report.stuck += 1;
+    // The last word is the service's own. One that boots may have broken this connection, and others have counted on.
+    loop {
+        if let Ok(count) = final_count(connection.as_mut(), key, spec.give_up) {
+            judge(&mut record.report, last - 1, count, unanswered);
+            return record;
+        }
+        if !over_boots || heard.elapsed() >= spec.give_up {
+            record.report.stuck += 1;
+            return record;
+        }
+        std::thread::sleep(TRY_AGAIN);
+        connection = Connection::open(spec.target, spec.give_up).ok();
     }
-    record
 }
 
 /// Compares an answer with the one that the last one demands.

@@ -1,5 +1,6 @@
 //! The little of redis' protocol that a counter needs, on one blocking connection.
 
+use nix::sys::socket::{setsockopt, sockopt};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -36,6 +37,17 @@ impl Connection {
             stream,
             buffer: Vec::with_capacity(256),
         })
+    }
+
+    /// Asks the peer every second whether it still knows of this connection. Without that, a client whose request was
+    /// acknowledged by a machine that then boots anew waits for the answer for ever: it has nothing to send again.
+    pub fn keep_alive(&self) -> io::Result<()> {
+        // More than anything takes to boot; whoever waits has a limit of its own.
+        const TIMES: u32 = 127;
+        setsockopt(&self.stream, sockopt::TcpKeepIdle, &1)?;
+        setsockopt(&self.stream, sockopt::TcpKeepInterval, &1)?;
+        setsockopt(&self.stream, sockopt::TcpKeepCount, &TIMES)?;
+        Ok(setsockopt(&self.stream, sockopt::KeepAlive, &true)?)
     }
 
     /// A peer that takes nothing for so long fails a send.

@@ -59,6 +59,13 @@ pub struct GuestImage {
 }
 
 impl GuestImage {
+    /// The same image in the folder that it was found in: a target directory may have been moved since it was made.
+    fn in_folder(mut self, home: &Path) -> Self {
+        self.kernel = home.join("vmlinuz");
+        self.initrd = home.join("initrd.img");
+        self
+    }
+
     /// The kernel's command line for a guest that has another address than [`GUEST_ADDRESS`].
     pub fn append_for(&self, address: &str) -> String {
         self.append.replace(GUEST_ADDRESS, address)
@@ -92,8 +99,9 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
     let home = dir.join(format!("redis-{key}"));
     let manifest = home.join("image.json");
     if let Ok(text) = fs::read_to_string(&manifest) {
-        return serde_json::from_str(&text)
-            .with_context(|| format!("{} is damaged: remove it", home.display()));
+        let image: GuestImage = serde_json::from_str(&text)
+            .with_context(|| format!("{} is damaged: remove it", home.display()))?;
+        return Ok(image.in_folder(&home));
     }
 
     let begun = Instant::now();

@@ -218,7 +218,7 @@ pub fn ensure(service: &Service, dir: &Path, say: &mut dyn FnMut(&str)) -> Resul
     if let Ok(text) = fs::read_to_string(home.join("image.json")) {
         let manifest: Manifest = serde_json::from_str(&text)
             .with_context(|| format!("{} is damaged: remove it", home.display()))?;
-        return Ok(manifest.image);
+        return Ok(manifest.image.in_folder(&home));
     }
 
     let begun = Instant::now();

@@ -489,6 +489,8 @@ impl Stage<'_, '_> {
             }
             Action::RebootAndKill => {
                 let primary = self.reboot()?;
+                // It may have been late for a sync in the midst of that.
+                self.cluster.await_protected(&self.vm, PATIENCE)?;
                 self.cluster.kill_host(&primary)?;
                 self.dead.insert(primary.clone());
                 self.counter.await_more(100, PATIENCE)?;
