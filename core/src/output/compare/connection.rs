@@ -8,7 +8,9 @@
 //!
 //! Invariants:
 //! 1. Nothing is told that the backup has not said, or that a sync has not covered.
-//! 2. New statements leave in the primary's order; what was told before may be repeated at any time.
+//! 2. Segments leave in the primary's order, what only repeats what was told as well: its timestamp is newer than those
+//!    of what waits, and a client that hears it first throws away what comes later (PAWS). While nothing waits, it
+//!    leaves at once.
 //! 3. A connection that differs says nothing new until the next sync.
 //!
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
@@ -135,7 +137,7 @@ impl Connection {
         if words.syn && self.ours.saw(words.seq) {
             self.begin_here();
         }
-        if !self.differs && self.was_told(&words) {
+        if !self.differs && self.waiting.is_empty() && self.was_told(&words) {
             return Some(id);
         }
         self.waiting.push_back((id, words));

@@ -8,7 +8,7 @@
 //!    before. So whatever a client has seen, the backup's own state explains, and whatever a client was told was
 //!    received, the backup has received.
 //! 2. What the primary says after the line of a sync is compared only with what the backup says after loading it.
-//! 3. Frames of a flow are named in the primary's order; what repeats only what was told may be named at once.
+//! 3. Frames of a flow are named in the primary's order. What repeats only what was told needs no word of the backup.
 //! 4. Losing sight (a full buffer, too many flows, a frame that is not understood) makes frames wait for a sync.
 //!
 //! ARP, neighbour discovery and multicast reports tell nothing about the VM's state: they need no match.
