@@ -34,6 +34,9 @@ pub struct VmSpec {
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub memory_mib: u64,
+    /// The host may have less memory free than the guest may come to use: then that is said, and nothing is refused.
+    #[serde(default)]
+    pub memory_overcommit: bool,
     /// Kernel for a direct boot; absent: the firmware boots the first disk.
     #[serde(default)]
     pub kernel: Option<PathBuf>,

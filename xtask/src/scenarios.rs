@@ -8,7 +8,7 @@ use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers,
-    soak, two_vms, upload,
+    sizes, soak, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -104,7 +104,10 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             println!("{name:40} orders of a person, quick");
         }
         println!("{:40} plover pcx1, --kills N", "ledger");
-        println!("{:40} by its seed, --faults N --seed S", "campaign");
+        println!("{:40} by its seed, --faults N --seed S, quick", "campaign");
+        for size in &sizes::SIZES {
+            println!("{:40} dunlin", size.name);
+        }
         println!("{:40} dunlin pcx1, --seconds N", "overload");
         println!("{:40} dunlin pcx1, --minutes N", "soak");
         return Ok(());
@@ -256,13 +259,20 @@ fn play(
         });
         tell(one.name, begun, outcome);
     }
+    for size in &sizes::SIZES {
+        if wanted(size.name, false) {
+            let begun = Instant::now();
+            let outcome = sizes::run(&world, size);
+            tell(size.name, begun, outcome.map(|told| format!(", {told}")));
+        }
+    }
     // Not one for every commit: its guest is 281 MB, and each kill takes some five seconds.
     if wanted("ledger", false) {
         let begun = Instant::now();
         let outcome = ledger(arguments, &world.dunlin, runs_under);
         tell("ledger", begun, outcome.map(|told| format!(", {told}")));
     }
-    if wanted("campaign", false) {
+    if wanted("campaign", true) {
         let begun = Instant::now();
         let outcome = campaign(arguments, &world.dunlin);
         tell("campaign", begun, outcome.map(|told| format!(", {told}")));

@@ -316,10 +316,15 @@ fn memory(spec: &VmSpec) -> Finding {
             }
         }
         true => Finding::good(WHAT, found),
+        false if spec.memory_overcommit => Finding::note(
+            WHAT,
+            found,
+            "a guest that uses all of its memory is killed by this host's kernel (vm.memory_overcommit allows that)",
+        ),
         false => Finding::bad(
             WHAT,
             found,
-            "free memory, raise the cgroup's memory.max, or lower vm.memory_mib",
+            "free memory, set vm.memory_overcommit if the guest will not use all of it, raise the cgroup's memory.max, or lower vm.memory_mib",
         ),
     }
 }

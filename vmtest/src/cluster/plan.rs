@@ -22,8 +22,12 @@ pub struct VmPlan {
     pub vcpus: u32,
     /// Memory.
     pub memory_mib: u32,
+    /// The hosts may have less memory free.
+    pub memory_overcommit: bool,
     /// A data disk of that size, on which redis logs every write before it answers.
     pub disk_mib: Option<u64>,
+    /// Disks of the same size beside it, each with a redis of its own on the ports from 6380 on.
+    pub more_disks: u8,
     /// Cards beside the first that the guest never sets up.
     pub idle_cards: u8,
     /// Boots from a disk with a boot loader, its first, instead of a kernel that QEMU is given.
@@ -47,7 +51,9 @@ impl VmPlan {
             machine: "pc".to_owned(),
             vcpus: 1,
             memory_mib: 256,
+            memory_overcommit: false,
             disk_mib: None,
+            more_disks: 0,
             idle_cards: 0,
             boots_from_disk: false,
             sync: Vec::new(),
@@ -144,6 +150,9 @@ impl VmPlan {
             "vcpus = {}\nmemory_mib = {}\n",
             self.vcpus, self.memory_mib
         ));
+        if self.memory_overcommit {
+            text.push_str("memory_overcommit = true\n");
+        }
         let append = format!(
             "{}{}",
             image.append_for(&self.address()),
@@ -182,8 +191,14 @@ bridge = \"br0\"
                 lab.here().join(&file).display()
             ));
         }
-        if let Some(size_mib) = self.disk_mib {
-            let file = format!("{}.img", self.name);
+        let sizes = self.disk_mib.into_iter();
+        let sizes =
+            sizes.flat_map(|size_mib| std::iter::repeat_n(size_mib, 1 + usize::from(self.more_disks)));
+        for (number, size_mib) in sizes.enumerate() {
+            let file = match number {
+                0 => format!("{}.img", self.name),
+                _ => format!("{}-{number}.img", self.name),
+            };
             for host in ["a", "b"] {
                 crate::image::data_disk(&lab.node(host).home().join(&file), size_mib)?;
             }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX
 # The first disk with an ext4 file system is mounted on /data, and redis then logs every write to it.
+# Each further one has a redis of its own, on the ports from 6380 on.
 # A word on the list dunlin:power is obeyed as if a person had typed it: reboot or poweroff.
 # No timer and no poll runs here: an idle guest must be idle.
 /bin/busybox --install -s /bin
@@ -28,6 +29,17 @@ for disk in /dev/vda /dev/vdb; do
     fi
 done
 echo 1 > /proc/sys/vm/overcommit_memory
+port=6379
+for disk in /dev/vdb /dev/vdc /dev/vdd /dev/vde; do
+    grep -q "^$disk " /proc/mounts && continue
+    place=/more/${disk#/dev/}
+    mkdir -p $place
+    if [ -b $disk ] && mount -t ext4 $disk $place 2> /dev/null; then
+        port=$((port + 1))
+        redis-server --port $port --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize yes \
+            --tcp-keepalive 0 --save "" --appendonly yes --appendfsync always --dir $place
+    fi
+done
 # Tries again only until redis answers; then it waits without a timer.
 obey() {
     mkfifo /orders

@@ -20,6 +20,7 @@ pub mod overload;
 pub mod passers;
 mod run;
 mod secrets;
+pub mod sizes;
 pub mod soak;
 pub mod two_vms;
 pub mod upload;
@@ -493,7 +494,8 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        },
+        }
+        .quick(),
         Scenario {
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(
@@ -579,7 +581,8 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        },
+        }
+        .quick(),
         Scenario {
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(
@@ -613,7 +616,8 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        },
+        }
+        .quick(),
         Scenario {
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(
@@ -629,7 +633,8 @@ pub fn all() -> Vec<Scenario> {
                     answers,
                 ],
             )
-        },
+        }
+        .quick(),
         Scenario {
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(

@@ -177,7 +177,7 @@ fn look(cluster: &Cluster<'_>) -> Result<BTreeMap<String, Memory>> {
     Ok(figures)
 }
 
-fn memory_of(pid: i32) -> Option<(String, Memory)> {
+pub(super) fn memory_of(pid: i32) -> Option<(String, Memory)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
