@@ -162,9 +162,7 @@ impl Output {
             self.blind |= self.comparison.take().is_some();
             return;
         }
-        if !self.shadow.is_empty() {
-            self.shadow.will_leave(&frame);
-        }
+        self.shadow.will_leave(&frame);
         match &mut self.comparison {
             Some(comparison) => {
                 let id = self.gate.arrived(frame.clone(), now_us);

@@ -267,3 +267,48 @@ fn an_echo_from_before_two_take_overs_is_known_as_such() {
     let echo = with(client(ACK, 101, 401), 3, 90_000);
     assert_eq!(heard(&mut second, &echo).ticks, Some((3, 5600)));
 }
+
+/// The network has kept a copy of the client's SYN until the backup's VM has no such connection any more: it has reset it, or
+/// both ends are closed. It answers with new numbers, but what the client says next is of the old connection, which the
+/// primary's VM may have still. After a take-over the client is to hear that there is none.
+#[test]
+fn a_stray_copy_of_a_syn_teaches_no_numbers() {
+    let old = Seg {
+        sack: vec![(950, 980)],
+        ..client(ACK, 128, 930)
+    };
+    let known = [vm(ACK, 900, 128), vm(RST | ACK, 990, 160)];
+    let closed = [vm(FIN | ACK, 929, 128), vm(ACK, 930, 128)];
+    for words in [&known[..], &known[1..], &closed] {
+        let mut output = backup();
+        let end = client(FIN | ACK, 127, 930);
+        if words == closed {
+            assert_eq!(heard(&mut output, &end), end);
+        }
+        words.iter().for_each(|word| said(&mut output, word));
+        said(&mut output, &vm(SYN | ACK, 7000, 101));
+        assert_eq!(heard(&mut output, &old), old);
+        takes_over(&mut output);
+        let refused = vm(RST, 930, 0);
+        assert_eq!(left(&mut output, &refused).seq, refused.seq);
+
+        // So it is if it comes after the next sync.
+        let mut primary = Output::new(Voice::Alone, Epoch(1));
+        let mut output = backup();
+        words.iter().for_each(|word| said(&mut primary, word));
+        if words != closed {
+            let table = primary.draw_line();
+            output
+                .applied(Epoch(1), &table)
+                .expect("a table that can be read");
+            said(&mut output, &vm(SYN | ACK, 7000, 101));
+            assert_eq!(heard(&mut output, &old), old);
+        }
+
+        // The client's next connection of the same name is followed as ever.
+        let mut output = backup();
+        words.iter().for_each(|word| said(&mut output, word));
+        said(&mut output, &vm(SYN | ACK, 7000, 60_001));
+        assert_eq!(heard(&mut output, &client(ACK, 60_001, 8001)).ack, 7001);
+    }
+}

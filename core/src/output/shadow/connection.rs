@@ -95,6 +95,20 @@ impl Connection {
         Self::with(Numbers::Known(0))
     }
 
+    /// For the other host's table: one that the VM has reset when it had acknowledged `received`. Nothing else is told of it,
+    /// and nothing of a client's reset where the numbers are alike.
+    pub(super) fn ended(received: u32) -> Self {
+        Self {
+            reset: Some(received),
+            ..Self::alike()
+        }
+    }
+
+    /// What such a one says.
+    pub(super) fn ended_at(&self) -> Option<u32> {
+        self.reset.filter(|received| *self == Self::ended(*received))
+    }
+
     pub(super) fn with(numbers: Numbers) -> Self {
         Self {
             numbers,
@@ -145,6 +159,11 @@ impl Connection {
     /// Nothing more of it matters to the client.
     pub(super) fn is_over(&self) -> bool {
         self.reset.is_some() || self.is_closed()
+    }
+
+    /// How far the VM here has acknowledged what the client said, of a connection that the client has opened and not reset.
+    pub(super) fn received(&self) -> Option<u32> {
+        self.said_ack.filter(|_| !self.is_open() && self.reset.is_none())
     }
 
     /// Whether another host would get this connection's numbers wrong without being told.

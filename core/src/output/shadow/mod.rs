@@ -45,6 +45,12 @@ const MOST_PASSING: usize = 16_384;
 /// and its client waits for it; or the client's reset, and the VM goes on.
 const MOST_OVER_TOLD: usize = 256;
 
+/// Of how many connections it is remembered how far they were when the VM reset them; the oldest is forgotten first.
+const MOST_ENDED: usize = 128;
+
+/// How much a client can have said, at most, while a copy of its SYN was still under way.
+const MOST_SINCE_SYN: u32 = 16 << 20;
+
 /// A table of another host that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TableError {
@@ -68,7 +74,9 @@ enum Passing {
 /// The connections of one VM whose numbers may differ from the client's.
 #[derive(Debug)]
 pub struct Shadow {
-    connections: Recent,
+    connections: Recent<Connection>,
+    /// What the VM here had acknowledged of connections that it has reset: who speaks tells it to the other host.
+    ended: Recent<u32>,
     passing: VecDeque<(FlowKey, Passing)>,
     /// What every connection without its own figure adds to timestamps: the take-overs so far.
     raise: u32,
@@ -86,6 +94,7 @@ impl Shadow {
     pub fn new() -> Self {
         Self {
             connections: Recent::new(MOST_CONNECTIONS),
+            ended: Recent::new(MOST_ENDED),
             passing: VecDeque::new(),
             raise: 0,
         }
@@ -146,13 +155,16 @@ impl Shadow {
             return;
         };
         let known = self.connections.get(&segment.key);
-        if segment.syn() && known.is_none_or(|known| known.isn != Some(segment.seq)) {
+        if segment.rst() {
+            self.ends(&segment);
+        } else if segment.syn() && known.is_none_or(|known| known.isn != Some(segment.seq)) {
+            if self.answers_stray(&segment) {
+                return;
+            }
+            self.ended.remove(&segment.key);
             self.connections.insert(segment.key, Connection::opened(&segment));
             self.pass(segment.key, Passing::Open);
         } else if known.is_none() {
-            if segment.rst() {
-                return;
-            }
             self.connections.insert(segment.key, Connection::alike());
         }
         // What the client will echo is the other host's, but settled by the same rule at about the same time.
@@ -166,11 +178,18 @@ impl Shadow {
 
     /// The VM here, which speaks, has said this; it may be held for long before it leaves.
     pub fn will_leave(&mut self, frame: &Frame) {
-        if let Parsed::Tcp(segment) = parse(frame, Direction::FromVm)
-            && segment.syn()
-            && let Some(known) = self.connections.used(&segment.key)
-        {
-            known.superseded |= known.isn != Some(segment.seq);
+        let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
+            return;
+        };
+        if segment.rst() {
+            self.ends(&segment);
+        } else if segment.syn() {
+            if !self.answers_stray(&segment) {
+                self.ended.remove(&segment.key);
+            }
+            if let Some(known) = self.connections.used(&segment.key) {
+                known.superseded |= known.isn != Some(segment.seq);
+            }
         }
     }
 
@@ -229,10 +248,12 @@ impl Shadow {
                 !forget
             })
             .peekable();
-        if self.raise == 0 && told.peek().is_none() {
+        let ended = self.ended.iter().map(|(key, at)| (*key, Connection::ended(*at)));
+        let ended: Vec<_> = ended.collect();
+        if self.raise == 0 && told.peek().is_none() && ended.is_empty() {
             return Bytes::new();
         }
-        table::encode(self.raise, told)
+        table::encode(self.raise, told.chain(&ended).take(MOST_CONNECTIONS))
     }
 
     /// The VM here is a copy of the other host's now, so is the table. On an error nothing has changed.
@@ -246,6 +267,10 @@ impl Shadow {
         };
         *self = Self { raise, ..Self::new() };
         for (key, connection) in connections {
+            if let Some(received) = connection.ended_at() {
+                self.ended.insert(key, received);
+                continue;
+            }
             let passing = match (connection.is_open(), connection.is_over()) {
                 (true, _) => Some(Passing::Open),
                 (false, true) => Some(Passing::Over),
@@ -276,6 +301,31 @@ impl Shadow {
         if connection.is_over() && !was_over {
             self.pass(segment.key, Passing::Over);
         }
+    }
+
+    /// The VM here says a reset: if it ends a connection, what it had acknowledged of that is remembered.
+    fn ends(&mut self, reset: &Segment) {
+        let received = match self.connections.get(&reset.key) {
+            Some(known) if known.ends_with(reset) => known.received(),
+            Some(_) => None,
+            // With the number 0 it answers a SYN, and refuses it.
+            None => (reset.ack_flag() && reset.seq != 0).then_some(reset.ack),
+        };
+        if let Some(received) = received {
+            self.ended.insert(reset.key, received);
+        }
+    }
+
+    /// Whether this SYN-ACK of the VM here answers an old copy of the SYN of a connection that the client has, or had, and the
+    /// VM has no more: what the client says next is of that one still, and tells nothing of the numbers of this one. It is left
+    /// alone (invariant 4): the VM refuses what does not fit, and a client that still has the old one hears that.
+    fn answers_stray(&self, syn_ack: &Segment) -> bool {
+        let received = match self.connections.get(&syn_ack.key) {
+            Some(known) => known.received(),
+            None => self.ended.get(&syn_ack.key).copied(),
+        };
+        let is_old = |received: u32| received.wrapping_sub(syn_ack.ack) <= MOST_SINCE_SYN;
+        syn_ack.ack_flag() && received.is_some_and(is_old)
     }
 
     /// Whether this is the client's end of a connection that both VMs number alike, if it exists.

@@ -1,6 +1,7 @@
 //! An ICMP error that quotes what the VM has said. The quotation is in the client's numbers; Linux ignores an error about
 //! a number that it has not in flight, and would never learn of a smaller path MTU.
 
+use super::connection::Connection;
 use super::recent::Recent;
 use super::rewrite::Rewriter;
 use crate::agreed::Frame;
@@ -8,7 +9,7 @@ use crate::output::packet::{Datagram, FlowKey, ICMP, TCP, u16_at, u32_at};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// `frame`, with the number that it quotes in the VM's.
-pub(super) fn inbound(frame: &Frame, error: &Datagram, connections: &Recent) -> Frame {
+pub(super) fn inbound(frame: &Frame, error: &Datagram, connections: &Recent<Connection>) -> Frame {
     let translated = quotation(&frame.bytes[..error.payload.end], error).and_then(|(key, at)| {
         let delta = connections.get(&key)?.delta()?;
         let icmp = error.payload.start - 4;

@@ -1,19 +1,18 @@
-//! The connections, and which of them was used longest ago.
+//! What is known of connections, and which of them was used longest ago.
 
-use super::connection::Connection;
 use crate::output::{list::List, packet::FlowKey};
 use std::collections::HashMap;
 
 /// A bounded map: when it is full, the longest unused goes.
 #[derive(Debug)]
-pub(super) struct Recent {
+pub(super) struct Recent<T> {
     most: usize,
     // Looked up only, never walked: its order is not the same in two runs.
     ids: HashMap<FlowKey, usize>,
-    list: List<(FlowKey, Connection)>,
+    list: List<(FlowKey, T)>,
 }
 
-impl Recent {
+impl<T> Recent<T> {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
@@ -26,25 +25,25 @@ impl Recent {
         self.list.len()
     }
 
-    pub(super) fn get(&self, key: &FlowKey) -> Option<&Connection> {
+    pub(super) fn get(&self, key: &FlowKey) -> Option<&T> {
         self.list.get(*self.ids.get(key)?).map(|(_, found)| found)
     }
 
     /// The connection, which counts as used now.
-    pub(super) fn used(&mut self, key: &FlowKey) -> Option<&mut Connection> {
+    pub(super) fn used(&mut self, key: &FlowKey) -> Option<&mut T> {
         let id = *self.ids.get(key)?;
         self.list.move_to_back(id);
         self.list.get_mut(id).map(|(_, found)| found)
     }
 
-    pub(super) fn insert(&mut self, key: FlowKey, connection: Connection) {
+    pub(super) fn insert(&mut self, key: FlowKey, known: T) {
         self.remove(&key);
         if self.list.len() >= self.most
             && let Some((oldest, _)) = self.list.first().and_then(|id| self.list.remove(id))
         {
             self.ids.remove(&oldest);
         }
-        self.ids.insert(key, self.list.push_back((key, connection)));
+        self.ids.insert(key, self.list.push_back((key, known)));
     }
 
     pub(super) fn remove(&mut self, key: &FlowKey) {
@@ -54,13 +53,13 @@ impl Recent {
     }
 
     /// All of them, the longest unused first.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(FlowKey, Connection)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(FlowKey, T)> {
         self.list.iter()
     }
 
     /// Changes each of them.
-    pub(super) fn for_each(&mut self, mut change: impl FnMut(&mut Connection)) {
-        self.list.for_each(|(_, connection)| change(connection));
+    pub(super) fn for_each(&mut self, mut change: impl FnMut(&mut T)) {
+        self.list.for_each(|(_, known)| change(known));
     }
 }
 
@@ -82,7 +81,7 @@ mod tests {
         };
         let mut recent = Recent::new(10);
         for port in 0..1000 {
-            recent.insert(key(port), Connection::alike());
+            recent.insert(key(port), ());
             assert!(recent.used(&key(0)).is_some(), "it is in use");
             assert!(recent.len() <= 10 && recent.ids.len() <= 10);
         }
