@@ -3,7 +3,7 @@
 //! * **Decides:** the accelerator, and with it the guest's kernel.
 //! * **Flow:** `--accel auto|kvm|tcg` -> [`choose`]: [`probe`] boots a guest, saves and loads it -> [`GuestImage::under`] -> VM files.
 //! * **Invariants:** (1) `auto` never fails, it says why it is TCG; (2) `kvm` is KVM, or an error; (3) nothing of [`Assisted`] is part of
-//!   the product or of this tree: it lies beside it, in `../shared/kvm`.
+//!   the product, and its kernel not of this tree: it lies beside it, in `../shared/kvm`.
 //! * **Source:** `../shared/kvm/README.md`: a KVM without vmx or svm runs no stock kernel, and one that knows its host's interface natively.
 //! * **Not here:** what users have: `accel = "auto"` in a VM's file (`guest/src/qemu/accel.rs`).
 

@@ -1,6 +1,6 @@
-//! The kernel and the preload object for a software-assisted KVM, made of what lies beside this tree.
+//! The kernel for a software-assisted KVM, which lies beside this tree, and the preload object that QEMU needs there.
 //!
-//! * **Decides:** nothing. **Flow:** `../shared/kvm` -> unpacked and compiled under the guest images -> [`super::Assisted`].
+//! * **Decides:** nothing. **Flow:** `../shared/kvm`, `assisted.c` -> unpacked and compiled under the guest images -> [`super::Assisted`].
 //! * **Invariants:** what lies there is whole, or not there at all.
 //! * **Not here:** what the object does: its own first lines say it.
 
@@ -16,15 +16,12 @@ use super::Assisted;
 use crate::paths;
 
 /// Raised whenever what is made here changes.
-const BUILDER: &str = "assisted 1";
+const BUILDER: &str = "assisted 2";
 /// Where the kernel is linked to: its symbols' addresses less this are physical.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// Flags of the host's interface: on, and it switches halves of the page tables.
 const ARM_FLAGS: u64 = 0x7f;
-/// The object arms a vCPU that is not. It also did so to one that was and had only other status bits (which say in which ring
-/// the guest is), which is suspected of costing that vCPU interrupts.
-const ARMED_BEFORE: (&str, &str) = ("(old&~0x400ull)!=want", "!(old&1)");
-const ARM_BEFORE: &str = "getenv(\"PVM_ARM\")";
+const PRELOAD: &str = include_str!("assisted.c");
 
 fn source() -> PathBuf {
     paths::workspace().join("../shared/kvm")
@@ -32,14 +29,14 @@ fn source() -> PathBuf {
 
 /// What is needed; `None` where it is not beside this tree.
 pub fn ensure(images: &Path) -> Result<Option<Assisted>> {
-    let (packed, shim) = (source().join("vmlinux.xz"), source().join("pvmshim.c"));
-    if !packed.is_file() || !shim.is_file() {
+    let packed = source().join("vmlinux.xz");
+    if !packed.is_file() {
         return Ok(None);
     }
     let mut hash = Sha256::new();
     hash.update(BUILDER);
     hash.update(fs::read(&packed)?);
-    hash.update(fs::read(&shim)?);
+    hash.update(PRELOAD);
     let key: String = hash
         .finalize()
         .iter()
@@ -51,7 +48,7 @@ pub fn ensure(images: &Path) -> Result<Option<Assisted>> {
         let half_made = images.join(format!("making-{}-assisted", std::process::id()));
         let _ = fs::remove_dir_all(&half_made);
         fs::create_dir_all(&half_made)?;
-        make(&packed, &shim, &half_made)?;
+        make(&packed, &half_made)?;
         if let Err(error) = fs::rename(&half_made, &home) {
             let _ = fs::remove_dir_all(&half_made);
             // Another process was quicker: its files are the same.
@@ -66,7 +63,7 @@ pub fn ensure(images: &Path) -> Result<Option<Assisted>> {
     }))
 }
 
-fn make(packed: &Path, shim: &Path, into: &Path) -> Result<()> {
+fn make(packed: &Path, into: &Path) -> Result<()> {
     let kernel = into.join("vmlinux");
     let unpacked = output(Command::new("xz").arg("-dc").arg(packed), "xz-utils")?;
     fs::write(&kernel, unpacked)?;
@@ -77,15 +74,10 @@ fn make(packed: &Path, shim: &Path, into: &Path) -> Result<()> {
         .context("the kernel in ../shared/kvm has no symbol pvm_vif")?;
     let arm = (u64::from_str_radix(address, 16)? - KERNEL_MAP) | ARM_FLAGS;
 
-    let mut text = fs::read_to_string(shim)?;
-    for (before, after) in [ARMED_BEFORE, (ARM_BEFORE, &format!("\"{arm:#x}\"")[..])] {
-        if text.matches(before).count() != 1 {
-            bail!("../shared/kvm/pvmshim.c is not the one that is known here: it has no single {before}");
-        }
-        text = text.replace(before, after);
-    }
     let mut compiler = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O2", "-x", "c", "-", "-o"])
+        .args(["-shared", "-fPIC", "-O2", "-x", "c", "-"])
+        .arg(format!("-DARM={arm:#x}"))
+        .arg("-o")
         .arg(into.join("preload.so"))
         .stdin(Stdio::piped())
         .spawn()
@@ -94,10 +86,10 @@ fn make(packed: &Path, shim: &Path, into: &Path) -> Result<()> {
         .stdin
         .take()
         .expect("a piped stdin")
-        .write_all(text.as_bytes())?;
+        .write_all(PRELOAD.as_bytes())?;
     match compiler.wait()?.success() {
         true => Ok(()),
-        false => bail!("cc does not compile ../shared/kvm/pvmshim.c"),
+        false => bail!("cc does not compile vmtest/src/accel/assisted.c"),
     }
 }
 

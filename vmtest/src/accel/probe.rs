@@ -99,7 +99,7 @@ pub fn run(image: &GuestImage) -> Result<String> {
         .context("an incoming VM has a COLO port")?;
 
     primary.qemu.stop()?;
-    let state = primary.qemu.save_devices()?;
+    let state = primary.qemu.save_state(true)?;
     copy(&primary.qemu, &backup.qemu)?;
     colo.enable(&state)?;
     for load in 0..LOADS {
@@ -108,7 +108,7 @@ pub fn run(image: &GuestImage) -> Result<String> {
         backup.answers(&format!("the backup after {load} loads in place"))?;
         colo.request()?;
         primary.qemu.stop()?;
-        let state = primary.qemu.save_devices()?;
+        let state = primary.qemu.save_state(false)?;
         let write = || copy(&primary.qemu, &backup.qemu).map_err(std::io::Error::other);
         colo.load(&state, write)?;
     }
