@@ -75,11 +75,17 @@ fn newest(vm: &Vm) -> (u64, u64, u64) {
     let parse = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["at", at, "back", back, "bad", bad] => Some((at.parse().ok()?, back.parse().ok()?, bad.parse().ok()?)),
+            ["at", at, "back", back, "bad", bad] => {
+                Some((at.parse().ok()?, back.parse().ok()?, bad.parse().ok()?))
+            }
             _ => None,
         }
     };
-    whole.lines().rev().find_map(parse).expect("it has said so before")
+    whole
+        .lines()
+        .rev()
+        .find_map(parse)
+        .expect("it has said so before")
 }
 
 #[test]
