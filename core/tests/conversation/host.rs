@@ -4,12 +4,15 @@ use super::guest::Guest;
 use super::random::Random;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::Output;
+use dunlin_core::units::Epoch;
 
 /// What the group has agreed on.
 #[derive(Debug)]
 pub enum Entry {
     Input(Frame),
-    Sync,
+    /// This epoch ends here. A later entry of the same epoch is of a sync whose backup was lost meanwhile, or whose place an
+    /// earlier such entry has taken, and is nothing.
+    Sync(Epoch),
 }
 
 pub struct Host {
@@ -121,10 +124,12 @@ impl Host {
         for _ in 0..most {
             match agreed.get(self.read_to) {
                 None => break,
-                Some(Entry::Sync) => {
+                Some(Entry::Sync(epoch)) => {
                     self.read_to += 1;
-                    self.stand(now);
-                    return Worked::Stands;
+                    if *epoch == self.output.epoch() {
+                        self.stand(now);
+                        return Worked::Stands;
+                    }
                 }
                 Some(Entry::Input(frame)) => {
                     self.read_to += 1;

@@ -40,7 +40,7 @@ impl World {
         });
         self.seen.syncs += 1;
         if agreed {
-            self.agreed.push(Entry::Sync);
+            self.agreed.push(Entry::Sync(epoch));
         } else {
             self.primary.stand(self.now);
             self.draw_line();
