@@ -51,6 +51,25 @@ fn it_runs_as_an_ordinary_user_behind_a_system_call_filter() {
 }
 
 #[test]
+fn its_main_loop_goes_before_its_virtual_cpus() {
+    let _alone = one_at_a_time();
+    let qemu = Qemu::start(&empty_vm(), Start::Boot, Ports::default()).unwrap();
+    let nice = |thread: u64| -> i32 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/task/{thread}/stat", qemu.pid())).unwrap();
+        let (_, rest) = stat.rsplit_once(')').unwrap();
+        // The nineteenth field of proc(5); the third comes first here.
+        rest.split_ascii_whitespace().nth(16).unwrap().parse().unwrap()
+    };
+    let cpus = qemu
+        .qmp()
+        .execute("query-cpus-fast", serde_json::json!({}))
+        .unwrap();
+    let cpu = nice(cpus[0]["thread-id"].as_u64().unwrap());
+    let main_loop = nice(qemu.pid().into());
+    assert!(main_loop < cpu, "main loop {main_loop}, virtual CPU {cpu}");
+}
+
+#[test]
 fn stop_save_and_cont_answer_and_the_end_is_reported() {
     let _alone = one_at_a_time();
     let qemu = Qemu::start(&empty_vm(), Start::Boot, Ports::default()).unwrap();

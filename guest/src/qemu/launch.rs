@@ -128,6 +128,7 @@ pub(crate) fn launch(
     let mut child = spawn::spawn(command, inherited, user)
         .map_err(|e| StartError::Host(format!("cannot run {}{as_user}: {e}", binary.display())))?;
     let stderr = child.stderr.take().expect("piped");
+    let pid = child.id();
     let mut child = Killed(Some(child));
     let stderr = Console::follow("qemu-stderr", stderr, log)?;
     drop((qmp_theirs, uffd_theirs, ends));
@@ -142,6 +143,7 @@ pub(crate) fn launch(
         }
         let uffd = receive_descriptor(uffd_ours.as_fd())?;
         let (qmp, version) = Qmp::handshake(qmp_ours, START_TIMEOUT)?;
+        main_loop_first(pid);
         Ok((uffd, qmp, version))
     };
     match begin() {
@@ -153,6 +155,19 @@ pub(crate) fn launch(
             stderr,
         }),
         Err(error) => Err(child.own_words(error, &stderr)),
+    }
+}
+
+/// Between the loop of the VM, which it must not keep from a core, and everybody else.
+const MAIN_LOOP_NICE: i32 = -10;
+
+/// QEMU's main loop goes before the guest's virtual CPUs, whose threads are there by now and keep their priority: the command to
+/// stop, the cards and the disks wait for it. On a host with more to do than it can, a sync waited for it for seconds.
+fn main_loop_first(pid: u32) {
+    let first_thread = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if let Err(error) = rustix::process::setpriority_process(first_thread, MAIN_LOOP_NICE) {
+        // Without that right the host has to have a core free.
+        tracing::debug!("the priority of QEMU's main loop: {error}");
     }
 }
 
