@@ -20,6 +20,11 @@ impl Accel {
         Self { accel: Wanted::Tcg }
     }
 
+    /// KVM where a guest runs under it.
+    pub fn auto() -> Self {
+        Self { accel: Wanted::Auto }
+    }
+
     /// Says which one it is, and why; returns it with the redis guest prepared for it.
     pub fn choose(&self) -> Result<(RunsUnder, GuestImage)> {
         let mut say = |line: &str| println!("{line}");

@@ -38,7 +38,7 @@ enum Task {
     Verify,
     /// Let rustfmt and clippy rewrite what they can.
     Fix,
-    /// What CI runs: setup, verify, and the quick scenarios on real QEMU.
+    /// What CI runs: setup, verify, the quick scenarios on real QEMU, and some of them under KVM where it runs a guest.
     Test,
     /// The consensus core under simulated time, network and crashes; further arguments go to the simulator.
     Sim {
@@ -100,6 +100,7 @@ fn run(task: Task) -> Result<()> {
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;
+            scenarios::run_under_kvm()?;
             println!(
                 "xtask: all of it passed in {:.0} s, {skipped}",
                 begun.elapsed().as_secs_f64()

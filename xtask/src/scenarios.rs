@@ -14,6 +14,15 @@ use dunlin_vmtest::{image, paths};
 
 use crate::accel::Accel;
 
+/// What is played for every commit under KVM as well, where there is one that runs a guest: a take-over there and back with a backup that
+/// runs, under two policies; a hand-over; all memory compared after each sync.
+const UNDER_KVM: [&str; 4] = [
+    "kill-primary-and-back",
+    "idle-second-card",
+    "planned-hand-over",
+    "audited-pc-1",
+];
+
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
 #[derive(clap::Args)]
 pub struct Scenarios {
@@ -77,18 +86,42 @@ impl Scenarios {
         }
     }
 
+    /// [`UNDER_KVM`].
+    fn under_kvm() -> Self {
+        Self {
+            quick: false,
+            accel: Accel::auto(),
+            names: UNDER_KVM.map(str::to_owned).to_vec(),
+            ..Self::quick()
+        }
+    }
+
+    fn chosen(&self) -> Vec<Scenario> {
+        let all = scenario::all().into_iter();
+        all.filter(|one| self.wants(one.name, one.quick)).collect()
+    }
+
     fn wants(&self, name: &str, quick: bool) -> bool {
         let by_name = self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()));
         by_name && (quick || !self.quick)
     }
 }
 
+/// Plays [`UNDER_KVM`]; where no KVM runs a guest, it says so and is no failure.
+pub fn run_under_kvm() -> Result<()> {
+    let arguments = Scenarios::under_kvm();
+    let dunlin = super::ready(false)?;
+    let (runs_under, image) = arguments.accel.choose()?;
+    if runs_under == RunsUnder::Tcg {
+        println!("scenarios under KVM ... not played: {}", UNDER_KVM.join(", "));
+        return Ok(());
+    }
+    play(&arguments, &arguments.chosen(), dunlin, &runs_under, image)
+}
+
 /// Plays them; an error if any failed.
 pub fn run(arguments: &Scenarios) -> Result<()> {
-    let chosen: Vec<_> = scenario::all()
-        .into_iter()
-        .filter(|one| arguments.wants(one.name, one.quick))
-        .collect();
+    let chosen = arguments.chosen();
     if arguments.list {
         for one in &chosen {
             println!(
