@@ -20,7 +20,7 @@ const UNDER_KVM: [&str; 4] = [
     "kill-primary-and-back",
     "idle-second-card",
     "planned-hand-over",
-    "audited-pc-1",
+    "audited-ahead",
 ];
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.

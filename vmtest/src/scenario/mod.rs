@@ -74,6 +74,8 @@ pub enum Action {
     SlowBackup(u32),
     /// SIGKILL to the primary's host while others are frozen, who then go on: the backup takes over.
     KillPrimaryAndThaw,
+    /// So many further syncs of one primary and one backup, none of which costs the VM its backup.
+    AwaitSyncs(u64),
     /// The copies are kept in that manner. The clients count together as well, so that matching does not pay.
     AwaitManner(&'static str),
     /// The daemon of that role dies at a line of its next sync (`dunlin inject VM die-at=LINE`).
@@ -953,6 +955,17 @@ pub fn all() -> Vec<Scenario> {
             quick: policy == "str",
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(name, policy, &actions)
+        });
+    }
+    for (name, policy) in [
+        ("two-hundred-audited-syncs", "plover"),
+        ("two-hundred-audited-syncs-of-colo", "colo"),
+        ("two-hundred-audited-syncs-of-dunlin", "dunlin"),
+    ] {
+        scenarios.push(Scenario {
+            audit: true,
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(name, policy, &[AwaitProtected, AwaitSyncs(200), KillPrimary, answers])
         });
     }
     scenarios

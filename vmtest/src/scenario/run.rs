@@ -468,6 +468,7 @@ impl Stage<'_, '_> {
                 let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
                 told.any(|count| count > 0).then_some(())
             }),
+            Action::AwaitSyncs(more) => self.syncs_without_loss(more),
             Action::AwaitManner(manner) => self.cluster.await_status(manner, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
@@ -532,6 +533,26 @@ impl Stage<'_, '_> {
                 (after > before).then_some(())
             })?;
         Ok(primary)
+    }
+
+    /// Each costs at most what an audit on a busy machine does.
+    fn syncs_without_loss(&self, more: u64) -> Result<()> {
+        let (primary, _) = self.cluster.await_protected(&self.vm, PATIENCE)?;
+        let lost = self.count_told(&primary, "unprotected")?;
+        let mut first = None;
+        let patience = Duration::from_secs(2) * u32::try_from(more)?;
+        self.cluster.await_status("syncs", patience, |hosts| {
+            let status = hosts.iter().find(|status| status.host == primary)?;
+            let count = status.vm(&self.vm)?.sync.count;
+            (count >= *first.get_or_insert(count) + more).then_some(())
+        })?;
+        let lost = self.count_told(&primary, "unprotected")? - lost;
+        ensure!(
+            lost == 0,
+            "the VM lost its backup {lost} times: {}",
+            self.cluster.dunlin(&primary, &["events"])?
+        );
+        Ok(())
     }
 
     /// How many of a host's events are of that kind.
