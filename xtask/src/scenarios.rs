@@ -14,13 +14,13 @@ use dunlin_vmtest::{image, paths};
 
 use crate::accel::Accel;
 
-/// What is played for every commit under KVM as well, where there is one that runs a guest: a take-over there and back with a backup that
-/// runs, under two policies; a hand-over; all memory compared after each sync.
+/// What is played for every commit under KVM as well, where there is one that runs a guest: a running backup's take-over there and
+/// back, a hand-over, deaths at each step of a sync, all memory compared after each sync.
 const UNDER_KVM: [&str; 4] = [
     "kill-primary-and-back",
-    "idle-second-card",
     "planned-hand-over",
-    "audited-ahead",
+    "death-in-a-sync",
+    "audited-pc-1",
 ];
 
 /// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.

@@ -965,7 +965,11 @@ pub fn all() -> Vec<Scenario> {
         scenarios.push(Scenario {
             audit: true,
             gap_limit: Duration::from_secs(5),
-            ..Scenario::new(name, policy, &[AwaitProtected, AwaitSyncs(200), KillPrimary, answers])
+            ..Scenario::new(
+                name,
+                policy,
+                &[AwaitProtected, AwaitSyncs(200), KillPrimary, answers],
+            )
         });
     }
     scenarios
