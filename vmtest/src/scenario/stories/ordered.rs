@@ -1,0 +1,119 @@
+//! What a person orders: hand-overs, other policies, a VM that goes on alone.
+
+use std::time::Duration;
+
+use super::super::Action::*;
+use super::super::Scenario;
+use super::ANSWERS;
+
+/// All of them.
+pub fn all() -> Vec<Scenario> {
+    vec![
+        Scenario::new(
+            "alone-by-order-and-back",
+            "plover",
+            &[
+                AwaitProtected,
+                ANSWERS,
+                KillOthers,
+                AwaitTold("primary", "others-lost"),
+                ProtectAlone,
+                ANSWERS,
+                Restart,
+                AwaitProtected,
+                ANSWERS,
+                KillPrimary,
+                ANSWERS,
+            ],
+        )
+        .quick(),
+        Scenario::new(
+            "planned-hand-over",
+            "plover",
+            &[AwaitProtected, ANSWERS, Failover, ANSWERS, AwaitProtected],
+        )
+        .quick(),
+        Scenario::new(
+            "policies-change-while-it-runs",
+            "plover",
+            &[
+                AwaitProtected,
+                ANSWERS,
+                Policy("remus"),
+                ANSWERS,
+                KillPrimary,
+                ANSWERS,
+                Restart,
+                AwaitProtected,
+                Policy("none"),
+                AwaitState("protection-paused"),
+                ANSWERS,
+                Policy("dunlin"),
+                ANSWERS,
+                KillPrimary,
+                ANSWERS,
+            ],
+        )
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_millis(500),
+            ..Scenario::new(
+                "stopped-daemon-hands-over",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    StopPrimary,
+                    ANSWERS,
+                    Restart,
+                    AwaitProtected,
+                    ANSWERS,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "hand-over-broken-off",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    BreakHandOver,
+                    ANSWERS,
+                    Restart,
+                    AwaitProtected,
+                    Failover,
+                    ANSWERS,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "alone-from-disk-by-order",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    // The newest disk is not the preferred host's.
+                    KillPrimary,
+                    ANSWERS,
+                    KillAll,
+                    RestartLast,
+                    BootFromDisk,
+                    ANSWERS,
+                    Restart,
+                    AwaitProtected,
+                    ANSWERS,
+                    KillPrimary,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
+    ]
+}
