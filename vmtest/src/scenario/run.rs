@@ -1,6 +1,9 @@
 //! Plays one scenario.
 
+mod away;
+mod boots;
 mod stuck;
+mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
-use super::{Action, Away, Scenario, Thawed};
+use super::{Action, Scenario, Thawed};
 use crate::client::{Broadcasts, Connection, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
@@ -133,35 +136,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     } = stage;
     let (clients, answers) = counter.finish()?;
     broadcasts.map(Broadcasts::finish).transpose()?;
-    // A VM that has booted anew knows nothing of its old connections; what it told on them it must know.
-    let excused = if boots_anew { clients.resets } else { 0 };
-    ensure!(
-        CounterReport {
-            resets: clients.resets - excused,
-            ..clients.clone()
-        }
-        .is_clean(),
-        "clients were let down: {clients:?}"
-    );
-    let gaps = moments.iter().map(|&(from, to)| answers.longest_gap_us(from, to));
-    let worst_gap_us = gaps.max().unwrap_or(0);
-    ensure!(
-        Duration::from_micros(worst_gap_us) <= scenario.gap_limit,
-        "clients waited {} ms, and at most {} ms is allowed",
-        worst_gap_us / 1000,
-        scenario.gap_limit.as_millis()
-    );
-    for &(from, to) in &silences {
-        // An answer that both had said when the backup was frozen may be on its way: one for each client, who says
-        // nothing more before it has that.
-        let told = answers.count_between(from, to);
-        ensure!(
-            told <= scenario.connections,
-            "{told} answers within {:?} to {} clients, and no backup could have said them",
-            to.duration_since(from).unwrap_or_default(),
-            scenario.connections
-        );
-    }
+    let worst_gap_us = verdict::judge(scenario, boots_anew, &clients, &answers, &moments, &silences)?;
     if scenario.audit && scenario.policy == "str" {
         let ahead = syncs.get("ahead").copied().unwrap_or_default();
         ensure!(ahead > 0, "no sync had a round while the VMs ran: {syncs:?}");
@@ -522,19 +497,6 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// The guest reboots. Returns the primary as soon as its machine was reset.
-    fn reboot(&self) -> Result<String> {
-        let primary = self.with_role("primary")?;
-        let before = self.count_told(&primary, "guest-reset")?;
-        order_guest(self.cluster.lab(), service(), "reboot")?;
-        self.cluster
-            .await_status("a guest that resets its machine", PATIENCE, |_| {
-                let after = self.count_told(&primary, "guest-reset").ok()?;
-                (after > before).then_some(())
-            })?;
-        Ok(primary)
-    }
-
     /// Each costs at most what an audit on a busy machine does.
     fn syncs_without_loss(&self, more: u64) -> Result<()> {
         let (primary, _) = self.cluster.await_protected(&self.vm, PATIENCE)?;
@@ -602,136 +564,6 @@ impl Stage<'_, '_> {
         self.counter.await_more(50, PATIENCE)?;
         self.moments.push((at, Instant::now()));
         self.cluster.await_take_over(&self.vm, old, PATIENCE).map(drop)
-    }
-
-    /// When the host is back, a snapshot is all that it can get: the entries that it lacks are nowhere any more.
-    fn lose_primary(&mut self, away: Away) -> Result<()> {
-        let primary = self.with_role("primary")?;
-        let at = Instant::now();
-        match away {
-            Away::Frozen => self.cluster.freeze(&primary)?,
-            Away::Mute => self.cluster.lab().cut_link(&primary)?,
-        }
-        self.taken_over(&primary, at)?;
-        let mut known = None;
-        self.cluster
-            .await_status("a log that was cut", PATIENCE, |hosts| {
-                // Cut off, the old one still takes itself for the primary.
-                let mut others = hosts.iter().filter(|host| host.host != primary);
-                let vm = others.find_map(|host| host.vm(&self.vm).filter(|vm| vm.role == "primary"))?;
-                let known = *known.get_or_insert(vm.count("committed"));
-                (vm.count("committed") > known + vm.count("log_entries")).then_some(())
-            })?;
-        match away {
-            Away::Frozen => self.cluster.thaw(&primary),
-            Away::Mute => self.cluster.lab().restore_link(&primary)?,
-        }
-        Ok(())
-    }
-
-    /// A primary without a majority says so, in its state, its events and its exit code, and no client hears more of it.
-    fn falls_silent(&self) -> Result<()> {
-        let primary = self
-            .cluster
-            .await_status("a primary without a majority", PATIENCE, |hosts| {
-                let host = with_role(hosts, &self.vm, "primary")?;
-                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.state == "no-majority" && !vm.protected).then_some(host)
-            })?;
-        let before = self.counter.acknowledged();
-        let code = self.cluster.output(&primary, &["status"])?.status.code();
-        ensure!(
-            code == Some(3),
-            "status ends with {code:?} on a host without a majority"
-        );
-        let events = self.cluster.dunlin(&primary, &["events"])?;
-        ensure!(events.contains("no-majority"), "no event tells of it: {events}");
-        let after = self.counter.acknowledged();
-        ensure!(before == after, "{} answers without a majority", after - before);
-        Ok(())
-    }
-
-    /// The primary goes on, and nobody may believe that it is protected.
-    fn unprotected(&mut self, at: Instant) -> Result<()> {
-        self.counter.await_more(50, PATIENCE)?;
-        self.moments.push((at, Instant::now()));
-        self.cluster
-            .await_status("an unprotected primary that says so", PATIENCE, |hosts| {
-                let host = with_role(hosts, &self.vm, "primary")?;
-                let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (!vm.protected).then_some(())
-            })
-    }
-
-    /// The backup was frozen: what needs its word waits until the group has agreed to go on without it, and that is said
-    /// before anything leaves.
-    fn dropped(&mut self) -> Result<()> {
-        let at = Instant::now();
-        self.unprotected(at)?;
-        let primary = self.with_role("primary")?;
-        let agreed = self.unprotected_since_freeze(&primary)?.with_context(|| {
-            format!("host {primary} goes on without its backup, and no event tells that it was agreed")
-        })?;
-        self.silences.push((self.frozen_at, agreed));
-        Ok(())
-    }
-
-    /// When the primary was allowed to speak alone, if it was since the backup was frozen.
-    fn unprotected_since_freeze(&self, primary: &str) -> Result<Option<SystemTime>> {
-        let events = self.cluster.events(primary)?;
-        let unprotected = events.iter().filter(|event| event.kind == "unprotected");
-        Ok(unprotected
-            .map(|event| event.at())
-            .find(|at| *at > self.frozen_at))
-    }
-
-    /// A backup that is late again and again; each time nothing leaves meanwhile.
-    fn stutter(&mut self, times: usize, pause: Duration) -> Result<()> {
-        for _ in 0..times {
-            let (primary, backup) = self.cluster.await_protected(&self.vm, PATIENCE)?;
-            self.cluster.freeze(&backup)?;
-            self.frozen_at = SystemTime::now();
-            // The fault itself is a length of time; nothing is waited for here.
-            std::thread::sleep(pause);
-            let until = SystemTime::now();
-            self.cluster.thaw(&backup);
-            // On a busy machine it may have been long enough.
-            let until = self
-                .unprotected_since_freeze(&primary)?
-                .map_or(until, |agreed| agreed.min(until));
-            self.silences.push((self.frozen_at, until));
-            self.counter.await_more(5, PATIENCE)?;
-        }
-        Ok(())
-    }
-
-    /// All hosts were lost, with all that was agreed. This host says what a person can do, refuses less than that, and
-    /// does it.
-    fn boot_from_disk(&mut self) -> Result<()> {
-        let at = Instant::now();
-        let last = self.last_primary.clone().context("no host was lost before")?;
-        self.cluster
-            .await_status("a host that says what a person can do", PATIENCE, |_| {
-                let events = self.cluster.events(&last).ok()?;
-                events
-                    .iter()
-                    .any(|event| event.kind == "waiting" && event.text.contains("--from-disk"))
-                    .then_some(())
-            })?;
-        let refused = self.cluster.output(&last, &["protect", "--alone", &self.vm])?;
-        let words = String::from_utf8_lossy(&refused.stderr).into_owned();
-        ensure!(
-            refused.status.code() == Some(2) && words.contains("--from-disk"),
-            "without a living copy and without --from-disk: {} ({words})",
-            refused.status
-        );
-        self.cluster
-            .dunlin(&last, &["protect", "--alone", "--from-disk", &self.vm])?;
-        self.unprotected(at)?;
-        let events = self.cluster.events(&last)?;
-        let told = events.iter().filter(|event| event.kind == "cold-start").count();
-        ensure!(told == 1, "{told} events tell of the cold start: {events:?}");
-        Ok(())
     }
 
     fn nothing_runs_on(&self, host: &str) -> Result<()> {
