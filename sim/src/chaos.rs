@@ -250,11 +250,14 @@ pub fn truncate(world: &mut World, id: u8) -> Result<(), String> {
 /// One member more, less, or changed.
 fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
     let spares: Vec<u8> = (0..world.hosts.len() as u8).collect();
-    let well = world.durability == Durability::Disk
-        || world.members.iter().all(|member| {
-            let node = world.hosts[usize::from(member.id.0)].node.as_ref();
-            node.is_some_and(|node| node.role() != Role::Recovering)
-        });
+    // As in `may_crash`: the list that was last asked for need not be the one in force, which its leader goes by.
+    let well = |member: &Member| {
+        let node = world.hosts[usize::from(member.id.0)].node.as_ref();
+        node.is_some_and(|node| node.role() != Role::Recovering)
+    };
+    let in_force = world.hosts[usize::from(leader)].node.as_ref();
+    let in_force = in_force.map_or(&[][..], |node| node.members());
+    let well = world.durability == Durability::Disk || world.members.iter().chain(in_force).all(well);
     // A VM is complete only where the log was followed, and that was promised: else a crash makes a new member of it.
     let agreed = Index(world.checker.agreed());
     let caught_up: Vec<u8> = world
