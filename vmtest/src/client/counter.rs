@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 
+use super::boots::{Boots, TRY_AGAIN};
 use super::resp::{Answer, Connection};
 use crate::lab::Node;
 
@@ -99,16 +100,12 @@ pub struct Answers {
 impl Counter {
     /// Starts the workers in `node`'s network.
     pub fn start(node: &Node, spec: &CounterSpec) -> Result<Self> {
-        Self::begin(node, spec, false)
+        Self::start_over_boots(node, spec, &Boots::never())
     }
 
-    /// As [`Self::start`], with a service that may be booted anew meanwhile: while it does not listen yet, or says that it
-    /// loads what it had written, a client tries again. What was acknowledged must be there all the same.
-    pub fn start_over_boots(node: &Node, spec: &CounterSpec) -> Result<Self> {
-        Self::begin(node, spec, true)
-    }
-
-    fn begin(node: &Node, spec: &CounterSpec, over_boots: bool) -> Result<Self> {
+    /// As [`Self::start`], in a guest that may boot meanwhile: while it does not listen yet, or says that it loads what it had
+    /// written, a client tries again. What was acknowledged must be there all the same.
+    pub fn start_over_boots(node: &Node, spec: &CounterSpec, boots: &Boots) -> Result<Self> {
         let shared = Arc::new(Shared {
             goal: AtomicU64::new(u64::MAX),
             ..Shared::default()
@@ -116,10 +113,10 @@ impl Counter {
         let (begun, begun_wall) = (Instant::now(), SystemTime::now());
         let mut workers = Vec::new();
         for number in 0..spec.connections {
-            let (shared, spec) = (Arc::clone(&shared), spec.clone());
+            let (shared, spec, boots) = (Arc::clone(&shared), spec.clone(), boots.clone());
             let key = format!("dunlin:counter:{number}");
             workers.push(node.spawn(&format!("counter-{number}"), move || {
-                work(&spec, &key, begun, &shared, over_boots)
+                work(&spec, &key, begun, &shared, &boots)
             })?);
         }
         Ok(Self {
@@ -217,31 +214,20 @@ impl Answers {
 
 /// The key of all workers.
 const TOGETHER: &str = "dunlin:counter:together";
-/// Between two tries of a client whose service boots: nothing tells it when to try.
-const TRY_AGAIN: Duration = Duration::from_millis(20);
 
-fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boots: bool) -> Record {
+fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, boots: &Boots) -> Record {
     let mut record = Record::default();
-    let mut heard = Instant::now();
-    let mut connection = None;
+    let mut connection: Option<Connection> = None;
+    let mut opened = Instant::now();
     let mut last = 0;
     let mut last_together = 0;
     // An INCR that was sent on a connection which then broke.
     let mut unanswered = false;
     while !shared.stop.load(Ordering::Relaxed) {
         let Some(open) = connection.as_mut() else {
-            match Connection::open(spec.target, spec.give_up) {
-                Ok(fresh) => {
-                    if over_boots && fresh.keep_alive().is_err() {
-                        // It has just been reset.
-                        continue;
-                    }
-                    connection = Some(fresh);
-                }
-                Err(_) if over_boots && heard.elapsed() < spec.give_up => {
-                    std::thread::sleep(TRY_AGAIN);
-                    continue;
-                }
+            opened = Instant::now();
+            match Connection::open_over_boots(spec.target, spec.give_up, boots) {
+                Ok(fresh) => connection = Some(fresh),
                 Err(_) => {
                     record.report.stuck += 1;
                     return record;
@@ -277,12 +263,9 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
                 judge(&mut record.report, last, value, unanswered);
                 unanswered = false;
                 last = value;
-                heard = Instant::now();
                 note(&mut record, begun, sent, shared);
             }
-            Ok(Answer::Error(words))
-                if over_boots && words.starts_with("LOADING") && heard.elapsed() < spec.give_up =>
-            {
+            Ok(Answer::Error(words)) if words.starts_with("LOADING") && boots.excuse(opened) => {
                 std::thread::sleep(TRY_AGAIN);
             }
             Ok(_) => record.report.refused += 1,
@@ -291,24 +274,26 @@ fn work(spec: &CounterSpec, key: &str, begun: Instant, shared: &Shared, over_boo
                 return record;
             }
             Err(_) => {
-                record.report.resets += 1;
+                record.report.resets += u64::from(!boots.excuse(opened));
                 unanswered = true;
                 connection = None;
             }
         }
     }
     // The last word is the service's own. One that boots may have broken this connection, and others have counted on.
+    let asked = Instant::now();
     loop {
         if let Ok(count) = final_count(connection.as_mut(), key, spec.give_up) {
             judge(&mut record.report, last - 1, count, unanswered);
             return record;
         }
-        if !over_boots || heard.elapsed() >= spec.give_up {
+        if !boots.excuse(opened) || asked.elapsed() >= spec.give_up {
             record.report.stuck += 1;
             return record;
         }
         std::thread::sleep(TRY_AGAIN);
-        connection = Connection::open(spec.target, spec.give_up).ok();
+        opened = Instant::now();
+        connection = Connection::open_over_boots(spec.target, spec.give_up, boots).ok();
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use serde::Serialize;
 
+use super::Boots;
 use crate::lab::Node;
 
 /// How long one read waits before the deadline is looked at.
@@ -51,13 +52,19 @@ pub struct Downloads {
 
 impl Downloads {
     /// Starts the clients in `node`'s network.
-    pub fn start(node: &Node, target: SocketAddr, clients: usize, give_up: Duration) -> Result<Self> {
+    pub fn start(
+        node: &Node,
+        target: SocketAddr,
+        clients: usize,
+        give_up: Duration,
+        boots: &Boots,
+    ) -> Result<Self> {
         let (stop, whole) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut workers = Vec::new();
         for number in 0..clients {
-            let (stop, whole) = (Arc::clone(&stop), Arc::clone(&whole));
+            let (stop, whole, boots) = (Arc::clone(&stop), Arc::clone(&whole), boots.clone());
             workers.push(node.spawn(&format!("download-{number}"), move || {
-                work(target, give_up, &stop, &whole)
+                work(target, give_up, &boots, &stop, &whole)
             })?);
         }
         Ok(Self { stop, whole, workers })
@@ -101,25 +108,33 @@ impl Downloads {
     }
 }
 
-fn work(target: SocketAddr, give_up: Duration, stop: &AtomicBool, whole: &AtomicU64) -> DownloadsReport {
+fn work(
+    target: SocketAddr,
+    give_up: Duration,
+    boots: &Boots,
+    stop: &AtomicBool,
+    whole: &AtomicU64,
+) -> DownloadsReport {
     let expected = numbers();
     let mut report = DownloadsReport::default();
     while !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
-        match fetch(target, begun + give_up, give_up) {
+        match fetch(target, begun + give_up, give_up, boots) {
             Ok(body) if body == expected => {
                 report.whole += 1;
                 whole.fetch_add(1, Ordering::Relaxed);
                 let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
                 report.longest_us = report.longest_us.max(took_us);
             }
-            Ok(body) if expected.starts_with(&body) => report.resets += 1,
+            Ok(body) if expected.starts_with(&body) => {
+                report.resets += u64::from(!boots.excuse(begun));
+            }
             Ok(_) => report.wrong += 1,
             Err(error) if error.kind() == ErrorKind::TimedOut => {
                 report.stuck += 1;
                 return report;
             }
-            Err(_) => report.resets += 1,
+            Err(_) => report.resets += u64::from(!boots.excuse(begun)),
         }
         std::thread::sleep(REST);
     }
@@ -136,8 +151,17 @@ fn numbers() -> Vec<u8> {
     text.into_bytes()
 }
 
-fn fetch(target: SocketAddr, deadline: Instant, give_up: Duration) -> std::io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect_timeout(&target, give_up)?;
+fn fetch(
+    target: SocketAddr,
+    deadline: Instant,
+    give_up: Duration,
+    boots: &Boots,
+) -> std::io::Result<Vec<u8>> {
+    let mut stream = boots.connect(give_up, |timeout| {
+        let open = TcpStream::connect_timeout(&target, timeout)?;
+        boots.watch(&open)?;
+        Ok(open)
+    })?;
     stream.set_read_timeout(Some(SLICE))?;
     stream.write_all(
         format!("GET {PATH} HTTP/1.1\r\nHost: guest\r\nAccept: */*\r\nConnection: close\r\n\r\n").as_bytes(),

@@ -6,7 +6,7 @@
 //! * **Invariants:** a transfer counts as told when the server's COMMIT was read whole; a worker keeps its one connection.
 //! * **Not here:** which hosts die meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
 
+use super::Boots;
 use super::postgres::Postgres;
 use crate::lab::Node;
 
@@ -67,10 +68,10 @@ struct Shared {
 
 #[derive(Default)]
 struct Record {
-    /// Transfers `0..told` were told.
-    told: u64,
-    /// One that was sent and has no answer.
-    in_doubt: Option<u64>,
+    /// Transfers `0..next` were sent, and told of but for those in doubt.
+    next: u64,
+    /// Sent on a connection that broke before they had an answer: whether they happened is not known.
+    in_doubt: BTreeSet<u64>,
     report: LedgerReport,
     /// When each commit was told.
     at: Vec<Instant>,
@@ -116,15 +117,28 @@ pub fn set_up(node: &Node, target: SocketAddr, at_most: Duration) -> Result<()> 
     made.join().map_err(|_| anyhow!("a client thread panicked"))??
 }
 
+impl Record {
+    fn doubt(&mut self) {
+        self.in_doubt.insert(self.next);
+        self.next += 1;
+    }
+}
+
 impl Ledger {
     /// Starts the workers in `node`'s network.
-    pub fn start(node: &Node, target: SocketAddr, connections: u64, give_up: Duration) -> Result<Self> {
+    pub fn start(
+        node: &Node,
+        target: SocketAddr,
+        connections: u64,
+        give_up: Duration,
+        boots: &Boots,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let mut workers = Vec::new();
         for number in 0..connections {
-            let shared = Arc::clone(&shared);
+            let (shared, boots) = (Arc::clone(&shared), boots.clone());
             workers.push(node.spawn(&format!("ledger-{number}"), move || {
-                work(target, number, give_up, &shared)
+                work(target, number, give_up, &boots, &shared)
             })?);
         }
         Ok(Self {
@@ -208,13 +222,14 @@ fn statements(client: u64, number: u64) -> String {
     )
 }
 
-fn work(target: SocketAddr, client: u64, give_up: Duration, shared: &Shared) -> Record {
+fn work(target: SocketAddr, client: u64, give_up: Duration, boots: &Boots, shared: &Shared) -> Record {
     let mut record = Record::default();
-    let mut server = None;
+    let mut server: Option<(Instant, Postgres)> = None;
     while !shared.stop.load(Ordering::SeqCst) {
-        let Some(open) = server.as_mut() else {
-            match Postgres::open(target, USER, DATABASE, give_up) {
-                Ok(fresh) => server = Some(fresh),
+        let Some((opened, open)) = server.as_mut() else {
+            let opened = Instant::now();
+            match Postgres::open_over_boots(target, USER, DATABASE, give_up, boots) {
+                Ok(fresh) => server = Some((opened, fresh)),
                 Err(_) => {
                     record.report.stuck += 1;
                     return record;
@@ -222,9 +237,10 @@ fn work(target: SocketAddr, client: u64, give_up: Duration, shared: &Shared) -> 
             }
             continue;
         };
-        match open.query(&statements(client, record.told), give_up) {
+        let opened = *opened;
+        match open.query(&statements(client, record.next), give_up) {
             Ok(rows) if rows.tag == "COMMIT" => {
-                record.told += 1;
+                record.next += 1;
                 record.at.push(Instant::now());
                 let _guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
                 shared.told.fetch_add(1, Ordering::SeqCst);
@@ -232,7 +248,7 @@ fn work(target: SocketAddr, client: u64, give_up: Duration, shared: &Shared) -> 
             }
             Ok(_) => record.report.refused += 1,
             Err(error) if error.kind() == ErrorKind::TimedOut => {
-                record.in_doubt = Some(record.told);
+                record.doubt();
                 record.report.stuck += 1;
                 return record;
             }
@@ -241,10 +257,12 @@ fn work(target: SocketAddr, client: u64, give_up: Duration, shared: &Shared) -> 
                 server = None;
             }
             Err(_) => {
-                // The number is not used again: whether it happened is not known.
-                record.report.resets += 1;
-                record.in_doubt = Some(record.told);
-                return record;
+                record.doubt();
+                server = None;
+                if !boots.excuse(opened) {
+                    record.report.resets += 1;
+                    return record;
+                }
             }
         }
     }
@@ -258,7 +276,7 @@ fn check_all(target: SocketAddr, records: Vec<Record>, give_up: Duration) -> Res
     for (client, record) in records.iter().enumerate() {
         let client = client as u64;
         let part = &record.report;
-        report.told += record.told;
+        report.told += record.next - record.in_doubt.len() as u64;
         report.resets += part.resets;
         report.refused += part.refused;
         report.stuck += part.stuck;
@@ -266,7 +284,7 @@ fn check_all(target: SocketAddr, records: Vec<Record>, give_up: Duration) -> Res
             "select number, giver, taker, amount, length(note) from transfers where client = {client} order by number"
         );
         let rows = server.query(&text, give_up)?.rows;
-        let mut found = std::collections::BTreeSet::new();
+        let mut found = BTreeSet::new();
         for row in rows {
             let values: Vec<i64> = row
                 .iter()
@@ -280,10 +298,11 @@ fn check_all(target: SocketAddr, records: Vec<Record>, give_up: Duration) -> Res
             );
             *balances.entry(giver).or_default() -= amount;
             *balances.entry(taker).or_default() += amount;
-            report.unknown += u64::from(number >= record.told && record.in_doubt != Some(number));
+            report.unknown += u64::from(number >= record.next);
             found.insert(number);
         }
-        report.lost += (0..record.told).filter(|number| !found.contains(number)).count() as u64;
+        let told = (0..record.next).filter(|number| !record.in_doubt.contains(number));
+        report.lost += told.filter(|number| !found.contains(number)).count() as u64;
     }
     let rows = server
         .query("select id, balance from accounts order by id", give_up)?

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::Boots;
+
 /// How long one read waits before the deadline is looked at.
 const SLICE: Duration = Duration::from_millis(200);
 /// No message is longer; a ledger's answers are short.
@@ -33,7 +35,28 @@ impl Postgres {
         let stream = TcpStream::connect_timeout(&to, timeout)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SLICE))?;
-        let mut this = Self { stream };
+        Self { stream }.begin(user, database, deadline)
+    }
+
+    /// As [`Self::open`], to a guest that may boot.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_over_boots(
+        to: SocketAddr,
+        user: &str,
+        database: &str,
+        give_up: Duration,
+        boots: &Boots,
+    ) -> io::Result<Self> {
+        boots.connect(give_up, |timeout| {
+            let open = Self::open(to, user, database, timeout)?;
+            boots.watch(&open.stream)?;
+            Ok(open)
+        })
+    }
+
+    fn begin(mut self, user: &str, database: &str, deadline: Instant) -> io::Result<Self> {
         let mut body = 196_608_u32.to_be_bytes().to_vec(); // version 3.0
         for word in ["user", user, "database", database, ""] {
             body.extend(word.as_bytes());
@@ -41,8 +64,8 @@ impl Postgres {
         }
         let mut message = (body.len() as u32 + 4).to_be_bytes().to_vec();
         message.extend(body);
-        this.stream.write_all(&message)?;
-        this.until_ready(deadline).map(|_| this)
+        self.stream.write_all(&message)?;
+        self.until_ready(deadline).map(|_| self)
     }
 
     /// Runs `text`, one or several statements, and waits for the end of all of it.

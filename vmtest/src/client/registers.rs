@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use serde::Serialize;
 
+use super::boots::{Boots, TRY_AGAIN};
 use super::resp::{Answer, Connection};
 use crate::lab::Node;
 
@@ -82,17 +83,24 @@ pub struct Registers {
 
 impl Registers {
     /// Starts the workers in `node`'s network.
-    pub fn start(node: &Node, target: SocketAddr, clients: u64, give_up: Duration) -> Result<Self> {
+    pub fn start(
+        node: &Node,
+        target: SocketAddr,
+        clients: u64,
+        give_up: Duration,
+        boots: &Boots,
+    ) -> Result<Self> {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let begun = Instant::now();
         let mut workers = Vec::new();
         for client in 0..clients {
-            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            let (stop, done, boots) = (Arc::clone(&stop), Arc::clone(&done), boots.clone());
             workers.push(node.spawn(&format!("register-{client}"), move || {
                 Worker {
                     target,
                     client,
                     give_up,
+                    boots,
                     begun,
                     history: History::default(),
                 }
@@ -141,18 +149,20 @@ struct Worker {
     target: SocketAddr,
     client: u64,
     give_up: Duration,
+    boots: Boots,
     begun: Instant,
     history: History,
 }
 
 impl Worker {
     fn work(mut self, stop: &AtomicBool, done: &AtomicU64) -> History {
-        let mut connection = None;
+        let mut connection: Option<(Instant, Connection)> = None;
         let mut number = 0;
         while !stop.load(Ordering::Relaxed) {
-            let Some(open) = connection.as_mut() else {
-                match Connection::open(self.target, self.give_up) {
-                    Ok(fresh) => connection = Some(fresh),
+            let Some((opened, open)) = connection.as_mut() else {
+                let opened = Instant::now();
+                match Connection::open_over_boots(self.target, self.give_up, &self.boots) {
+                    Ok(fresh) => connection = Some((opened, fresh)),
                     Err(_) => {
                         self.history.stuck += 1;
                         return self.history;
@@ -160,16 +170,19 @@ impl Worker {
                 }
                 continue;
             };
+            let opened = *opened;
             match self.one(open, number) {
-                Ok(()) => {
+                Ok(Answer::Error(_)) if self.boots.excuse(opened) => std::thread::sleep(TRY_AGAIN),
+                Ok(Answer::Bulk(_) | Answer::Status(_)) => {
                     done.fetch_add(1, Ordering::Relaxed);
                 }
+                Ok(_) => self.history.refused += 1,
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     self.history.stuck += 1;
                     return self.history;
                 }
                 Err(_) => {
-                    self.history.resets += 1;
+                    self.history.resets += u64::from(!self.boots.excuse(opened));
                     connection = None;
                 }
             }
@@ -179,7 +192,7 @@ impl Worker {
         self.history
     }
 
-    fn one(&mut self, open: &mut Connection, number: u64) -> std::io::Result<()> {
+    fn one(&mut self, open: &mut Connection, number: u64) -> std::io::Result<Answer> {
         let mut operation = choose(self.client, number);
         let words: Vec<&str> = match (operation.kind, operation.wrote.as_deref()) {
             (Kind::Set, Some(value)) => vec!["SET", &operation.key, value],
@@ -196,11 +209,12 @@ impl Worker {
                 operation.return_ns = Some(self.now_ns());
             }
             Ok(Answer::Status(_)) => operation.return_ns = Some(self.now_ns()),
-            Ok(_) => self.history.refused += 1,
+            // Refused: it did not happen.
+            Ok(_) => return answer,
             Err(_) => {}
         }
         self.history.operations.push(operation);
-        answer.map(drop)
+        answer
     }
 
     fn now_ns(&self) -> u64 {

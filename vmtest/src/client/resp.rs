@@ -1,9 +1,10 @@
 //! The little of redis' protocol that a counter needs, on one blocking connection.
 
-use nix::sys::socket::{setsockopt, sockopt};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+
+use super::Boots;
 
 /// How long one read waits before the caller is asked whether to go on.
 const SLICE: Duration = Duration::from_millis(200);
@@ -39,15 +40,13 @@ impl Connection {
         })
     }
 
-    /// Asks the peer every second whether it still knows of this connection. Without that, a client whose request was
-    /// acknowledged by a machine that then boots anew waits for the answer for ever: it has nothing to send again.
-    pub fn keep_alive(&self) -> io::Result<()> {
-        // More than anything takes to boot; whoever waits has a limit of its own.
-        const TIMES: u32 = 127;
-        setsockopt(&self.stream, sockopt::TcpKeepIdle, &1)?;
-        setsockopt(&self.stream, sockopt::TcpKeepInterval, &1)?;
-        setsockopt(&self.stream, sockopt::TcpKeepCount, &TIMES)?;
-        Ok(setsockopt(&self.stream, sockopt::KeepAlive, &true)?)
+    /// As [`Self::open`], to a guest that may boot.
+    pub fn open_over_boots(to: SocketAddr, give_up: Duration, boots: &Boots) -> io::Result<Self> {
+        boots.connect(give_up, |timeout| {
+            let open = Self::open(to, timeout)?;
+            boots.watch(&open.stream)?;
+            Ok(open)
+        })
     }
 
     /// A peer that takes nothing for so long fails a send.

@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::run::no_oops;
+use crate::client::Boots;
 use crate::client::ledger::{self, Ledger, LedgerReport};
 use crate::cluster::{Cluster, VmPlan, in_a_lab};
 use crate::image::{self, GuestImage};
@@ -96,7 +97,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
     let target = SocketAddr::new(demo::service().ip(), service.port);
     ledger::set_up(client, target, PATIENCE)?;
     let (mut primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-    let load = Ledger::start(client, target, spec.connections, PATIENCE)?;
+    let load = Ledger::start(client, target, spec.connections, PATIENCE, &Boots::never())?;
     load.await_more(COMMITS, PATIENCE)?;
     say(&format!(
         "ledger: {} clients write, storage {}, {primary} is the primary",

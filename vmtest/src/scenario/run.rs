@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
 use super::{Action, Scenario, Thawed};
-use crate::client::{Broadcasts, Connection, Counter, CounterReport, CounterSpec};
+use crate::client::{Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
@@ -101,13 +101,12 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         together: scenario.actions.contains(&Action::AwaitManner("passive")),
         give_up: GIVE_UP,
     };
-    let boots_anew = [Action::KillAll, Action::Reboot, Action::RebootAndKill];
-    let boots_anew = boots_anew.iter().any(|action| scenario.actions.contains(action));
-    let counter = if boots_anew {
-        Counter::start_over_boots(client, &spec)?
-    } else {
-        Counter::start(client, &spec)?
+    let boots = [Action::KillAll, Action::Reboot, Action::RebootAndKill];
+    let boots = match boots.iter().any(|action| scenario.actions.contains(action)) {
+        true => Boots::at_any_time(),
+        false => Boots::never(),
     };
+    let counter = Counter::start_over_boots(client, &spec, &boots)?;
 
     let mut stage = Stage {
         cluster,
@@ -136,7 +135,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     } = stage;
     let (clients, answers) = counter.finish()?;
     broadcasts.map(Broadcasts::finish).transpose()?;
-    let worst_gap_us = verdict::judge(scenario, boots_anew, &clients, &answers, &moments, &silences)?;
+    let worst_gap_us = verdict::judge(scenario, &clients, &answers, &moments, &silences)?;
     if scenario.audit && scenario.policy == "str" {
         let ahead = syncs.get("ahead").copied().unwrap_or_default();
         ensure!(ahead > 0, "no sync had a round while the VMs ran: {syncs:?}");

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
@@ -45,6 +45,11 @@ pub struct Memory {
 
 /// A process, as "host program", and its memory then and at the end.
 pub type Figures = BTreeMap<String, (Memory, Memory)>;
+
+/// The same processes by number, all at one time.
+type Look = BTreeMap<String, (i32, Memory)>;
+/// So often a look is taken anew where the VM was not protected all the while: a machine that is busy may lose a backup.
+const LOOKS_AGAIN: usize = 20;
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
@@ -94,22 +99,35 @@ fn play(
     // The first syncs, connections and buffers are no growth.
     std::thread::sleep(lasts / 5);
     let (begun, connected) = (Instant::now(), passers.connections());
-    let first = look(cluster)?;
+    let first = look(cluster, &plan.name)?;
     std::thread::sleep((lasts * 4 / 5).saturating_sub(begun.elapsed()));
-    let last = look(cluster)?;
+    let last = look(cluster, &plan.name)?;
     let (minutes, connected) = (
         begun.elapsed().as_secs_f64() / 60.0,
         passers.connections() - connected,
     );
     let clients = passers.finish()?;
     let mut memory = Figures::new();
-    for (process, then) in first {
-        let now = *last
+    for (process, (pid, then)) in first {
+        let (pid_now, now) = *last
             .get(&process)
-            .with_context(|| format!("{process} has not lived through it: an election moved the VM"))?;
+            .with_context(|| format!("{process} is not there any more"))?;
+        // A backup that was lost and taken in anew is another process; a daemon that is one has died.
+        ensure!(
+            pid_now == pid || !process.ends_with(DAEMON),
+            "{process} has not lived through it"
+        );
         say(&format!(
-            "soak: {process}: own {} -> {} KiB, shared {} -> {} KiB",
-            then.own_kib, now.own_kib, then.shared_kib, now.shared_kib
+            "soak: {process}: own {} -> {} KiB, shared {} -> {} KiB{}",
+            then.own_kib,
+            now.own_kib,
+            then.shared_kib,
+            now.shared_kib,
+            if pid_now == pid {
+                ""
+            } else {
+                ", started anew meanwhile"
+            }
         ));
         memory.insert(process, (then, now));
     }
@@ -140,15 +158,29 @@ fn has_grown(then_kib: u64, now_kib: u64) -> bool {
     now_kib > then_kib + (then_kib * GROWTH_PERCENT / 100).max(SLACK_KIB)
 }
 
-/// The median of some looks at every process of every host.
-fn look(cluster: &Cluster<'_>) -> Result<BTreeMap<String, Memory>> {
-    let mut looks: BTreeMap<String, Vec<Memory>> = BTreeMap::new();
+/// As in `/proc/PID/status`.
+const DAEMON: &str = "dunlin";
+
+/// The median of some looks at every process of every host: three daemons and two copies of the VM.
+fn look(cluster: &Cluster<'_>, vm: &str) -> Result<Look> {
+    let mut found = Look::new();
+    for _ in 0..LOOKS_AGAIN {
+        cluster.await_protected(vm, PATIENCE)?;
+        found = look_once(cluster);
+        if found.len() == 5 {
+            return Ok(found);
+        }
+    }
+    bail!("not five processes: {:?}", found.keys().collect::<Vec<_>>())
+}
+
+fn look_once(cluster: &Cluster<'_>) -> Look {
+    let mut looks: BTreeMap<(String, i32), Vec<Memory>> = BTreeMap::new();
     for _ in 0..LOOKS {
         for host in cluster.hosts() {
             for pid in cluster.lab().node(host).pids() {
                 if let Some((program, memory)) = memory_of(pid) {
-                    // Its number, too: one that was started anew is another.
-                    let process = format!("{host} {program} ({pid})");
+                    let process = (format!("{host} {program}"), pid);
                     looks.entry(process).or_default().push(memory);
                 }
             }
@@ -161,20 +193,13 @@ fn look(cluster: &Cluster<'_>) -> Result<BTreeMap<String, Memory>> {
     };
     // What is not there every time is a command, not a part of the VM.
     let staying = looks.into_iter().filter(|(_, looks)| looks.len() == LOOKS);
-    let figures: BTreeMap<String, Memory> = staying
-        .map(|(process, looks)| {
+    staying
+        .map(|((process, pid), looks)| {
             let own_kib = median(looks.iter().map(|look| look.own_kib).collect());
             let shared_kib = median(looks.iter().map(|look| look.shared_kib).collect());
-            (process, Memory { own_kib, shared_kib })
+            (process, (pid, Memory { own_kib, shared_kib }))
         })
-        .collect();
-    // Three daemons and two copies.
-    ensure!(
-        figures.len() == 5,
-        "not five processes: {:?}",
-        figures.keys().collect::<Vec<_>>()
-    );
-    Ok(figures)
+        .collect()
 }
 
 pub(super) fn memory_of(pid: i32) -> Option<(String, Memory)> {

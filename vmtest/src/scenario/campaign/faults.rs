@@ -5,9 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
+use super::super::run::order_guest;
 use super::flood::Flood;
 use super::plan::{Fault, Kind, Role};
 use super::{PATIENCE, Stage};
+use crate::cluster::Cluster;
 
 /// A fault of at least this length must not be noticed by clients for as long as it lasts.
 const LONG: Duration = Duration::from_millis(2000);
@@ -92,6 +94,7 @@ impl Stage<'_, '_> {
                 self.cluster.await_take_over(&self.vm, &host, PATIENCE)?;
                 "a hand-over".to_owned()
             }
+            Kind::Reboot => self.reboot(&host, lasts, fault.variant & 1 == 1)?,
         };
         Ok(format!("{role} {host}: {what}"))
     }
@@ -118,6 +121,35 @@ impl Stage<'_, '_> {
         }
         std::thread::sleep(lasts);
         self.cluster.start_host(host)
+    }
+
+    /// The guest boots anew. With `killed`, its host dies at some moment of that, and comes back.
+    fn reboot(&mut self, host: &str, lasts: Duration, killed: bool) -> Result<String> {
+        let booting = self.loads.boots().begin();
+        let resets = |cluster: &Cluster<'_>| -> Result<usize> {
+            let logged = cluster.logged()?;
+            Ok(logged.iter().filter(|event| event.kind == "guest-reset").count())
+        };
+        let before = resets(self.cluster)?;
+        order_guest(self.cluster.lab(), self.loads.target(), "reboot")?;
+        self.cluster
+            .await_status("a guest that resets its machine", PATIENCE, |_| {
+                (resets(self.cluster).ok()? > before).then_some(())
+            })?;
+        let mut what = "its guest reboots".to_owned();
+        if killed {
+            std::thread::sleep(lasts);
+            self.cluster.kill_host(host)?;
+            what.push_str(&format!(", SIGKILL after {:.1} s", lasts.as_secs_f64()));
+        }
+        self.loads
+            .await_progress(PATIENCE)
+            .context("after the guest's reboot")?;
+        if killed {
+            self.cluster.start_host(host)?;
+        }
+        drop(booting);
+        Ok(what)
     }
 
     fn cut(&self, fault: &Fault, host: &str, lasts: Duration) -> Result<String> {

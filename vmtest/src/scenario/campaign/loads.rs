@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::client::downloads::{Downloads, DownloadsReport};
 use crate::client::ledger::{self, Ledger, LedgerReport};
 use crate::client::registers::Registers;
-use crate::client::{Answers, Counter, CounterReport, CounterSpec};
+use crate::client::{Answers, Boots, Counter, CounterReport, CounterSpec};
 use crate::cluster::await_service;
 use crate::image::REDIS_PORT;
 use crate::lab::Node;
@@ -45,6 +45,7 @@ impl Clients {
 /// Clients at work.
 pub struct Loads {
     target: SocketAddr,
+    boots: Boots,
     counter: Counter,
     registers: Registers,
     ledger: Ledger,
@@ -79,6 +80,7 @@ impl Loads {
         let (redis, postgres) = (at(REDIS_PORT), at(pg_port));
         ledger::set_up(client, postgres, boot)?;
         await_service(client, redis, boot)?;
+        let boots = Boots::when_told();
         let counters = CounterSpec {
             target: redis,
             connections: some.counters,
@@ -87,16 +89,22 @@ impl Loads {
         };
         Ok(Self {
             target: redis,
-            counter: Counter::start(client, &counters)?,
-            registers: Registers::start(client, redis, some.registers, GIVE_UP)?,
-            ledger: Ledger::start(client, postgres, some.ledger, GIVE_UP)?,
-            downloads: Downloads::start(client, at(80), some.downloads, GIVE_UP)?,
+            counter: Counter::start_over_boots(client, &counters, &boots)?,
+            registers: Registers::start(client, redis, some.registers, GIVE_UP, &boots)?,
+            ledger: Ledger::start(client, postgres, some.ledger, GIVE_UP, &boots)?,
+            downloads: Downloads::start(client, at(80), some.downloads, GIVE_UP, &boots)?,
+            boots,
         })
     }
 
     /// Redis' address in the guest.
     pub fn target(&self) -> SocketAddr {
         self.target
+    }
+
+    /// What clients may put down to the guest's boots.
+    pub fn boots(&self) -> &Boots {
+        &self.boots
     }
 
     /// Somebody is served.

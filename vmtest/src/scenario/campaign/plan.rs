@@ -61,10 +61,12 @@ pub enum Kind {
     HandOver,
     /// A daemon is told to end, and comes back.
     Stop,
+    /// The guest reboots, as if a person in it had typed it.
+    Reboot,
 }
 
 /// Every kind, its name, and how often it comes in comparison.
-pub const KINDS: [(Kind, &str, u64); 17] = [
+pub const KINDS: [(Kind, &str, u64); 18] = [
     (Kind::Kill, "kill", 4),
     (Kind::KillDaemon, "kill-daemon", 1),
     (Kind::Pause, "pause", 3),
@@ -82,6 +84,7 @@ pub const KINDS: [(Kind, &str, u64); 17] = [
     (Kind::Flood, "flood", 1),
     (Kind::HandOver, "hand-over", 1),
     (Kind::Stop, "stop", 1),
+    (Kind::Reboot, "reboot", 1),
 ];
 
 /// The kind's name on the command line.
@@ -132,7 +135,7 @@ fn draw(random: &mut Random, weights: &[(Kind, u64)]) -> Fault {
     let roles: &[Role] = match kind {
         // These are about the VM's own disk, or its speaker.
         Kind::SlowDisk | Kind::FailingDisk | Kind::FullDisk => &[Role::Primary, Role::Backup],
-        Kind::HandOver | Kind::Flood => &[Role::Primary],
+        Kind::HandOver | Kind::Flood | Kind::Reboot => &[Role::Primary],
         // The primary more often: that is what the VM is there for.
         _ => &[Role::Primary, Role::Primary, Role::Backup, Role::Witness],
     };

@@ -11,22 +11,12 @@ use crate::client::{Answers, CounterReport};
 /// around a fault, in microseconds.
 pub(super) fn judge(
     scenario: &Scenario,
-    boots_anew: bool,
     clients: &CounterReport,
     answers: &Answers,
     moments: &[(Instant, Instant)],
     silences: &[(SystemTime, SystemTime)],
 ) -> Result<u64> {
-    // A VM that has booted anew knows nothing of its old connections; what it told on them it must know.
-    let excused = if boots_anew { clients.resets } else { 0 };
-    ensure!(
-        CounterReport {
-            resets: clients.resets - excused,
-            ..clients.clone()
-        }
-        .is_clean(),
-        "clients were let down: {clients:?}"
-    );
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
     let gaps = moments.iter().map(|&(from, to)| answers.longest_gap_us(from, to));
     let worst_gap_us = gaps.max().unwrap_or(0);
     ensure!(
