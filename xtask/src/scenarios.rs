@@ -307,7 +307,7 @@ fn play(
     }
     if wanted("campaign", true) {
         let begun = Instant::now();
-        let outcome = campaign(arguments, &world.dunlin);
+        let outcome = campaign(arguments, &world.dunlin, runs_under);
         tell("campaign", begun, outcome.map(|told| format!(", {told}")));
     }
     if wanted("overload", false) {
@@ -349,7 +349,7 @@ fn play(
 }
 
 /// Random faults under a mixed load; returns what it has to tell.
-fn campaign(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
+fn campaign(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<String> {
     let mut say = |line: &str| println!("{line}");
     let fresh = || {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -368,7 +368,7 @@ fn campaign(arguments: &Scenarios, dunlin: &std::path::Path) -> Result<String> {
     let spec = CampaignSpec {
         dunlin: dunlin.to_path_buf(),
         kinds: kinds.collect::<Result<_>>()?,
-        image: image::ensure_service(&image::MIXED, &paths::guest_images(), &mut say)?,
+        image: image::ensure_service(&image::MIXED, &paths::guest_images(), &mut say)?.under(runs_under),
         checker: dunlin_vmtest::linear::checker()?,
         seed: arguments.seed.unwrap_or_else(fresh),
         faults: arguments.faults,

@@ -23,6 +23,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::run::no_oops;
+use crate::accel::RunsUnder;
 use crate::client::Broadcasts;
 use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_lab};
 use crate::image::{self, GuestImage};
@@ -63,6 +64,9 @@ impl CampaignSpec {
             "cargo xtask scenarios campaign --seed {} --faults {faults}",
             self.seed
         );
+        if self.image.runs_under != RunsUnder::Tcg {
+            command.push_str(" --accel kvm");
+        }
         if !self.kinds.is_empty() {
             let kinds: Vec<&str> = self.kinds.iter().map(|&kind| name(kind)).collect();
             command.push_str(&format!(" --kinds {}", kinds.join(",")));
@@ -135,14 +139,22 @@ fn play(
     say: &mut dyn FnMut(&str),
 ) -> Result<CampaignOutcome> {
     let lab = cluster.lab();
-    let terms = Terms::of(spec.seed);
+    let mut terms = Terms::of(spec.seed);
+    let runs_under = &spec.image.runs_under;
+    if runs_under
+        .refuses(&VmPlan::redis(terms.policy).machine, terms.vcpus)
+        .is_some()
+    {
+        terms.vcpus = 1;
+    }
     let (capture, mut stage) = set_up(cluster, spec, &terms)?;
     say(&format!(
-        "campaign: seed {}, {} faults, policy {}, {} vCPUs, {} idle cards, agreed on {}",
+        "campaign: seed {}, {} faults, policy {}, {} vCPUs under {}, {} idle cards, agreed on {}",
         spec.seed,
         spec.faults,
         terms.policy,
         terms.vcpus,
+        runs_under.name(),
         terms.idle_cards,
         if terms.durable { "disk" } else { "memory" }
     ));
