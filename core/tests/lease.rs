@@ -3,7 +3,7 @@
 
 mod group;
 
-use dunlin_core::consensus::{Action, Durability, Event, Message, Role, Stand};
+use dunlin_core::consensus::{Action, Durability, Event, Message, Role, Stand, Standby};
 use dunlin_core::units::{ReplicaId, Term};
 use group::{Group, three};
 
@@ -98,6 +98,26 @@ fn who_hears_a_leader_votes_for_nobody_but_its_heir() {
         group.is_voted_for(2, heir, Stand::Silence),
         "a silent leader's time is over"
     );
+}
+
+#[test]
+fn a_voter_whose_owner_is_late_counts_its_silence_from_when_it_heard_the_leader() {
+    // Its owner read its clock, was kept from its core, and drives it by that for a while. Then it reads its clock anew, and a
+    // candidate's word comes that was on its way for long.
+    for by_old_time in [true, false] {
+        let (mut group, leader, heir) = at_work(Durability::Memory);
+        let mut standby = Standby::new(2_500, 1_000_000);
+        standby.owner_drives(group.now_us, group.now_us);
+        group.late.insert(2, (40_000, (!by_old_time).then_some(standby)));
+        group.run(40_000);
+        group.late.clear();
+        assert!(group.may_speak(leader));
+        let given = group.is_voted_for(2, heir, Stand::Silence);
+        assert_eq!(
+            given, by_old_time,
+            "a vote while the leader speaks: driven by an old time: {by_old_time}"
+        );
+    }
 }
 
 #[test]

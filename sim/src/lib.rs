@@ -16,6 +16,7 @@ pub mod check;
 pub mod client;
 pub mod disk;
 pub mod linear;
+mod owner;
 pub mod random;
 mod run;
 pub mod world;

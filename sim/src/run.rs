@@ -19,7 +19,8 @@ use std::sync::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const CHAOS_US: u64 = 2_500_000;
+/// Faults end then.
+pub const CHAOS_US: u64 = 2_500_000;
 const CALM_US: u64 = 3_000_000;
 /// An ordinary world takes ten thousand steps.
 const STORM_STEPS: u64 = 100_000;
@@ -63,6 +64,8 @@ pub struct Report {
     pub elections: u64,
     /// Client operations answered.
     pub answered: u64,
+    /// Frames that owners whose turns take time let out.
+    pub released: u64,
 }
 
 /// Plays `seeds` worlds from `start`.
@@ -131,6 +134,7 @@ impl Report {
         self.agreed += world.checker.agreed();
         self.elections += world.elections;
         self.answered += world.clients.answered;
+        self.released += world.released;
     }
 }
 
@@ -172,6 +176,7 @@ fn play(world: &mut World) -> Result<(), String> {
         crate::busy::begin(world);
     } else {
         world.plan(5_000, Next::Chaos);
+        crate::owner::begin(world);
     }
     advance(world, CHAOS_US)?;
     be_calm(world)?;
@@ -186,7 +191,11 @@ fn play(world: &mut World) -> Result<(), String> {
 
 fn advance(world: &mut World, until_us: u64) -> Result<(), String> {
     while let Some(next) = world.take_next(until_us) {
-        if matches!(next, Next::Chaos | Next::Nap(_)) && world.now_us >= CHAOS_US {
+        let is_fault = matches!(
+            next,
+            Next::Chaos | Next::Nap(_) | Next::Turn(_) | Next::Drive(..) | Next::Release(..)
+        );
+        if is_fault && world.now_us >= CHAOS_US {
             continue;
         }
         world.happen(next)?;
@@ -210,6 +219,9 @@ fn be_calm(world: &mut World) -> Result<(), String> {
         let host = &mut world.hosts[usize::from(id)];
         host.asleep_until_us = host.asleep_until_us.min(world.now_us);
         host.slow_us = 0;
+        if let Some(owner) = &mut host.owner {
+            owner.rest();
+        }
         if host.node.is_none() {
             world.start(id);
         }

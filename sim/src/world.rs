@@ -14,6 +14,7 @@ use crate::chaos::Weather;
 use crate::check::{Checker, fold};
 use crate::client::Clients;
 use crate::disk::{Disk, Write};
+use crate::owner::{self, Driver, Owner};
 use crate::random::Random;
 use bytes::Bytes;
 use dunlin_core::consensus::{
@@ -44,6 +45,12 @@ pub enum Next {
     Chaos,
     /// A host's scheduler gives it no time for a while.
     Nap(u8),
+    /// An owner begins a turn; drives its replica by the time that it has read; lets a frame out.
+    Turn(u8),
+    /// See `Turn`.
+    Drive(u8, u64),
+    /// See `Turn`.
+    Release(u8, u64),
     /// The next client operation.
     Client,
 }
@@ -104,6 +111,8 @@ pub struct Host {
     pub incarnation: u32,
     /// Its VM is whole.
     pub willing: bool,
+    /// Whose turns take time, in some worlds.
+    pub owner: Option<Owner>,
     /// Asleep until then; its mail waits.
     pub asleep_until_us: u64,
     /// Its disk takes this much longer until it is healed.
@@ -138,6 +147,8 @@ pub struct World {
     pub members: Vec<Member>,
     /// Elections won.
     pub elections: u64,
+    /// Frames that busy owners let out.
+    pub released: u64,
     /// Things that happened.
     pub steps: u64,
     /// A world of busy hosts instead of faults.
@@ -146,7 +157,8 @@ pub struct World {
     pub most_patience: u64,
     /// Print everything.
     pub trace: bool,
-    bug: Option<Bug>,
+    /// What was put back.
+    pub bug: Option<Bug>,
     queue: BinaryHeap<Reverse<(u64, u64, Next)>>,
     mail: BTreeMap<u64, Message>,
     serial: u64,
@@ -188,6 +200,7 @@ impl World {
             strict,
             members: members.clone(),
             elections: 0,
+            released: 0,
             steps: 0,
             busy: None,
             most_patience: 8,
@@ -211,6 +224,13 @@ impl World {
             let members = if id < size { members.clone() } else { Vec::new() };
             world.add_host(members);
         }
+        // Of its own as well.
+        if world.busy.is_none() && Random::new(seed ^ 0x006f_776e_6572).chance(150_000) {
+            world
+                .hosts
+                .iter_mut()
+                .for_each(|host| host.owner = Some(Owner::new(bug)));
+        }
         world
     }
 
@@ -226,6 +246,7 @@ impl World {
             machine: Machine::default(),
             incarnation: 0,
             willing: true,
+            owner: None,
             asleep_until_us: 0,
             slow_us: 0,
             tick_us: u64::MAX,
@@ -317,9 +338,16 @@ impl World {
 
     /// Makes a host step and does what it asks. An error is a breach.
     pub fn step(&mut self, id: u8, event: Event) -> Result<(), String> {
+        let clock_us = self.clock_us(id);
+        let owner = self.hosts[usize::from(id)].owner.as_mut();
+        let time_us = owner.map_or(clock_us, |owner| owner.drives(clock_us));
+        self.step_at(id, time_us, event)
+    }
+
+    /// The same by another clock.
+    pub fn step_at(&mut self, id: u8, time_us: u64, event: Event) -> Result<(), String> {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
-            let clock_us = self.clock_us(id);
             let Some(node) = self.hosts[usize::from(id)].node.as_mut() else {
                 return Ok(());
             };
@@ -327,7 +355,7 @@ impl World {
                 println!("{:>9} us  {id} <- {event:?}", self.now_us);
             }
             let mut out = Vec::new();
-            node.step(clock_us, event, &mut out);
+            node.step(time_us, event, &mut out);
             let crash = self.weather.crash_in_step(&mut self.random) && crate::chaos::may_crash(self, id);
             let keep = if crash {
                 self.random.below(out.len() as u64 + 1) as usize
@@ -368,17 +396,24 @@ impl World {
 
     fn plan_tick(&mut self, id: u8) {
         let clock_us = self.clock_us(id);
+        let wakes_after_us = owner::wakes_after_us(self, id);
         let host = &mut self.hosts[usize::from(id)];
         let Some(deadline) = host.node.as_ref().and_then(Consensus::next_deadline_us) else {
             return;
         };
         let rate = (1_000_000 + host.clock_ppm) as u64;
-        let after_us = deadline.saturating_sub(clock_us) * 1_000_000 / rate + 1;
+        let after_us = (deadline.saturating_sub(clock_us) * 1_000_000 / rate + 1).max(wakes_after_us);
         if host.tick_us < self.now_us || host.tick_us > self.now_us + after_us {
             host.tick_us = self.now_us + after_us;
             let incarnation = host.incarnation;
             self.plan(after_us, Next::Tick(id, incarnation));
         }
+    }
+
+    fn plan_tick_again(&mut self, id: u8, incarnation: u32, after_us: u64) -> Result<(), String> {
+        self.hosts[usize::from(id)].tick_us = self.now_us + after_us;
+        self.plan(after_us, Next::Tick(id, incarnation));
+        Ok(())
     }
 
     fn obey(&mut self, id: u8, action: Action, events: &mut Vec<Event>) -> Result<(), String> {
@@ -566,13 +601,16 @@ impl World {
                 if self.cut.contains(&(from, to)) {
                     return Ok(());
                 }
-                self.step(
-                    to,
-                    Event::Received {
-                        from: ReplicaId(from),
-                        message,
-                    },
-                )
+                let from = ReplicaId(from);
+                match owner::driver(self, to) {
+                    Driver::Owner => self.step(to, Event::Received { from, message }),
+                    Driver::Keeper(time_us) => self.step_at(to, time_us, Event::Received { from, message }),
+                    Driver::Nobody(after_us) => {
+                        self.mail.insert(serial, message);
+                        self.plan(after_us, Next::Mail(from.0, to, serial));
+                        Ok(())
+                    }
+                }
             }
             Next::Tick(id, incarnation) => {
                 let host = &mut self.hosts[usize::from(id)];
@@ -590,7 +628,17 @@ impl World {
                     self.plan(after_us, Next::Tick(id, incarnation));
                     return Ok(());
                 }
-                self.step(id, Event::Tick)
+                let leads = self.hosts[usize::from(id)]
+                    .node
+                    .as_ref()
+                    .is_some_and(|node| node.role() == Role::Leader);
+                match owner::driver(self, id) {
+                    Driver::Owner => self.step(id, Event::Tick),
+                    Driver::Keeper(time_us) if leads => self.step_at(id, time_us, Event::Tick),
+                    // The keeper begins no campaign.
+                    Driver::Keeper(_) => self.plan_tick_again(id, incarnation, owner::PERIOD_US),
+                    Driver::Nobody(after_us) => self.plan_tick_again(id, incarnation, after_us),
+                }
             }
             Next::Promised(id, incarnation) => {
                 let host = &mut self.hosts[usize::from(id)];
@@ -614,6 +662,11 @@ impl World {
             Next::Written(id, incarnation) => self.finish_writes(id, incarnation),
             // Once there is a newer link to it, nothing of the old one is noticed any more.
             Next::LinkLost(_, peer, died) if self.hosts[usize::from(peer)].incarnation != died => Ok(()),
+            // The end of a link is the owner's to hear.
+            Next::LinkLost(id, peer, died) if !matches!(owner::driver(self, id), Driver::Owner) => {
+                self.plan(1_000, Next::LinkLost(id, peer, died));
+                Ok(())
+            }
             Next::LinkLost(id, peer, _) => self.step(
                 id,
                 Event::LinkLost {
@@ -622,6 +675,12 @@ impl World {
                 },
             ),
             Next::Nap(id) => crate::busy::nap(self, id),
+            Next::Turn(id) => {
+                owner::turn(self, id);
+                Ok(())
+            }
+            Next::Drive(id, read_us) => owner::drive(self, id, read_us),
+            Next::Release(id, read_us) => owner::release(self, id, read_us),
             Next::Chaos => crate::chaos::strike(self),
             Next::Client => crate::client::operate(self),
         }

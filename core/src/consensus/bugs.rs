@@ -48,6 +48,10 @@ pub enum Bug {
     CountsClosedLinks,
     /// A leader that hands over speaks on.
     SpeaksWhileHandingOver,
+    /// A replica is driven by what its owner's clock said when the owner's turn began.
+    DrivenByOldTime,
+    /// The owner looks at its lease by that time, too (the simulator's owner; the real one reads its clock for each frame).
+    ReleasesByOldTime,
     /// The failure detector does not adapt.
     NeverLearns,
     /// A host that was late itself takes its own sleep for the others' silence.
@@ -56,7 +60,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::CommitsOldTerm,
         Self::VotesBeforePersist,
         Self::AcksBeforePersist,
@@ -75,6 +79,8 @@ impl Bug {
         Self::ForgetsItsSilence,
         Self::CountsClosedLinks,
         Self::SpeaksWhileHandingOver,
+        Self::DrivenByOldTime,
+        Self::ReleasesByOldTime,
         Self::NeverLearns,
         Self::BelievesWhenLate,
     ];

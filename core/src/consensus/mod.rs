@@ -27,6 +27,7 @@ mod bugs;
 mod detector;
 mod election;
 mod follow;
+mod keeper;
 mod lease;
 mod log;
 mod message;
@@ -37,6 +38,7 @@ mod recover;
 mod types;
 
 pub use bugs::Bug;
+pub use keeper::Standby;
 pub use message::{Entry, EntryKind, MAX_MEMBERS, MOST, Member, Message, Promise, Snapshot, Stand};
 pub use order::Order;
 pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored, Role};

@@ -12,6 +12,8 @@
 //! 2. An owner that was not here for `patience` is taken for hung: the keeper falls silent, and the others go on without this
 //!    replica. A lively thread must not speak for a dead one.
 //! 3. Nothing is kept from the owner: events come in the same order, from the same queue.
+//! 4. Whoever drives the group, it does so by the time that it is, not by what the owner's clock said when its turn began
+//!    (`core::consensus::Standby`).
 //!
 //! **Source**: failure detection by a thread of its own with real-time priority, as in corosync's totem. **Not here**: what is
 //! heard and said (`Group`).
@@ -20,11 +22,11 @@ use super::{Counters, Group, GroupConfig, GroupError, GroupEvent, LinkState};
 use crate::link::Stream;
 use crate::transport::TransportError;
 use bytes::Bytes;
-use dunlin_core::consensus::{Entry, Member, Refusal, Role, Snapshot};
+use dunlin_core::consensus::{Entry, Member, Refusal, Role, Snapshot, Standby};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -45,10 +47,6 @@ pub struct KeptGroup {
 struct Shared {
     kept: Mutex<Kept>,
     begun: Instant,
-    /// When the owner was last here, in microseconds since `begun`.
-    turn_us: AtomicU64,
-    /// The owner's clock less ours.
-    ahead_us: AtomicI64,
     stop: AtomicBool,
     /// How often the keeper did the owner's work.
     stood_in: AtomicU64,
@@ -56,6 +54,7 @@ struct Shared {
 
 struct Kept {
     group: Group,
+    standby: Standby,
     bell: OwnedFd,
     rung: bool,
 }
@@ -74,12 +73,11 @@ impl KeptGroup {
         let shared = Arc::new(Shared {
             kept: Mutex::new(Kept {
                 group,
+                standby: Standby::new(period.as_micros() as u64, patience.as_micros() as u64),
                 bell,
                 rung: false,
             }),
             begun: Instant::now(),
-            turn_us: AtomicU64::new(0),
-            ahead_us: AtomicI64::new(0),
             stop: AtomicBool::new(false),
             stood_in: AtomicU64::new(0),
         });
@@ -91,7 +89,7 @@ impl KeptGroup {
                     // SAFETY: a plain call about this thread alone; without the right to it nothing changes.
                     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
                 }
-                for_keeper.keep(period, patience);
+                for_keeper.keep(period);
             })
             .map_err(fail("starting the group's keeper"))?;
         Ok(Self {
@@ -105,18 +103,19 @@ impl KeptGroup {
         self.shared.lock()
     }
 
-    /// As [`Group::poll`]. The owner is here.
+    /// As [`Group::poll`]. The owner is here; its clock said `now_us` a while ago.
     pub fn poll(&mut self, now_us: u64) -> Option<GroupEvent> {
-        self.shared.owner_is_here(Some(now_us));
         let mut kept = self.lock();
         kept.hush();
-        kept.group.poll(now_us)
+        let time_us = kept.standby.owner_drives(self.shared.now_us(), now_us);
+        kept.group.poll(time_us)
     }
 
     /// As [`Group::arm`].
     pub fn arm(&mut self) -> bool {
-        self.shared.owner_is_here(None);
-        self.lock().group.arm()
+        let mut kept = self.lock();
+        kept.standby.owner_is_here(self.shared.now_us());
+        kept.group.arm()
     }
 
     /// As [`Group::add_link`].
@@ -334,26 +333,14 @@ impl Shared {
         self.begun.elapsed().as_micros() as u64
     }
 
-    fn owner_is_here(&self, its_now_us: Option<u64>) {
-        let now_us = self.now_us();
-        self.turn_us.store(now_us, Ordering::Relaxed);
-        if let Some(its_now_us) = its_now_us {
-            let ahead_us = its_now_us as i64 - now_us as i64;
-            self.ahead_us.store(ahead_us, Ordering::Relaxed);
-        }
-    }
-
-    fn keep(&self, period: Duration, patience: Duration) {
-        let (period_us, patience_us) = (period.as_micros() as u64, patience.as_micros() as u64);
+    fn keep(&self, period: Duration) {
         while !self.stop.load(Ordering::Relaxed) {
             std::thread::park_timeout(period);
-            let since_us = self.now_us().saturating_sub(self.turn_us.load(Ordering::Relaxed));
-            if since_us < period_us || since_us > patience_us {
-                continue;
-            }
-            let now_us = self.now_us() as i64 + self.ahead_us.load(Ordering::Relaxed);
             let mut kept = self.lock();
-            if kept.group.keep(now_us.max(0) as u64) {
+            let Some(time_us) = kept.standby.stands_in(self.now_us()) else {
+                continue;
+            };
+            if kept.group.keep(time_us) {
                 self.stood_in.fetch_add(1, Ordering::Relaxed);
                 kept.ring();
             }
