@@ -2,7 +2,7 @@
 //!
 //! A frame that comes in passes `consensus`; a frame that goes out passes `output`; a disk write passes `disk`;
 //! what the two VMs no longer agree on is mended by `sync`. `policy` says which of these a VM uses, `agreed` is
-//! what the group knows of a VM, `waits` how long anything may be waited for, `watchdog` whether it gets on, `wire` turns all of it into bytes and back.
+//! what the group knows of a VM, `replica` the order of what a host does with its copy, `waits` how long anything may be waited for, `watchdog` whether it gets on, `wire` turns all of it into bytes and back.
 #![forbid(unsafe_code)]
 
 pub mod agreed;
@@ -10,6 +10,7 @@ pub mod consensus;
 pub mod disk;
 pub mod output;
 pub mod policy;
+pub mod replica;
 pub mod sync;
 pub mod units;
 pub mod waits;

@@ -19,7 +19,7 @@ use super::event::Started;
 use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
-use super::session::backup::{Backup, BackupJob};
+use super::session::backup::Backup;
 use super::session::jobs::Jobs;
 use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
@@ -30,6 +30,7 @@ use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
@@ -50,7 +51,7 @@ pub struct BackupRole {
     tenure: Tenure,
     machine: Option<Arc<Machine>>,
     stream: Option<Stream>,
-    jobs: Option<Jobs<BackupJob>>,
+    jobs: Option<Jobs<Word>>,
     closer: Option<Closer>,
     talker: Option<Talker>,
     waiting: Waiting,
@@ -266,22 +267,17 @@ impl VmLoop {
             let waiting = link.waiting.clone();
             let worker = Backup {
                 session,
-                term,
                 machine: machine.clone(),
                 colo: Some(colo),
                 link,
-                jobs: receiver,
+                words: receiver,
                 to_loop,
-                active: first_manner.backup_runs(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
-                unloaded: None,
-                staging: None,
-                torn: false,
             };
             std::thread::Builder::new()
                 .name("sync-backup".into())
-                .spawn(move || worker.run())
+                .spawn(move || worker.run(term, first_manner.backup_runs()))
                 .map_err(|error| error.to_string())?;
             Ok((machine, nics, closer, talker, waiting))
         };
@@ -359,7 +355,7 @@ impl VmLoop {
                 backup.phase = Phase::Syncing;
                 if let Some(jobs) = &backup.jobs {
                     // A session that has ended reports that itself.
-                    let _ = jobs.send(BackupJob::Stop { epoch });
+                    let _ = jobs.send(Word::EpochEnds { epoch });
                 }
             }
             Phase::Synced
@@ -527,7 +523,7 @@ impl VmLoop {
         if backup
             .jobs
             .as_ref()
-            .is_none_or(|jobs| jobs.send(BackupJob::TakeOver(term)).is_err())
+            .is_none_or(|jobs| jobs.send(Word::TakeOver(term)).is_err())
         {
             self.take_over_failed("the session's thread has gone");
         }

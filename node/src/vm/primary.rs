@@ -25,7 +25,6 @@ use super::nics::{MOST_BATCH_BYTES, Nics};
 use super::run::{Role, VmLoop};
 use super::session::jobs::Jobs;
 use super::session::link::Closer;
-use super::session::primary::PrimaryJob;
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use crate::control::{Answer, FailoverStatus, Progress, SyncStatus};
@@ -34,6 +33,7 @@ use dunlin_core::agreed::{Agreed, AgreedState, Frame, Life, ReplicaSet};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::cost::SyncCost;
 use dunlin_core::units::{Epoch, Index, ReplicaId};
@@ -105,7 +105,7 @@ struct Session {
     id: u64,
     peer: ReplicaId,
     phase: Phase,
-    jobs: Option<Jobs<PrimaryJob>>,
+    jobs: Option<Jobs<Word>>,
     closer: Option<Closer>,
     /// What the loop itself has to say to the backup.
     talker: Option<Talker>,

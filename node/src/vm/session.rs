@@ -1,9 +1,10 @@
 //! A primary and its backup, from the join to the end: one thread on each side, and the stream between them.
 //!
-//! The threads do what takes long (stop, save, hash, copy, load); the VM loop decides and speaks to the network.
+//! The threads do what takes long (stop, save, hash, copy, load), in the order that core's `replica::sync` decides; the VM loop says
+//! when, and speaks to the network.
 
-mod ahead;
 pub mod backup;
+mod drive;
 pub mod jobs;
 pub mod link;
 pub mod primary;
@@ -12,7 +13,6 @@ pub mod waiting;
 
 use dunlin_core::sync::compare;
 use dunlin_core::sync::dirty::PageSet;
-use dunlin_core::wire::sync::parts::BadPart;
 use dunlin_guest::memory::{Bitmap, Memory};
 
 /// A broken session, for a person.
@@ -24,12 +24,6 @@ impl Broken {
     /// `what` failed, because of `why`.
     pub fn new(what: &str, why: impl std::fmt::Display) -> Self {
         Self(format!("{what}: {why}"))
-    }
-}
-
-impl From<BadPart> for Broken {
-    fn from(bad: BadPart) -> Self {
-        Self(bad.to_string())
     }
 }
 
@@ -49,9 +43,6 @@ fn copy_out(memory: &Memory, pages: &PageSet) -> Vec<u8> {
     }
     out
 }
-
-/// Pages that are copied aside at once where the VM runs meanwhile: 16 MiB. A guest that boots writes hundreds.
-const PAGES_AT_ONCE: u32 = 4096;
 
 /// The block hashes of a copy, on all cores.
 fn hash_copy(copy: &[u8]) -> Vec<u128> {

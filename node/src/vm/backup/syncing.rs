@@ -7,7 +7,7 @@
 use super::{Phase, StagedSync};
 use crate::vm::event::BackupStep;
 use crate::vm::run::VmLoop;
-use crate::vm::session::backup::BackupJob;
+use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Leave;
 use dunlin_core::units::Term;
 
@@ -64,7 +64,7 @@ impl VmLoop {
         self.close_backup_session();
         if let Some(jobs) = self.backup().and_then(|backup| backup.jobs.as_ref()) {
             // The thread may wait for a word, not for the stream. One that has ended reports that itself.
-            let _ = jobs.send(BackupJob::Drop);
+            let _ = jobs.send(Word::Drop);
         }
     }
 
@@ -88,7 +88,7 @@ impl VmLoop {
         backup.loading = true;
         if let Some(jobs) = &backup.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(BackupJob::LineDrawn);
+            let _ = jobs.send(Word::Acknowledge);
         }
     }
 

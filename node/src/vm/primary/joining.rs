@@ -21,7 +21,6 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::units::ReplicaId;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
-use std::cell::Cell;
 
 impl VmLoop {
     /// A backup that is cut off says nothing, and its stream breaks only much later.
@@ -141,17 +140,15 @@ impl VmLoop {
                 session: id,
                 machine,
                 link,
-                jobs: receiver,
+                words: receiver,
                 to_loop,
                 connect_mirror,
-                active: Cell::new(active),
                 audit,
                 staging_bytes,
-                stands: Cell::new(false),
             };
             std::thread::Builder::new()
                 .name("sync-primary".into())
-                .spawn(move || worker.run(term))
+                .spawn(move || worker.run(term, active))
                 .map_err(|error| error.to_string())?;
             Ok((closer, talker, waiting))
         });

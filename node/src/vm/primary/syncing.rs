@@ -9,12 +9,12 @@ use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::Line;
 use crate::vm::event::SyncStep;
 use crate::vm::run::{Role, VmLoop};
-use crate::vm::session::primary::PrimaryJob;
 use crate::vm::status::remember;
 use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::sync::primary::{Order, Word};
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index};
@@ -84,7 +84,7 @@ impl VmLoop {
         });
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(PrimaryJob::WorkAhead { epoch });
+            let _ = jobs.send(Word::PreCopy { epoch });
         }
     }
 
@@ -281,13 +281,13 @@ impl VmLoop {
         let (Some(run), Some(session)) = (&primary.sync, &primary.session) else {
             return;
         };
-        let job = PrimaryJob::Sync {
+        let order = Word::Sync(Order {
             epoch: run.epoch,
-            hand_over: run.hand_over,
+            switchover: run.hand_over,
             agreed: run.agreed,
             next: run.next,
-        };
-        if session.jobs.as_ref().is_none_or(|jobs| jobs.send(job).is_err()) {
+        });
+        if session.jobs.as_ref().is_none_or(|jobs| jobs.send(order).is_err()) {
             let id = session.id;
             self.session_ended(id, "the session's thread has ended");
         }
@@ -386,7 +386,7 @@ impl VmLoop {
         let Some(session) = &primary.session else { return };
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(PrimaryJob::LineDrawn { shadow });
+            let _ = jobs.send(Word::LineDrawn { shadow });
         }
         if last_of_join {
             // From here on outputs belong to the first protected epoch; they wait for the group's word.
@@ -453,7 +453,7 @@ impl VmLoop {
             primary.handed = true;
             if let Some(jobs) = primary.session.as_ref().and_then(|session| session.jobs.as_ref()) {
                 // A session that has ended reports that itself.
-                let _ = jobs.send(PrimaryJob::HandedOver);
+                let _ = jobs.send(Word::HandedOver);
             }
         }
         self.group.transfer_to(peer);

@@ -4,10 +4,8 @@ use super::Broken;
 use super::waiting::Waiting;
 use crate::vm::event::{LoopEvent, LoopSender};
 use bytes::{Bytes, BytesMut};
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use dunlin_core::sync::dirty::PageSet;
+use crossbeam_channel::{Receiver, bounded};
 use dunlin_core::waits::Wait;
-use dunlin_core::wire::sync::parts::{self, Gathering};
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
 use std::io::{self, Read, Write};
@@ -169,70 +167,6 @@ impl SyncLink {
             .during(Wait::StreamTakes, || self.writer.send(message))
     }
 
-    /// Sends a set of pages, in as many messages as it takes.
-    pub fn send_pages(
-        &self,
-        pages: &PageSet,
-        message: impl Fn(PageSet, bool) -> SyncMessage,
-    ) -> Result<(), Broken> {
-        parts::pages(pages).try_for_each(|(part, more)| self.send(&message(part, more)))
-    }
-
-    /// Receives a set of pages of a guest that has `guest_pages`: `first` is here already, `part` takes the others out of
-    /// their messages, which are `wait`'s.
-    pub fn receive_pages(
-        &self,
-        wait: Wait,
-        guest_pages: u64,
-        first: Option<(PageSet, bool)>,
-        mut part: impl FnMut(SyncMessage) -> Result<(PageSet, bool), Broken>,
-    ) -> Result<PageSet, Broken> {
-        let mut gathering = Gathering::new(guest_pages);
-        let mut next = first;
-        loop {
-            let (pages, more) = match next.take() {
-                Some(first) => first,
-                None => part(self.receive(wait)?)?,
-            };
-            if let Some(whole) = gathering.add(pages, more)? {
-                return Ok(whole);
-            }
-        }
-    }
-
-    /// The next message, which is `wait`'s.
-    pub fn receive(&self, wait: Wait) -> Result<SyncMessage, Broken> {
-        self.receive_unless_stuck(wait, || 0)
-    }
-
-    /// The next message; it is waited for anew as long as `progress` rises.
-    pub fn receive_unless_stuck(
-        &self,
-        wait: Wait,
-        progress: impl Fn() -> u64,
-    ) -> Result<SyncMessage, Broken> {
-        let mut seen = progress();
-        loop {
-            let received = self
-                .waiting
-                .during(wait, || self.incoming.recv_timeout(wait.bound()));
-            match received {
-                Ok(Ok(SyncMessage::Refused { why })) => return Err(Broken(why)),
-                Ok(message) => return message,
-                Err(RecvTimeoutError::Timeout) => {
-                    let now = progress();
-                    if now <= seen {
-                        return Err(Broken(wait.said()));
-                    }
-                    seen = now;
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Broken("the other host closed the sync's stream".into()));
-                }
-            }
-        }
-    }
-
     /// Why the other host ended the session, if it said so before it closed: more than "broken pipe".
     #[must_use]
     pub fn last_words(&self) -> Option<String> {
@@ -270,7 +204,9 @@ fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_core::sync::dirty::PageSet;
     use dunlin_core::units::Epoch;
+    use dunlin_core::wire::sync::parts::{self, Gathering};
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -327,18 +263,23 @@ mod tests {
         let epoch = Epoch(3);
         let message = |pages, more| SyncMessage::Dirty { epoch, pages, more };
         let heard = std::thread::scope(|scope| {
-            scope.spawn(|| backup.send_pages(&dirty, message).expect("sent"));
-            primary.receive_pages(
-                Wait::BackupScans,
-                u64::from(GUEST_PAGES),
-                None,
-                |message| match message {
-                    SyncMessage::Dirty { pages, more, .. } => Ok((pages, more)),
-                    other => Err(Broken(other.name().into())),
-                },
-            )
+            scope.spawn(|| {
+                for (pages, more) in parts::pages(&dirty) {
+                    backup.send(&message(pages, more)).expect("sent");
+                }
+            });
+            let mut gathering = Gathering::new(u64::from(GUEST_PAGES));
+            loop {
+                let heard = primary.incoming().recv_timeout(Wait::BackupScans.bound());
+                let Ok(Ok(SyncMessage::Dirty { pages, more, .. })) = heard else {
+                    panic!("{heard:?} came instead of a part");
+                };
+                if let Some(whole) = gathering.add(pages, more).expect("a part that fits") {
+                    break whole;
+                }
+            }
         });
-        assert!(heard.expect("a list of pages") == dirty);
+        assert!(heard == dirty);
     }
 
     /// What nobody has cut breaks the session and not the daemon.

@@ -1,20 +1,11 @@
-//! The primary's side of a session: the join in rounds, then one sync after the other.
+//! The primary's side of a session, carried out: QEMU, memory, disks and the stream, for core's `replica::sync::primary`.
 //!
-//! The order of a sync is the one of ARCHITECTURE.md, "A sync"; each step's time is measured here. The VM stands
-//! still from `stop` to `cont`: what can be done ahead is sent before, what can be done on a copy is done after it.
-//!
-//! Invariants:
-//! 1. What a scan cleared is in a round of the same sync, and a sync that is not acknowledged ends the session.
-//! 2. `cont` comes only after the loop has drawn the line between the epochs' frames.
-//! 3. The primary's VM is stopped only when the backup's stands; from `stop` to `cont` nothing is waited for as long as a
-//!    second (core's `waits`).
-//! 4. Whoever stopped the VM lets it run on: this thread, whatever becomes of the session, until the VM is the backup's.
-//!
-//! Not here: when to sync, what leaves when (the loop, with core's `trigger` and `gate`).
+//! Each step's time is measured here. Not here: the order of the steps, what is waited for (the machine); when to sync, what
+//! leaves when (the loop, with core's `trigger` and `gate`).
 
-use super::ahead::Rounds;
+use super::drive::{Driver, drive};
 use super::link::SyncLink;
-use super::{Broken, PAGES_AT_ONCE, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, copy_out, hash_all, hash_copy, page_set};
 use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
@@ -22,8 +13,9 @@ use crate::vm::machine::Machine;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use dunlin_core::policy::Manner;
-use dunlin_core::sync::compare::tree::HashTree;
-use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
+use dunlin_core::replica::sync::primary::{self, Counts, Effect, Report, Setup, Word};
+use dunlin_core::replica::sync::{Answer, Event, Point};
+use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
@@ -31,36 +23,8 @@ use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_fabric::link::Stream;
 use dunlin_guest::qemu::QmpError;
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What the loop asks of the session.
-pub enum PrimaryJob {
-    /// The sync that ends `epoch` is about to be agreed: do what can be done while the VMs run.
-    WorkAhead {
-        /// The epoch that is about to end.
-        epoch: Epoch,
-    },
-    /// Sync, ending `epoch`. Inputs are drained.
-    Sync {
-        /// The epoch that ends.
-        epoch: Epoch,
-        /// Stay stopped afterwards: the backup takes over.
-        hand_over: bool,
-        /// Whether the log says so, too.
-        agreed: bool,
-        /// How the copies are kept in the next epoch.
-        next: Manner,
-    },
-    /// The loop has drawn the line between this epoch's frames and the next one's.
-    LineDrawn {
-        /// The connections that do not speak the VM's own numbers.
-        shadow: Bytes,
-    },
-    /// The group is asked to follow the backup: the loop answers for the VM that stands here.
-    HandedOver,
-}
 
 /// What a session needs.
 pub struct Primary {
@@ -70,175 +34,353 @@ pub struct Primary {
     pub machine: Arc<Machine>,
     /// The stream to the backup.
     pub link: SyncLink,
-    /// Jobs.
-    pub jobs: Receiver<PrimaryJob>,
+    /// The loop's words.
+    pub words: Receiver<Word>,
     /// Reports.
     pub to_loop: LoopSender,
     /// Opens a stream to the backup for a disk's mirror.
     pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
-    /// Whether the backup's VM runs, in this epoch.
-    pub active: Cell<bool>,
-    /// The VM stands still for a sync, and nobody else will let it run on (invariant 4).
-    pub stands: Cell<bool>,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
     /// Memory of the backup for staging, which is the measure for what a sync may take here.
     pub staging_bytes: usize,
 }
 
-/// One sync.
-struct Sync {
-    epoch: Epoch,
-    joining: bool,
-    hand_over: bool,
-    agreed: bool,
-    next: Manner,
+/// A session's primary at work.
+struct Worker {
+    its: Primary,
+    capture: Capture,
+    figures: SyncFigures,
+    lap: Lap,
+    /// When the last sync began, and when the VM was to be stopped in this one.
+    last_sync: Instant,
+    stopping: Instant,
+    /// A join, and when its backup was last told that disks are still copied.
+    said: Instant,
 }
 
-/// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
-const JOIN_REST_PAGES: usize = 2048;
-const JOIN_ROUNDS: usize = 12;
+/// What was taken of the VM while it stood.
+#[derive(Default)]
+struct Capture {
+    /// Pages copied aside.
+    pages: Bytes,
+    device_state: Bytes,
+    audit: Option<u128>,
+}
+
 /// How often a backup whose disks are being copied hears that they still are: it waits for pages.
 const STILL_COPIES: Duration = Duration::from_secs(1);
-/// What is compared is copied aside, and is more than what differs and is staged: so many times as much may be copied.
-const COPY_FACTOR: usize = 4;
 /// Pages in one message: 1 MiB.
-const PAGES_PER_MESSAGE: u32 = 256;
+const PAGES_PER_MESSAGE: usize = 256;
 
 impl Primary {
-    /// Runs until the session breaks or the loop drops its jobs.
-    pub fn run(self, term: Term) {
-        let session = self.session;
-        let to_loop = self.to_loop.clone();
-        let why = match self.join_and_sync(term) {
-            Ok(()) => "the session was ended here".to_owned(),
-            Err(Broken(why)) => {
-                self.resume();
-                // What the backup said before it closed the stream is the reason; that it is closed is not.
-                self.link.last_words().unwrap_or(why)
+    /// Runs until the session breaks or the loop drops its words; `active`: the backup's VM runs after the join.
+    pub fn run(self, term: Term, active: bool) {
+        let mut machine = primary::Primary::new(Setup {
+            term,
+            pages: self.machine.qemu.memory().pages() as u32,
+            active,
+            audit: self.audit,
+            staging_bytes: self.staging_bytes,
+        });
+        let now = Instant::now();
+        let mut worker = Worker {
+            its: self,
+            capture: Capture::default(),
+            figures: SyncFigures::default(),
+            lap: Lap(now),
+            last_sync: now,
+            stopping: now,
+            said: now,
+        };
+        drive(&mut machine, &mut worker);
+    }
+}
+
+impl Driver<primary::Primary> for Worker {
+    fn notice(&mut self, event: &Event<Word>) {
+        match event {
+            Event::Word(Word::Sync(_)) => {
+                let now = Instant::now();
+                let before = std::mem::replace(&mut self.last_sync, now);
+                self.lap = Lap(now);
+                self.figures = SyncFigures {
+                    interval_us: now.duration_since(before).as_micros() as u64,
+                    ..SyncFigures::default()
+                };
+            }
+            Event::Answer(Answer::Hashed(_)) => self.figures.hash_us = self.lap.us(),
+            _ => {}
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Result<Option<Answer>, Broken> {
+        match effect {
+            Effect::Send(message) => self.its.link.send(&message)?,
+            Effect::CopyDisks => {
+                self.copy_disks()?;
+                return Ok(Some(Answer::DisksCopied));
+            }
+            Effect::MapMemory => {
+                let populated = self.its.machine.qemu.memory().populated();
+                let populated =
+                    populated.map_err(|error| Broken::new("reading the guest's memory map", error))?;
+                return Ok(Some(Answer::Mapped(page_set(&populated))));
+            }
+            Effect::Scan => {
+                let pages = self.scan()?;
+                self.figures.scan_us = self.lap.us();
+                return Ok(Some(Answer::Scanned(pages)));
+            }
+            Effect::SendPages(pages) => {
+                let whole = self.whole_pages(&pages);
+                self.its.link.send(&SyncMessage::Pages(whole))?;
+            }
+            Effect::Progress { sent, total } => {
+                let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
+                self.report_copied("memory to the backup", bytes(sent), bytes(total));
+            }
+            Effect::Stop => self.stop()?,
+            Effect::Save { firmware } => self.save(firmware)?,
+            Effect::MarkDisks(epoch) => {
+                self.its.machine.disks.mark(epoch)?;
+                self.figures.scan_us += self.lap.us();
+            }
+            Effect::Copy(pages) => {
+                self.capture.pages = copy_out(self.its.machine.qemu.memory(), &pages).into();
+                self.figures.copy_us = self.lap.us();
+            }
+            Effect::Audit => {
+                self.capture.audit = Some(hash_all(self.its.machine.qemu.memory()));
+                self.figures.copy_us += self.lap.us();
+            }
+            Effect::Resume => {
+                let resumed = self.cont();
+                resumed.map_err(|error| Broken::new("resuming the VM", error))?;
+                return Ok(Some(Answer::Resumed));
+            }
+            Effect::RunOn => self.run_on()?,
+            Effect::Hash => return Ok(Some(Answer::Hashed(hash_copy(&self.capture.pages)))),
+            Effect::SendDeltas {
+                epoch,
+                pages,
+                differing,
+            } => {
+                let bytes = self.send_deltas(epoch, &pages, &differing)?;
+                return Ok(Some(Answer::DeltasSent { bytes }));
+            }
+            Effect::SendState { epoch, next, shadow } => {
+                self.send_state(epoch, next, shadow)?;
+                let mirrored = self.mirrored();
+                return Ok(Some(Answer::StateSent { mirrored }));
+            }
+            Effect::Report(report) => self.report(report),
+            Effect::Pass(point) => self.pass(point),
+            Effect::End { why, broken } => self.end(why, broken),
+        }
+        Ok(None)
+    }
+
+    fn link(&self) -> &SyncLink {
+        &self.its.link
+    }
+
+    fn words(&self) -> &Receiver<Word> {
+        &self.its.words
+    }
+
+    fn mirrored(&self) -> u64 {
+        self.its.machine.disks.mirrored()
+    }
+}
+
+impl Worker {
+    fn copy_disks(&mut self) -> Result<(), Broken> {
+        let its = &self.its;
+        let said = &mut self.said;
+        let copied = |done, total| {
+            its.report_copied("disk to the backup", done, total);
+            if said.elapsed() > STILL_COPIES {
+                *said = Instant::now();
+                // That the stream is broken is seen by whoever uses it next.
+                let _ = its.link.send(&SyncMessage::Pages(Vec::new()));
             }
         };
-        to_loop.send(LoopEvent::SessionEnded {
-            session,
-            why,
+        its.machine
+            .disks
+            .join(&its.link.waiting, &its.connect_mirror, copied)
+    }
+
+    fn scan(&self) -> Result<PageSet, Broken> {
+        let dirty = self.its.machine.qemu.memory().scan_dirty();
+        dirty
+            .map(|dirty| page_set(&dirty))
+            .map_err(|error| Broken::new("reading the dirty pages", error))
+    }
+
+    fn whole_pages(&self, pages: &PageSet) -> Vec<PageDelta> {
+        let copy = Bytes::from(copy_out(self.its.machine.qemu.memory(), pages));
+        let whole = |(i, page): (usize, u32)| PageDelta {
+            at: DivergentPage {
+                page,
+                blocks: u16::MAX,
+            },
+            bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
+        };
+        pages.pages().enumerate().map(whole).collect()
+    }
+
+    fn stop(&mut self) -> Result<(), Broken> {
+        let machine = &self.its.machine;
+        self.figures.wait_us = self.lap.us();
+        self.stopping = Instant::now();
+        // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
+        machine.disks.expedite(true);
+        let stopped = self
+            .its
+            .link
+            .waiting
+            .during(Wait::VmStops, || machine.qemu.stop());
+        machine.disks.expedite(false);
+        stopped.map_err(|error| Broken::new("stopping the VM", error))?;
+        machine.fault_at.pass(Line::PrimaryStopped);
+        self.figures.stop_us = self.lap.us();
+        Ok(())
+    }
+
+    fn save(&mut self, firmware: bool) -> Result<(), Broken> {
+        let qemu = &self.its.machine.qemu;
+        let waiting = &self.its.link.waiting;
+        let saved = waiting.during(Wait::DevicesSave, || qemu.save_state(firmware));
+        let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
+        self.figures.save_us = self.lap.us();
+        self.figures.device_bytes = saved.len() as u64;
+        self.capture.device_state = saved.into();
+        Ok(())
+    }
+
+    fn cont(&self) -> Result<(), QmpError> {
+        let qemu = &self.its.machine.qemu;
+        self.its.link.waiting.during(Wait::VmResumes, || qemu.cont())
+    }
+
+    fn run_on(&self) -> Result<(), Broken> {
+        match self.cont() {
+            Ok(()) => Ok(()),
+            // It has been told, and obeys when it can.
+            Err(QmpError::Timeout(..)) => {
+                tracing::warn!("QEMU is slow to resume the VM after a broken sync");
+                Ok(())
+            }
+            Err(error) => Err(Broken(error.to_string())),
+        }
+    }
+
+    /// Sends the differing blocks out of the copy; returns their bytes.
+    fn send_deltas(
+        &mut self,
+        epoch: Epoch,
+        pages: &PageSet,
+        differing: &[DivergentPage],
+    ) -> Result<u64, Broken> {
+        let copy = std::mem::take(&mut self.capture.pages);
+        let mut positions = pages.pages().enumerate();
+        let mut bytes = 0;
+        for chunk in differing.chunks(PAGES_PER_MESSAGE) {
+            let mut deltas = Vec::with_capacity(chunk.len());
+            for &at in chunk {
+                let (position, _) = positions
+                    .find(|(_, page)| *page == at.page)
+                    .expect("divergent pages are pages of the copy, in its order");
+                let page = copy.slice(position * PAGE_BYTES..(position + 1) * PAGE_BYTES);
+                deltas.push(PageDelta {
+                    at,
+                    bytes: blocks_of(&page, at.blocks),
+                });
+            }
+            bytes += deltas.iter().map(|delta| delta.bytes.len() as u64).sum::<u64>();
+            self.its.link.send(&SyncMessage::Delta { epoch, deltas })?;
+        }
+        Ok(bytes)
+    }
+
+    fn send_state(&mut self, epoch: Epoch, next: Manner, shadow: Bytes) -> Result<(), Broken> {
+        let link = &self.its.link;
+        let (first, device_state) = parts::bytes(std::mem::take(&mut self.capture.device_state));
+        for part in first {
+            link.send(&SyncMessage::DeviceState { epoch, part })?;
+        }
+        link.send(&SyncMessage::State {
+            epoch,
+            next,
+            shadow,
+            device_state,
+        })?;
+        // Before the acknowledgement: a backup that has acknowledged needs nothing more of us.
+        match self.capture.audit.take() {
+            Some(hash) => link.send(&SyncMessage::Audit { epoch, hash }),
+            None => Ok(()),
+        }
+    }
+
+    fn report(&mut self, report: Report) {
+        let its = &self.its;
+        let session = its.session;
+        let step = match report {
+            Report::Copied => return its.to_loop.send(LoopEvent::JoinNearlyDone { session }),
+            Report::VmStands { why } => return its.to_loop.send(LoopEvent::VmStands { session, why }),
+            Report::PreCopied => SyncStep::WorkedAhead,
+            Report::Stopped => SyncStep::Stopped,
+            Report::Resumed => {
+                self.figures.cont_us = self.lap.us();
+                self.figures.pause_us = self.stopping.elapsed().as_micros() as u64;
+                SyncStep::Resumed
+            }
+            Report::Acknowledged {
+                epoch,
+                joining,
+                counts,
+            } => {
+                self.figures.total_us = self.last_sync.elapsed().as_micros() as u64;
+                SyncStep::Acknowledged {
+                    epoch,
+                    joining,
+                    figures: with_counts(std::mem::take(&mut self.figures), &counts),
+                }
+            }
+            Report::Loaded { epoch, load_us } => SyncStep::Loaded { epoch, load_us },
+        };
+        its.to_loop.send(LoopEvent::PrimarySync { session, step });
+    }
+
+    fn pass(&self, point: Point) {
+        let fault_at = &self.its.machine.fault_at;
+        match point {
+            Point::SwitchoverBegins => fault_at.pass(Line::PrimaryHandsOver),
+            Point::Captured => fault_at.pass(Line::PrimaryCaptured),
+            Point::ModeChanges => fault_at.pass(Line::PrimaryChangesOver),
+            // The loop dies of it when it has let out what may leave.
+            Point::Released if fault_at.is_deadly(Line::PrimaryReleased) => std::thread::park(),
+            Point::Released | Point::BackupStops | Point::Acknowledged => {}
+        }
+    }
+
+    fn end(&self, why: String, broken: bool) {
+        // What the backup said before it closed the stream is the reason; that it is closed is not.
+        let told = broken.then(|| self.its.link.last_words()).flatten();
+        self.its.to_loop.send(LoopEvent::SessionEnded {
+            session: self.its.session,
+            why: told.unwrap_or(why),
             torn: false,
         });
     }
 
-    /// Invariant 4.
-    fn resume(&self) {
-        if !self.stands.replace(false) {
-            return;
-        }
-        match self
-            .link
-            .waiting
-            .during(Wait::VmResumes, || self.machine.qemu.cont())
-        {
-            Ok(()) => {}
-            // It has been told, and obeys when it can.
-            Err(QmpError::Timeout(..)) => tracing::warn!("QEMU is slow to resume the VM after a broken sync"),
-            Err(error) => self.to_loop.send(LoopEvent::VmStands {
-                session: self.session,
-                why: error.to_string(),
-            }),
-        }
+    fn report_copied(&self, what: &'static str, done: u64, total: u64) {
+        self.its.report_copied(what, done, total);
     }
+}
 
-    #[expect(clippy::disallowed_methods, reason = "nothing is owed between two syncs")]
-    fn join_and_sync(&self, term: Term) -> Result<(), Broken> {
-        self.join(term)?;
-        let mut last_stop = Instant::now();
-        let mut joining = true;
-        let mut rounds = Rounds::default();
-        while let Ok(job) = self.jobs.recv() {
-            let this = match job {
-                PrimaryJob::Sync {
-                    epoch,
-                    hand_over,
-                    agreed,
-                    next,
-                } => Sync {
-                    epoch,
-                    joining,
-                    hand_over,
-                    agreed,
-                    next,
-                },
-                PrimaryJob::WorkAhead { epoch } => {
-                    self.work_ahead(epoch, &mut rounds)?;
-                    self.report(SyncStep::WorkedAhead);
-                    continue;
-                }
-                PrimaryJob::LineDrawn { .. } | PrimaryJob::HandedOver => {
-                    return Err(Broken("the loop speaks of a sync where there is none".into()));
-                }
-            };
-            self.sync(&this, std::mem::take(&mut rounds), &mut last_stop)?;
-            self.active.set(this.next.backup_runs());
-            joining = false;
-        }
-        Ok(())
-    }
-
-    /// Copies memory while the VM runs, until the rest is small.
-    fn join(&self, term: Term) -> Result<(), Broken> {
-        let memory = self.machine.qemu.memory();
-        self.link.send(&SyncMessage::Join {
-            term,
-            pages: memory.pages() as u32,
-            active: self.active.get(),
-        })?;
-        match self.link.receive(Wait::BackupStarts)? {
-            SyncMessage::JoinReady => {}
-            other => return Err(unexpected("JoinReady", &other)),
-        }
-        let mut said = Instant::now();
-        self.machine
-            .disks
-            .join(&self.link.waiting, &self.connect_mirror, |done, total| {
-                self.report_copied("disk to the backup", done, total);
-                if said.elapsed() > STILL_COPIES {
-                    said = Instant::now();
-                    // That the stream is broken is seen by whoever uses it next.
-                    let _ = self.link.send(&SyncMessage::Pages(Vec::new()));
-                }
-            })?;
-        // Cleared before the copy begins: what is written from now on is in a later round.
-        self.scan()?;
-        let populated = memory
-            .populated()
-            .map_err(|error| Broken::new("reading the guest's memory map", error))?;
-        let mut round = page_set(&populated);
-        let total = round.len();
-        let mut sent = 0;
-        for _ in 0..JOIN_ROUNDS {
-            for chunk in round.parts(PAGES_PER_MESSAGE) {
-                self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
-                sent += chunk.len();
-                self.report_progress(sent, total.max(sent));
-            }
-            let before = round.len();
-            round = self.scan()?;
-            if round.len() <= JOIN_REST_PAGES || round.len() > before * 9 / 10 {
-                break;
-            }
-        }
-        // What is left is sent in the last, stopped round, which starts with what this scan took.
-        for chunk in round.parts(PAGES_PER_MESSAGE) {
-            self.link.send(&SyncMessage::Pages(self.whole_pages(&chunk)))?;
-        }
-        self.to_loop.send(LoopEvent::JoinNearlyDone {
-            session: self.session,
-        });
-        Ok(())
-    }
-
-    fn report_progress(&self, sent_pages: usize, total_pages: usize) {
-        let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
-        self.report_copied("memory to the backup", bytes(sent_pages), bytes(total_pages));
-    }
-
+impl Primary {
     fn report_copied(&self, what: &'static str, done: u64, total: u64) {
         self.to_loop.send(LoopEvent::JoinProgress {
             session: self.session,
@@ -247,334 +389,23 @@ impl Primary {
             total,
         });
     }
-
-    fn scan(&self) -> Result<PageSet, Broken> {
-        let dirty = self.machine.qemu.memory().scan_dirty();
-        dirty
-            .map(|dirty| page_set(&dirty))
-            .map_err(|error| Broken::new("reading the dirty pages", error))
-    }
-
-    fn whole_pages(&self, pages: &PageSet) -> Vec<PageDelta> {
-        let copy = Bytes::from(copy_out(self.machine.qemu.memory(), pages));
-        pages
-            .pages()
-            .enumerate()
-            .map(|(i, page)| PageDelta {
-                at: DivergentPage {
-                    page,
-                    blocks: u16::MAX,
-                },
-                bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
-            })
-            .collect()
-    }
-
-    /// A round of the sync that ends `epoch`, while the VMs run: what nobody writes afterwards needs no look at the stop.
-    fn work_ahead(&self, epoch: Epoch, rounds: &mut Rounds) -> Result<(), Broken> {
-        // What is written after this scan is in the next round.
-        let ours = self.scan()?;
-        let theirs = if self.active.get() {
-            self.link
-                .send_pages(&ours, |pages, more| SyncMessage::Ahead { epoch, pages, more })?;
-            self.receive_dirty(epoch, Wait::BackupScans)?
-        } else {
-            PageSet::default()
-        };
-        let union = ours.union(&theirs);
-        self.check_memory(
-            union.len() * BLOCKS_PER_PAGE * size_of::<u128>(),
-            self.staging_bytes,
-        )?;
-        let (mut differing, mut bytes) = (Vec::new(), 0);
-        // All of it before the first page is sent: neither side must wait for the other to read.
-        let their_hashes = match self.active.get() {
-            true => self.receive_hashes(epoch, union.len() * BLOCKS_PER_PAGE)?,
-            false => Vec::new(),
-        };
-        let mut theirs_of = their_hashes.chunks(PAGES_AT_ONCE as usize * BLOCKS_PER_PAGE);
-        for part in union.parts(PAGES_AT_ONCE) {
-            let copy = copy_out(self.machine.qemu.memory(), &part);
-            let differs = match theirs_of.next() {
-                Some(theirs) => compare(&part, &hash_copy(&copy), theirs)?,
-                None => whole(&part),
-            };
-            bytes += self.send_deltas(epoch, &part, &copy.into(), &differs)?;
-            differing.extend(differs);
-        }
-        rounds.add(&ours, &theirs, &differing, bytes);
-        Ok(())
-    }
-
-    fn sync(&self, this: &Sync, mut rounds: Rounds, last_stop: &mut Instant) -> Result<(), Broken> {
-        let &Sync {
-            epoch,
-            joining,
-            hand_over,
-            agreed,
-            next,
-        } = this;
-        let qemu = &self.machine.qemu;
-        let compared = self.active.get() && !joining;
-        let mut figures = SyncFigures::default();
-        if joining {
-            self.link.send(&SyncMessage::JoinLast { epoch })?;
-        } else if !self.active.get() {
-            self.link.send(&SyncMessage::Ends { epoch, agreed })?;
-        }
-        let started = Instant::now();
-        figures.interval_us = started.duration_since(*last_stop).as_micros() as u64;
-        *last_stop = started;
-        let mut lap = Lap::start();
-        // Invariant 3.
-        let theirs = if compared {
-            self.receive_dirty(epoch, Wait::BackupStands)?
-        } else {
-            PageSet::default()
-        };
-        figures.wait_us = lap.us();
-        if hand_over {
-            self.machine.fault_at.pass(Line::PrimaryHandsOver);
-        }
-        let stopping = Instant::now();
-        let device_state = self.stop(joining, &mut figures, &mut lap)?;
-        let ours = self.scan()?;
-        self.machine.disks.mark(epoch)?;
-        figures.scan_us = lap.us();
-        let union = ours.union(&theirs);
-        let most_bytes = self.staging_bytes * if compared { COPY_FACTOR } else { 1 };
-        self.check_memory(union.len() * PAGE_BYTES, most_bytes)?;
-        let copy = copy_out(qemu.memory(), &union);
-        let audit = self.audit.then(|| hash_all(qemu.memory()));
-        figures.copy_us = lap.us();
-        // Invariant 2.
-        let shadow = match self.link.waiting.for_word(&self.jobs, Wait::LineDrawn)? {
-            PrimaryJob::LineDrawn { shadow } => shadow,
-            PrimaryJob::Sync { .. } | PrimaryJob::WorkAhead { .. } | PrimaryJob::HandedOver => {
-                return Err(Broken("two syncs at once".into()));
-            }
-        };
-        self.machine.fault_at.pass(Line::PrimaryCaptured);
-        if !joining && self.active.get() != next.backup_runs() {
-            self.machine.fault_at.pass(Line::PrimaryChangesOver);
-        }
-        if !hand_over {
-            self.link
-                .waiting
-                .during(Wait::VmResumes, || qemu.cont())
-                .map_err(|error| Broken::new("resuming the VM", error))?;
-            self.stands.set(false);
-        }
-        figures.cont_us = lap.us();
-        figures.pause_us = stopping.elapsed().as_micros() as u64;
-        self.report(SyncStep::Resumed);
-        figures.device_bytes = device_state.len() as u64;
-        if compared {
-            self.link
-                .send_pages(&union, |pages, more| SyncMessage::Union { epoch, pages, more })?;
-        }
-        let our_hashes = if compared { hash_copy(&copy) } else { Vec::new() };
-        figures.hash_us = lap.us();
-        let differing = if compared {
-            let their_hashes = self.receive_hashes(epoch, our_hashes.len())?;
-            figures.list_hashes = our_hashes.len() as u64;
-            if self.audit && !our_hashes.is_empty() {
-                let (_, sent) = HashTree::build(&our_hashes).descend(&HashTree::build(&their_hashes));
-                figures.tree_hashes = sent as u64;
-                figures.tree_rounds = u64::from(our_hashes.len().next_power_of_two().ilog2()) + 1;
-            }
-            compare(&union, &our_hashes, &their_hashes)?
-        } else {
-            whole(&union)
-        };
-        let bytes = self.send_deltas(epoch, &union, &copy.into(), &differing)?;
-        figures.ahead = rounds.pages()[2];
-        rounds.add(&ours, &theirs, &differing, bytes);
-        [
-            figures.dirty_primary,
-            figures.dirty_backup,
-            figures.united,
-            figures.divergent,
-        ] = rounds.pages();
-        figures.bytes = rounds.bytes();
-        let (first, device_state) = parts::bytes(device_state);
-        for part in first {
-            self.link.send(&SyncMessage::DeviceState { epoch, part })?;
-        }
-        self.link.send(&SyncMessage::State {
-            epoch,
-            next,
-            shadow,
-            device_state,
-        })?;
-        // Before the acknowledgement: a backup that has acknowledged needs nothing more of us.
-        if let Some(hash) = audit {
-            self.link.send(&SyncMessage::Audit { epoch, hash })?;
-        }
-        // The backup waits for this epoch's disk writes, which may be many and its disk slow.
-        let disks = &self.machine.disks;
-        let answer = match hand_over {
-            true => self.link.receive(Wait::HandOver)?,
-            false => self
-                .link
-                .receive_unless_stuck(Wait::BackupHolds, || disks.mirrored())?,
-        };
-        match answer {
-            SyncMessage::Staged { epoch: staged } if staged == epoch => {}
-            other => return Err(unexpected("Staged", &other)),
-        }
-        figures.total_us = started.elapsed().as_micros() as u64;
-        self.report(SyncStep::Acknowledged {
-            epoch,
-            joining,
-            figures,
-        });
-        self.await_load(epoch, hand_over)
-    }
-
-    /// The VM stands, and its devices' state; in a join with all of its firmware.
-    fn stop(&self, joining: bool, figures: &mut SyncFigures, lap: &mut Lap) -> Result<Bytes, Broken> {
-        let qemu = &self.machine.qemu;
-        // Whatever comes of the command: it may be obeyed yet (invariant 4).
-        self.stands.set(true);
-        // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
-        self.machine.disks.expedite(true);
-        let stopped = self.link.waiting.during(Wait::VmStops, || qemu.stop());
-        self.machine.disks.expedite(false);
-        stopped.map_err(|error| Broken::new("stopping the VM", error))?;
-        self.machine.fault_at.pass(Line::PrimaryStopped);
-        figures.stop_us = lap.us();
-        self.report(SyncStep::Stopped);
-        let saved = self
-            .link
-            .waiting
-            .during(Wait::DevicesSave, || qemu.save_state(joining));
-        let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
-        figures.save_us = lap.us();
-        Ok(saved.into())
-    }
-
-    /// The backup has acknowledged; it goes on from the sync, or takes the VM over.
-    fn await_load(&self, epoch: Epoch, hand_over: bool) -> Result<(), Broken> {
-        if self.machine.fault_at.is_deadly(Line::PrimaryReleased) {
-            // The loop dies of it when it has let out what may leave.
-            std::thread::park();
-        }
-        let wait = if hand_over {
-            Wait::HandOver
-        } else {
-            Wait::BackupLoads
-        };
-        let load_us = match self.link.receive(wait)? {
-            SyncMessage::Loaded {
-                epoch: loaded,
-                took_us,
-            } if loaded == epoch => took_us,
-            other => return Err(unexpected("Loaded", &other)),
-        };
-        self.report(SyncStep::Loaded { epoch, load_us });
-        if !hand_over {
-            return Ok(());
-        }
-        match self.link.waiting.for_word(&self.jobs, Wait::HandedOver)? {
-            PrimaryJob::HandedOver => {
-                self.stands.set(false);
-                Ok(())
-            }
-            _ => Err(Broken("the loop speaks of another sync in a hand-over".into())),
-        }
-    }
-
-    fn report(&self, step: SyncStep) {
-        self.to_loop.send(LoopEvent::PrimarySync {
-            session: self.session,
-            step,
-        });
-    }
-
-    fn receive_dirty(&self, epoch: Epoch, wait: Wait) -> Result<PageSet, Broken> {
-        let guest_pages = self.machine.qemu.memory().pages();
-        self.link
-            .receive_pages(wait, guest_pages, None, |message| match message {
-                SyncMessage::Dirty {
-                    epoch: got,
-                    pages,
-                    more,
-                } if got == epoch => Ok((pages, more)),
-                other => Err(unexpected("Dirty", &other)),
-            })
-    }
-
-    /// How much a guest writes is its own choice, and this host's memory is not the guest's: the VM goes on, and what would
-    /// not fit ends the session.
-    fn check_memory(&self, needed_bytes: usize, most_bytes: usize) -> Result<(), Broken> {
-        if needed_bytes <= most_bytes {
-            return Ok(());
-        }
-        Err(Broken(format!(
-            "the VM wrote so much that its sync needs {} MiB here, more than {}: raise sync.staging_mib",
-            needed_bytes >> 20,
-            most_bytes >> 20
-        )))
-    }
-
-    fn receive_hashes(&self, epoch: Epoch, count: usize) -> Result<Vec<u128>, Broken> {
-        let mut all = Vec::with_capacity(count);
-        while all.len() < count {
-            match self.link.receive(Wait::BackupHashes)? {
-                SyncMessage::Hashes { epoch: got, hashes }
-                    if got == epoch && !hashes.is_empty() && all.len() + hashes.len() <= count =>
-                {
-                    all.extend(hashes);
-                }
-                other => return Err(unexpected("Hashes", &other)),
-            }
-        }
-        Ok(all)
-    }
-
-    /// Sends the differing blocks out of the copy; returns their bytes.
-    fn send_deltas(
-        &self,
-        epoch: Epoch,
-        union: &PageSet,
-        copy: &Bytes,
-        differing: &[DivergentPage],
-    ) -> Result<u64, Broken> {
-        let mut positions = union.pages().enumerate();
-        let mut bytes = 0;
-        for chunk in differing.chunks(PAGES_PER_MESSAGE as usize) {
-            let mut deltas = Vec::with_capacity(chunk.len());
-            for &at in chunk {
-                let (position, _) = positions
-                    .find(|(_, page)| *page == at.page)
-                    .expect("divergent pages are pages of the union, in its order");
-                let page = copy.slice(position * PAGE_BYTES..(position + 1) * PAGE_BYTES);
-                deltas.push(PageDelta {
-                    at,
-                    bytes: blocks_of(&page, at.blocks),
-                });
-            }
-            bytes += deltas.iter().map(|delta| delta.bytes.len() as u64).sum::<u64>();
-            self.link.send(&SyncMessage::Delta { epoch, deltas })?;
-        }
-        Ok(bytes)
-    }
 }
 
-/// Which of these pages the backup has otherwise.
-fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, Broken> {
-    divergent(pages, ours, theirs)
-        .ok_or_else(|| Broken("the backup hashed other pages than the union".into()))
-}
-
-/// All of these pages: the backup has no own words to compare.
-fn whole(pages: &PageSet) -> Vec<DivergentPage> {
-    let whole = |page| DivergentPage {
-        page,
-        blocks: u16::MAX,
-    };
-    pages.pages().map(whole).collect()
+fn with_counts(figures: SyncFigures, counts: &Counts) -> SyncFigures {
+    let [dirty_primary, dirty_backup, united, divergent] = counts.pages;
+    let (tree_hashes, tree_rounds) = counts.tree;
+    SyncFigures {
+        dirty_primary,
+        dirty_backup,
+        united,
+        divergent,
+        ahead: counts.ahead,
+        bytes: counts.bytes,
+        list_hashes: counts.list_hashes,
+        tree_hashes,
+        tree_rounds,
+        ..figures
+    }
 }
 
 /// The blocks of `page` in the mask, one after the other.
@@ -589,21 +420,10 @@ fn blocks_of(page: &Bytes, mask: u16) -> Bytes {
     out.into()
 }
 
-pub(super) fn unexpected(expected: &str, got: &SyncMessage) -> Broken {
-    Broken(format!(
-        "the other host said {} where {expected} was due",
-        got.name()
-    ))
-}
-
 /// Times consecutive steps.
 struct Lap(Instant);
 
 impl Lap {
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
     fn us(&mut self) -> u64 {
         let now = Instant::now();
         let took = now.duration_since(std::mem::replace(&mut self.0, now));

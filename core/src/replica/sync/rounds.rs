@@ -1,17 +1,17 @@
-//! What of a sync was compared and sent while both VMs still ran: at the stop only what was written since is left.
+//! What it decides: what a sync has looked at so far, where it has several rounds.
 //!
-//! A sync has rounds: any number while the VMs run, and a last one that they stand still for. Each round takes the pages
+//! A sync has rounds: any number while the VMs run (pre-copy), and a last one that they stand still for. Each round takes the pages
 //! written since the one before (by either VM, where both run), and what it sends of a page takes the place of what an earlier
 //! one sent. So a page that nobody writes any more has left the primary before the stop.
 //!
 //! Source: Lu and Chiueh, "Speculative memory state transfer for active-active fault tolerance" (CCGrid'12). Not here: the
-//! rounds themselves (`primary`, `backup`), when there is one (`primary::syncing` of the loop).
+//! rounds themselves (`primary`, `backup`), when there is one (the VM loop).
 
-use dunlin_core::sync::compare::DivergentPage;
-use dunlin_core::sync::dirty::PageSet;
+use crate::sync::compare::DivergentPage;
+use crate::sync::dirty::PageSet;
 
 /// The rounds of one sync so far.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Rounds {
     /// Pages that the primary, the backup, either has written.
     ours: PageSet,
@@ -35,11 +35,13 @@ impl Rounds {
     }
 
     /// How many pages the primary has written, the backup, either, and how many of them differ.
+    #[must_use]
     pub fn pages(&self) -> [u64; 4] {
         [&self.ours, &self.theirs, &self.either, &self.differing].map(|pages| pages.len() as u64)
     }
 
     /// What was sent, with what was sent in vain.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

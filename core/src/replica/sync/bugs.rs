@@ -1,0 +1,67 @@
+//! What it decides: nothing in production. Faults that the simulator puts back on purpose, to see that it finds them.
+//!
+//! Flow: [`Bugs::has`] is asked beside the line that is right; without the cargo feature `bugs` it is the constant `false`, and the wrong
+//! branch is compiled away.
+
+/// A fault put back on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// The backup acknowledges as soon as a sync is whole, and asks its loop afterwards.
+    AcknowledgesUnasked,
+    /// The backup does not wait for the epoch's disk writes before it acknowledges.
+    AcknowledgesBeforeDisk,
+    /// What was sent ahead of a page counts, though a later round found the page to be equal.
+    KeepsStaleDeltas,
+    /// The primary looks only at the pages that its own VM has written.
+    ForgetsTheirPages,
+    /// A backup that did not run takes over without loading the state that it kept.
+    ForgetsKeptState,
+    /// A sync that was applied by half leaves a copy that may be taken over.
+    TornIsWhole,
+    /// The VM resumes before the line between the epochs' frames is drawn.
+    ResumesBeforeLine,
+    /// A sync that is broken off leaves the VM standing.
+    LeavesVmStanding,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::AcknowledgesUnasked,
+        Self::AcknowledgesBeforeDisk,
+        Self::KeepsStaleDeltas,
+        Self::ForgetsTheirPages,
+        Self::ForgetsKeptState,
+        Self::TornIsWhole,
+        Self::ResumesBeforeLine,
+        Self::LeavesVmStanding,
+    ];
+}
+
+/// The faults of one machine: none, but in the simulator.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bugs {
+    #[cfg(feature = "bugs")]
+    bug: Option<Bug>,
+}
+
+impl Bugs {
+    /// With this one.
+    #[cfg(feature = "bugs")]
+    #[must_use]
+    pub fn with(bug: Option<Bug>) -> Self {
+        Self { bug }
+    }
+
+    /// Whether this is one of them.
+    #[cfg(feature = "bugs")]
+    pub(super) fn has(self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Whether this is one of them.
+    #[cfg(not(feature = "bugs"))]
+    pub(super) fn has(self, _bug: Bug) -> bool {
+        false
+    }
+}

@@ -1,0 +1,597 @@
+//! The primary's side: the join in rounds, then one sync after the other.
+//!
+//! The VM stands still from `Stop` to `Resume`: what can be done ahead is done before, what can be done on a copy is done after it.
+//!
+//! Invariants, asserted in release builds (`vm`):
+//! 1. What a scan cleared is in a round of the same sync, and a sync that is not acknowledged ends the session.
+//! 2. The VM resumes only after the loop has drawn the line between the epochs' frames.
+//! 3. It is stopped only when the backup's VM stands, where that runs.
+//! 4. Whoever stopped it lets it run on: the session does not end before, unless the VM is the backup's by then.
+//!
+//! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the
+//! acknowledgement). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
+
+mod capture;
+mod join;
+mod precopy;
+mod vm;
+
+use super::bugs::{Bug, Bugs};
+use super::rounds::Rounds;
+use super::table::{self, Side};
+use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
+use crate::policy::Manner;
+use crate::sync::compare::{DivergentPage, divergent};
+use crate::sync::dirty::PageSet;
+use crate::units::{Epoch, Term};
+use crate::waits::Wait;
+use crate::wire::sync::SyncMessage;
+use crate::wire::sync::parts::Gathering;
+use bytes::Bytes;
+use capture::Capture;
+use precopy::PreCopy;
+use vm::Vm;
+
+/// What the VM loop says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Word {
+    /// The sync that ends this epoch is about to be agreed: a round while the VMs run.
+    PreCopy {
+        /// The epoch that is about to end.
+        epoch: Epoch,
+    },
+    /// Sync. Inputs are drained.
+    Sync(Order),
+    /// The line is drawn between this epoch's frames and the next one's.
+    LineDrawn {
+        /// The connections that do not speak the VM's own numbers.
+        shadow: Bytes,
+    },
+    /// The group is asked to follow the backup: the loop answers for the VM that stands here.
+    HandedOver,
+}
+
+/// Which sync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// The epoch that it ends.
+    pub epoch: Epoch,
+    /// The VM stays stopped afterwards: the backup takes over.
+    pub switchover: bool,
+    /// Whether the log says so, too.
+    pub agreed: bool,
+    /// The mode of the next epoch.
+    pub next: Manner,
+}
+
+/// What a driver does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// Sends a message.
+    Send(SyncMessage),
+    /// Copies the disks to the backup, and mirrors their writes from then on: `DisksCopied`.
+    CopyDisks,
+    /// Asks which pages the guest has ever used: `Mapped`.
+    MapMemory,
+    /// Asks which pages were written since the last scan: `Scanned`.
+    Scan,
+    /// Sends these pages as they are, for a VM that does not run yet.
+    SendPages(PageSet),
+    /// So many of so many pages of a join are sent.
+    Progress {
+        /// So far.
+        sent: usize,
+        /// In all, as it is known now.
+        total: usize,
+    },
+    /// Stops the VM.
+    Stop,
+    /// Saves the devices' state, in a join with all of the firmware.
+    Save {
+        /// With the firmware.
+        firmware: bool,
+    },
+    /// Marks the end of the epoch in the disks' streams.
+    MarkDisks(Epoch),
+    /// Copies these pages aside.
+    Copy(PageSet),
+    /// Hashes all of memory, for the audit that goes with the state.
+    Audit,
+    /// Lets the VM run on: `Resumed`.
+    Resume,
+    /// Lets the VM run on though the sync is broken off. A QEMU that is slow to answer has been told, and obeys when it can.
+    RunOn,
+    /// Hashes what was copied aside: `Hashed`.
+    Hash,
+    /// Sends what differs, out of the copy of `pages`: `DeltasSent`.
+    SendDeltas {
+        /// The epoch.
+        epoch: Epoch,
+        /// What was copied aside.
+        pages: PageSet,
+        /// Which blocks of it, in its order.
+        differing: Vec<DivergentPage>,
+    },
+    /// Sends the devices' state, and with its last part the sync is whole: `StateSent`.
+    SendState {
+        /// The epoch.
+        epoch: Epoch,
+        /// The mode of the next one.
+        next: Manner,
+        /// The connections that do not speak the VM's own numbers.
+        shadow: Bytes,
+    },
+    /// Tells the loop.
+    Report(Report),
+    /// Tests may let a fault happen here.
+    Pass(Point),
+    /// The session is over. The driver does nothing more.
+    End {
+        /// For a person.
+        why: String,
+        /// It was not ended by its loop: the other host may have said more before it closed the stream.
+        broken: bool,
+    },
+}
+
+/// What the loop is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Report {
+    /// The copy of a join is done, but for a last sync.
+    Copied,
+    /// The round while the VMs run is done: the sync may be agreed.
+    PreCopied,
+    /// The VM stands: draw the line.
+    Stopped,
+    /// The VM runs on, or is left to the backup.
+    Resumed,
+    /// The backup holds all of the sync.
+    Acknowledged {
+        /// The epoch that it ends.
+        epoch: Epoch,
+        /// It was the last sync of a join.
+        joining: bool,
+        /// What it took.
+        counts: Counts,
+    },
+    /// The backup has applied it.
+    Loaded {
+        /// The epoch.
+        epoch: Epoch,
+        /// How long that took.
+        load_us: u64,
+    },
+    /// The VM was stopped, and does not resume.
+    VmStands {
+        /// For a person.
+        why: String,
+    },
+}
+
+/// What a sync has looked at and sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Pages that were looked at before the stop.
+    pub ahead: u64,
+    /// Pages that the primary has written, the backup, either, and how many of them differ.
+    pub pages: [u64; 4],
+    /// Bytes of pages that were sent.
+    pub bytes: u64,
+    /// Hashes that were compared after the stop.
+    pub list_hashes: u64,
+    /// How many a hash tree would have sent, in how many rounds; only with audits.
+    pub tree: (u64, u64),
+}
+
+/// What a session is set up with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// The primary's term.
+    pub term: Term,
+    /// The guest's memory in pages.
+    pub pages: u32,
+    /// Whether the backup's VM runs after the join.
+    pub active: bool,
+    /// Whether every sync is followed by a hash of all memory on both sides.
+    pub audit: bool,
+    /// Memory of the backup for staging, which is the measure for what a sync may take here.
+    pub staging_bytes: usize,
+}
+
+/// The primary's side of a session.
+#[derive(Debug)]
+pub struct Primary {
+    setup: Setup,
+    state: State,
+    until_us: u64,
+    /// Whether the backup's VM runs, in this epoch.
+    active: bool,
+    /// The first sync is not acknowledged yet.
+    joining: bool,
+    vm: Vm,
+    rounds: Rounds,
+    bugs: Bugs,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing is sent yet.
+    New,
+    /// The backup's QEMU starts.
+    Greeting,
+    CopyingDisks,
+    /// The marks are cleared before the copy begins: what is written from now on is in a later round.
+    Clearing,
+    Mapping,
+    Copying(join::Round),
+    /// Between two syncs.
+    Idle,
+    PreCopyScans {
+        epoch: Epoch,
+    },
+    PreCopyAsks {
+        epoch: Epoch,
+        ours: PageSet,
+        gathering: Gathering,
+    },
+    /// All of the backup's hashes are awaited before the first page is sent: neither side must wait for the other to read.
+    PreCopyAwaitsHashes(PreCopy),
+    PreCopyHashes(PreCopy),
+    PreCopySends(PreCopy),
+    BackupStops {
+        order: Order,
+        gathering: Gathering,
+    },
+    Capturing {
+        order: Order,
+        theirs: PageSet,
+    },
+    AwaitsLine(Capture),
+    Resuming(Capture),
+    Hashing(Capture),
+    AwaitsHashes(Capture),
+    Sending(Capture),
+    SendingDevices(Order, Counts),
+    AwaitsStaged {
+        order: Order,
+        counts: Counts,
+        mirrored: u64,
+    },
+    AwaitsLoaded(Order),
+    HandsOver(Order),
+    /// The VM is let run on.
+    Aborting {
+        why: String,
+    },
+    Ended,
+}
+
+/// What goes on now, or why the session is over.
+type Next = Result<State, String>;
+
+impl Machine for Primary {
+    type Word = Word;
+    type Effect = Effect;
+
+    fn step(&mut self, now_us: u64, event: Event<Word>, effects: &mut Vec<Effect>) {
+        let begun = effects.len();
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        self.state = self.next(state, event, effects).unwrap_or_else(|why| {
+            effects.truncate(begun);
+            self.abort(why, effects)
+        });
+        for effect in &effects[begun..] {
+            if !self.bugs.has(Bug::LeavesVmStanding) && !self.bugs.has(Bug::ResumesBeforeLine) {
+                self.vm.check(effect);
+            }
+            if let Effect::Send(message) = effect {
+                table::check_sent(Side::Primary, self.state.name(), message);
+            }
+        }
+        self.until_us = until_us(now_us, self.state.listens());
+    }
+
+    fn awaits(&self) -> Option<Awaits> {
+        awaits(self.state.listens(), self.until_us)
+    }
+
+    fn state(&self) -> &'static str {
+        self.state.name()
+    }
+}
+
+impl State {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Greeting => "greeting",
+            Self::CopyingDisks => "copying-disks",
+            Self::Clearing => "clearing",
+            Self::Mapping => "mapping",
+            Self::Copying(_) => "copying",
+            Self::Idle => "idle",
+            Self::PreCopyScans { .. } => "precopy-scans",
+            Self::PreCopyAsks { .. } => "precopy-asks",
+            Self::PreCopyAwaitsHashes(_) => "precopy-awaits-hashes",
+            Self::PreCopyHashes(_) => "precopy-hashes",
+            Self::PreCopySends(_) => "precopy-sends",
+            Self::BackupStops { .. } => "backup-stops",
+            Self::Capturing { .. } => "capturing",
+            Self::AwaitsLine(_) => "awaits-line",
+            Self::Resuming(_) => "resuming",
+            Self::Hashing(_) => "hashing",
+            Self::AwaitsHashes(_) => "awaits-hashes",
+            Self::Sending(_) => "sending",
+            Self::SendingDevices(..) => "sending-state",
+            Self::AwaitsStaged { .. } => "awaits-staged",
+            Self::AwaitsLoaded(_) => "awaits-loaded",
+            Self::HandsOver(_) => "hands-over",
+            Self::Aborting { .. } => "aborting",
+            Self::Ended => "ended",
+        }
+    }
+
+    /// Whom it listens to, and for how long.
+    fn listens(&self) -> Option<(Source, Option<Wait>)> {
+        let waits = |order: &Order, wait| if order.switchover { Wait::HandOver } else { wait };
+        let (from, wait) = match self {
+            Self::Greeting => (Source::Messages, Wait::BackupStarts),
+            Self::Idle => return Some((Source::Words, None)),
+            Self::PreCopyAsks { .. } => (Source::Messages, Wait::BackupScans),
+            Self::PreCopyAwaitsHashes(_) | Self::AwaitsHashes(_) => (Source::Messages, Wait::BackupHashes),
+            Self::BackupStops { .. } => (Source::Messages, Wait::BackupStands),
+            Self::AwaitsLine(_) => (Source::Words, Wait::LineDrawn),
+            Self::AwaitsStaged { order, .. } => (Source::Messages, waits(order, Wait::BackupHolds)),
+            Self::AwaitsLoaded(order) => (Source::Messages, waits(order, Wait::BackupLoads)),
+            Self::HandsOver(_) => (Source::Words, Wait::HandedOver),
+            _ => return None,
+        };
+        Some((from, Some(wait)))
+    }
+}
+
+impl Primary {
+    /// Before the first message.
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        Self {
+            setup,
+            state: State::New,
+            until_us: u64::MAX,
+            active: setup.active,
+            joining: true,
+            vm: Vm::default(),
+            rounds: Rounds::default(),
+            bugs: Bugs::default(),
+        }
+    }
+
+    /// With faults put back on purpose.
+    #[cfg(feature = "bugs")]
+    #[must_use]
+    pub fn with_bugs(mut self, bugs: Bugs) -> Self {
+        self.bugs = bugs;
+        self
+    }
+
+    fn next(&mut self, state: State, event: Event<Word>, effects: &mut Vec<Effect>) -> Next {
+        match event {
+            Event::Begins => Ok(self.greet(effects)),
+            Event::Word(word) => self.word(state, word, effects),
+            Event::Message(message) => self.message(state, message, effects),
+            Event::Answer(answer) => self.answer(state, answer, effects),
+            Event::TimedOut { mirrored } => Self::timed_out(state, mirrored),
+            Event::Failed { why } => match state {
+                State::Aborting { why: first } => {
+                    effects.push(Effect::Report(Report::VmStands { why }));
+                    effects.push(Effect::End {
+                        why: first,
+                        broken: true,
+                    });
+                    Ok(State::Ended)
+                }
+                _ => Err(why),
+            },
+            Event::StreamEnded { why } => Err(why),
+            Event::LoopEnded => match state {
+                State::Idle => {
+                    effects.push(Effect::End {
+                        why: "the session was ended here".to_owned(),
+                        broken: false,
+                    });
+                    Ok(State::Ended)
+                }
+                _ => Err(LOOP_HAS_GONE.to_owned()),
+            },
+        }
+    }
+
+    /// The session is over: the VM runs on (invariant 4).
+    fn abort(&mut self, why: String, effects: &mut Vec<Effect>) -> State {
+        let stands = self.vm.stands() && !self.bugs.has(Bug::LeavesVmStanding);
+        if stands {
+            self.vm.run_on();
+            effects.push(Effect::RunOn);
+        }
+        effects.push(Effect::End {
+            why: why.clone(),
+            broken: true,
+        });
+        if stands {
+            State::Aborting { why }
+        } else {
+            State::Ended
+        }
+    }
+
+    fn timed_out(state: State, mirrored: u64) -> Next {
+        let wait = state.listens().and_then(|(_, wait)| wait);
+        match state {
+            // The backup waits for this epoch's disk writes, which may be many and its disk slow.
+            State::AwaitsStaged {
+                order,
+                counts,
+                mirrored: before,
+            } if !order.switchover && mirrored > before => Ok(State::AwaitsStaged {
+                order,
+                counts,
+                mirrored,
+            }),
+            state => Err(wait.map_or_else(|| panic!("nothing is awaited in '{}'", state.name()), Wait::said)),
+        }
+    }
+
+    fn word(&mut self, state: State, word: Word, effects: &mut Vec<Effect>) -> Next {
+        match (state, word) {
+            (State::Idle, Word::PreCopy { epoch }) => {
+                effects.push(Effect::Scan);
+                Ok(State::PreCopyScans { epoch })
+            }
+            (State::Idle, Word::Sync(order)) => Ok(self.begin_sync(order, effects)),
+            (State::AwaitsLine(capture), Word::LineDrawn { shadow }) => {
+                Ok(self.line_drawn(capture, shadow, effects))
+            }
+            (State::HandsOver(order), Word::HandedOver) => {
+                self.vm.handed_over();
+                Ok(self.synced(&order))
+            }
+            (State::Idle, _) => Err("the loop speaks of a sync where there is none".to_owned()),
+            (State::HandsOver(_), _) => Err("the loop speaks of another sync in a hand-over".to_owned()),
+            _ => Err("two syncs at once".to_owned()),
+        }
+    }
+
+    fn message(&mut self, state: State, message: SyncMessage, effects: &mut Vec<Effect>) -> Next {
+        if let SyncMessage::Refused { why } = message {
+            return Err(why);
+        }
+        let violation = table::violation(Side::Primary, state.name(), &message);
+        if !table::is_due(Side::Primary, state.name(), &message) {
+            return Err(violation);
+        }
+        match (state, message) {
+            (State::Greeting, SyncMessage::JoinReady) => {
+                effects.push(Effect::CopyDisks);
+                Ok(State::CopyingDisks)
+            }
+            (
+                State::PreCopyAsks {
+                    epoch,
+                    ours,
+                    mut gathering,
+                },
+                SyncMessage::Dirty {
+                    epoch: got,
+                    pages,
+                    more,
+                },
+            ) if got == epoch => match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+                Some(theirs) => self.precopy_united(epoch, ours, theirs, effects),
+                None => Ok(State::PreCopyAsks {
+                    epoch,
+                    ours,
+                    gathering,
+                }),
+            },
+            (State::PreCopyAwaitsHashes(mut round), SyncMessage::Hashes { epoch, hashes })
+                if epoch == round.epoch && round.takes(&hashes) =>
+            {
+                round.their_hashes.extend(hashes);
+                Ok(self.precopy_hashes(round, effects))
+            }
+            (State::BackupStops { order, mut gathering }, SyncMessage::Dirty { epoch, pages, more })
+                if epoch == order.epoch =>
+            {
+                match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+                    Some(theirs) => Ok(self.stop(order, Some(theirs), effects)),
+                    None => Ok(State::BackupStops { order, gathering }),
+                }
+            }
+            (State::AwaitsHashes(mut capture), SyncMessage::Hashes { epoch, hashes })
+                if epoch == capture.order.epoch && capture.takes(&hashes) =>
+            {
+                capture.their_hashes.extend(hashes);
+                self.compare_capture(capture, effects)
+            }
+            (State::AwaitsStaged { order, counts, .. }, SyncMessage::Staged { epoch })
+                if epoch == order.epoch =>
+            {
+                Ok(self.staged(order, counts, effects))
+            }
+            (State::AwaitsLoaded(order), SyncMessage::Loaded { epoch, took_us }) if epoch == order.epoch => {
+                Ok(self.loaded(order, took_us, effects))
+            }
+            _ => Err(violation),
+        }
+    }
+
+    fn answer(&mut self, state: State, answer: Answer, effects: &mut Vec<Effect>) -> Next {
+        match (state, answer) {
+            (State::CopyingDisks, Answer::DisksCopied) => {
+                effects.push(Effect::Scan);
+                Ok(State::Clearing)
+            }
+            (State::Clearing, Answer::Scanned(_)) => {
+                effects.push(Effect::MapMemory);
+                Ok(State::Mapping)
+            }
+            (State::Mapping, Answer::Mapped(pages)) => Ok(self.begin_copy(&pages, effects)),
+            (State::Copying(round), Answer::Scanned(pages)) => Ok(self.copied(round, &pages, effects)),
+            (State::PreCopyScans { epoch }, Answer::Scanned(ours)) => {
+                self.precopy_scanned(epoch, ours, effects)
+            }
+            (State::PreCopyHashes(round), Answer::Hashed(hashes)) => {
+                self.precopy_compares(round, &hashes, effects)
+            }
+            (State::PreCopySends(round), Answer::DeltasSent { bytes }) => {
+                Ok(self.precopy_sent(round, bytes, effects))
+            }
+            (State::Capturing { order, theirs }, Answer::Scanned(ours)) => {
+                self.captured(order, ours, theirs, effects)
+            }
+            (State::Resuming(capture), Answer::Resumed) => Ok(self.resumed(capture, effects)),
+            (State::Hashing(mut capture), Answer::Hashed(hashes)) => {
+                capture.our_hashes = hashes;
+                self.compare_capture(capture, effects)
+            }
+            (State::Sending(capture), Answer::DeltasSent { bytes }) => {
+                Ok(self.deltas_sent(capture, bytes, effects))
+            }
+            (State::SendingDevices(order, counts), Answer::StateSent { mirrored }) => {
+                Ok(State::AwaitsStaged {
+                    order,
+                    counts,
+                    mirrored,
+                })
+            }
+            (state, answer) => panic!("{answer:?} answers nothing in '{}'", state.name()),
+        }
+    }
+
+    /// How much a guest writes is its own choice, and this host's memory is not the guest's: the VM goes on, and what would
+    /// not fit ends the session.
+    fn check_memory(needed_bytes: usize, most_bytes: usize) -> Result<(), String> {
+        if needed_bytes <= most_bytes {
+            return Ok(());
+        }
+        Err(format!(
+            "the VM wrote so much that its sync needs {} MiB here, more than {}: raise sync.staging_mib",
+            needed_bytes >> 20,
+            most_bytes >> 20
+        ))
+    }
+}
+
+/// Which of these pages the backup has otherwise.
+fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, String> {
+    divergent(pages, ours, theirs).ok_or_else(|| "the backup hashed other pages than the union".to_owned())
+}
+
+/// All of these pages: the backup has no own words to compare.
+fn whole(pages: &PageSet) -> Vec<DivergentPage> {
+    let whole = |page| DivergentPage {
+        page,
+        blocks: u16::MAX,
+    };
+    pages.pages().map(whole).collect()
+}

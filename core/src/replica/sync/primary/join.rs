@@ -1,0 +1,71 @@
+//! The join: memory is copied while the VM runs, until the rest is small.
+
+use super::{Effect, Primary, Report, State};
+use crate::sync::dirty::PageSet;
+use crate::wire::sync::SyncMessage;
+
+/// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
+const REST_PAGES: usize = 2048;
+const ROUNDS: usize = 12;
+/// Pages in one message: 1 MiB.
+const PAGES_PER_MESSAGE: u32 = 256;
+
+/// A round of the copy.
+#[derive(Debug)]
+pub(super) struct Round {
+    number: usize,
+    pages: usize,
+    /// In all rounds so far, and at least in all.
+    sent: usize,
+    total: usize,
+}
+
+impl Primary {
+    pub(super) fn greet(&self, effects: &mut Vec<Effect>) -> State {
+        effects.push(Effect::Send(SyncMessage::Join {
+            term: self.setup.term,
+            pages: self.setup.pages,
+            active: self.active,
+        }));
+        State::Greeting
+    }
+
+    /// The first round: all that the guest has ever used.
+    pub(super) fn begin_copy(&self, pages: &PageSet, effects: &mut Vec<Effect>) -> State {
+        let first = Round {
+            number: 0,
+            pages: 0,
+            sent: 0,
+            total: pages.len(),
+        };
+        Self::copy_round(first, pages, effects)
+    }
+
+    fn copy_round(mut round: Round, pages: &PageSet, effects: &mut Vec<Effect>) -> State {
+        for part in pages.parts(PAGES_PER_MESSAGE) {
+            round.sent += part.len();
+            effects.push(Effect::SendPages(part));
+            effects.push(Effect::Progress {
+                sent: round.sent,
+                total: round.total.max(round.sent),
+            });
+        }
+        effects.push(Effect::Scan);
+        round.number += 1;
+        round.pages = pages.len();
+        State::Copying(round)
+    }
+
+    /// A round is sent, and these pages were written meanwhile.
+    pub(super) fn copied(&self, round: Round, pages: &PageSet, effects: &mut Vec<Effect>) -> State {
+        let small = pages.len() <= REST_PAGES || pages.len() > round.pages * 9 / 10;
+        if !small && round.number < ROUNDS {
+            return Self::copy_round(round, pages, effects);
+        }
+        // What is written from that scan on is sent in the last, stopped round.
+        let parts = pages.parts(PAGES_PER_MESSAGE);
+        effects.extend(parts.map(Effect::SendPages));
+        effects.push(Effect::Report(Report::Copied));
+        State::Idle
+    }
+}

@@ -1,0 +1,137 @@
+//! A round of a sync while the VMs run: what nobody writes afterwards needs no look at the stop.
+
+use super::{Effect, Next, PageSet, Primary, Report, State, compare, whole};
+use crate::replica::sync::PAGES_AT_ONCE;
+use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage};
+use crate::units::Epoch;
+use crate::wire::sync::SyncMessage;
+use crate::wire::sync::parts::{self as wire_parts, Gathering};
+
+/// The round: its pages are copied aside, hashed, compared and sent part by part.
+#[derive(Debug)]
+pub(super) struct PreCopy {
+    pub(super) epoch: Epoch,
+    ours: PageSet,
+    theirs: PageSet,
+    /// Not looked at yet, the next one last: that is what was copied aside.
+    parts: Vec<PageSet>,
+    /// Of all parts, in order.
+    pub(super) their_hashes: Vec<u128>,
+    hashes_due: usize,
+    /// How many of them are compared.
+    compared: usize,
+    differing: Vec<DivergentPage>,
+    bytes: u64,
+}
+
+impl PreCopy {
+    /// Whether so many more hashes may come.
+    pub(super) fn takes(&self, hashes: &[u128]) -> bool {
+        !hashes.is_empty() && self.their_hashes.len() + hashes.len() <= self.hashes_due
+    }
+}
+
+impl Primary {
+    pub(super) fn precopy_scanned(&mut self, epoch: Epoch, ours: PageSet, effects: &mut Vec<Effect>) -> Next {
+        if !self.active {
+            return self.precopy_united(epoch, ours, PageSet::default(), effects);
+        }
+        let asks = |(pages, more)| Effect::Send(SyncMessage::Ahead { epoch, pages, more });
+        effects.extend(wire_parts::pages(&ours).map(asks));
+        Ok(State::PreCopyAsks {
+            epoch,
+            ours,
+            gathering: Gathering::new(u64::from(self.setup.pages)),
+        })
+    }
+
+    /// Both sides' pages are known.
+    pub(super) fn precopy_united(
+        &mut self,
+        epoch: Epoch,
+        ours: PageSet,
+        theirs: PageSet,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let union = ours.union(&theirs);
+        let hashes = union.len() * BLOCKS_PER_PAGE;
+        Self::check_memory(hashes * size_of::<u128>(), self.setup.staging_bytes)?;
+        let mut parts: Vec<PageSet> = union.parts(PAGES_AT_ONCE).collect();
+        parts.reverse();
+        let round = PreCopy {
+            epoch,
+            ours,
+            theirs,
+            parts,
+            their_hashes: Vec::new(),
+            hashes_due: if self.active { hashes } else { 0 },
+            compared: 0,
+            differing: Vec::new(),
+            bytes: 0,
+        };
+        Ok(self.precopy_hashes(round, effects))
+    }
+
+    /// The first part may begin as soon as all of the backup's hashes are here.
+    pub(super) fn precopy_hashes(&mut self, round: PreCopy, effects: &mut Vec<Effect>) -> State {
+        if round.their_hashes.len() < round.hashes_due {
+            return State::PreCopyAwaitsHashes(round);
+        }
+        self.precopy_part(round, effects)
+    }
+
+    fn precopy_part(&mut self, round: PreCopy, effects: &mut Vec<Effect>) -> State {
+        let Some(part) = round.parts.last().cloned() else {
+            self.rounds
+                .add(&round.ours, &round.theirs, &round.differing, round.bytes);
+            effects.push(Effect::Report(Report::PreCopied));
+            return State::Idle;
+        };
+        effects.push(Effect::Copy(part.clone()));
+        if self.active {
+            effects.push(Effect::Hash);
+            return State::PreCopyHashes(round);
+        }
+        let differing = whole(&part);
+        Self::precopy_sends(round, part, differing, effects)
+    }
+
+    pub(super) fn precopy_compares(
+        &mut self,
+        mut round: PreCopy,
+        ours: &[u128],
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let part = round.parts.last().cloned().expect("a part was hashed");
+        let to = round.compared + part.len() * BLOCKS_PER_PAGE;
+        let differing = compare(&part, ours, &round.their_hashes[round.compared..to])?;
+        round.compared = to;
+        Ok(Self::precopy_sends(round, part, differing, effects))
+    }
+
+    fn precopy_sends(
+        mut round: PreCopy,
+        part: PageSet,
+        differing: Vec<DivergentPage>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        round.differing.extend(&differing);
+        effects.push(Effect::SendDeltas {
+            epoch: round.epoch,
+            pages: part,
+            differing,
+        });
+        State::PreCopySends(round)
+    }
+
+    pub(super) fn precopy_sent(
+        &mut self,
+        mut round: PreCopy,
+        bytes: u64,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        round.bytes += bytes;
+        round.parts.pop();
+        self.precopy_part(round, effects)
+    }
+}

@@ -1,0 +1,520 @@
+//! The messages and the states of a session, each in one place.
+//!
+//! The two sides ask it which message is due; docs/replica.md shows it to people, and a test compares the two.
+
+use super::Source;
+use crate::waits::Wait;
+use crate::wire::sync::SyncMessage;
+
+/// Of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The host that runs the VM.
+    Primary,
+    /// The host with the second copy.
+    Backup,
+}
+
+/// Where a message is sent, or taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum At {
+    /// In these states; a sender is in the state that it has come to.
+    States(&'static [&'static str]),
+    /// In every state that listens to messages.
+    Any,
+    /// Between the two VM loops, in any state: no machine sees it.
+    Loop,
+}
+
+impl At {
+    /// Whether that is one of them.
+    #[must_use]
+    pub fn is(self, state: &str) -> bool {
+        match self {
+            Self::States(states) => states.contains(&state),
+            Self::Any => true,
+            Self::Loop => false,
+        }
+    }
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its name.
+    pub message: &'static str,
+    /// Who sends it.
+    pub from: Side,
+    /// In which states.
+    pub sent: At,
+    /// In which states of the other side it is taken.
+    pub due: At,
+    /// What it says.
+    pub says: &'static str,
+}
+
+/// A state.
+#[derive(Clone, Copy, Debug)]
+pub struct StateRow {
+    /// Whose.
+    pub side: Side,
+    /// Its name.
+    pub name: &'static str,
+    /// Whom it listens to; none where an effect answers.
+    pub from: Option<Source>,
+    /// For how long; none where nothing is owed. A switchover's wait comes second.
+    pub waits: &'static [Wait],
+    /// What happens there.
+    pub what: &'static str,
+}
+
+const fn row(message: &'static str, from: Side, sent: At, due: At, says: &'static str) -> Row {
+    Row {
+        message,
+        from,
+        sent,
+        due,
+        says,
+    }
+}
+
+const fn state(
+    side: Side,
+    name: &'static str,
+    from: Option<Source>,
+    waits: &'static [Wait],
+    what: &'static str,
+) -> StateRow {
+    StateRow {
+        side,
+        name,
+        from,
+        waits,
+        what,
+    }
+}
+
+/// Which message may be sent where, and where it is due.
+pub const MESSAGES: [Row; 19] = [
+    row(
+        "Join",
+        Side::Primary,
+        At::States(&["greeting"]),
+        At::States(&["awaits-join"]),
+        "which VM, in which term, and whether the backup's is to run",
+    ),
+    row(
+        "JoinReady",
+        Side::Backup,
+        At::States(&["joining"]),
+        At::States(&["greeting"]),
+        "QEMU is up; send",
+    ),
+    row(
+        "Refused",
+        Side::Backup,
+        At::States(&["orphaned"]),
+        At::Any,
+        "it cannot be done, and why; the session ends",
+    ),
+    row(
+        "Pages",
+        Side::Primary,
+        At::States(&["copying-disks", "copying", "idle"]),
+        At::States(&["joining"]),
+        "pages into the memory of a VM that does not run yet; none: disks are still copied",
+    ),
+    row(
+        "JoinLast",
+        Side::Primary,
+        At::States(&["capturing"]),
+        At::States(&["joining"]),
+        "the last sync of the join follows",
+    ),
+    row(
+        "Ahead",
+        Side::Primary,
+        At::States(&["precopy-asks"]),
+        At::States(&["idle", "precopy-gathers"]),
+        "pages that the primary has written so far: say yours, and hash all of them",
+    ),
+    row(
+        "Ends",
+        Side::Primary,
+        At::States(&["capturing"]),
+        At::States(&["idle", "awaits-ends"]),
+        "the epoch of a backup that does not run is over",
+    ),
+    row(
+        "Dirty",
+        Side::Backup,
+        At::States(&["idle", "awaits-union"]),
+        At::States(&["precopy-asks", "backup-stops"]),
+        "pages that the backup has written; at the end of an epoch its VM stands",
+    ),
+    row(
+        "Union",
+        Side::Primary,
+        At::States(&["hashing"]),
+        At::States(&["awaits-union"]),
+        "the pages that either has written: hash them",
+    ),
+    row(
+        "Hashes",
+        Side::Backup,
+        At::States(&["idle", "awaits-state"]),
+        At::States(&["precopy-awaits-hashes", "awaits-hashes"]),
+        "the block hashes of what was asked for, in order",
+    ),
+    row(
+        "Delta",
+        Side::Primary,
+        At::States(&["precopy-sends", "sending"]),
+        At::States(&["idle", "awaits-union", "awaits-ends", "awaits-state"]),
+        "blocks that differ: they are staged",
+    ),
+    row(
+        "DeviceState",
+        Side::Primary,
+        At::States(&["sending-state"]),
+        At::States(&["awaits-state"]),
+        "a part of the devices' state",
+    ),
+    row(
+        "State",
+        Side::Primary,
+        At::States(&["sending-state"]),
+        At::States(&["awaits-state"]),
+        "its last part: the sync is whole",
+    ),
+    row(
+        "Audit",
+        Side::Primary,
+        At::States(&["sending-state"]),
+        At::States(&["awaits-audit"]),
+        "a hash of all memory after the sync",
+    ),
+    row(
+        "Staged",
+        Side::Backup,
+        At::States(&["applying"]),
+        At::States(&["awaits-staged"]),
+        "the backup holds the sync: the acknowledgement that releases output",
+    ),
+    row(
+        "Loaded",
+        Side::Backup,
+        At::States(&["idle"]),
+        At::States(&["awaits-loaded"]),
+        "the sync is applied, the VM runs on, or could",
+    ),
+    row(
+        "Said",
+        Side::Backup,
+        At::Loop,
+        At::Loop,
+        "frames of the backup's VM, for comparison",
+    ),
+    row(
+        "Idle",
+        Side::Backup,
+        At::Loop,
+        At::Loop,
+        "the backup's VM has nothing left to do",
+    ),
+    row(
+        "NewTerm",
+        Side::Primary,
+        At::Loop,
+        At::Loop,
+        "the session goes on in a new term",
+    ),
+];
+
+/// All states of both sides.
+pub const STATES: [StateRow; 42] = [
+    state(Side::Primary, "new", None, &[], "nothing is sent yet"),
+    state(
+        Side::Primary,
+        "greeting",
+        Some(Source::Messages),
+        &[Wait::BackupStarts],
+        "the backup's QEMU starts",
+    ),
+    state(Side::Primary, "copying-disks", None, &[], "the disks are copied"),
+    state(
+        Side::Primary,
+        "clearing",
+        None,
+        &[],
+        "the marks of written pages are cleared: what is written from now on is in a later round",
+    ),
+    state(
+        Side::Primary,
+        "mapping",
+        None,
+        &[],
+        "it is asked which pages the guest has ever used",
+    ),
+    state(
+        Side::Primary,
+        "copying",
+        None,
+        &[],
+        "memory is sent, round by round",
+    ),
+    state(
+        Side::Primary,
+        "idle",
+        Some(Source::Words),
+        &[],
+        "between two syncs",
+    ),
+    state(
+        Side::Primary,
+        "precopy-scans",
+        None,
+        &[],
+        "a round while the VMs run: what the primary has written",
+    ),
+    state(
+        Side::Primary,
+        "precopy-asks",
+        Some(Source::Messages),
+        &[Wait::BackupScans],
+        "what the backup has written",
+    ),
+    state(
+        Side::Primary,
+        "precopy-awaits-hashes",
+        Some(Source::Messages),
+        &[Wait::BackupHashes],
+        "all of the backup's hashes of the round, before the first page is sent",
+    ),
+    state(
+        Side::Primary,
+        "precopy-hashes",
+        None,
+        &[],
+        "a part is copied aside and hashed",
+    ),
+    state(
+        Side::Primary,
+        "precopy-sends",
+        None,
+        &[],
+        "what differs of it is sent",
+    ),
+    state(
+        Side::Primary,
+        "backup-stops",
+        Some(Source::Messages),
+        &[Wait::BackupStands],
+        "the backup's VM comes to a stand; the primary's runs",
+    ),
+    state(
+        Side::Primary,
+        "capturing",
+        None,
+        &[],
+        "the VM is stopped, its devices are saved, its written pages asked for",
+    ),
+    state(
+        Side::Primary,
+        "awaits-line",
+        Some(Source::Words),
+        &[Wait::LineDrawn],
+        "the disks are marked, the pages copied aside; the loop takes the VM's last frames of the epoch",
+    ),
+    state(Side::Primary, "resuming", None, &[], "the VM runs on"),
+    state(Side::Primary, "hashing", None, &[], "the copy is hashed"),
+    state(
+        Side::Primary,
+        "awaits-hashes",
+        Some(Source::Messages),
+        &[Wait::BackupHashes],
+        "the backup's hashes of the union",
+    ),
+    state(Side::Primary, "sending", None, &[], "what differs is sent"),
+    state(
+        Side::Primary,
+        "sending-state",
+        None,
+        &[],
+        "the devices' state is sent",
+    ),
+    state(
+        Side::Primary,
+        "awaits-staged",
+        Some(Source::Messages),
+        &[Wait::BackupHolds, Wait::HandOver],
+        "the backup's acknowledgement",
+    ),
+    state(
+        Side::Primary,
+        "awaits-loaded",
+        Some(Source::Messages),
+        &[Wait::BackupLoads, Wait::HandOver],
+        "the backup goes on from the sync",
+    ),
+    state(
+        Side::Primary,
+        "hands-over",
+        Some(Source::Words),
+        &[Wait::HandedOver],
+        "a switchover: the loop asks the group to follow the backup; the VM stands",
+    ),
+    state(
+        Side::Primary,
+        "aborting",
+        None,
+        &[],
+        "the sync is broken off, the VM is let run on",
+    ),
+    state(Side::Primary, "ended", None, &[], "the session is over"),
+    state(
+        Side::Backup,
+        "awaits-join",
+        Some(Source::Messages),
+        &[Wait::JoinArrives],
+        "QEMU waits for its memory",
+    ),
+    state(
+        Side::Backup,
+        "joining",
+        Some(Source::Messages),
+        &[Wait::JoinArrives],
+        "memory arrives",
+    ),
+    state(
+        Side::Backup,
+        "idle",
+        Some(Source::Either),
+        &[],
+        "between two syncs",
+    ),
+    state(
+        Side::Backup,
+        "precopy-gathers",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "the rest of what the primary has written so far",
+    ),
+    state(
+        Side::Backup,
+        "precopy-scans",
+        None,
+        &[],
+        "a round while the VMs run: what the backup has written",
+    ),
+    state(
+        Side::Backup,
+        "stopping",
+        None,
+        &[],
+        "the log ends the epoch: the VM is stopped, its written pages asked for",
+    ),
+    state(
+        Side::Backup,
+        "awaits-union",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "the pages that either has written",
+    ),
+    state(
+        Side::Backup,
+        "awaits-ends",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "a VM that does not run: the log has ended the epoch, the primary has not",
+    ),
+    state(
+        Side::Backup,
+        "awaits-log",
+        Some(Source::Words),
+        &[Wait::EndAgreed],
+        "the primary has ended the epoch, the log has not",
+    ),
+    state(
+        Side::Backup,
+        "awaits-state",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "what differs, and the devices' state",
+    ),
+    state(
+        Side::Backup,
+        "awaits-audit",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "the hash of all memory",
+    ),
+    state(Side::Backup, "checking", None, &[], "would QEMU take the state?"),
+    state(
+        Side::Backup,
+        "awaits-leave",
+        Some(Source::Words),
+        &[Wait::LeaveGiven],
+        "the disk writes of the epoch are here; the loop says whether the sync may be acknowledged",
+    ),
+    state(
+        Side::Backup,
+        "applying",
+        None,
+        &[],
+        "disks, memory and devices move on: until they all have, the copy is torn",
+    ),
+    state(
+        Side::Backup,
+        "taking-over",
+        None,
+        &[],
+        "the VM becomes a primary's",
+    ),
+    state(
+        Side::Backup,
+        "orphaned",
+        Some(Source::Words),
+        &[],
+        "the session is over, the copy is whole and may be taken over",
+    ),
+    state(Side::Backup, "ended", None, &[], "the session is over"),
+];
+
+/// Whether a side may take this message in this state.
+#[must_use]
+pub fn is_due(side: Side, state: &str, message: &SyncMessage) -> bool {
+    due(side, state).any(|name| name == message.name())
+}
+
+fn due(side: Side, state: &str) -> impl Iterator<Item = &'static str> {
+    let taken = move |row: &&Row| row.from != side && row.due.is(state);
+    MESSAGES.iter().filter(taken).map(|row| row.message)
+}
+
+/// What is wrong with this message in this state.
+#[must_use]
+pub fn violation(side: Side, state: &str, message: &SyncMessage) -> String {
+    let name = message.name();
+    if is_due(side, state, message) {
+        return format!("the other host said {name} of another sync, or not as it is due here ({state})");
+    }
+    let due: Vec<&str> = due(side, state).filter(|due| *due != "Refused").collect();
+    format!(
+        "the other host said {name} where {} was due ({state})",
+        due.join(" or ")
+    )
+}
+
+/// A side says nothing that the other does not know what to do with.
+///
+/// # Panics
+/// If it does: a programmer's error, which must not reach the other host.
+pub fn check_sent(side: Side, state: &str, message: &SyncMessage) {
+    let known = |row: &Row| row.from == side && row.message == message.name() && row.sent.is(state);
+    assert!(
+        MESSAGES.iter().any(known),
+        "{side:?} sends {} in '{state}'",
+        message.name()
+    );
+}
