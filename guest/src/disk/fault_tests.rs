@@ -2,7 +2,8 @@
 
 use super::tests::{Dir, Host, MIB, join, pair, sync};
 use super::*;
-use std::{fs, thread, time::Instant};
+use bytes::Bytes;
+use std::{fs, io, thread, time::Instant};
 
 const WAIT: Duration = Duration::from_secs(10);
 

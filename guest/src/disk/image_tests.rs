@@ -3,7 +3,7 @@
 
 use super::tests::{Dir, Host, MIB, join, sync};
 use super::*;
-use std::{path::Path, process::Command};
+use std::{io, path::Path, process::Command};
 
 /// Runs a tool of the system.
 fn run(tool: &str, args: &[&str]) -> String {

@@ -11,7 +11,7 @@
 //!
 //! Invariants: **G1** (the gate) a role changes, a sync commits and a take-over happens only while no NBD request of the VM
 //! is being done; **G2** events are told without a lock held. The order in which the node must call is in `docs/disk.md`.
-//! Longer than 400 lines: half of it are the public types; the rest is one state machine, whose edges are to be read together.
+//! Longer than 400 lines: one state machine, whose edges are to be read together.
 //! Source: GANNET III, IV. Not here: when to sync, who leads, where the stream comes from (`node`).
 
 mod backup;
@@ -34,6 +34,7 @@ mod power_tests;
 mod primary;
 mod qcow2;
 mod ranges;
+mod requests;
 mod shared;
 #[cfg(test)]
 mod storm_tests;
@@ -42,6 +43,7 @@ mod superblock;
 mod tests;
 #[cfg(test)]
 mod tools_tests;
+mod types;
 mod verify;
 mod words;
 
@@ -52,205 +54,25 @@ pub use group::{DiskGroup, Member};
 pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
+pub use types::{DiskConfig, DiskError, DiskEvent, DiskStatus, EventSink, TakeOver};
 pub use verify::VerifyReport;
 
 pub use crate::spec::DiskFormat;
 
 use backup::Backup;
-use bytes::Bytes;
-use dunlin_core::{
-    disk::{Content, SwitchError},
-    units::{Epoch, Term},
-};
+use dunlin_core::units::{Epoch, Term};
 use primary::Primary;
+use requests::{Held, Served};
 use shared::Shared;
 use std::{
-    io,
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
-
-/// One disk of a VM on this host.
-#[derive(Clone, Debug)]
-pub struct DiskConfig {
-    /// The export's name.
-    pub name: String,
-    /// An image file or block device.
-    pub image: PathBuf,
-    /// What is in it.
-    pub format: DiskFormat,
-    /// Where superblock, journal and dirty map live (the VM's state directory).
-    pub state_dir: PathBuf,
-    /// The guest may not write.
-    pub read_only: bool,
-    /// How a backup treats mirrored writes.
-    pub storage: Storage,
-    /// What a backup may hold in memory.
-    pub limits: Limits,
-    /// The other disks that move together with this one; none for a VM with one disk.
-    pub group: Option<Member>,
-}
-
-/// What happened to a disk. Told from threads of the disk port: the receiver must only pass it on, and never call the
-/// [`Disk`] from within.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum DiskEvent {
-    /// Primary: the first copy to a backup begins.
-    CopyStarted {
-        /// How much is to be copied.
-        bytes: u64,
-        /// Everything, not only what changed.
-        whole: bool,
-    },
-    /// Primary: the first copy goes on.
-    CopyProgress {
-        /// Copied.
-        done_bytes: u64,
-        /// Of this many.
-        total_bytes: u64,
-    },
-    /// Either: the first copy is whole; the sync that protects the VM may be taken.
-    Copied,
-    /// Primary: no backup could be attached. The role is unchanged.
-    AttachFailed {
-        /// Why, as a sentence.
-        reason: String,
-    },
-    /// Primary: the backup is gone; writes go on, and what it lacks is remembered.
-    BackupLost {
-        /// Why, as a sentence.
-        reason: String,
-    },
-    /// Backup: everything that the primary wrote before its mark is here.
-    Marked {
-        /// The sync.
-        epoch: Epoch,
-    },
-    /// Either: this sync is on the backup's image.
-    Committed {
-        /// The sync.
-        epoch: Epoch,
-    },
-    /// Either: the backup's buffers fill up; take a sync soon.
-    NeedSync,
-    /// Backup: the primary's stream ended.
-    PrimaryLost {
-        /// Why, as a sentence.
-        reason: String,
-    },
-    /// Backup: this backup cannot go on and must be replaced; the primary was told.
-    BackupFailed {
-        /// Why, as a sentence.
-        reason: String,
-    },
-    /// Any: this host's image failed a request of the VM (which was told so too).
-    ImageFailed {
-        /// Why, as a sentence.
-        reason: String,
-        /// No space was left.
-        full: bool,
-    },
-    /// The VM's NBD connection ended.
-    Disconnected {
-        /// Why; none: in good order.
-        reason: Option<String>,
-    },
-}
-
-/// What can go wrong in a call.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// The image.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// D2, D5.
-    #[error(transparent)]
-    Switch(#[from] SwitchError),
-    /// The image could not be written at a take-over or commit.
-    #[error("the disk cannot be written: {0}")]
-    Io(#[from] io::Error),
-    /// Superblock, journal or dirty map.
-    #[error("the disk's state in {0} cannot be used: {1}")]
-    State(PathBuf, io::Error),
-    /// The image is half a copy.
-    #[error(
-        "disk {0} holds an unfinished copy: start the VM on the host whose disk is whole, or let this one be its backup"
-    )]
-    Incomplete(String),
-    /// A call that does not fit the role.
-    #[error("disk {disk} is {role} and cannot {what}")]
-    Role {
-        /// Which disk.
-        disk: String,
-        /// What it is.
-        role: &'static str,
-        /// What was asked.
-        what: &'static str,
-    },
-    /// A mark without a backup.
-    #[error("there is no backup to mark a sync for")]
-    NoBackup,
-    /// A second backup.
-    #[error("this disk has a backup already")]
-    HasBackup,
-    /// Too early.
-    #[error("the first copy of the disk is not whole yet")]
-    StillCopying,
-    /// An epoch was used twice.
-    #[error("epoch {asked:?} was marked before (last {last:?}): a broken sync's number is not used again")]
-    EpochUsed {
-        /// What was asked.
-        asked: Epoch,
-        /// The last one.
-        last: Epoch,
-    },
-    /// Two at once would take each other's answers.
-    #[error("this disk is being compared already")]
-    Verifying,
-    /// The backup has failed.
-    #[error("{0}")]
-    Failed(String),
-    /// No thread.
-    #[error("no thread could be started for the disk: {0}")]
-    Thread(io::Error),
-}
-
-/// What a disk is doing, for `status` and metrics.
-#[derive(Clone, Debug)]
-pub struct DiskStatus {
-    /// `idle`, `alone`, `primary` or `backup`.
-    pub role: &'static str,
-    /// Primary: the peer's first copy is whole.
-    pub copied: bool,
-    /// Extents that a peer may lack.
-    pub dirty_bytes: u64,
-    /// Primary: still to be copied.
-    pub copy_left_bytes: u64,
-    /// Primary: waiting to be sent.
-    pub queued_bytes: u64,
-    /// Primary: memory that the backup's buffers hold.
-    pub peer_held_bytes: u64,
-    /// Primary: frames that the backup has acknowledged: as long as this grows, it is slow and not stuck.
-    pub peer_acknowledged: u64,
-    /// Requests of the VM since the disk was opened: reads, writes, zeroes, flushes.
-    pub requests: u64,
-    /// How long they took in all, from the port's first sight of them to its answer.
-    pub request_ns: u64,
-    /// Backup: its buffers.
-    pub backup: BackupFigures,
-    /// How new the image is.
-    pub generation: Generation,
-    /// The image is the state of one moment.
-    pub consistent: bool,
-}
-
-/// Told of every [`DiskEvent`].
-pub type EventSink = Arc<dyn Fn(DiskEvent) + Send + Sync>;
 
 enum Role {
     Idle,
@@ -269,58 +91,6 @@ pub struct Disk {
     served: Served,
     held: Held,
     connections: Mutex<Vec<nbd::Connection>>,
-}
-
-/// Requests that failed on the VM's disk, and whose VM is not told yet.
-#[derive(Default)]
-struct Held {
-    hold: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Held {
-    fn set(&self, hold: bool) {
-        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = hold;
-        self.changed.notify_all();
-    }
-
-    /// An error stays here for as long as errors are held.
-    fn pass<T>(&self, result: io::Result<T>) -> io::Result<T> {
-        if result.is_err() {
-            let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(
-                self.changed
-                    .wait_while(hold, |hold| *hold)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
-        }
-        result
-    }
-}
-
-/// Requests of the VM so far, and how long they took in all.
-#[derive(Debug, Default)]
-struct Served {
-    requests: AtomicU64,
-    ns: AtomicU64,
-}
-
-/// A request that is being done.
-struct Timed<'a>(&'a Served, std::time::Instant);
-
-impl Served {
-    fn one(&self) -> Timed<'_> {
-        Timed(self, std::time::Instant::now())
-    }
-}
-
-impl Drop for Timed<'_> {
-    fn drop(&mut self) {
-        self.0.requests.fetch_add(1, Ordering::Relaxed);
-        self.0
-            .ns
-            .fetch_add(self.1.elapsed().as_nanos() as u64, Ordering::Relaxed);
-    }
 }
 
 impl Disk {
@@ -696,15 +466,6 @@ pub fn take_over_all(disks: &[Arc<Disk>], term: Term) -> Result<(), DiskError> {
     })
 }
 
-/// What a take-over did.
-#[derive(Clone, Copy, Debug)]
-pub struct TakeOver {
-    /// Written from memory to the image.
-    pub flushed_bytes: u64,
-    /// How long it took.
-    pub took: Duration,
-}
-
 impl Role {
     fn name(&self) -> &'static str {
         match self {
@@ -719,80 +480,5 @@ impl Role {
 impl Drop for Disk {
     fn drop(&mut self) {
         self.reset();
-    }
-}
-
-fn idle_error() -> io::Error {
-    io::Error::new(io::ErrorKind::NotConnected, "the disk has no role yet")
-}
-
-impl nbd::Export for Disk {
-    fn info(&self) -> nbd::ExportInfo {
-        nbd::ExportInfo {
-            name: self.shared.name.clone(),
-            size_bytes: self.shared.image.size_bytes(),
-            read_only: self.shared.image.read_only(),
-        }
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let _timed = self.served.one();
-        let read = match &*self.role() {
-            Role::Idle | Role::Primary(_) => self.shared.image.read(offset, out),
-            Role::Backup(backup) => backup.read(offset, out),
-        };
-        self.held
-            .pass(read.inspect_err(|error| self.shared.image_failed("read", error)))
-    }
-
-    fn write(&self, offset: u64, data: Bytes, fua: bool) -> io::Result<()> {
-        let _timed = self.served.one();
-        let done = match &*self.role() {
-            Role::Idle => Err(idle_error()),
-            Role::Primary(primary) => {
-                let written = primary.write(offset, data);
-                if fua {
-                    written.and_then(|()| primary.flush())
-                } else {
-                    written
-                }
-            }
-            // On a backup a write is as durable as its VM: both live and die in memory until a sync or a take-over.
-            Role::Backup(backup) => backup.write(offset, Content::Data(data)),
-        };
-        self.held.pass(done)
-    }
-
-    fn zero(&self, offset: u64, len: u64, unmap: bool, fua: bool) -> io::Result<()> {
-        let _timed = self.served.one();
-        let done = match &*self.role() {
-            Role::Idle => Err(idle_error()),
-            Role::Primary(primary) => {
-                let zeroed = primary.zero(offset, len, unmap);
-                if fua {
-                    zeroed.and_then(|()| primary.flush())
-                } else {
-                    zeroed
-                }
-            }
-            Role::Backup(backup) => backup.write(offset, Content::Zero(len)),
-        };
-        self.held.pass(done)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        let _timed = self.served.one();
-        let done = match &*self.role() {
-            Role::Idle | Role::Backup(_) => Ok(()),
-            Role::Primary(primary) => primary.flush(),
-        };
-        self.held.pass(done)
-    }
-
-    fn status(&self, offset: u64, len: u64) -> io::Result<Vec<(u64, bool)>> {
-        match &*self.role() {
-            Role::Idle | Role::Primary(_) => self.shared.image.status(offset, len),
-            Role::Backup(backup) => backup.status(offset, len),
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Two disk ports joined by a socket, driven without QEMU. The pure rules are tested in `dunlin_core::disk`.
 
 use super::{nbd::Export, *};
+use bytes::Bytes;
 use std::{
     fs,
     path::Path,
