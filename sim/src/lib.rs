@@ -19,6 +19,7 @@ pub mod linear;
 mod owner;
 pub mod random;
 mod run;
+pub mod session;
 pub mod world;
 
 pub use dunlin_core::consensus::Bug;

@@ -9,11 +9,12 @@
 //! Not here: the worlds.
 #![forbid(unsafe_code)]
 
-use dunlin_sim::{Bug, Options, run_with, trace};
+use dunlin_sim::{Bug, Options, run_with, session, trace};
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "dunlin-sim [--seeds N] [--seed S | --fresh] [--bug NAME|all] [--strict] [--threads N] [--trace]
+    "dunlin-sim [--seeds N] [--seed S | --fresh] [--sessions] [--bug NAME|all] [--strict] [--threads N] [--trace]
+  --sessions   worlds of a primary and its backup (core's replica::sync) instead of the log's
   --seeds N    how many worlds (default 1000; 1 when --seed is given alone)
   --seed S     the first seed (default 1)
   --fresh      the first seed is taken from the clock: worlds that nobody has seen
@@ -25,11 +26,14 @@ struct Arguments {
     options: Options,
     all_bugs: bool,
     trace: bool,
+    sessions: bool,
+    session_bug: Option<session::Bug>,
 }
 
 fn parse() -> Result<Arguments, String> {
     let (mut seeds, mut start, mut bug, mut strict, mut threads) = (None, None, None, false, 0);
-    let (mut all_bugs, mut trace, mut fresh) = (false, false, false);
+    let (mut all_bugs, mut trace, mut fresh, mut sessions) = (false, false, false, false);
+    let mut session_bug = None;
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
@@ -40,6 +44,7 @@ fn parse() -> Result<Arguments, String> {
         match word.as_str() {
             "--seeds" => seeds = Some(number(value()?)?),
             "--seed" => start = Some(number(value()?)?),
+            "--sessions" => sessions = true,
             "--fresh" => {
                 fresh = true;
                 start = Some(fresh_seed());
@@ -49,7 +54,10 @@ fn parse() -> Result<Arguments, String> {
             "--trace" => trace = true,
             "--bug" => match value()?.as_str() {
                 "all" => all_bugs = true,
-                name => bug = Some(find_bug(name)?),
+                name => match session::Bug::ALL.iter().find(|bug| is_named(bug, name)) {
+                    Some(bug) => session_bug = Some(*bug),
+                    None => bug = Some(find_bug(name)?),
+                },
             },
             _ => return Err(format!("unknown argument {word}\n{USAGE}")),
         }
@@ -74,6 +82,8 @@ fn parse() -> Result<Arguments, String> {
         },
         all_bugs,
         trace,
+        sessions: sessions || session_bug.is_some(),
+        session_bug,
     })
 }
 
@@ -84,12 +94,54 @@ fn fresh_seed() -> u64 {
 }
 
 fn find_bug(name: &str) -> Result<Bug, String> {
-    let known = Bug::ALL
-        .iter()
-        .find(|bug| format!("{bug:?}").eq_ignore_ascii_case(name));
+    let known = Bug::ALL.iter().find(|bug| is_named(bug, name));
+    let (all, of_sessions) = (Bug::ALL, session::Bug::ALL);
     known
         .copied()
-        .ok_or_else(|| format!("no bug {name}; there are {:?} and all", Bug::ALL))
+        .ok_or_else(|| format!("no bug {name}; there are {all:?}, with --sessions {of_sessions:?}, and all"))
+}
+
+fn is_named(bug: &impl std::fmt::Debug, name: &str) -> bool {
+    format!("{bug:?}").eq_ignore_ascii_case(name)
+}
+
+/// Worlds of sessions.
+fn play_sessions(arguments: &Arguments) -> ExitCode {
+    let Options { seeds, start, .. } = arguments.options;
+    if arguments.trace {
+        let verdict = session::play(start, arguments.session_bug, true);
+        println!("seed {start}: {verdict:?}");
+        return if verdict.is_ok() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
+    let bugs: Vec<Option<session::Bug>> = match arguments.all_bugs {
+        true => session::Bug::ALL.into_iter().map(Some).collect(),
+        false => vec![arguments.session_bug],
+    };
+    let mut as_expected = true;
+    for bug in bugs {
+        let named = bug.map(|bug| format!(" --bug {bug:?}")).unwrap_or_default();
+        let report = session::run(seeds, start, bug);
+        match &report.failure {
+            None => println!(
+                "{} sessions from {start} passed{named}: {:?}",
+                report.seeds, report.tally
+            ),
+            Some((seed, what)) => {
+                println!("seed {seed} FAILED{named}: {what}");
+                println!("  repeat: cargo run -p dunlin-sim -- --sessions --seed {seed}{named} [--trace]");
+            }
+        }
+        as_expected &= report.failure.is_some() == bug.is_some();
+    }
+    if as_expected {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn main() -> ExitCode {
@@ -100,6 +152,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if arguments.sessions {
+        return play_sessions(&arguments);
+    }
     let options = arguments.options;
     if arguments.trace {
         let verdict = trace(options.start, options.bug, options.strict);

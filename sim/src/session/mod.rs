@@ -1,0 +1,93 @@
+//! What it decides: whether the session's two state machines (core's `replica::sync`) keep what a replica promises, in worlds that lie.
+//!
+//! Two hosts with model VMs, the production machines on both sides, and between them a stream that is cut at any byte, a mirrored disk,
+//! an agreed log, hosts that die at any effect, effects that fail, and waits that are in vain at any time. Everything that can happen
+//! next is a possible turn; the seed picks one.
+//!
+//! Checked from outside: whatever has left is explained by the VM that takes over; a copy's memory, devices and disk belong
+//! together; what was agreed is with the VM that takes over, where both ran; a primary's VM never stands for good.
+//!
+//! Not here, and so not proven: the log and elections are those of an oracle (they agree at random times, and never wrongly: the
+//! production consensus has worlds of its own, `crate::world`); the VM loops are models of what `node` does.
+
+mod backup;
+mod hosts;
+mod primary;
+pub mod vm;
+mod world;
+
+use crate::random::Random;
+pub use dunlin_core::replica::sync::bugs::Bug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use world::World;
+
+/// What a world came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Turns.
+    pub turns: u64,
+    /// Syncs that the backup has acknowledged.
+    pub syncs: u64,
+    /// Of these, with a round while the VMs ran.
+    pub precopied: u64,
+    /// Take-overs that have succeeded, and that failed because a sync was applied by half.
+    pub take_overs: u64,
+    /// Copies that a sync was applied to by half.
+    pub torn: u64,
+    /// What has left.
+    pub released: u64,
+    /// Sessions that were broken off.
+    pub broken: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.turns += other.turns;
+        self.syncs += other.syncs;
+        self.precopied += other.precopied;
+        self.take_overs += other.take_overs;
+        self.torn += other.torn;
+        self.released += other.released;
+        self.broken += other.broken;
+    }
+}
+
+/// What many worlds came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How many.
+    pub seeds: u64,
+    /// All together.
+    pub tally: Tally,
+    /// The first seed that failed, and what broke.
+    pub failure: Option<(u64, String)>,
+}
+
+/// Plays so many worlds, or until one fails.
+#[must_use]
+pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report {
+    let mut report = Report::default();
+    for seed in start..start + seeds {
+        report.seeds += 1;
+        match play(seed, bug, false) {
+            Ok(tally) => report.tally.add(&tally),
+            Err(what) => {
+                report.failure = Some((seed, what));
+                break;
+            }
+        }
+    }
+    report
+}
+
+/// Plays one world; a panic is a failure.
+pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Tally, String> {
+    let world = || World::new(Random::new(seed), bug, trace).play();
+    catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
