@@ -30,3 +30,4 @@ pub use probe::Finding;
 pub use qemu::{Ports, Qemu, Start};
 pub use spec::{Accel, DiskSpec, Machine, NicSpec, VmSpec};
 pub use state::ThreadStates;
+pub use sys::map_large_buffers;

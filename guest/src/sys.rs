@@ -103,3 +103,15 @@ pub fn socket_queue_bytes(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Resul
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// A buffer of so many bytes and more goes back to the kernel as soon as it is freed.
+const MAPPED_BYTES: libc::c_int = 512 << 10;
+
+/// Large buffers are mapped for themselves. Without that glibc takes the largest one that was ever freed for what is usual, keeps
+/// up to its double for each thread that came and went, and a daemon grows with every join (`mallopt(3)`, `M_MMAP_THRESHOLD`).
+/// Smaller ones, as most syncs need, stay warm. To be called once, before there are threads.
+pub fn map_large_buffers() {
+    // SAFETY: a number for the allocator; no memory of ours is touched.
+    let taken = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES) };
+    debug_assert_eq!(taken, 1);
+}

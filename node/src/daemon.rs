@@ -111,6 +111,7 @@ impl Daemon {
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
     die_whole();
+    dunlin_guest::map_large_buffers();
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
     std::fs::create_dir_all(&config.state)
         .with_context(|| format!("{}: the state folder", config.state.display()))?;

@@ -8,7 +8,7 @@ use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers,
-    sizes, soak, two_vms, upload,
+    rejoins, sizes, soak, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -142,6 +142,7 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             println!("{:40} dunlin", size.name);
         }
         println!("{:40} dunlin pcx1, --seconds N", "overload");
+        println!("{:40} dunlin pcx1", "rejoins");
         println!("{:40} dunlin pcx1, --minutes N", "soak");
         return Ok(());
     }
@@ -327,6 +328,16 @@ fn play(
             )
         });
         tell("overload", begun, outcome);
+    }
+    if wanted("rejoins", false) {
+        let begun = Instant::now();
+        let outcome = rejoins::run(&world).map(|daemons| {
+            let words = daemons
+                .iter()
+                .map(|(host, then, now)| format!(", {host}: {then} -> {now} KiB"));
+            words.collect::<String>()
+        });
+        tell("rejoins", begun, outcome);
     }
     // By name alone: it lasts.
     if arguments.names.iter().any(|name| name == "soak") {

@@ -17,6 +17,7 @@ pub mod life;
 pub mod orders;
 pub mod overload;
 pub mod passers;
+pub mod rejoins;
 mod run;
 mod secrets;
 pub mod sizes;

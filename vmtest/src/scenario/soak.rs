@@ -154,12 +154,12 @@ fn play(
     Ok(SoakOutcome { clients, memory })
 }
 
-fn has_grown(then_kib: u64, now_kib: u64) -> bool {
+pub(super) fn has_grown(then_kib: u64, now_kib: u64) -> bool {
     now_kib > then_kib + (then_kib * GROWTH_PERCENT / 100).max(SLACK_KIB)
 }
 
 /// As in `/proc/PID/status`.
-const DAEMON: &str = "dunlin";
+pub(super) const DAEMON: &str = "dunlin";
 
 /// The median of some looks at every process of every host: three daemons and two copies of the VM.
 fn look(cluster: &Cluster<'_>, vm: &str) -> Result<Look> {
