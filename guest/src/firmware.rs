@@ -3,10 +3,13 @@
 //! Decides:    which of QEMU's RAM blocks have to be carried, and when.
 //! Flow:       primary: [`Firmware::changes`] before a saved device state -> [`prefix`] -> the backup's [`split`] ->
 //!             [`Firmware::differing`] -> [`ram_section`] into its QEMU (`colo`).
-//! Invariants: 1. the first state of a join carries every block whole; 2. bytes of a peer give a value or an error.
+//! Invariants: 1. the first state of a join carries every block whole, but for a UEFI's code, of which it carries a fingerprint
+//!             that has to be the backup's own; 2. bytes of a peer give a value or an error; 3. what the guest sees and what QEMU
+//!             keeps to go back to are both the primary's after a load.
 //! Source:     a QEMU that waits for a migration throws its ROMs' contents away (hw/core/loader.c, rom_reset) and expects
-//!             them from the stream; migration/ram.c for the form of its RAM section; docs/guest.md, "Firmware".
-//! Not here:   ACPI tables and option ROMs: QEMU makes these by itself on both sides, the tables anew for each boot.
+//!             them from the stream; migration/ram.c for the form of its RAM section; hw/block/pflash_cfi01.c: a flash is a RAM
+//!             block that its device writes to, and after each load writes to its drive; docs/guest.md, "Firmware".
+//! Not here:   the drive behind a UEFI's variables, which is a disk like others (`disk`); ACPI tables and option ROMs: QEMU makes these by itself on both sides, the tables anew for each boot.
 
 use std::fs::File;
 use std::io;
@@ -15,9 +18,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 use serde_json::json;
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::memory::PAGE_BYTES;
 use crate::qemu::{Qmp, QmpError, StartError};
+use crate::spec::{FirmwareKind, Machine, VmSpec};
 
 /// Firmware lies below this guest address, on every machine of a PC's kind.
 const TOP: u64 = 1 << 32;
@@ -29,27 +34,55 @@ const MOST_BLOCK_BYTES: u64 = 16 << 20;
 /// One block's name, as QEMU calls it, and its bytes.
 pub type Content<'a> = (String, &'a [u8]);
 
+/// What becomes of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Carried by a join, and never changed.
+    Fixed,
+    /// A UEFI's code: each QEMU has it from its host's file, which has to be the same.
+    Code,
+    /// The guest writes to it: a microvm's BIOS, which is RAM, or a UEFI's variables.
+    Written,
+}
+
 /// A RAM block of one QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Block {
     name: String,
     /// In QEMU's address space.
     addresses: Range<u64>,
+    kind: Kind,
+}
+
+/// QEMU's names of the two units of a flash.
+const FLASH_CODE: &str = "system.flash0";
+const FLASH_VARIABLES: &str = "system.flash1";
+
+impl Block {
+    fn bytes(&self) -> u64 {
+        self.addresses.end - self.addresses.start
+    }
+
+    fn read(&self, memory: &File) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes() as usize];
+        memory.read_exact_at(&mut bytes, self.addresses.start)?;
+        Ok(bytes)
+    }
 }
 
 /// The firmware of one QEMU.
 pub struct Firmware {
     memory: File,
     blocks: Vec<Block>,
-    /// Whether the guest can write to it: a microvm's BIOS is RAM.
-    writable: bool,
-    /// What was carried last.
-    carried: Mutex<Vec<Vec<u8>>>,
+    /// Of a UEFI's code.
+    fingerprint: [u8; 16],
+    /// What was carried last of the blocks that the guest writes to.
+    carried: Mutex<Vec<(String, Vec<u8>)>>,
 }
 
 impl Firmware {
     /// Finds the blocks of process `pid`.
-    pub fn find(pid: u32, qmp: &Qmp, writable: bool) -> Result<Firmware, StartError> {
+    pub fn find(pid: u32, qmp: &Qmp, spec: &VmSpec) -> Result<Firmware, StartError> {
         let sizes = monitor(qmp, "info ramblock")?;
         let mut blocks = Vec::new();
         let mut top = TOP;
@@ -58,10 +91,16 @@ impl Firmware {
             let Some(block) = block_at(&monitor(qmp, &format!("gpa2hva {page:#x}"))?, &sizes) else {
                 break;
             };
-            top -= block.addresses.end - block.addresses.start;
-            blocks.push(block);
+            top -= block.bytes();
+            blocks.push(Block {
+                kind: kind_of(&block.name, spec),
+                ..block
+            });
         }
-        if blocks.is_empty() {
+        let has = |name: &str| blocks.iter().any(|block| block.name == name);
+        if blocks.is_empty()
+            || (spec.firmware == FirmwareKind::Uefi && !(has(FLASH_CODE) && has(FLASH_VARIABLES)))
+        {
             let words = format!("no firmware below 4 GiB among {sizes}");
             return Err(QmpError::NotUnderstood(words).into());
         }
@@ -70,48 +109,55 @@ impl Firmware {
                 "reading the guest's firmware by /proc/{pid}/mem: {error}: the daemon needs CAP_SYS_PTRACE, which root has"
             ))
         })?;
+        let code = blocks.iter().find(|block| block.kind == Kind::Code);
+        let code = code.map(|block| block.read(&memory)).transpose()?;
         Ok(Firmware {
             memory,
             carried: Mutex::new(Vec::new()),
+            fingerprint: xxh3_128(&code.unwrap_or_default()).to_be_bytes(),
             blocks,
-            writable,
         })
     }
 
-    /// Each block's name and bytes, now. The VM stands.
-    pub fn read(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
-        let read = |block: &Block| {
-            let mut bytes = vec![0; (block.addresses.end - block.addresses.start) as usize];
-            self.memory.read_exact_at(&mut bytes, block.addresses.start)?;
-            Ok((block.name.clone(), bytes))
-        };
-        self.blocks.iter().map(read).collect()
-    }
-
-    /// What has to go before a saved state: with `whole` all of it, else the blocks that changed since the last call.
+    /// What has to go before a saved state: with `whole` all of it, else the blocks that changed since the last call. The VM stands.
     pub(crate) fn changes(&self, whole: bool) -> io::Result<Vec<(String, Vec<u8>)>> {
-        if !whole && !self.writable {
-            return Ok(Vec::new());
-        }
-        let now = self.read()?;
         let mut carried = self.carried.lock().expect("nothing panics while it is held");
-        let last = std::mem::replace(
-            &mut *carried,
-            now.iter().map(|(_, bytes)| bytes.clone()).collect(),
-        );
-        let mut last = last.into_iter();
-        let changed = now.into_iter().filter(|(_, bytes)| {
-            let before = last.next();
-            whole || before.as_ref() != Some(bytes)
-        });
-        Ok(changed.collect())
+        let mut changed = Vec::new();
+        for block in &self.blocks {
+            let bytes = match block.kind {
+                Kind::Code if whole => self.fingerprint.to_vec(),
+                Kind::Fixed if whole => block.read(&self.memory)?,
+                Kind::Code | Kind::Fixed => continue,
+                Kind::Written => {
+                    let now = block.read(&self.memory)?;
+                    let last = carried.iter().position(|(name, _)| *name == block.name);
+                    match last.map(|at| &mut carried[at].1) {
+                        Some(last) if *last == now && !whole => continue,
+                        Some(last) => last.clone_from(&now),
+                        None => carried.push((block.name.clone(), now.clone())),
+                    }
+                    now
+                }
+            };
+            changed.push((block.name.clone(), bytes));
+        }
+        Ok(changed)
     }
 
     /// Refuses contents that this QEMU has no place for.
     pub(crate) fn check(&self, contents: &[Content<'_>]) -> Result<(), String> {
         for (name, bytes) in contents {
             let ours = self.blocks.iter().find(|block| block.name == *name);
-            let size = ours.map_or(0, |block| block.addresses.end - block.addresses.start);
+            if ours.is_some_and(|block| block.kind == Kind::Code) {
+                if *bytes != self.fingerprint {
+                    return Err(format!(
+                        "the UEFI's code ({name}) on the primary's host is not the one here: install the same version of the package \
+                         ovmf on both hosts"
+                    ));
+                }
+                continue;
+            }
+            let size = ours.map_or(0, Block::bytes);
             if size != bytes.len() as u64 {
                 return Err(format!(
                     "{name} has {} bytes on the primary's host and {size} here: install the same firmware packages (seabios, ovmf)",
@@ -128,23 +174,51 @@ impl Firmware {
         self.blocks.iter().all(has)
     }
 
-    /// The pages of `contents` that this QEMU has otherwise: block, offset, bytes.
-    pub(crate) fn differing<'a>(&self, contents: &'a [(String, Vec<u8>)]) -> io::Result<Vec<Page<'a>>> {
-        let ours = self.read()?;
+    /// The pages of `contents` that this QEMU has otherwise (invariant 3): in what the guest sees, or in what it `keeps`.
+    pub(crate) fn differing<'a>(
+        &self,
+        contents: &'a [(String, Vec<u8>)],
+        keeps: &[(String, Vec<u8>)],
+    ) -> io::Result<Vec<Page<'a>>> {
         let mut found = Vec::new();
-        for (name, wanted) in contents {
-            let Some((_, have)) = ours.iter().find(|(ours, _)| ours == name) else {
-                continue;
-            };
-            let pairs = wanted.chunks(PAGE_BYTES).zip(have.chunks(PAGE_BYTES));
-            let other = pairs.enumerate().filter(|(_, (wanted, have))| wanted != have);
-            found.extend(other.map(|(number, (bytes, _))| Page {
-                block: name,
-                offset: (number * PAGE_BYTES) as u64,
-                bytes,
+        for (block, name, wanted) in self.carried_whole(contents) {
+            let sees = block.read(&self.memory)?;
+            let kept = keeps.iter().find(|(kept, _)| kept == name);
+            let kept = kept.map_or(&[][..], |(_, bytes)| bytes);
+            found.extend(pages_of(name, wanted).filter(|page| {
+                let at = page.offset as usize;
+                [sees.as_slice(), kept]
+                    .iter()
+                    .any(|has| has.get(at..at + page.bytes.len()) != Some(page.bytes))
             }));
         }
         Ok(found)
+    }
+
+    /// Every page of `contents`.
+    pub(crate) fn pages<'a>(&self, contents: &'a [(String, Vec<u8>)]) -> Vec<Page<'a>> {
+        let whole = self.carried_whole(contents);
+        whole.flat_map(|(_, name, bytes)| pages_of(name, bytes)).collect()
+    }
+
+    /// What of `contents` is a block's bytes and no fingerprint.
+    fn carried_whole<'a>(
+        &self,
+        contents: &'a [(String, Vec<u8>)],
+    ) -> impl Iterator<Item = (&Block, &'a str, &'a [u8])> {
+        contents.iter().filter_map(|(name, bytes)| {
+            let block = self.blocks.iter().find(|block| block.name == *name)?;
+            (block.kind != Kind::Code).then_some((block, name.as_str(), bytes.as_slice()))
+        })
+    }
+}
+
+fn kind_of(name: &str, spec: &VmSpec) -> Kind {
+    match name {
+        FLASH_CODE => Kind::Code,
+        FLASH_VARIABLES => Kind::Written,
+        _ if spec.machine == Machine::Microvm => Kind::Written,
+        _ => Kind::Fixed,
     }
 }
 
@@ -155,17 +229,15 @@ pub(crate) struct Page<'a> {
     bytes: &'a [u8],
 }
 
-/// Every page of `contents`.
-pub(crate) fn pages(contents: &[(String, Vec<u8>)]) -> Vec<Page<'_>> {
-    let mut all = Vec::new();
-    for (name, bytes) in contents {
-        all.extend(bytes.chunks(PAGE_BYTES).enumerate().map(|(number, bytes)| Page {
-            block: name,
+fn pages_of<'a>(block: &'a str, bytes: &'a [u8]) -> impl Iterator<Item = Page<'a>> {
+    bytes
+        .chunks(PAGE_BYTES)
+        .enumerate()
+        .map(move |(number, bytes)| Page {
+            block,
             offset: (number * PAGE_BYTES) as u64,
             bytes,
-        }));
-    }
-    all
+        })
 }
 
 /// A RAM section of a migration stream that sets these pages.
@@ -268,6 +340,7 @@ fn block_at(answer: &str, sizes: &str) -> Option<Block> {
     (size <= MOST_BLOCK_BYTES && size <= end).then(|| Block {
         name: name.to_owned(),
         addresses: end - size..end,
+        kind: Kind::Fixed,
     })
 }
 
@@ -308,10 +381,65 @@ mod tests {
         assert_eq!(prefix(&[]), Vec::<u8>::new());
     }
 
+    /// Firmware whose blocks lie in a file of the test's own.
+    fn uefi(code: &[u8], variables: &[u8]) -> Firmware {
+        let memory = crate::sys::memfd("dunlin-test").unwrap();
+        memory.write_all_at(variables, 0).unwrap();
+        let block = |name: &str, addresses, kind| Block {
+            name: name.to_owned(),
+            addresses,
+            kind,
+        };
+        Firmware {
+            memory,
+            carried: Mutex::default(),
+            fingerprint: xxh3_128(code).to_be_bytes(),
+            blocks: vec![
+                block(FLASH_CODE, 0x10_0000..0x20_0000, Kind::Code),
+                block(FLASH_VARIABLES, 0..variables.len() as u64, Kind::Written),
+            ],
+        }
+    }
+
+    #[test]
+    fn variables_are_carried_when_they_change_and_code_has_to_be_the_same() {
+        let mut bytes = vec![0; 2 * PAGE_BYTES];
+        let (primary, backup) = (uefi(b"code", &bytes), uefi(b"code", &bytes));
+        let first = primary.changes(true).unwrap();
+        assert_eq!(first[0].1.len(), 16, "of the code a fingerprint");
+        assert_eq!(first[1], (FLASH_VARIABLES.to_owned(), bytes.clone()));
+        assert_eq!(primary.changes(false).unwrap(), vec![]);
+        let seen: Vec<_> = first
+            .iter()
+            .map(|(name, bytes)| (name.clone(), &bytes[..]))
+            .collect();
+        assert_eq!(backup.check(&seen), Ok(()));
+        assert!(backup.is_whole(&first) && !backup.is_whole(&first[1..]));
+        let refused = uefi(b"other", &bytes).check(&seen).unwrap_err();
+        assert!(refused.contains("same version of the package ovmf"), "{refused}");
+
+        bytes[PAGE_BYTES + 7] = 1;
+        primary.memory.write_all_at(&bytes, 0).unwrap();
+        let changed = primary.changes(false).unwrap();
+        assert_eq!(changed, vec![(FLASH_VARIABLES.to_owned(), bytes.clone())]);
+        let offsets = |sees: &Firmware, keeps: &[u8]| -> Vec<u64> {
+            let keeps = [(FLASH_VARIABLES.to_owned(), keeps.to_vec())];
+            let pages = sees.differing(&changed, &keeps).unwrap();
+            pages.iter().map(|page| page.offset).collect()
+        };
+        let (old, new) = (vec![0; 2 * PAGE_BYTES], bytes.clone());
+        let page = PAGE_BYTES as u64;
+        assert_eq!(offsets(&backup, &old), vec![page]);
+        // Its guest has written the same by itself, which QEMU would take back at a load.
+        assert_eq!(offsets(&primary, &old), vec![page]);
+        assert_eq!(offsets(&primary, &new), Vec::<u64>::new());
+        assert_eq!(offsets(&primary, &[]), vec![0, page], "it keeps nothing yet");
+    }
+
     #[test]
     fn a_page_names_its_block_once() {
-        let contents = vec![("pc.bios".to_owned(), vec![1; 2 * PAGE_BYTES])];
-        let section = ram_section(&pages(&contents));
+        let contents = [("pc.bios".to_owned(), vec![1; 2 * PAGE_BYTES])];
+        let section = ram_section(&pages_of(&contents[0].0, &contents[0].1).collect::<Vec<_>>());
         let names = section.windows(7).filter(|w| w == b"pc.bios").count();
         assert_eq!(names, 1);
         assert_eq!(section.len(), 17 + 2 * (8 + PAGE_BYTES) + 8 + 8 + 5);

@@ -18,6 +18,7 @@ pub mod qemu;
 pub mod spec;
 pub mod state;
 mod sys;
+pub mod uefi;
 
 #[cfg(test)]
 #[path = "../tests/common/skipped.rs"]
@@ -28,6 +29,6 @@ pub use firmware::Firmware;
 pub use memory::{Bitmap, Memory, PAGE_BYTES};
 pub use probe::Finding;
 pub use qemu::{Ports, Qemu, Start};
-pub use spec::{Accel, DiskSpec, Machine, NicSpec, VmSpec};
+pub use spec::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec, VmSpec};
 pub use state::ThreadStates;
 pub use sys::map_large_buffers;

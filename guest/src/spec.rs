@@ -23,6 +23,9 @@ pub struct VmSpec {
     /// QEMU's machine type.
     #[serde(default)]
     pub machine: Machine,
+    /// What the machine begins with.
+    #[serde(default)]
+    pub firmware: FirmwareKind,
     /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
     #[serde(default)]
     pub qemu: Option<PathBuf>,
@@ -128,6 +131,17 @@ pub enum Machine {
     Microvm,
 }
 
+/// What a machine begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FirmwareKind {
+    /// QEMU's own: SeaBIOS, on microvm qboot.
+    #[default]
+    Bios,
+    /// OVMF in a flash, with variables of the VM's own that are replicated like a disk ([`crate::uefi`]).
+    Uefi,
+}
+
 /// What is wrong with a spec; the message names the key.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("vm.{key}: {problem}")]
@@ -175,6 +189,11 @@ impl VmSpec {
         self.memory_mib << 20
     }
 
+    /// How many NBD ports its QEMU has: its disks, and after these a UEFI's variables.
+    pub fn images(&self) -> usize {
+        self.disks.len() + usize::from(self.firmware == FirmwareKind::Uefi)
+    }
+
     /// Looks for values that cannot work, without touching the system (files are looked at by the probe).
     pub fn validate(&self) -> Result<(), SpecError> {
         let fail = |key, problem: String| Err(SpecError { key, problem });
@@ -199,6 +218,13 @@ impl VmSpec {
         }
         if self.kernel.is_none() && self.disks.is_empty() {
             return fail("kernel", "nothing to boot: give a kernel or a disk".into());
+        }
+        if self.firmware == FirmwareKind::Uefi && self.machine == Machine::Microvm {
+            return fail(
+                "firmware",
+                "machine microvm has no UEFI: set machine to \"pc\" or \"q35\", or firmware to \"bios\""
+                    .into(),
+            );
         }
         if self.kernel.is_none() && self.machine == Machine::Microvm {
             return fail(
@@ -270,6 +296,13 @@ mod tests {
         assert_eq!(from_disk.validate(), Ok(()));
         from_disk.machine = Machine::Microvm;
         assert_eq!(from_disk.validate().unwrap_err().key, "kernel");
+        let uefi = |s: &mut VmSpec| s.firmware = FirmwareKind::Uefi;
+        let mut with_uefi = good.clone();
+        uefi(&mut with_uefi);
+        assert_eq!((with_uefi.validate(), with_uefi.images()), (Ok(()), 1));
+        with_uefi.machine = Machine::Microvm;
+        let refused = with_uefi.validate().unwrap_err().to_string();
+        assert!(refused.starts_with("vm.firmware: machine microvm has no UEFI") && !refused.contains('\n'));
         assert_eq!(wrong(|s| s.nics[0].mac = "53:54:00:12:34:56".into()), "nics.mac");
         assert_eq!(wrong(|s| s.nics.push(s.nics[0].clone())), "nics.mac");
         assert_eq!(

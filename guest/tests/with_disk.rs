@@ -3,70 +3,14 @@
 
 mod common;
 
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::path::Path;
 
+use common::disk::{HostDisk, WAIT, sync_disks};
 use common::*;
-use dunlin_core::units::{Epoch, Term};
-use dunlin_guest::disk::{AttachOptions, Disk, DiskConfig, DiskEvent, MirrorStream};
+use dunlin_core::units::Term;
 use dunlin_guest::{DiskSpec, Machine, Start};
 
 const IMAGE_BYTES: u64 = 16 << 20;
-const WAIT: Duration = Duration::from_secs(30);
-
-struct HostDisk {
-    disk: Arc<Disk>,
-    image: PathBuf,
-    events: Receiver<DiskEvent>,
-}
-
-impl HostDisk {
-    fn new(dir: &Path, name: &str) -> HostDisk {
-        let image = dir.join(format!("{name}.img"));
-        std::fs::File::create(&image)
-            .unwrap()
-            .set_len(IMAGE_BYTES)
-            .unwrap();
-        let (sender, events) = channel();
-        let config = DiskConfig {
-            name: name.to_owned(),
-            image: image.clone(),
-            format: Default::default(),
-            state_dir: dir.to_owned(),
-            read_only: false,
-            storage: Default::default(),
-            limits: Default::default(),
-            group: None,
-        };
-        let disk = Disk::open(config, move |event| drop(sender.send(event))).unwrap();
-        HostDisk { disk, image, events }
-    }
-
-    /// QEMU's end.
-    fn port(&self) -> std::os::fd::OwnedFd {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        self.disk.serve(ours).unwrap();
-        theirs.into()
-    }
-
-    fn wait(&self, wanted: DiskEvent) {
-        while self
-            .events
-            .recv_timeout(WAIT)
-            .unwrap_or_else(|_| panic!("no {wanted:?}"))
-            != wanted
-        {}
-    }
-}
-
-fn sync_disks(primary: &HostDisk, backup: &HostDisk, epoch: u64) {
-    primary.disk.mark(Epoch(epoch)).unwrap();
-    assert!(backup.disk.wait_marked(Epoch(epoch), WAIT).unwrap());
-    backup.disk.commit(Epoch(epoch)).unwrap();
-}
 
 fn two_disks_under_load(machine: Machine) {
     let _alone = one_at_a_time();
@@ -75,7 +19,7 @@ fn two_disks_under_load(machine: Machine) {
     std::fs::create_dir_all(&dir).unwrap();
     let mut spec = linux(machine, 1);
     let names = ["first", "second"];
-    let on = |host: &str| names.map(|disk| HostDisk::new(&dir, &format!("{host}-{disk}")));
+    let on = |host: &str| names.map(|disk| HostDisk::empty(&dir, &format!("{host}-{disk}"), IMAGE_BYTES));
     let (ours, theirs) = (on("a"), on("b"));
     spec.disks = ours
         .iter()
@@ -90,14 +34,7 @@ fn two_disks_under_load(machine: Machine) {
     primary.wait_booted("tick 3");
 
     for (a, b) in ours.iter().zip(&theirs) {
-        let (left, right) = UnixStream::pair().unwrap();
-        b.disk
-            .start_backup(MirrorStream::from_unix(right).unwrap())
-            .unwrap();
-        a.disk
-            .attach_backup(MirrorStream::from_unix(left).unwrap(), AttachOptions::default())
-            .unwrap();
-        a.wait(DiskEvent::Copied);
+        a.mirror_to(b);
     }
     let backup = start_with_disks(&spec, Start::Incoming, ports(&theirs));
     let mut pair = Pair::join_vms(primary, backup, || {

@@ -7,7 +7,7 @@ mod agreement;
 mod backup;
 mod cold;
 mod connect;
-mod disks;
+pub mod disks;
 mod ending;
 pub mod event;
 mod fault_at;

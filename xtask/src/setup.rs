@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 18] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("qemu-system-x86", "runs the VMs"),
+    ("ovmf", "the UEFI of guests that have one"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
     (
         "libnbd-bin",
@@ -31,6 +32,7 @@ const PACKAGES: [(&str, &str); 18] = [
     ("syslinux", "the boot loader of guests that boot from a disk"),
     ("dosfstools", "the file system that it lies on"),
     ("mtools", "puts files there without mounting it"),
+    ("systemd-boot-efi", "the boot loader of guests with a UEFI"),
     ("xz-utils", "unpacks the kernel modules of newer kernel packages"),
     (
         "gcc",

@@ -116,6 +116,8 @@ pub struct Colo {
     ours: Arc<Firmware>,
     /// The primary's firmware, as of the newest state that was taken in.
     theirs: Vec<(String, Vec<u8>)>,
+    /// What QEMU was given of it last: where a guest has written to firmware since, a load goes back to this.
+    kept: Vec<(String, Vec<u8>)>,
 }
 
 impl Colo {
@@ -129,6 +131,7 @@ impl Colo {
             phase: ColoPhase::Empty,
             ours,
             theirs: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
@@ -178,13 +181,14 @@ impl Colo {
         stream.extend(ENABLE_COLO.to_be_bytes());
         stream.extend(0u16.to_be_bytes());
         // After the command: QEMU then also keeps it as what a later load goes back to.
-        stream.extend(firmware::ram_section(&firmware::pages(&self.theirs)));
+        stream.extend(firmware::ram_section(&self.ours.pages(&self.theirs)));
         stream.extend(with_tables_to_build(body));
         self.phase = ColoPhase::Broken;
         self.socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         self.socket.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         self.socket.write_all(&stream)?;
         self.expect(Message::CheckpointReady)?;
+        self.kept.clone_from(&self.theirs);
         self.phase = ColoPhase::Running;
         Ok(())
     }
@@ -219,10 +223,11 @@ impl Colo {
         let mut message = Vec::with_capacity(body.len() + 17);
         message.extend((Message::Send as u32).to_be_bytes());
         // The live state: RAM. A reset may have written to the firmware, and so may the backup's guest.
-        let other = self.ours.differing(&self.theirs)?;
+        let other = self.ours.differing(&self.theirs, &self.kept)?;
         if !other.is_empty() {
             message.extend(firmware::ram_section(&other));
         }
+        let gives = !other.is_empty();
         message.push(0);
         message.extend((Message::Size as u32).to_be_bytes());
         message.extend((body.len() as u64).to_be_bytes());
@@ -230,6 +235,9 @@ impl Colo {
         self.socket.write_all(&message)?;
         self.expect(Message::Received)?;
         self.expect(Message::Loaded)?;
+        if gives {
+            self.kept.clone_from(&self.theirs);
+        }
         self.phase = ColoPhase::Running;
         self.qmp.forget_events()?;
         Ok(())

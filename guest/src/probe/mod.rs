@@ -18,7 +18,8 @@ use serde_json::Value;
 use crate::memory::{MemoryError, track};
 use crate::qemu::launch::{Launched, launch, open_userfaultfd};
 use crate::qemu::{accel, command, executable, spawn};
-use crate::spec::{Accel, Machine, VmSpec};
+use crate::spec::{Accel, FirmwareKind, Machine, VmSpec};
+use crate::uefi;
 
 /// The oldest QEMU with `-netdev stream`.
 const OLDEST_QEMU: (u32, u32) = (7, 2);
@@ -78,6 +79,14 @@ pub fn host(spec: &VmSpec) -> Vec<Finding> {
     findings.push(memory(spec));
     findings.extend(network(spec));
     findings.extend(files(spec));
+    if spec.firmware == FirmwareKind::Uefi {
+        findings.push(
+            match uefi::code().and_then(|code| uefi::variables().map(|_| code)) {
+                Ok(code) => Finding::good("UEFI", code.display().to_string()),
+                Err(why) => Finding::bad("UEFI", why, uefi::INSTALL),
+            },
+        );
+    }
     findings
 }
 

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use serde_json::json;
 
 use super::accel::tsc_khz;
-use crate::spec::{Accel, Machine, VmSpec};
+use crate::spec::{Accel, FirmwareKind, Machine, VmSpec};
 
 /// Numbers of the descriptors that QEMU inherits.
 #[derive(Debug, Clone, Default)]
@@ -31,8 +31,10 @@ pub struct Descriptors {
     pub initrd: Option<RawFd>,
     /// One socket per NIC.
     pub frames: Vec<RawFd>,
-    /// One NBD socket per disk.
+    /// One NBD socket per disk, and with a UEFI one more for its variables.
     pub nbd: Vec<RawFd>,
+    /// The UEFI's code.
+    pub code: Option<RawFd>,
 }
 
 /// The file descriptor set under which the save file is known.
@@ -68,9 +70,13 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         // rtc=on: without it the guest asks KVM's clock only and TCG guests boot in 1970.
         Machine::Microvm => "microvm,rtc=on",
     };
+    let flash = match spec.firmware {
+        FirmwareKind::Bios => "",
+        FirmwareKind::Uefi => ",pflash0=uefi-code,pflash1=uefi-variables",
+    };
     add(
         "-machine",
-        format!("{machine},memory-backend=ram,suppress-vmdesc=on"),
+        format!("{machine},memory-backend=ram,suppress-vmdesc=on{flash}"),
     );
     match accel {
         Accel::Kvm => add("-accel", "kvm".into()),
@@ -107,13 +113,19 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         Machine::Microvm => "device",
         Machine::Pc | Machine::Q35 => "pci",
     };
-    for (i, fd) in fds.nbd.iter().enumerate() {
-        add(
-            "-blockdev",
-            json!({"driver": "nbd", "node-name": format!("disk{i}"), "discard": "unmap",
-                   "server": {"type": "fd", "str": fd.to_string()}})
-            .to_string(),
-        );
+    let nbd = |name: &str, fd: &RawFd| {
+        json!({"driver": "nbd", "node-name": name, "discard": "unmap", "server": {"type": "fd", "str": fd.to_string()}})
+            .to_string()
+    };
+    let (disks, variables) = fds.nbd.split_at(spec.disks.len().min(fds.nbd.len()));
+    if let (Some(code), Some(variables)) = (fds.code, variables.first()) {
+        let code = json!({"driver": "file", "node-name": "uefi-code", "read-only": true,
+                          "filename": format!("/proc/self/fd/{code}")});
+        add("-blockdev", code.to_string());
+        add("-blockdev", nbd("uefi-variables", variables));
+    }
+    for (i, fd) in disks.iter().enumerate() {
+        add("-blockdev", nbd(&format!("disk{i}"), fd));
         let mut device = json!({"driver": format!("virtio-blk-{bus}"), "drive": format!("disk{i}"),
                                 "id": format!("blk{i}")});
         if spec.kernel.is_none() {
@@ -195,7 +207,8 @@ mod tests {
                 kernel: Some(5),
                 initrd: Some(6),
                 frames: vec![7],
-                nbd: vec![8],
+                nbd: vec![8, 9],
+                code: Some(10),
                 ..Default::default()
             };
             let line = arguments(&spec, Accel::Kvm, &fds, false).join(" ");
@@ -205,5 +218,34 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    #[test]
+    fn a_uefi_has_its_code_from_a_file_and_its_variables_behind_the_last_disk() {
+        let text = "name='v'\nmemory_mib=256\nfirmware='uefi'\n[[disks]]\npath='/d'";
+        let spec: VmSpec = toml::from_str(text).unwrap();
+        let fds = Descriptors {
+            nbd: vec![8, 9],
+            code: Some(10),
+            ..Default::default()
+        };
+        let args = arguments(&spec, Accel::Kvm, &fds, false);
+        let line = args.join(" ");
+        assert!(
+            line.contains("suppress-vmdesc=on,pflash0=uefi-code,pflash1=uefi-variables"),
+            "{line}"
+        );
+        let node = |name: &str| {
+            let named = args
+                .iter()
+                .find(|a| a.contains(&format!("\"node-name\":\"{name}\"")));
+            named.unwrap_or_else(|| panic!("no {name} in {line}")).clone()
+        };
+        assert!(
+            node("uefi-code").contains("\"read-only\":true")
+                && node("uefi-code").contains("/proc/self/fd/10")
+        );
+        assert!(node("disk0").contains("\"str\":\"8\"") && node("uefi-variables").contains("\"str\":\"9\""));
+        assert_eq!(line.matches("virtio-blk").count(), 1, "{line}");
     }
 }

@@ -35,9 +35,10 @@ pub use qmp::{QemuEvent, Qmp, QmpError};
 use crate::colo::Colo;
 use crate::firmware::{self, Firmware};
 use crate::memory::Memory;
-use crate::spec::{Accel, Machine, VmSpec};
+use crate::spec::{Accel, FirmwareKind, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
+use crate::uefi;
 
 /// How the VM begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +49,12 @@ pub enum Start {
     Incoming,
 }
 
-/// QEMU's ends of the sockets that the node serves; one of each per NIC and disk of the spec.
+/// QEMU's ends of the sockets that the node serves; one of each per NIC and image of the spec.
 #[derive(Debug, Default)]
 pub struct Ports {
     /// For `-netdev stream`.
     pub frames: Vec<OwnedFd>,
-    /// For `-blockdev nbd`.
+    /// For `-blockdev nbd`; a UEFI's variables behind the last disk.
     pub nbd: Vec<OwnedFd>,
 }
 
@@ -95,11 +96,11 @@ impl Qemu {
     /// Starts QEMU for `spec`. Blocks until it answers on QMP and its RAM is tracked (about 0.1 s).
     pub fn start(spec: &VmSpec, start: Start, ports: Ports) -> Result<Qemu, StartError> {
         spec.validate()?;
-        if ports.frames.len() != spec.nics.len() || ports.nbd.len() != spec.disks.len() {
+        if ports.frames.len() != spec.nics.len() || ports.nbd.len() != spec.images() {
             panic!(
-                "a port for each NIC and disk: {} nics, {} disks, {ports:?}",
+                "a port for each NIC and image: {} nics, {} images, {ports:?}",
                 spec.nics.len(),
-                spec.disks.len()
+                spec.images()
             );
         }
         let binary = executable(spec)?;
@@ -117,6 +118,13 @@ impl Qemu {
         let kernel = open("kernel", &spec.kernel)?;
         let initrd = open("initrd", &spec.initrd)?;
         let preload = open("preload", &spec.preload)?;
+        let code = match spec.firmware {
+            FirmwareKind::Bios => None,
+            FirmwareKind::Uefi => Some(readable_by_all(
+                "firmware",
+                &uefi::code().map_err(StartError::Host)?,
+            )?),
+        };
         let serial_log = spec.serial_log.as_ref().map(|p| open_log(p)).transpose()?;
         let (console_ours, console_theirs) = UnixStream::pair()?;
         let colo_pair = (start == Start::Incoming).then(UnixStream::pair).transpose()?;
@@ -130,9 +138,16 @@ impl Qemu {
             initrd: initrd.as_ref().map(File::as_raw_fd),
             frames: ports.frames.iter().map(AsRawFd::as_raw_fd).collect(),
             nbd: ports.nbd.iter().map(AsRawFd::as_raw_fd).collect(),
+            code: code.as_ref().map(File::as_raw_fd),
         };
         let mut inherited = vec![descriptors.ram, descriptors.console, descriptors.save];
-        inherited.extend(descriptors.kernel.iter().chain(&descriptors.initrd));
+        inherited.extend(
+            descriptors
+                .kernel
+                .iter()
+                .chain(&descriptors.initrd)
+                .chain(&descriptors.code),
+        );
         inherited.extend(descriptors.frames.iter().chain(&descriptors.nbd));
         inherited.extend(colo_pair.iter().map(|(_, theirs)| theirs.as_raw_fd()));
         let arguments = |qmp| {
@@ -154,7 +169,7 @@ impl Qemu {
         let qmp = Arc::new(launched.qmp);
         let pid = launched.child.pid();
         let memory = Arc::new(Memory::attach(pid, ram, launched.uffd)?);
-        let firmware = Arc::new(Firmware::find(pid, &qmp, spec.machine == Machine::Microvm)?);
+        let firmware = Arc::new(Firmware::find(pid, &qmp, spec)?);
         let console = Console::follow("qemu-console", console_ours, serial_log)?;
         let threads = ThreadStates::new(pid, vcpu_threads(&qmp)?)?;
         let mut colo = None;
@@ -207,11 +222,6 @@ impl Qemu {
     /// Guest RAM.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
-    }
-
-    /// The guest's firmware.
-    pub fn firmware(&self) -> &Firmware {
-        &self.firmware
     }
 
     /// Is the guest busy?

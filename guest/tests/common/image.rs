@@ -3,7 +3,8 @@
 //! The initramfs loads the virtio modules, gives eth0 an address, and keeps memory busy on every vCPU; it prints
 //! `GUEST-READY` and then a `tick N` line a few times a second on the serial console. With `test.card=late` on the kernel's
 //! command line it says `NO-CARD-YET` and waits a second before it sets up its network card. With `test.resets` it reboots
-//! when 10.77.0.99 asks for its address, and panics when 10.77.0.98 does.
+//! when 10.77.0.99 asks for its address, and panics when 10.77.0.98 does. Under a UEFI it says `VARIABLES:` with the names of
+//! those of its variables that begin with `Test`, and makes one when 10.77.0.97 (`TestKept`) or 10.77.0.96 (`TestStray`) asks.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,9 @@ const MODULES: [&str; 10] = [
     "virtio_blk",
 ];
 
+/// Loaded under a UEFI only.
+const UEFI_MODULE: &str = "efivarfs";
+
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp
 /bin/busybox --install -s /bin
@@ -32,6 +36,13 @@ for m in $(cat /modules/list); do
   insmod /modules/$m.ko
 done
 ip link set lo up; ip link set eth0 up; ip addr add 10.77.0.2/24 dev eth0
+if [ -d /sys/firmware/efi ]; then
+  insmod /modules/efivarfs.ko; mount -t efivarfs variables /sys/firmware/efi/efivars
+  echo VARIABLES: $(cd /sys/firmware/efi/efivars; echo Test*) .
+fi
+remember() {
+  printf '\007\000\000\000%s' "$1" > /sys/firmware/efi/efivars/$1-d0d0d0d0-0000-4000-8000-00000000da7a && echo "REMEMBERED $1"
+}
 cpus=$(nproc)
 echo "GUEST-READY cpus=$cpus"
 churn() {
@@ -50,6 +61,8 @@ grep -q test.resets /proc/cmdline && resets=yes
 n=0; while :; do
   echo "tick $n"; n=$((n + 1)); usleep 200000
   [ "$resets" ] || continue
+  grep -q '^10.77.0.97 ' /proc/net/arp && [ ! "$kept" ] && { kept=yes; remember TestKept; }
+  grep -q '^10.77.0.96 ' /proc/net/arp && [ ! "$stray" ] && { stray=yes; remember TestStray; }
   grep -q '^10.77.0.99 ' /proc/net/arp && { echo RESETTING; reboot -f; }
   grep -q '^10.77.0.98 ' /proc/net/arp && { echo RESETTING; echo c > /proc/sysrq-trigger; }
 done
@@ -144,7 +157,7 @@ fn initramfs(tree: &Path) -> Vec<u8> {
     cpio.add("init", 0o100755, INIT.as_bytes());
     cpio.add("modules/list", 0o100644, MODULES.join(" ").as_bytes());
     let lib = find(&tree.join("lib/modules"), "").expect("the package holds modules");
-    for name in MODULES {
+    for name in MODULES.into_iter().chain([UEFI_MODULE]) {
         let path = module(&lib, name).unwrap_or_else(|| panic!("no module {name} in {}", lib.display()));
         cpio.add(
             &format!("modules/{name}.ko"),

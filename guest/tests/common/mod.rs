@@ -1,6 +1,7 @@
 //! Two real QEMUs on this machine and one sync between them, without network or consensus.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod disk;
 pub mod image;
 pub mod skipped;
 

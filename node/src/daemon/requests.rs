@@ -5,7 +5,10 @@ use crate::config::VmConfig;
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
 use crate::vm;
+use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
+use dunlin_guest::FirmwareKind;
+use dunlin_guest::disk::DiskFormat;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -348,6 +351,13 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
         if let Err(why) = dunlin_guest::disk::check(&disk.path, disk.format) {
             return Answer::refused(format!("host '{name}': {why}"));
         }
+    }
+    let variables = disks::variables(&daemon.host.state, &config.name);
+    if config.spec.firmware == FirmwareKind::Uefi
+        && variables.exists()
+        && let Err(why) = dunlin_guest::disk::check(&variables, DiskFormat::Raw)
+    {
+        return Answer::refused(format!("host '{name}': the UEFI's variables: {why}"));
     }
     for finding in dunlin_guest::probe::host(&config.spec) {
         if !finding.ok {

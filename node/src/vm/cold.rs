@@ -86,20 +86,20 @@ pub struct Holding {
     to_loop: LoopSender,
     shared: Arc<Shared>,
     config: Arc<VmConfig>,
-    folder: PathBuf,
+    state: PathBuf,
     is_witness: bool,
 }
 
 impl Holding {
     /// Of this VM.
     pub(super) fn new(to_loop: LoopSender, shared: Arc<Shared>, config: Arc<VmConfig>, host: &Host) -> Self {
-        let folder = host.state.join("vms").join(&config.name);
+        let state = host.state.clone();
         let is_witness = config.member(&host.name).is_some_and(|member| member.witness);
         Self {
             to_loop,
             shared,
             config,
-            folder,
+            state,
             is_witness,
         }
     }
@@ -123,7 +123,7 @@ impl Holding {
             .opening_disks
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        Disks::look(&self.config, &self.folder)
+        Disks::look(&self.config, &self.state)
     }
 }
 

@@ -12,14 +12,14 @@ use crate::control::{Answer, DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
 use dunlin_fabric::link::Stream;
-use dunlin_guest::DiskSpec;
 use dunlin_guest::disk::{
-    AttachOptions, Disk, DiskConfig, DiskEvent, DiskGroup, DiskStatus, Fault, Member, MirrorStream,
-    take_over_all,
+    AttachOptions, Disk, DiskConfig, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Fault, Member,
+    MirrorStream, take_over_all,
 };
+use dunlin_guest::{DiskSpec, FirmwareKind, uefi};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The disks of one machine, in the order of its configuration.
@@ -31,17 +31,43 @@ pub struct Disks {
     shown: Mutex<(u64, Vec<DiskFigures>)>,
 }
 
+/// The image of a UEFI guest's variables, in a host's state folder: not in the VM's own, since a VM that is taken down and started
+/// again finds them, as it finds its disks.
+#[must_use]
+pub fn variables(state: &Path, vm: &str) -> PathBuf {
+    state.join("variables").join(format!("{vm}.fd"))
+}
+
+/// What a VM's QEMU has NBD ports for: its disks, and a UEFI's variables, which are a disk like others.
+fn images(config: &VmConfig, state: &Path) -> Result<Vec<DiskSpec>, String> {
+    let mut images = config.spec.disks.clone();
+    if config.spec.firmware == FirmwareKind::Uefi {
+        let path = variables(state, &config.name);
+        uefi::make_variables(&path)?;
+        images.push(DiskSpec {
+            path,
+            format: DiskFormat::Raw,
+        });
+    }
+    Ok(images)
+}
+
+fn folder(config: &VmConfig, state: &Path) -> PathBuf {
+    state.join("vms").join(&config.name)
+}
+
 /// Several disks move from one sync to the next together.
 fn group(config: &VmConfig, state: &Path) -> Result<Option<Arc<DiskGroup>>, String> {
-    let count = config.spec.disks.len();
+    let count = config.spec.images();
     if count < 2 {
         return Ok(None);
     }
     if count > 64 {
         return Err("a VM has at most 64 disks".into());
     }
-    let path = state.join("disks.mark");
-    std::fs::create_dir_all(state)
+    let folder = folder(config, state);
+    let path = folder.join("disks.mark");
+    std::fs::create_dir_all(folder)
         .and_then(|()| DiskGroup::open(&path, count))
         .map(Some)
         .map_err(|error| format!("the disks' common mark {}: {error}", path.display()))
@@ -155,17 +181,18 @@ impl Copies {
 }
 
 impl Disks {
-    /// Opens and locks the images. Also returns QEMU's ends of the disks' sockets.
+    /// Opens and locks the images. Also returns QEMU's ends of the disks' sockets. `state` is the host's folder.
     pub fn open(
         config: &VmConfig,
         state: &Path,
         to_loop: &LoopSender,
     ) -> Result<(Self, Vec<OwnedFd>), String> {
         let copies = Arc::new(Copies::default());
-        copies.lock().resize(config.spec.disks.len(), Copy::default());
+        let images = images(config, state)?;
+        copies.lock().resize(images.len(), Copy::default());
         let (mut disks, mut ends) = (Vec::new(), Vec::new());
         let group = group(config, state)?;
-        for (number, spec) in config.spec.disks.iter().enumerate() {
+        for (number, spec) in images.iter().enumerate() {
             let member = group.clone().map(|group| Member { group, number });
             let disk_config = disk_config(config, state, number, spec, member);
             let (copies, to_loop) = (copies.clone(), to_loop.clone());
@@ -205,7 +232,7 @@ impl Disks {
                 epoch: status.generation.epoch.0,
             })
         };
-        config.spec.disks.iter().enumerate().map(look).collect()
+        images(config, state)?.iter().enumerate().map(look).collect()
     }
 
     /// This host's VM is the one that speaks, from the images as they are.
@@ -407,7 +434,7 @@ fn disk_config(
         name: format!("{}-{number}", config.name),
         image: spec.path.clone(),
         format: spec.format,
-        state_dir: state.join(format!("disk-{number}")),
+        state_dir: folder(config, state).join(format!("disk-{number}")),
         read_only: false,
         storage: config.disks.storage,
         limits: config.disks.limits,

@@ -24,7 +24,7 @@ pub struct Machine {
 pub type FramePorts = Vec<FramePort>;
 
 impl Machine {
-    /// Starts QEMU; blocks for some 100 ms. `state` is the VM's folder on this host.
+    /// Starts QEMU; blocks for some 100 ms. `state` is this host's folder.
     pub fn start(
         config: &VmConfig,
         start: Start,

@@ -399,7 +399,7 @@ impl VmLoop {
     /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it.
     pub(super) fn start_machine(&mut self, session: u64, start: Start) {
         let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
-        let state = self.host.state.join("vms").join(&config.name);
+        let state = self.host.state.clone();
         let shared = self.shared.clone();
         self.starts_under_way += 1;
         let work = move || {

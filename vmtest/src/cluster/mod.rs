@@ -220,7 +220,7 @@ impl<'lab> Cluster<'lab> {
     /// A new machine in a dead one's place: its configuration and keys are copied to it, and nothing else is there. Disks
     /// are as large as they were, and empty.
     pub fn renew_host(&self, host: &str) -> Result<()> {
-        let state = self.dir.join(host).join("state");
+        let state = self.state(host);
         fs::remove_dir_all(&state).with_context(|| format!("{}: the state folder", state.display()))?;
         for entry in fs::read_dir(self.lab.node(host).home())? {
             let entry = entry?;
@@ -235,6 +235,11 @@ impl<'lab> Cluster<'lab> {
     /// The process of a host's daemon.
     pub fn pid(&self, host: &str) -> Option<u32> {
         self.daemons.get(host).map(Child::id)
+    }
+
+    /// The state folder of a host's daemon.
+    pub fn state(&self, host: &str) -> PathBuf {
+        self.dir.join(host).join("state")
     }
 
     /// The file that a host's daemon writes its messages to.

@@ -32,6 +32,8 @@ pub struct VmPlan {
     pub idle_cards: u8,
     /// Boots from a disk with a boot loader, its first, instead of a kernel that QEMU is given.
     pub boots_from_disk: bool,
+    /// It has a UEFI with variables, and no BIOS.
+    pub uefi: bool,
     /// Further lines for the `[sync]` table.
     pub sync: Vec<String>,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
@@ -56,6 +58,7 @@ impl VmPlan {
             more_disks: 0,
             idle_cards: 0,
             boots_from_disk: false,
+            uefi: false,
             sync: Vec::new(),
             members: ["a", "b"],
             number: 0,
@@ -150,6 +153,9 @@ impl VmPlan {
             "vcpus = {}\nmemory_mib = {}\n",
             self.vcpus, self.memory_mib
         ));
+        if self.uefi {
+            text.push_str("firmware = \"uefi\"\n");
+        }
         if self.memory_overcommit {
             text.push_str("memory_overcommit = true\n");
         }
@@ -184,7 +190,11 @@ bridge = \"br0\"
             let file = format!("{}-boot.img", self.name);
             for host in ["a", "b"] {
                 let append = format!("{append} no_timer_check");
-                crate::image::boot_disk(&lab.node(host).home().join(&file), image, &append)?;
+                let make = match self.uefi {
+                    true => crate::image::uefi_boot_disk,
+                    false => crate::image::boot_disk,
+                };
+                make(&lab.node(host).home().join(&file), image, &append)?;
             }
             text.push_str(&format!(
                 "\n[[vm.disks]]\npath = \"{}\"\n",

@@ -1,11 +1,11 @@
-//! Disks for the guest, made without mounting anything and without being root: an empty ext4, or a boot loader with kernel
-//! and initramfs.
+//! Disks for the guest, made without mounting anything and without being root: an empty ext4, or a boot loader (for a BIOS or
+//! a UEFI) with kernel and initramfs.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::GuestImage;
 
@@ -38,32 +38,68 @@ pub fn data_disk(path: &Path, size_mib: u64) -> Result<()> {
 
 /// Makes `path`, a raw image with a boot loader (syslinux on a FAT file system) that boots `image` with that command line.
 pub fn boot_disk(path: &Path, image: &GuestImage, append: &str) -> Result<()> {
-    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
-    file.set_len(64 << 20)?;
-    drop(file);
-    let menu = path.with_extension("cfg");
-    fs::write(
-        &menu,
-        format!("DEFAULT linux\nLABEL linux\nKERNEL vmlinuz\nINITRD initrd.img\nAPPEND {append}\n"),
+    let fat = Fat::with_kernel(path, image)?;
+    fat.write(
+        "syslinux.cfg",
+        &format!("DEFAULT linux\nLABEL linux\nKERNEL vmlinuz\nINITRD initrd.img\nAPPEND {append}\n"),
     )?;
-    let copy = |from: &Path, name: &str| {
-        tool(
-            Command::new("mcopy")
-                .arg("-i")
-                .arg(path)
-                .arg(from)
-                .arg(format!("::{name}")),
-            "mtools",
-        )
-    };
-    tool(
-        Command::new("mkfs.vfat").args(["-F", "32"]).arg(path),
-        "dosfstools",
-    )?;
-    copy(&image.kernel, "vmlinuz")?;
-    copy(&image.initrd, "initrd.img")?;
-    copy(&menu, "syslinux.cfg")?;
     tool(Command::new("syslinux").arg("--install").arg(path), "syslinux")
+}
+
+/// The same for a UEFI: systemd-boot, where every UEFI looks for a boot loader.
+pub fn uefi_boot_disk(path: &Path, image: &GuestImage, append: &str) -> Result<()> {
+    const LOADER: &str = "/usr/lib/systemd/boot/efi/systemd-bootx64.efi";
+    ensure!(
+        Path::new(LOADER).exists(),
+        "there is no {LOADER}: apt-get install systemd-boot-efi (or 'cargo xtask setup')"
+    );
+    let fat = Fat::with_kernel(path, image)?;
+    for folder in ["EFI", "EFI/BOOT", "loader", "loader/entries"] {
+        fat.folder(folder)?;
+    }
+    fat.copy(Path::new(LOADER), "EFI/BOOT/BOOTX64.EFI")?;
+    fat.write("loader/loader.conf", "timeout 0\n")?;
+    fat.write(
+        "loader/entries/linux.conf",
+        &format!("title linux\nlinux /vmlinuz\ninitrd /initrd.img\noptions {append}\n"),
+    )
+}
+
+/// A FAT file system in a file.
+struct Fat<'a>(&'a Path);
+
+impl<'a> Fat<'a> {
+    fn with_kernel(path: &'a Path, image: &GuestImage) -> Result<Self> {
+        let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+        file.set_len(64 << 20)?;
+        drop(file);
+        tool(
+            Command::new("mkfs.vfat").args(["-F", "32"]).arg(path),
+            "dosfstools",
+        )?;
+        let fat = Self(path);
+        fat.copy(&image.kernel, "vmlinuz")?;
+        fat.copy(&image.initrd, "initrd.img")?;
+        Ok(fat)
+    }
+
+    fn copy(&self, from: &Path, name: &str) -> Result<()> {
+        let mut command = Command::new("mcopy");
+        command.arg("-i").arg(self.0).arg(from).arg(format!("::{name}"));
+        tool(&mut command, "mtools")
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let file = self.0.with_extension("cfg");
+        fs::write(&file, text)?;
+        self.copy(&file, name)
+    }
+
+    fn folder(&self, name: &str) -> Result<()> {
+        let mut command = Command::new("mmd");
+        command.arg("-i").arg(self.0).arg(format!("::{name}"));
+        tool(&mut command, "mtools")
+    }
 }
 
 fn tool(command: &mut Command, package: &str) -> Result<()> {

@@ -2,13 +2,19 @@
 # The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX
 # The first disk with an ext4 file system is mounted on /data, and redis then logs every write to it.
 # Each further one has a redis of its own, on the ports from 6380 on.
-# A word on the list dunlin:power is obeyed as if a person had typed it: reboot or poweroff.
+# A word on the list dunlin:power is obeyed as if a person had typed it: reboot or poweroff. Under a UEFI, remember-NAME makes
+# a variable of that name, and dunlin:variables says which there are: at boot and after each such order.
 # No timer and no poll runs here: an idle guest must be idle.
 /bin/busybox --install -s /bin
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev
-while read -r module; do insmod "/modules/$module.ko"; done < /modules/order
+[ -d /sys/firmware/efi ] && uefi=yes
+while read -r module; do
+    [ "$module" = efivarfs ] && [ ! "$uefi" ] && continue
+    insmod "/modules/$module.ko"
+done < /modules/order
+[ "$uefi" ] && mount -t efivarfs variables /sys/firmware/efi/efivars
 
 address=10.77.0.10/16
 for word in $(cat /proc/cmdline); do
@@ -40,6 +46,23 @@ for disk in /dev/vdb /dev/vdc /dev/vdd /dev/vde; do
             --tcp-keepalive 0 --save "" --appendonly yes --appendfsync always --dir $place
     fi
 done
+variable=d0d0d0d0-0000-4000-8000-00000000da7a
+remember() {
+    printf '\007\000\000\000%s' "$1" > "/sys/firmware/efi/efivars/dunlin_$1-$variable"
+}
+tell_variables() {
+    names=
+    for file in /sys/firmware/efi/efivars/dunlin_*-$variable; do
+        name=${file##*/dunlin_}
+        names=$names${name%-$variable},
+    done
+    # On a connection of its own: what stands before it in the list of orders may wait for ever.
+    # While redis loads it refuses the first command, not the second.
+    until printf 'SET dunlin:variables "%s"\nQUIT\n' "$names" | nc 127.0.0.1 6379 2> /dev/null | head -n 1 | grep -q +OK; do
+        sleep 1
+    done
+}
+[ "$uefi" ] && tell_variables &
 # Tries again only until redis answers; then it waits without a timer.
 obey() {
     mkfifo /orders
@@ -50,6 +73,12 @@ obey() {
             case $word in
             reboot*) reboot -f ;;
             poweroff*) poweroff -f ;;
+            remember-*)
+                word=${word%?}
+                remember "${word#remember-}"
+                tell_variables
+                echo 'BLPOP dunlin:power 0' >&3
+                ;;
             -LOADING*) sleep 1; echo 'BLPOP dunlin:power 0' >&3 ;;
             esac
         done

@@ -13,6 +13,9 @@ use anyhow::{Context, Result, bail};
 /// What the guest uses; everything these depend on is loaded before them.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_mmio", "virtio_net", "virtio_blk"];
 
+/// Beside these under a UEFI: the guest's variables as files.
+pub const UNDER_UEFI: [&str; 1] = ["efivarfs"];
+
 /// `tsc=reliable`: a paused and resumed VM must not lose its clock source. `nowatchdog`: a pause is no lock-up.
 pub const COMMAND_LINE: &str = "console=ttyS0 loglevel=4 panic=-1 net.ifnames=0 tsc=reliable nowatchdog random.trust_cpu=on mitigations=off";
 
@@ -26,8 +29,8 @@ pub struct Kernel {
     pub modules: Vec<(String, Vec<u8>)>,
 }
 
-/// Finds image and modules in `root`, where a kernel package was unpacked.
-pub fn find(root: &Path) -> Result<Kernel> {
+/// Finds image and modules (the usual and `further` ones) in `root`, where a kernel package was unpacked.
+pub fn find(root: &Path, further: &[&str]) -> Result<Kernel> {
     let boot = root.join("boot");
     let image = fs::read_dir(&boot)?
         .flatten()
@@ -48,7 +51,7 @@ pub fn find(root: &Path) -> Result<Kernel> {
     let mut by_name = BTreeMap::new();
     collect(&tree.join("kernel"), &mut by_name)?;
     let mut modules = Vec::new();
-    for name in WANTED {
+    for name in WANTED.iter().chain(further) {
         add(name, &by_name, &mut modules)?;
     }
     Ok(Kernel {

@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 
 use crate::accel::RunsUnder;
 
-pub use disk::{boot_disk, data_disk};
+pub use disk::{boot_disk, data_disk, uefi_boot_disk};
 pub use services::{FIO, MIXED, SERVICES, Service, clients, ensure as ensure_service, service};
 
 /// Raised whenever the builder itself changes what an image holds.
@@ -114,7 +114,7 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
     let kernel_root = packages::unpack(&kernel, dir, &half_made.join("kernel.d"))?;
     let busybox_root = packages::unpack(&busybox, dir, &half_made.join("busybox.d"))?;
 
-    let found = kernel::find(&kernel_root)?;
+    let found = kernel::find(&kernel_root, &kernel::UNDER_UEFI)?;
     fs::copy(&found.image, half_made.join("vmlinuz"))?;
     let mut archive = cpio::Archive::new();
     tree::lay_out(&mut archive, &busybox_root, &redis, &found, INIT)?;

@@ -235,7 +235,7 @@ pub fn ensure(service: &Service, dir: &Path, say: &mut dyn FnMut(&str)) -> Resul
     let busybox_root = packages::unpack(&busybox_package, dir, &half_made.join("busybox.d"))?;
     rootfs::add_busybox(&root, &busybox_root)?;
     let kernel_root = packages::unpack(&kernel_package, dir, &half_made.join("kernel.d"))?;
-    let found = kernel::find(&kernel_root)?;
+    let found = kernel::find(&kernel_root, &[])?;
     lay_out(&root, service, &found)?;
     if let Some(prepare) = service.prepare {
         fs::write(root.join("etc/dunlin/prepare"), prepare)?;

@@ -21,7 +21,7 @@ const REFUSAL: Duration = Duration::from_secs(20);
 type Damage = fn(&str) -> String;
 
 /// A mistake in vm.toml: its name, the damage, and a word that the message must have.
-const VM_MISTAKES: [(&str, Damage, &str); 8] = [
+const VM_MISTAKES: [(&str, Damage, &str); 9] = [
     (
         "unknown-key",
         |text| format!("colour = \"red\"\n{text}"),
@@ -57,6 +57,11 @@ const VM_MISTAKES: [(&str, Damage, &str); 8] = [
         "missing-disk",
         |text| text.replace("redis.img", "no-such-disk.img"),
         "no-such-disk",
+    ),
+    (
+        "uefi-on-a-machine-that-has-none",
+        |text| text.replace("machine = \"pc\"", "machine = \"microvm\"\nfirmware = \"uefi\""),
+        "microvm has no UEFI",
     ),
 ];
 

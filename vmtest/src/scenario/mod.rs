@@ -115,6 +115,12 @@ pub enum Action {
     Reboot,
     /// The same, and SIGKILL to the primary's host as soon as the guest has reset its machine.
     RebootAndKill,
+    /// The guest is told to make a variable of that name in its UEFI.
+    Remember(&'static str),
+    /// The guest reboots, and then has these variables: its own, in that order, and no others.
+    RebootAndRecall(&'static [&'static str]),
+    /// The guest has booted anew and has these variables.
+    Recall(&'static [&'static str]),
     /// The primary is in that state.
     AwaitState(&'static str),
     /// The backup's session hangs in the middle of a sync; then it goes on.
@@ -168,6 +174,8 @@ pub struct Scenario {
     pub idle_cards: u8,
     /// It boots from a disk with a boot loader, not from a kernel that QEMU is given.
     pub boots_from_disk: bool,
+    /// It has a UEFI with variables.
+    pub uefi: bool,
     /// After each sync both memories are hashed and compared (slow).
     pub audit: bool,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
@@ -193,6 +201,7 @@ impl Scenario {
             disk_mib: None,
             idle_cards: 0,
             boots_from_disk: false,
+            uefi: false,
             audit: false,
             durable: false,
             cpu: None,

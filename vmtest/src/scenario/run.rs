@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
 use super::{Action, Scenario, Thawed};
-use crate::client::{Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
+use crate::client::{Answer, Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
@@ -84,6 +84,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         disk_mib: scenario.disk_mib,
         idle_cards: scenario.idle_cards,
         boots_from_disk: scenario.boots_from_disk,
+        uefi: scenario.uefi,
         sync,
         ..VmPlan::redis(scenario.policy)
     };
@@ -99,10 +100,14 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         target: service(),
         connections: scenario.connections,
         together: scenario.actions.contains(&Action::AwaitManner("passive")),
-        give_up: GIVE_UP,
+        // A translated OVMF takes half a minute, two copies of it on one machine twice that, and a client waits for a boot to end.
+        give_up: if scenario.uefi { PATIENCE } else { GIVE_UP },
     };
-    let boots = [Action::KillAll, Action::Reboot, Action::RebootAndKill];
-    let boots = match boots.iter().any(|action| scenario.actions.contains(action)) {
+    let boots_anew = scenario.actions.iter().any(|action| {
+        use Action::{KillAll, Reboot, RebootAndKill, RebootAndRecall};
+        matches!(action, KillAll | Reboot | RebootAndKill | RebootAndRecall(_))
+    });
+    let boots = match boots_anew {
         true => Boots::at_any_time(),
         false => Boots::never(),
     };
@@ -462,17 +467,10 @@ impl Stage<'_, '_> {
                 self.reboot()?;
                 self.counter.await_more(100, PATIENCE)
             }
-            Action::RebootAndKill => {
-                let primary = self.reboot()?;
-                // It may have been late for a sync in the midst of that.
-                self.cluster.await_protected(&self.vm, PATIENCE)?;
-                self.cluster.kill_host(&primary)?;
-                self.dead.insert(primary.clone());
-                self.counter.await_more(100, PATIENCE)?;
-                self.cluster
-                    .await_take_over(&self.vm, &primary, PATIENCE)
-                    .map(drop)
-            }
+            Action::RebootAndKill => self.reboot_and_kill(),
+            Action::Remember(name) => self.remember(name),
+            Action::RebootAndRecall(names) => self.reboot_and_recall(names),
+            Action::Recall(names) => self.recall(names),
             Action::Failover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
@@ -588,18 +586,30 @@ fn with_role(hosts: &[HostStatus], vm: &str, role: &str) -> Option<String> {
     Some(host.host.clone())
 }
 
-/// Tells the guest to `reboot` or to `poweroff`, as a person in it would.
-pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &'static str) -> Result<()> {
-    let told = lab.node("client").spawn("order-guest", move || -> Result<()> {
-        let mut connection = Connection::open(guest, Duration::from_secs(5))?;
-        connection.send(&["RPUSH", "dunlin:power", word])?;
+/// Tells the guest to `reboot`, to `poweroff`, or to `remember-NAME`, as a person in it would.
+pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<()> {
+    match ask_guest(lab, guest, &["RPUSH", "dunlin:power", word]) {
         // It may be obeyed before it is answered.
-        let _ = connection.receive(Instant::now() + Duration::from_secs(5));
-        Ok(())
+        Err(error) if error.downcast_ref::<std::io::Error>().is_none() => {
+            Err(error.context(format!("the guest was not told to {word}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A command to the guest's redis.
+fn ask_guest(lab: &Lab, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
+    const AT_MOST: Duration = Duration::from_secs(5);
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let asked = lab.node("client").spawn("ask-guest", move || -> Result<Answer> {
+        let connection =
+            Connection::open(guest, AT_MOST).map_err(|error| anyhow::anyhow!("{guest}: {error}"));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(connection?.ask(&words, AT_MOST)?)
     })?;
-    told.join()
+    asked
+        .join()
         .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
-        .with_context(|| format!("the guest was not told to {word}"))
 }
 
 fn primary(hosts: &[HostStatus], vm: &str) -> Option<String> {

@@ -52,7 +52,7 @@ impl VmLoop {
 
     /// The comparison runs beside the VM, on a thread of its own, and answers by itself.
     fn begin_verification(&mut self, repair: bool, reply: &Sender<Answer>) -> Option<Answer> {
-        if self.config.spec.disks.is_empty() {
+        if self.config.spec.images() == 0 {
             return Some(Answer::refused("this VM has no disks"));
         }
         let (host, vm, reply) = (self.host.clone(), self.config.name.clone(), reply.clone());

@@ -1,11 +1,15 @@
 //! Guests that boot anew: by themselves, or from a disk when all hosts were lost.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{PATIENCE, Stage, order_guest};
+use super::{PATIENCE, Stage, ask_guest, order_guest};
+use crate::client::Answer;
 use crate::demo::service;
+
+/// Where the guest says which variables it has.
+const VARIABLES: &str = "dunlin:variables";
 
 impl Stage<'_, '_> {
     /// The guest reboots. Returns the primary as soon as its machine was reset.
@@ -19,6 +23,76 @@ impl Stage<'_, '_> {
                 (after > before).then_some(())
             })?;
         Ok(primary)
+    }
+
+    /// The primary's host dies in the midst of a boot.
+    pub(super) fn reboot_and_kill(&mut self) -> Result<()> {
+        let primary = self.reboot()?;
+        // It may have been late for a sync in the midst of that.
+        self.cluster.await_protected(&self.vm, PATIENCE)?;
+        self.cluster.kill_host(&primary)?;
+        self.dead.insert(primary.clone());
+        self.counter.await_more(100, PATIENCE)?;
+        self.cluster
+            .await_take_over(&self.vm, &primary, PATIENCE)
+            .map(drop)
+    }
+
+    /// The guest makes a variable in its UEFI, and says so.
+    pub(super) fn remember(&self, name: &'static str) -> Result<()> {
+        order_guest(self.cluster.lab(), service(), &format!("remember-{name}"))?;
+        self.await_variables(|names| names.contains(&name))
+    }
+
+    /// What is in the flash is read at a boot only.
+    pub(super) fn reboot_and_recall(&self, names: &[&str]) -> Result<()> {
+        self.reboot()?;
+        self.recall(names)
+    }
+
+    /// The guest says that it has these variables, and they are in the image on its host.
+    pub(super) fn recall(&self, names: &[&str]) -> Result<()> {
+        self.counter.await_more(100, PATIENCE)?;
+        self.await_variables(|found| found == names)?;
+        let primary = self.with_role("primary")?;
+        let image = self
+            .cluster
+            .state(&primary)
+            .join("variables")
+            .join(format!("{}.fd", self.vm));
+        let bytes = std::fs::read(&image).with_context(|| image.display().to_string())?;
+        for name in names {
+            let text: Vec<u8> = format!("dunlin_{name}")
+                .encode_utf16()
+                .flat_map(u16::to_le_bytes)
+                .collect();
+            ensure!(
+                bytes.windows(text.len()).any(|part| part == text),
+                "no variable {name} in {}",
+                image.display()
+            );
+        }
+        Ok(())
+    }
+
+    fn await_variables(&self, are: impl Fn(&[&str]) -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let said = ask_guest(self.cluster.lab(), service(), &["GET", VARIABLES]);
+            if let Ok(Answer::Bulk(Some(bytes))) = &said {
+                let text = String::from_utf8_lossy(bytes);
+                let names: Vec<&str> = text.split(',').filter(|name| !name.is_empty()).collect();
+                if are(&names) {
+                    // Whoever looks again wants to hear it from a later boot.
+                    return ask_guest(self.cluster.lab(), service(), &["DEL", VARIABLES]).map(drop);
+                }
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the guest does not say that it has the variables: {said:?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// All hosts were lost, with all that was agreed. This host says what a person can do, refuses less than that, and

@@ -28,6 +28,66 @@ const BOOTS_ELSEWHERE: [Action; 18] = [
     ANSWERS,
 ];
 
+/// What a UEFI guest wrote into its variables is there after a take-over and a reboot on the other host, again and again.
+const REMEMBERS_ELSEWHERE: [Action; 15] = [
+    AwaitProtected,
+    ANSWERS,
+    Remember("one"),
+    KillPrimary,
+    RebootAndRecall(&["one"]),
+    Restart,
+    AwaitProtected,
+    Remember("two"),
+    KillPrimary,
+    RebootAndRecall(&["one", "two"]),
+    Restart,
+    AwaitProtected,
+    RebootAndKill,
+    Recall(&["one", "two"]),
+    ANSWERS,
+];
+
+/// ... and when all hosts were lost: on the host that a take-over has brought the VM to, and on the other one after that.
+const REMEMBERS_IN_THE_COLD: [Action; 15] = [
+    AwaitProtected,
+    Remember("one"),
+    KillPrimary,
+    Restart,
+    AwaitProtected,
+    Remember("two"),
+    KillAll,
+    Restart,
+    AwaitBootOnLast,
+    Recall(&["one", "two"]),
+    AwaitProtected,
+    Failover,
+    KillAll,
+    Restart,
+    Recall(&["one", "two"]),
+];
+
+fn with_uefi() -> Vec<Scenario> {
+    let story = |name, policy, actions: &[Action]| Scenario {
+        uefi: true,
+        // Right after the kills the guest boots, for half a minute where its OVMF is translated: a client may wait for both at once.
+        gap_limit: Duration::from_secs(90),
+        ..Scenario::new(name, policy, actions).with_disk()
+    };
+    vec![
+        story("reboot-elsewhere-uefi", "dunlin", &REMEMBERS_ELSEWHERE),
+        Scenario {
+            machine: "q35",
+            boots_from_disk: true,
+            ..story("reboot-elsewhere-uefi-from-disk", "plover", &REMEMBERS_ELSEWHERE)
+        },
+        story("reboot-elsewhere-uefi-passive", "remus", &REMEMBERS_ELSEWHERE),
+        Scenario {
+            durable: true,
+            ..story("power-loss-uefi", "dunlin", &REMEMBERS_IN_THE_COLD)
+        },
+    ]
+}
+
 /// All of them.
 pub fn all() -> Vec<Scenario> {
     let mut scenarios = Vec::new();
@@ -97,5 +157,6 @@ pub fn all() -> Vec<Scenario> {
             &[AwaitProtected, AwaitSyncs(200), KillPrimary, ANSWERS],
         )
     });
+    scenarios.extend(with_uefi());
     scenarios
 }
