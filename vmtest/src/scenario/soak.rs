@@ -154,7 +154,7 @@ fn play(
     Ok(SoakOutcome { clients, memory })
 }
 
-pub(super) fn has_grown(then_kib: u64, now_kib: u64) -> bool {
+fn has_grown(then_kib: u64, now_kib: u64) -> bool {
     now_kib > then_kib + (then_kib * GROWTH_PERCENT / 100).max(SLACK_KIB)
 }
 
