@@ -50,11 +50,19 @@ fn copy_whole(from: &Path, to: &Path) -> io::Result<()> {
     let folder = to.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
     let half_made = to.with_extension("new");
-    let mut file = File::create(&half_made)?;
-    io::copy(&mut File::open(from)?, &mut file)?;
-    file.sync_all()?;
-    fs::rename(&half_made, to)?;
+    let made = fill(from, &half_made).and_then(|()| fs::rename(&half_made, to));
+    if made.is_err() {
+        // Best effort: the disk may be full, and this is the part that is in the way.
+        let _ = fs::remove_file(&half_made);
+    }
+    made?;
     File::open(folder)?.sync_all()
+}
+
+fn fill(from: &Path, to: &Path) -> io::Result<()> {
+    let mut file = File::create(to)?;
+    io::copy(&mut File::open(from)?, &mut file)?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -84,6 +92,13 @@ mod tests {
             fs::read_dir(&folder).unwrap().count(),
             1,
             "nothing half-made is left"
+        );
+        let why = copy_whole(Path::new("/dev/full/none"), &folder.join("other.fd")).unwrap_err();
+        assert_eq!(why.kind(), io::ErrorKind::NotADirectory);
+        assert_eq!(
+            fs::read_dir(&folder).unwrap().count(),
+            1,
+            "nor of one that failed"
         );
         fs::remove_dir_all(folder).unwrap();
     }
