@@ -109,7 +109,7 @@ const MAPPED_BYTES: libc::c_int = 512 << 10;
 
 /// Large buffers are mapped for themselves. Without that glibc takes the largest one that was ever freed for what is usual, keeps
 /// up to its double for each thread that came and went, and a daemon grows with every join (`mallopt(3)`, `M_MMAP_THRESHOLD`).
-/// Smaller ones, as most syncs need, stay warm. To be called once, before there are threads.
+/// What is made while a VM stands is to be kept by its owner. To be called once, before there are threads.
 pub fn map_large_buffers() {
     // SAFETY: a number for the allocator; no memory of ours is touched.
     let taken = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES) };

@@ -20,6 +20,7 @@ use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::backup::Backup;
+use super::session::copies::Copies;
 use super::session::jobs::Jobs;
 use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
@@ -272,6 +273,7 @@ impl VmLoop {
                 link,
                 words: receiver,
                 to_loop,
+                copies: Copies::default(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
             };

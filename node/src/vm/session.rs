@@ -4,6 +4,7 @@
 //! when, and speaks to the network.
 
 pub mod backup;
+pub mod copies;
 mod drive;
 pub mod jobs;
 pub mod link;
@@ -30,18 +31,6 @@ impl Broken {
 /// A tracker's bitmap as a set of runs.
 fn page_set(bitmap: &Bitmap) -> PageSet {
     PageSet::from_runs(bitmap.iter().map(|page| (page as u32, 1)))
-}
-
-/// Pages copied out of the guest, one after the other, in the order of `pages`.
-fn copy_out(memory: &Memory, pages: &PageSet) -> Vec<u8> {
-    let mut out = vec![0; pages.len() * compare::PAGE_BYTES];
-    for (page, to) in pages
-        .pages()
-        .zip(out.as_chunks_mut::<{ compare::PAGE_BYTES }>().0)
-    {
-        memory.copy_page(u64::from(page), to);
-    }
-    out
 }
 
 /// The block hashes of a copy, on all cores.

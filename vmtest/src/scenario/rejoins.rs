@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WARM_UP: usize = 24;
 /// Joins between the two looks.
 const JOINS: usize = 48;
+/// A look is the least after so many joins, one after the other: what a session holds while it lasts is not what a join leaves.
+const LOOKS: usize = 8;
 /// What a join may leave behind: some events, and an allocator's pools that settle slowly. Buffers of its copies are a hundred times that.
 const LEFT_KIB: u64 = 32;
 
@@ -57,14 +59,13 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Grown> {
             give_up: PATIENCE,
         },
     )?;
-    let mut first = Vec::new();
+    let mut looks = Vec::new();
     for join in 1..=WARM_UP + JOINS {
         rejoin(cluster, &plan.name).with_context(|| format!("join {join}"))?;
-        if join == WARM_UP {
-            first = daemons(cluster)?;
-        }
+        looks.push(daemons(cluster)?);
     }
-    let last = daemons(cluster)?;
+    let first = least(&looks[WARM_UP - LOOKS..WARM_UP]);
+    let last = least(&looks[looks.len() - LOOKS..]);
     let (clients, _) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
     let both = first.into_iter().zip(last);
@@ -106,6 +107,17 @@ fn daemons(cluster: &Cluster<'_>) -> Result<Vec<(String, u64)>> {
         Ok((host.clone(), memory.own_kib))
     };
     cluster.hosts().iter().map(of).collect()
+}
+
+/// Of each daemon the least.
+fn least(looks: &[Vec<(String, u64)>]) -> Vec<(String, u64)> {
+    let mut least = looks[0].clone();
+    for look in &looks[1..] {
+        for ((_, least), (_, now)) in least.iter_mut().zip(look) {
+            *least = (*least).min(*now);
+        }
+    }
+    least
 }
 
 fn processes(cluster: &Cluster<'_>, host: &str) -> impl Iterator<Item = (i32, String, Memory)> {

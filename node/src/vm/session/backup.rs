@@ -3,9 +3,10 @@
 //! Source: stock-QEMU COLO secondary, driven as in docs/guest.md. Not here: the order of the steps, what is waited for (the
 //! machine); elections, frames, who may acknowledge (the loop).
 
+use super::copies::Copies;
 use super::drive::{Driver, drive};
 use super::link::SyncLink;
-use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, hash_all, hash_copy, page_set};
 use crate::vm::Line;
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
@@ -35,6 +36,8 @@ pub struct Backup {
     pub words: Receiver<Word>,
     /// Reports.
     pub to_loop: LoopSender,
+    /// Memory for copies of its own pages.
+    pub copies: Copies,
     /// Memory for staging.
     pub staging_bytes: usize,
     /// Whether the primary sends audits.
@@ -128,8 +131,10 @@ impl Backup {
             .map_err(|error| Broken::new("reading the dirty pages", error))
     }
 
-    fn send_hashes(&self, epoch: Epoch, pages: &PageSet) -> Result<(), Broken> {
-        let hashes = hash_copy(&copy_out(self.machine.qemu.memory(), pages));
+    fn send_hashes(&mut self, epoch: Epoch, pages: &PageSet) -> Result<(), Broken> {
+        let copy = self.copies.copy(self.machine.qemu.memory(), pages);
+        let hashes = hash_copy(&copy);
+        self.copies.take_back(copy);
         self.link.send(&SyncMessage::Hashes { epoch, hashes })
     }
 

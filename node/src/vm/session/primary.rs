@@ -3,9 +3,10 @@
 //! Each step's time is measured here. Not here: the order of the steps, what is waited for (the machine); when to sync, what
 //! leaves when (the loop, with core's `trigger` and `gate`).
 
+use super::copies::Copies;
 use super::drive::{Driver, drive};
 use super::link::SyncLink;
-use super::{Broken, copy_out, hash_all, hash_copy, page_set};
+use super::{Broken, hash_all, hash_copy, page_set};
 use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
@@ -49,6 +50,7 @@ pub struct Primary {
 /// A session's primary at work.
 struct Worker {
     its: Primary,
+    copies: Copies,
     capture: Capture,
     figures: SyncFigures,
     lap: Lap,
@@ -86,6 +88,7 @@ impl Primary {
         let now = Instant::now();
         let mut worker = Worker {
             its: self,
+            copies: Copies::default(),
             capture: Capture::default(),
             figures: SyncFigures::default(),
             lap: Lap(now),
@@ -133,8 +136,7 @@ impl Driver<primary::Primary> for Worker {
                 return Ok(Some(Answer::Scanned(pages)));
             }
             Effect::SendPages(pages) => {
-                let whole = self.whole_pages(&pages);
-                self.its.link.send(&SyncMessage::Pages(whole))?;
+                self.send_pages(&pages)?;
             }
             Effect::Progress { sent, total } => {
                 let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
@@ -147,7 +149,7 @@ impl Driver<primary::Primary> for Worker {
                 self.figures.scan_us += self.lap.us();
             }
             Effect::Copy(pages) => {
-                self.capture.pages = copy_out(self.its.machine.qemu.memory(), &pages).into();
+                self.capture.pages = self.copies.copy(self.its.machine.qemu.memory(), &pages);
                 self.figures.copy_us = self.lap.us();
             }
             Effect::Audit => {
@@ -218,8 +220,8 @@ impl Worker {
             .map_err(|error| Broken::new("reading the dirty pages", error))
     }
 
-    fn whole_pages(&self, pages: &PageSet) -> Vec<PageDelta> {
-        let copy = Bytes::from(copy_out(self.its.machine.qemu.memory(), pages));
+    fn send_pages(&mut self, pages: &PageSet) -> Result<(), Broken> {
+        let copy = self.copies.copy(self.its.machine.qemu.memory(), pages);
         let whole = |(i, page): (usize, u32)| PageDelta {
             at: DivergentPage {
                 page,
@@ -227,7 +229,10 @@ impl Worker {
             },
             bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
         };
-        pages.pages().enumerate().map(whole).collect()
+        let whole = pages.pages().enumerate().map(whole).collect();
+        self.its.link.send(&SyncMessage::Pages(whole))?;
+        self.copies.take_back(copy);
+        Ok(())
     }
 
     fn stop(&mut self) -> Result<(), Broken> {
@@ -301,6 +306,7 @@ impl Worker {
             bytes += deltas.iter().map(|delta| delta.bytes.len() as u64).sum::<u64>();
             self.its.link.send(&SyncMessage::Delta { epoch, deltas })?;
         }
+        self.copies.take_back(copy);
         Ok(bytes)
     }
 
