@@ -7,8 +7,8 @@ use dunlin_vmtest::accel::RunsUnder;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, overload, passers,
-    rejoins, sizes, soak, two_vms, upload,
+    self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, outpour, overload,
+    passers, rejoins, sizes, soak, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -62,7 +62,7 @@ pub struct Scenarios {
     #[command(flatten)]
     accel: Accel,
     /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `life`, `two-vms`, `flood`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
+    /// mistakes, `life`, `two-vms`, `flood`, `outpour`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -221,6 +221,20 @@ fn play(
             )
         });
         tell("flood", begun, outcome);
+    }
+    if wanted("outpour", false) {
+        let begun = Instant::now();
+        let outcome = outpour::run(&world).map(|outcome| {
+            format!(
+                ", {} MiB fetched, every byte right; {} and {} KiB held at most with a slow backup and without a majority, {} frames \
+                 dropped without",
+                outcome.poured_mib,
+                outcome.peak_bytes[0] >> 10,
+                outcome.peak_bytes[1] >> 10,
+                outcome.dropped
+            )
+        });
+        tell("outpour", begun, outcome);
     }
     if wanted("long-upload", true) {
         let begun = Instant::now();

@@ -15,6 +15,7 @@ pub mod interrupt;
 pub mod ledger;
 pub mod life;
 pub mod orders;
+pub mod outpour;
 pub mod overload;
 pub mod passers;
 pub mod rejoins;

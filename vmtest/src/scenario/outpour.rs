@@ -1,0 +1,242 @@
+//! A guest that says more than may leave: first because its backup is slow, then because there is no majority.
+//!
+//! * **Decides:** that what waits to leave is bounded by its budget; that at the budget the guest is slowed and not stopped, and loses
+//!   nothing; that without a majority the rest is dropped as on any wire, and that clients get every byte right in the end.
+//! * **Flow:** protected -> clients fetch large values without pause -> the backup's host gets a tenth of a core until the VM had to wait
+//!   -> it gets all -> backup and witness stand still until something was dropped -> they go on -> the primary's host is killed
+//!   in the midst of it -> clients get further values.
+//! * **Invariant:** what is held is looked at all along.
+//! * **Not here:** the budget's rule (`core/src/output`), a flood towards a guest (`flood`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::signal::Signal;
+
+use super::World;
+use crate::client::upload::VALUE_BYTES;
+use crate::client::{Counter, CounterSpec, Upload};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::lab::{CpuShare, LabSpec};
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+/// The longest that a client may wait for a value: the scenario's faults, one after the other.
+const GIVE_UP: Duration = Duration::from_secs(120);
+/// The budget in the VM's file, the least that it takes.
+const OUTBOUND_MIB: u64 = 8;
+/// Clients with one value each on its way, of which some 300 KiB are in frames: half as much again as the budget.
+const CLIENTS: usize = 40;
+/// Values between two faults.
+const SOME: u64 = 16;
+/// What one look at QEMU's sockets may bring beyond the budget.
+const ROUND_BYTES: u64 = 1 << 20;
+/// Of a core, in percent: a sync takes a backup with so little longer than the guest takes to fill the budget.
+const SLOW: u32 = 10;
+
+/// What an outpour showed.
+pub struct Outcome {
+    /// What clients got, every byte right.
+    pub poured_mib: u64,
+    /// The most that was seen waiting while there was a majority, and while there was none.
+    pub peak_bytes: [u64; 2],
+    /// Frames dropped while there was no majority.
+    pub dropped: u64,
+}
+
+/// Plays it.
+///
+/// # Errors
+/// When more was held than the budget, something was lost, or the guest stood still; the daemons' logs are kept.
+pub fn run(world: &World) -> Result<Outcome> {
+    in_a_lab("outpour", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+        play(cluster, world)
+    })
+}
+
+fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let plan = VmPlan {
+        top: vec![format!("memory = {{ outbound_mib = {OUTBOUND_MIB} }}")],
+        // Everything that the VM says waits for a sync.
+        ..VmPlan::redis("remus")
+    };
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let client = cluster.lab().node("client");
+    await_service(client, plan.service(), PATIENCE)?;
+    let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let counter = Counter::start(
+        client,
+        &CounterSpec {
+            target: plan.service(),
+            connections: 1,
+            together: false,
+            give_up: GIVE_UP,
+        },
+    )?;
+    let pour = Pour::start(cluster, &plan)?;
+    pour.await_more(2 * SOME)?;
+
+    // A slow backup: the guest is slowed, and loses nothing.
+    cluster
+        .lab()
+        .node(&backup)
+        .set_cpu_share(Some(CpuShare::percent(SLOW)))?;
+    let begun_with = pour.values();
+    let slowed = watch(cluster, &plan, &primary, |outbound| {
+        let events = cluster.events(&primary)?;
+        let had_to_wait = events.iter().any(|event| event.kind == "output-full");
+        Ok(outbound.dropped > 0 || (had_to_wait && pour.values() >= begun_with + 2 * OUTBOUND_MIB))
+    })
+    .context("with a slow backup")?;
+    ensure!(
+        slowed.dropped == 0,
+        "{} frames were dropped though they wait for a sync",
+        slowed.dropped
+    );
+    cluster.lab().node(&backup).set_cpu_share(None)?;
+    pour.await_more(SOME)?;
+
+    // Nobody answers: what is beyond the budget is dropped.
+    let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
+    cluster.freeze(&backup)?;
+    cluster.freeze("c")?;
+    let silent = watch(cluster, &plan, &primary, |outbound| Ok(outbound.dropped > 0));
+    for host in [&backup, "c"] {
+        cluster.thaw(host);
+    }
+    let silent = silent.context("without a majority")?;
+    pour.await_more(SOME)?;
+    counter.await_more(3, PATIENCE)?;
+
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    cluster.kill_host(&primary)?;
+    cluster.await_take_over(&plan.name, &primary, PATIENCE)?;
+    pour.await_more(SOME)?;
+    counter.await_more(3, PATIENCE)?;
+    let poured_mib = (pour.finish()? * VALUE_BYTES as u64) >> 20;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    cluster.start_host(&primary)?;
+    cluster.dunlin("c", &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    Ok(Outcome {
+        poured_mib,
+        peak_bytes: [slowed.peak_bytes, silent.peak_bytes],
+        dropped: silent.dropped,
+    })
+}
+
+/// What was seen of the VM's output that waits.
+#[derive(Clone, Copy, Default)]
+struct Outbound {
+    peak_bytes: u64,
+    dropped: u64,
+}
+
+/// Looks at the primary until `done`: never is more held than the budget, and one round.
+fn watch(
+    cluster: &Cluster<'_>,
+    plan: &VmPlan,
+    primary: &str,
+    done: impl Fn(Outbound) -> Result<bool>,
+) -> Result<Outbound> {
+    let (mut seen, deadline) = (Outbound::default(), Instant::now() + PATIENCE);
+    loop {
+        let status = cluster.status(primary)?;
+        let vm = status
+            .vm(&plan.name)
+            .context("the primary knows the VM no more")?;
+        let queues = vm.more.get("queues").and_then(|queues| queues.as_array());
+        let outbound = queues.and_then(|queues| queues.iter().find(|queue| queue["name"] == "outbound"));
+        let outbound = outbound.context("no figures of what waits to leave")?;
+        let figure = |name: &str| outbound[name].as_u64().unwrap_or(0);
+        let limit_bytes = figure("limit_bytes");
+        ensure!(
+            limit_bytes == OUTBOUND_MIB << 20 && figure("bytes") <= limit_bytes + ROUND_BYTES,
+            "beyond its budget: {outbound}"
+        );
+        seen.peak_bytes = seen.peak_bytes.max(figure("bytes"));
+        seen.dropped = figure("dropped");
+        if done(seen)? {
+            return Ok(seen);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "the budget was never used up: {} bytes at most, {} dropped",
+            seen.peak_bytes,
+            seen.dropped
+        );
+    }
+}
+
+/// Clients that fetch a large value again and again, and look at every byte of it.
+struct Pour {
+    stop: Arc<AtomicBool>,
+    values: Arc<AtomicU64>,
+    workers: Vec<JoinHandle<Result<Result<()>>>>,
+}
+
+impl Pour {
+    fn start(cluster: &Cluster<'_>, plan: &VmPlan) -> Result<Self> {
+        let (stop, values) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut workers = Vec::new();
+        for number in 0..CLIENTS {
+            let (stop, values, to) = (Arc::clone(&stop), Arc::clone(&values), plan.service());
+            let work = move || -> Result<()> {
+                let mut client = Upload::open(to, GIVE_UP)?;
+                // Each the same value: whose is there last does not matter.
+                client.put()?;
+                while !stop.load(Ordering::Relaxed) {
+                    client.check()?;
+                    values.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            };
+            let client = cluster.lab().node("client");
+            workers.push(client.spawn(&format!("pour-{number}"), work)?);
+        }
+        Ok(Self {
+            stop,
+            values,
+            workers,
+        })
+    }
+
+    fn values(&self) -> u64 {
+        self.values.load(Ordering::Relaxed)
+    }
+
+    fn await_more(&self, more: u64) -> Result<()> {
+        let (goal, deadline) = (self.values() + more, Instant::now() + PATIENCE);
+        while self.values() < goal {
+            ensure!(
+                Instant::now() < deadline && !self.workers.iter().any(JoinHandle::is_finished),
+                "clients got {} of {goal} values, or one of them gave up",
+                self.values()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// How many values came.
+    fn finish(self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        for worker in self.workers {
+            let came = worker.join().map_err(|_| anyhow!("a client's thread panicked"))?;
+            came?.context("a client that fetches values")?;
+        }
+        Ok(self.values.load(Ordering::Relaxed))
+    }
+}
