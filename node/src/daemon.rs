@@ -1,5 +1,6 @@
 //! One daemon per host: it listens for the other hosts and for people, and holds the VMs' loops.
 
+mod hand_over;
 mod peers;
 pub mod requests;
 mod reservations;
@@ -7,14 +8,13 @@ mod service;
 mod store;
 
 use crate::config::{HostConfig, Trust, VmConfig};
-use crate::control::Answer;
 use crate::control::server::ControlSocket;
 use crate::events::Events;
 use crate::metrics;
-use crate::vm::event::{Command, LoopEvent};
+use crate::vm::event::LoopEvent;
 use crate::vm::{self, Ended, Host, VmHandle};
 use anyhow::{Context, Result, bail};
-use crossbeam_channel::{Receiver, after, select, unbounded};
+use crossbeam_channel::{Receiver, select, unbounded};
 use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
 use reservations::Reservations;
 pub use reservations::Ticket;
@@ -25,10 +25,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
-
-/// How long a daemon that was told to end waits for its VMs to be handed over.
-const HAND_OVER: Duration = Duration::from_secs(10);
 
 /// The daemon.
 pub struct Daemon {
@@ -218,60 +214,13 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
         "host-ends",
         "this host's daemon ends; its VMs go to their backups first",
     );
-    hand_over_all(daemon, &signals);
+    hand_over::all(daemon, &signals);
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
     handles
         .iter_mut()
         .for_each(|handle| vm::join(handle.take_thread()));
     Ok(())
-}
-
-/// Each VM that is protected and served here goes to its backup, as by `dunlin failover`. A second signal cuts it short.
-fn hand_over_all(daemon: &Daemon, signals: &Receiver<i32>) {
-    let (told, outcomes) = unbounded();
-    for (name, handle) in daemon.vms().iter() {
-        let status = handle.status();
-        if status.role != "primary" {
-            continue;
-        }
-        if !status.protected {
-            daemon.host.events.push(
-                name,
-                "ends-here",
-                "the VM has no backup: it ends with this host's daemon",
-            );
-            continue;
-        }
-        let (name, to_loop, told) = (name.clone(), handle.sender(), told.clone());
-        let work = move || {
-            let outcome = loop {
-                match vm::command(&to_loop, Command::Failover) {
-                    // A sync is under way: it takes some milliseconds.
-                    Answer::Failed { code, .. } if code == vm::AGAIN => std::thread::yield_now(),
-                    answer => break answer,
-                }
-            };
-            // The daemon may have stopped waiting.
-            let _ = told.send((name, outcome));
-        };
-        if let Err(error) = std::thread::Builder::new().name("hand-over".into()).spawn(work) {
-            tracing::error!("a thread to hand a VM over: {error}");
-        }
-    }
-    drop(told);
-    let deadline = after(HAND_OVER);
-    loop {
-        select! {
-            recv(outcomes) -> outcome => match outcome {
-                Ok((name, Answer::Failed { why, .. })) => daemon.host.events.push(&name, "not-handed-over", why),
-                Ok(_) => {}
-                Err(_) => return,
-            },
-            recv(signals) -> _ => return,
-            recv(deadline) -> _ => return,
-        }
-    }
 }
 
 fn identity(config: &HostConfig) -> Result<Identity> {

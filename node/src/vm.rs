@@ -72,6 +72,7 @@ pub struct VmHandle {
     to_loop: LoopSender,
     shared: Arc<Shared>,
     holding: Holding,
+    config: Arc<VmConfig>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -105,11 +106,12 @@ impl VmHandle {
             .name(format!("vm-{}", config.name))
             .spawn(move || vm_loop.run())
             .map_err(|error| format!("a thread for the VM: {error}"))?;
-        let holding = Holding::new(to_loop.clone(), shared.clone(), config, host);
+        let holding = Holding::new(to_loop.clone(), shared.clone(), config.clone(), host);
         Ok(Self {
             to_loop,
             shared,
             holding,
+            config,
             thread: Some(thread),
         })
     }
@@ -152,6 +154,16 @@ impl VmHandle {
             .unwrap_or_else(PoisonError::into_inner);
         status.sync.median = status::median(&recent);
         status
+    }
+
+    /// Whether another host that can run the VM takes part in its group now.
+    #[must_use]
+    pub fn has_another_host(&self) -> bool {
+        let peers = self.status().peers;
+        peers.iter().any(|peer| {
+            let member = self.config.member(&peer.host);
+            peer.connected && member.is_some_and(|member| !member.witness)
+        })
     }
 
     /// How often its loop has turned: one that lives does so ten times a second at the least.

@@ -36,6 +36,8 @@ pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
 const PORT: u16 = 7700;
 /// A daemon says that it is ready within this time, on a machine however busy.
 const START: Duration = Duration::from_secs(30);
+/// A daemon that hands its VMs over takes a minute at most.
+const STOP: Duration = Duration::from_secs(90);
 /// No command of a person takes longer than this, on a machine however busy.
 const COMMAND: Duration = Duration::from_secs(150);
 /// If no event comes, `status` is asked again after this time.
@@ -284,7 +286,7 @@ impl<'lab> Cluster<'lab> {
             return Ok(());
         };
         kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + STOP;
         while !self.lab.node(host).pids().is_empty() {
             // The daemon stays a zombie in its cgroup until it is waited for.
             if self

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::Action::*;
-use super::super::Scenario;
+use super::super::{Scenario, Thawed};
 use super::ANSWERS;
 
 /// All of them.
@@ -63,6 +63,27 @@ pub fn all() -> Vec<Scenario> {
                 &[
                     AwaitProtected,
                     ANSWERS,
+                    StopPrimary,
+                    ANSWERS,
+                    Restart,
+                    AwaitProtected,
+                    ANSWERS,
+                ],
+            )
+        }
+        .quick(),
+        Scenario {
+            gap_limit: Duration::from_secs(5),
+            ..Scenario::new(
+                "stopped-daemon-waits-for-its-backup",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    Freeze(&["backup"]),
+                    AwaitDropped,
+                    Thaw(Thawed::All),
+                    // It has no backup in that moment.
                     StopPrimary,
                     ANSWERS,
                     Restart,
