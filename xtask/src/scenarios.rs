@@ -8,7 +8,7 @@ use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, outpour, overload,
-    passers, rejoins, sizes, soak, two_vms, upload,
+    passers, rejoins, sizes, soak, stalls, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -50,7 +50,7 @@ pub struct Scenarios {
     /// The seed of its chance; without one, a fresh one from the clock, which is printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// How long `overload` lasts, in seconds.
+    /// How long `overload` and `stalls` last, in seconds.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
     /// How long `soak` lasts, in minutes.
@@ -144,6 +144,7 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         println!("{:40} dunlin pcx1, --seconds N", "overload");
         println!("{:40} dunlin pcx1", "rejoins");
         println!("{:40} dunlin pcx1, --minutes N", "soak");
+        println!("{:40} dunlin pcx2 (KVM here: pcx1), --seconds N", "stalls");
         return Ok(());
     }
     let dunlin = super::ready(false)?;
@@ -366,6 +367,10 @@ fn play(
         });
         tell("soak", begun, outcome);
     }
+    if arguments.names.iter().any(|name| name == "stalls") {
+        let begun = Instant::now();
+        tell("stalls", begun, stalls(arguments, &world.dunlin, runs_under));
+    }
     println!("{passed} passed, {failed} failed");
     if failed > 0 {
         bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
@@ -373,8 +378,35 @@ fn play(
     Ok(())
 }
 
-/// Random faults under a mixed load; returns what it has to tell.
-fn campaign(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<String> {
+/// A mixed load without a fault; returns what it has to tell.
+fn stalls(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<String> {
+    let spec = mixed(arguments, dunlin, runs_under)?;
+    let vcpus = if *runs_under == RunsUnder::Tcg { 2 } else { 1 };
+    let outcome = stalls::run(&spec, vcpus, Duration::from_secs(arguments.seconds))?;
+    for (wait, seen) in &outcome.longest {
+        let seen: Vec<String> = seen
+            .iter()
+            .map(|(what, times)| format!("{what} ({times})"))
+            .collect();
+        println!(
+            "stalls: {} ms without a commit: {}",
+            wait.as_millis(),
+            seen.join("; ")
+        );
+    }
+    let at = |part: f64| outcome.commits[((outcome.commits.len() - 1) as f64 * part) as usize].as_millis();
+    Ok(format!(
+        ", {vcpus} vCPUs, {} commits: p50 {} ms, p99 {} ms, longest {} ms; {} looks",
+        outcome.commits.len(),
+        at(0.5),
+        at(0.99),
+        at(1.0),
+        outcome.looks
+    ))
+}
+
+/// Who plays with the mixed load, and where its chance comes from.
+fn mixed(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<CampaignSpec> {
     let mut say = |line: &str| println!("{line}");
     let fresh = || {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -390,15 +422,20 @@ fn campaign(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUn
             )
         })
     });
-    let spec = CampaignSpec {
+    Ok(CampaignSpec {
         dunlin: dunlin.to_path_buf(),
         kinds: kinds.collect::<Result<_>>()?,
         image: image::ensure_service(&image::MIXED, &paths::guest_images(), &mut say)?.under(runs_under),
         checker: dunlin_vmtest::linear::checker()?,
         seed: arguments.seed.unwrap_or_else(fresh),
         faults: arguments.faults,
-    };
-    let outcome = scenario::campaign::run(&spec, &mut say)?;
+    })
+}
+
+/// Random faults under a mixed load; returns what it has to tell.
+fn campaign(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<String> {
+    let spec = mixed(arguments, dunlin, runs_under)?;
+    let outcome = scenario::campaign::run(&spec, &mut |line| println!("{line}"))?;
     if let Some(file) = &arguments.json {
         std::fs::write(file, serde_json::to_string_pretty(&outcome)?)?;
     }

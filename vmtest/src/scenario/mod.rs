@@ -23,6 +23,7 @@ mod run;
 mod secrets;
 pub mod sizes;
 pub mod soak;
+pub mod stalls;
 mod stories;
 pub mod two_vms;
 pub mod upload;

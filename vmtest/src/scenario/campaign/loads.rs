@@ -42,6 +42,14 @@ impl Clients {
     };
 }
 
+/// When they were answered.
+pub struct Seen {
+    /// By redis' counters.
+    pub answers: Answers,
+    /// By PostgreSQL, of each client its commits.
+    pub commits: Vec<Vec<Instant>>,
+}
+
 /// Clients at work.
 pub struct Loads {
     target: SocketAddr,
@@ -133,11 +141,11 @@ impl Loads {
     }
 
     /// Ends all of it, and judges. The history of the registers is kept in `dir` if it is not right.
-    pub fn finish(self, client: &Node, checker: &Path, dir: PathBuf) -> Result<(LoadsReport, Answers)> {
+    pub fn finish(self, client: &Node, checker: &Path, dir: PathBuf) -> Result<(LoadsReport, Seen)> {
         let (counters, answers) = self.counter.finish()?;
         let history = self.registers.finish()?;
         let downloads = self.downloads.finish()?;
-        let (ledger, _) = self.ledger.finish(client)?;
+        let (ledger, commits) = self.ledger.finish(client)?;
         ensure!(counters.is_clean(), "redis' clients were let down: {counters:?}");
         ensure!(
             downloads.is_clean(),
@@ -161,7 +169,7 @@ impl Loads {
                 register_operations: history.operations.len() as u64,
                 linearizable,
             },
-            answers,
+            Seen { answers, commits },
         ))
     }
 }

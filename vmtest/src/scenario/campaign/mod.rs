@@ -91,11 +91,11 @@ pub struct CampaignOutcome {
 }
 
 /// How the VM is kept, as the seed says.
-struct Terms {
-    policy: &'static str,
-    vcpus: u32,
-    durable: bool,
-    idle_cards: u8,
+pub(super) struct Terms {
+    pub(super) policy: &'static str,
+    pub(super) vcpus: u32,
+    pub(super) durable: bool,
+    pub(super) idle_cards: u8,
 }
 
 impl Terms {
@@ -193,7 +193,7 @@ fn play(
         broadcasts,
     } = stage;
     broadcasts.finish()?;
-    let (loads, answers) = loads.finish(
+    let (loads, seen) = loads.finish(
         lab.node("client"),
         &spec.checker,
         paths::failed_runs().join("campaign-history"),
@@ -218,7 +218,7 @@ fn play(
             .filter(|(other, _)| *other == kind)
             .map(|(_, moment)| *moment)
             .collect();
-        gaps.insert(name(kind), gaps_ms(&answers, &of_kind));
+        gaps.insert(name(kind), gaps_ms(&seen.answers, &of_kind));
     }
     reprotected_ms.sort_unstable();
     Ok(CampaignOutcome {
@@ -268,7 +268,7 @@ fn set_up<'cluster, 'lab>(
 }
 
 /// The VM with redis, PostgreSQL and nginx.
-fn mixed(terms: &Terms) -> VmPlan {
+pub(super) fn mixed(terms: &Terms) -> VmPlan {
     VmPlan {
         name: "mixed".to_owned(),
         memory_mib: image::MIXED.memory_mib,

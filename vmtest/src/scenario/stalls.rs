@@ -1,0 +1,140 @@
+//! A mixed load without any fault: the longest waits of its clients, and what the VM waited for meanwhile.
+//!
+//! * **Decides:** that the VM stays protected, and nobody is let down. How long the waits are is told and not judged: that is for
+//!   whoever knows the machine.
+//! * **Flow:** a VM with redis, PostgreSQL and nginx, protected -> its clients, and a look at the primary again and again -> the
+//!   waits between two commits of a client, each with what the looks in it saw.
+//! * **Not here:** faults (`campaign`), other loads beside the lab (`overload`).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::campaign::loads::{Clients, Loads};
+use super::campaign::{CampaignSpec, Terms, mixed};
+use crate::cluster::{Cluster, VmStatus, in_a_lab};
+use crate::image;
+use crate::lab::LabSpec;
+use crate::traces;
+
+const PATIENCE: Duration = Duration::from_secs(150);
+/// Waits from this on are told one by one.
+const LONG: Duration = Duration::from_secs(1);
+/// So many of them, the longest.
+const TOLD: usize = 10;
+
+/// What was seen.
+pub struct Outcome {
+    /// Between two commits of a client, sorted.
+    pub commits: Vec<Duration>,
+    /// The longest of them, each with what the looks in it saw, and how often.
+    pub longest: Vec<(Duration, BTreeMap<String, usize>)>,
+    /// Looks at the primary.
+    pub looks: usize,
+}
+
+/// One look at the primary.
+struct Look {
+    at: Instant,
+    what: String,
+}
+
+/// Plays it for so long, with a VM of so many CPUs; `spec` says which guest and executables.
+///
+/// # Errors
+/// When the VM was not protected all along, or clients were let down; the daemons' logs are kept.
+pub fn run(spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> {
+    in_a_lab("stalls", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+        play(cluster, spec, vcpus, lasts)
+    })
+}
+
+fn play(cluster: &mut Cluster<'_>, spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> {
+    for host in ["a", "b", "c"] {
+        cluster.start_host(host)?;
+    }
+    let lab = cluster.lab();
+    let plan = mixed(&Terms {
+        policy: "dunlin",
+        vcpus,
+        durable: false,
+        idle_cards: 0,
+    });
+    let file = plan.write(lab, &spec.image)?;
+    cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
+    let client = lab.node("client");
+    let loads = Loads::start(client, plan.service(), image::MIXED.port, Clients::SOME, PATIENCE)?;
+    let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+    loads.await_progress(PATIENCE)?;
+    let (begun, begun_wall) = (Instant::now(), SystemTime::now());
+    let mut looks = Vec::new();
+    while begun.elapsed() < lasts {
+        let status = cluster.status(&primary)?;
+        let at = Instant::now();
+        let what = status.vm(&plan.name).map_or_else(|| "no VM".to_owned(), what);
+        looks.push(Look { at, what });
+    }
+    let ended = Instant::now();
+    cluster.await_protected(&plan.name, PATIENCE)?;
+    loads.await_progress(PATIENCE)?;
+    let told = cluster.events(&primary)?;
+    let lost: Vec<&str> = told
+        .iter()
+        .filter(|event| event.at() >= begun_wall)
+        .filter(|event| ["backup-lost", "stalled", "unprotected"].contains(&event.kind.as_str()))
+        .map(|event| event.text.as_str())
+        .collect();
+    let (_, seen) = loads.finish(
+        client,
+        &spec.checker,
+        crate::paths::failed_runs().join("stalls-history"),
+    )?;
+    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    ensure!(
+        lost.is_empty(),
+        "the backup was lost without a fault: {}",
+        lost.join("; ")
+    );
+    let mut waits: Vec<(Instant, Instant)> = Vec::new();
+    for client in &seen.commits {
+        let between = client.windows(2).map(|pair| (pair[0], pair[1]));
+        waits.extend(between.filter(|(from, to)| *from >= begun && *to <= ended));
+    }
+    ensure!(!waits.is_empty(), "nothing was committed: mend the test");
+    waits.sort_by_key(|(from, to)| *to - *from);
+    let longest = waits.iter().rev().take(TOLD);
+    let longest = longest.filter(|(from, to)| *to - *from >= LONG);
+    let longest = longest.map(|&(from, to)| (to - from, seen_in(&looks, from, to)));
+    Ok(Outcome {
+        longest: longest.collect(),
+        commits: waits.iter().map(|(from, to)| *to - *from).collect(),
+        looks: looks.len(),
+    })
+}
+
+/// What the primary does, in a word or two.
+fn what(vm: &VmStatus) -> String {
+    let wait = vm.more.get("waits").and_then(|waits| waits["name"].as_str());
+    let held = vm.more.get("held_frames").and_then(|held| held.as_u64());
+    match (wait, held) {
+        (Some(wait), Some(0) | None) => format!("{}, {wait}", vm.state),
+        (Some(wait), Some(_)) => format!("{}, {wait}, output waits", vm.state),
+        (None, Some(1..)) => format!("{}, output waits", vm.state),
+        (None, _) => vm.state.clone(),
+    }
+}
+
+fn seen_in(looks: &[Look], from: Instant, to: Instant) -> BTreeMap<String, usize> {
+    let mut seen = BTreeMap::new();
+    for look in looks.iter().filter(|look| (from..=to).contains(&look.at)) {
+        *seen.entry(look.what.clone()).or_default() += 1;
+    }
+    seen
+}
