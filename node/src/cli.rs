@@ -254,11 +254,16 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         } => init::run(&dir, &cluster, &hosts, &control, &state),
         Command::Host { file } => {
             let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-            tracing_subscriber::fmt()
+            let log = tracing_subscriber::fmt()
                 .with_env_filter(filter)
                 .with_writer(std::io::stderr)
-                .with_ansi(std::io::stderr().is_terminal())
-                .init();
+                .with_ansi(std::io::stderr().is_terminal());
+            // The journal has the time of each line by itself.
+            if std::env::var_os("JOURNAL_STREAM").is_some() && !std::io::stderr().is_terminal() {
+                log.without_time().init();
+            } else {
+                log.init();
+            }
             daemon::run(&file).map(|()| ExitCode::SUCCESS)
         }
         Command::Up { file, no_wait } => {

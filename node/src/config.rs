@@ -4,7 +4,7 @@
 //! names the file.
 
 /// Where a daemon's control socket usually is.
-pub const CONTROL: &str = "/run/dunlin.sock";
+pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
 
 mod cluster;
 mod host;
@@ -67,7 +67,8 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 fn parse<T: DeserializeOwned>(text: &str, origin: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| {
-            text[..span.start.min(text.len())].lines().count().max(1)
+            let before = &text.as_bytes()[..span.start.min(text.len())];
+            1 + before.iter().filter(|&&byte| byte == b'\n').count()
         });
         let why = format!(
             "line {line}: {}",

@@ -13,7 +13,7 @@ use crate::events::Events;
 use crate::metrics;
 use crate::vm::event::LoopEvent;
 use crate::vm::{self, Ended, Host, VmHandle};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, select, unbounded};
 use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
 use reservations::Reservations;
@@ -23,6 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -135,7 +136,7 @@ pub fn run(path: &Path) -> Result<()> {
         .map(|host| host.address)
         .context("checked with the file")?;
     let listener = Listener::bind_with(address, identity, peers::policy(&daemon))
-        .map_err(|error| BadInput(format!("{address}: {error}")))?;
+        .map_err(|error| not_listening(address, &error))?;
     listener.keep_places_for(config.cluster.hosts.iter().map(|host| host.address.ip()));
     // Nobody else sets it.
     let _ = daemon.refusals.set(listener.refusals());
@@ -176,6 +177,17 @@ pub fn run(path: &Path) -> Result<()> {
         config.name, config.cluster.name
     ));
     wait_for_end(&daemon, &endings, service)
+}
+
+/// An address that this machine has not may come yet, as while it starts: a service manager is to try again. All else is bad input.
+fn not_listening(address: SocketAddr, error: &LinkError) -> anyhow::Error {
+    let words = format!("{address}: {error}");
+    match error {
+        LinkError::Io { source, .. } if source.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            anyhow!("{words}: no interface of this host has that address (now)")
+        }
+        _ => BadInput(words).into(),
+    }
 }
 
 /// A host whose daemon has lost a thread is half dead: the others must see it dead, and take over.

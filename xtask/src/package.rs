@@ -25,29 +25,39 @@ const PACKAGES: [(&str, &str); 2] = [
 /// Builds the Debian package.
 #[derive(clap::Args)]
 pub struct Package {
-    /// Install it in a fresh Debian root under systemd, run a host from it, upgrade it, and purge it.
+    /// Try it in fresh Debian roots under systemd: install, start, upgrade and purge it on one host; then three hosts with a VM
+    /// under load, an upgrade of each, and the death of one. As root.
     #[arg(long = "try")]
     trial: bool,
+    /// Of the debug build, which is there sooner.
+    #[arg(long)]
+    debug: bool,
 }
 
 /// Builds it, and tries it where that is asked for.
 pub fn run(arguments: &Package) -> Result<()> {
     setup::install(&PACKAGES)?;
-    let binary = cargo::build_dunlin(true)?;
-    let deb = build(&binary)?;
+    if arguments.trial && !dunlin_vmtest::is_root() {
+        bail!("hosts are network namespaces, which needs root: run this with sudo");
+    }
+    let binary = cargo::build_dunlin(!arguments.debug)?;
+    let out = paths::target().join("package");
+    let version = version(&paths::workspace())?;
+    let deb = build(&binary, &out, &version)?;
     println!("package: {}", deb.display());
     score(&paths::workspace().join("packaging/debian/dunlin.service"))?;
     if arguments.trial {
-        trial::run(&deb)?;
+        let newer = build(&binary, &out.join("newer"), &format!("{version}.1"))?;
+        trial::run(&deb, &newer)?;
     }
     Ok(())
 }
 
-fn build(binary: &Path) -> Result<PathBuf> {
+/// The package of that version, in the folder `out` with all that it is made of.
+fn build(binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
     let root = paths::workspace();
-    let out = paths::target().join("package");
     // A file of an earlier build must not get into this one.
-    match fs::remove_dir_all(&out) {
+    match fs::remove_dir_all(out) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).with_context(|| out.display().to_string());
         }
@@ -70,8 +80,7 @@ fn build(binary: &Path) -> Result<PathBuf> {
         let script = said(binary, &["completions", shell])?;
         fs::write(stage.join(format!("dunlin.{shell}")), script)?;
     }
-    let version = version(&root)?;
-    fs::write(stage.join("debian/changelog"), changelog(&root, &version)?)?;
+    fs::write(stage.join("debian/changelog"), changelog(&root, version)?)?;
     let built = Command::new("dpkg-buildpackage")
         .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
         .env("DEB_BUILD_OPTIONS", "noautodbgsym")

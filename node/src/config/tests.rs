@@ -157,3 +157,14 @@ fn every_key_is_in_the_documentation_and_no_other() {
         assert_eq!(keys_under(page, heading), keys, "{heading}");
     }
 }
+
+#[test]
+fn a_mistake_at_the_beginning_of_a_line_is_on_that_line() {
+    let message = parse::<Cluster>("name = 'c'\nid = '00'\nelektion = 1\n", "cluster.toml")
+        .expect_err("an unknown key")
+        .to_string();
+    assert!(
+        message.starts_with("cluster.toml: line 3: unknown field `elektion`"),
+        "{message}"
+    );
+}

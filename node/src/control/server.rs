@@ -2,7 +2,9 @@
 
 use super::{Answer, Request};
 use rustix::fs::{Mode, chmod};
+use std::fs::DirBuilder;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -25,16 +27,19 @@ pub struct ControlSocket {
     /// Accept here.
     pub listener: UnixListener,
     path: PathBuf,
+    /// The folder, if it was made for it.
+    made: Option<PathBuf>,
 }
 
 impl ControlSocket {
-    /// Makes the socket, for this user alone. One that a killed daemon left behind is replaced.
+    /// Makes the socket, for this user alone, and its folder if there is none. One that a killed daemon left behind is replaced.
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
         let name = path.display().to_string();
         let io = |error| SocketError::Io(name.clone(), error);
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::InUse(name));
         }
+        let made = make_folder(path).map_err(io)?;
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
             _ => {}
@@ -43,6 +48,7 @@ impl ControlSocket {
         let this = Self {
             listener,
             path: path.to_owned(),
+            made,
         };
         chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| io(error.into()))?;
         Ok(this)
@@ -53,6 +59,22 @@ impl Drop for ControlSocket {
     fn drop(&mut self) {
         // Already gone is as good.
         let _ = std::fs::remove_file(&self.path);
+        if let Some(folder) = &self.made {
+            // Somebody else's file may be there by now.
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Under systemd /run/dunlin is there already. Without it a folder below one that exists is made, and no more of a path than that.
+fn make_folder(path: &Path) -> io::Result<Option<PathBuf>> {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(None);
+    };
+    match DirBuilder::new().mode(0o755).create(folder) {
+        Ok(()) => Ok(Some(folder.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -83,4 +105,26 @@ pub fn read_request(stream: impl Read) -> Result<Option<Request>, Answer> {
             "the request cannot be understood (another version?): {error}"
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_folder_is_made_and_goes_with_it_and_another_s_stays() {
+        let run = tempfile::tempdir().expect("a folder");
+        let path = run.path().join("dunlin/dunlin.sock");
+        let socket = ControlSocket::bind(&path).expect("in a folder that it makes");
+        assert!(ControlSocket::bind(&path).is_err(), "somebody answers there");
+        drop(socket);
+        assert!(!run.path().join("dunlin").exists());
+
+        std::fs::create_dir(run.path().join("dunlin")).expect("as systemd makes it");
+        drop(ControlSocket::bind(&path).expect("in a folder that is there"));
+        assert!(run.path().join("dunlin").exists() && !path.exists());
+        ControlSocket::bind(&run.path().join("no/such/dunlin.sock"))
+            .err()
+            .expect("one folder is made, not a path");
+    }
 }

@@ -43,6 +43,8 @@ impl CpuShare {
 struct Mounts {
     unified: Option<PathBuf>,
     cpu_v1: Option<PathBuf>,
+    /// Where an init that runs on a host makes groups of its own, as long as the old hierarchies are mounted.
+    systemd_v1: Option<PathBuf>,
 }
 
 fn mounts() -> Mounts {
@@ -60,6 +62,11 @@ fn mounts() -> Mounts {
             found.unified = Some(point);
         } else if kind == "cgroup" && options.split(',').any(|option| option == "cpu") && writable(&point) {
             found.cpu_v1 = Some(point);
+        } else if kind == "cgroup"
+            && options.split(',').any(|option| option == "name=systemd")
+            && writable(&point)
+        {
+            found.systemd_v1 = Some(point);
         }
     }
     found
@@ -72,7 +79,7 @@ fn writable(dir: &Path) -> bool {
 /// The directories that `run` has in each hierarchy, whether they exist or not.
 pub fn paths(run: &RunId) -> Vec<PathBuf> {
     let mounts = mounts();
-    [mounts.unified, mounts.cpu_v1]
+    [mounts.unified, mounts.cpu_v1, mounts.systemd_v1]
         .into_iter()
         .flatten()
         .map(|mount| mount.join(run.as_str()))
@@ -98,7 +105,7 @@ pub fn processes(run: &RunId) -> usize {
 /// Every run that has a cgroup on this machine.
 pub fn all_runs() -> Vec<RunId> {
     let mounts = mounts();
-    let entries = [mounts.unified, mounts.cpu_v1]
+    let entries = [mounts.unified, mounts.cpu_v1, mounts.systemd_v1]
         .into_iter()
         .flatten()
         .filter_map(|mount| fs::read_dir(mount).ok());
@@ -113,6 +120,7 @@ pub fn all_runs() -> Vec<RunId> {
 pub struct HostGroup {
     unified: Option<PathBuf>,
     cpu_v1: Option<PathBuf>,
+    systemd_v1: Option<PathBuf>,
 }
 
 impl HostGroup {
@@ -126,9 +134,11 @@ impl HostGroup {
             }
             Some(mount) => Some(make(mount, run, node)?),
         };
+        let systemd_v1 = mounts.systemd_v1.as_ref();
         let mut group = Self {
             unified,
             cpu_v1: None,
+            systemd_v1: systemd_v1.map(|mount| make(mount, run, node)).transpose()?,
         };
         if let Some(share) = cpu {
             group.limit(share, &mounts, run, node)?;
@@ -183,7 +193,8 @@ impl HostGroup {
                 .open(&path)
                 .with_context(|| format!("cannot open {}", path.display()))
         };
-        self.unified.iter().chain(&self.cpu_v1).map(open).collect()
+        let groups = [&self.unified, &self.cpu_v1, &self.systemd_v1];
+        groups.into_iter().flatten().map(open).collect()
     }
 
     /// The processes in it.

@@ -32,7 +32,8 @@ done
 tries=0
 for group in "$@"; do
     while [ -d "$group" ]; do
-        for inner in "$group"/*/; do [ -d "$inner" ] && rmdir "$inner"; done
+        # A host that ran systemd has groups in its group.
+        find "$group" -mindepth 1 -depth -type d -exec rmdir {} +
         rmdir "$group"
         [ -d "$group" ] || break
         tries=$((tries + 1)); [ $tries -gt 200 ] && break
