@@ -118,6 +118,11 @@ impl KeptGroup {
         kept.group.arm()
     }
 
+    /// As [`Group::woke`].
+    pub fn woke(&mut self, readable: bool) {
+        self.lock().group.woke(readable);
+    }
+
     /// As [`Group::add_link`].
     pub fn add_link(&mut self, id: ReplicaId, stream: Stream) -> Result<(), TransportError> {
         self.lock().group.add_link(id, stream)

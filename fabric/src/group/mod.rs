@@ -237,6 +237,8 @@ pub struct Group {
     armed: bool,
     /// The system was asked which links are readable, and nothing else was waited for since.
     asked: bool,
+    /// The owner says at each wait whether there is something to ask for: once is enough until it waits again.
+    told: bool,
     /// What the followers of one step are sent is mostly the same: its bytes, and of which entries.
     encoded: (Vec<u8>, Option<(Term, Viewstamp, Index)>),
     idle_rounds: u32,
@@ -286,6 +288,7 @@ impl Group {
             more: false,
             armed: false,
             asked: false,
+            told: false,
             encoded: (Vec::with_capacity(1024), None),
             idle_rounds: 0,
             keeping: false,
@@ -384,7 +387,7 @@ impl Group {
             busy |= self.take_done();
             if !busy {
                 self.more = false;
-                self.asked = false;
+                self.asked = self.told;
                 break;
             }
             self.idle_rounds = 0;
@@ -640,6 +643,7 @@ impl Group {
         self.flush(true);
         let mut idle = self.events.is_empty() && !self.proposed && !self.more && !self.writer.is_ready();
         self.armed = true;
+        (self.asked, self.told) = (false, false);
         for at in 0..self.peers.len() {
             idle &= self.peers[at].transport.arm().is_ok() && !self.peers[at].has_something();
             if let Some(fd) = self.peers[at].transport.fds()[0] {
@@ -656,6 +660,12 @@ impl Group {
             }
         }
         idle
+    }
+
+    /// For an owner that has waited for the group's descriptor itself, after [`Group::arm`]: whether it was readable. If not, `poll`
+    /// need not ask the system which links are.
+    pub fn woke(&mut self, readable: bool) {
+        (self.asked, self.told) = (!readable, true);
     }
 
     /// For an owner without its own epoll: waits by the configured policy until there may be something to do, at the

@@ -4,6 +4,8 @@ use dunlin_core::consensus::EntryKind;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
+mod waiting;
+
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fabric {
     Shm,

@@ -278,6 +278,8 @@ pub fn cost(frames: &[Frame]) -> usize {
 pub struct LoopSender {
     sender: Sender<LoopEvent>,
     bell: Arc<OwnedFd>,
+    /// It rings already, and the loop has not looked since.
+    rung: Arc<AtomicBool>,
     shut_down: Arc<AtomicBool>,
     words: Arc<Words>,
 }
@@ -292,6 +294,7 @@ impl LoopSender {
             Self {
                 sender,
                 bell,
+                rung: Arc::default(),
                 shut_down,
                 words: Arc::default(),
             },
@@ -304,7 +307,8 @@ impl LoopSender {
         if self.sender.len() >= MOST_EVENTS && event.is_superseded() {
             return;
         }
-        if self.sender.send(event).is_ok() {
+        // What is sent while it rings is seen by the look that ends the ringing.
+        if self.sender.send(event).is_ok() && !self.rung.swap(true, Ordering::AcqRel) {
             // A full counter means that the bell rings already.
             let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
         }
@@ -361,12 +365,33 @@ impl LoopSender {
     pub fn hush(&self) {
         // Not ringing is as good.
         let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        // Last: else a ring in between would be taken away, and nobody would ring again.
+        self.rung.swap(false, Ordering::AcqRel);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bell_rings_once_until_the_loop_looks_and_then_again() {
+        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        let rings = || {
+            let mut count = [0_u8; 8];
+            let rung = rustix::io::read(to_loop.bell(), &mut count).is_ok();
+            (rung, u64::from_ne_bytes(count))
+        };
+        for _ in 0..3 {
+            to_loop.send(LoopEvent::Shutdown);
+            to_loop.send(LoopEvent::Shutdown);
+            assert_eq!(rings(), (true, 1), "once for both");
+            to_loop.send(LoopEvent::Shutdown);
+            assert!(!rings().0, "the loop has not looked yet");
+            to_loop.hush();
+            assert_eq!(events.try_iter().count(), 3);
+        }
+    }
 
     #[test]
     fn news_of_progress_does_not_pile_up_while_the_loop_is_busy() {

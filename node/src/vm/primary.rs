@@ -51,6 +51,8 @@ const SILENCE_US: u64 = 400_000;
 const DRAIN_LOOK_US: u64 = 100;
 /// Entries under way to the group beyond which the network has to wait.
 const INPUTS_UNDER_WAY: u64 = 1024;
+/// How often QEMU is asked what has happened, at the most.
+const ASK_QEMU_US: u64 = 1000;
 /// How often it is looked at what the manner in use brings.
 const OBSERVE_US: u64 = 50_000;
 /// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
@@ -86,6 +88,8 @@ pub struct PrimaryRole {
     /// The guest has reset its machine since the last sync.
     guest_was_reset: bool,
     quit_at_us: Option<u64>,
+    /// When QEMU is asked next what has happened.
+    ask_qemu_us: u64,
     /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
     switched_off: bool,
     /// The VM stands still because its disk is full.
@@ -188,6 +192,7 @@ impl PrimaryRole {
             disk_asks: false,
             guest_was_reset: false,
             quit_at_us: None,
+            ask_qemu_us: 0,
             switched_off: false,
             room: None,
             hand_over: None,
@@ -629,7 +634,11 @@ impl VmLoop {
         let Some(machine) = self.machine().cloned() else {
             return;
         };
-        let events = match machine.qemu.qmp().poll_events() {
+        let events = match self.qemu_is_to_be_asked() {
+            true => machine.qemu.qmp().poll_events(),
+            false => Ok(Vec::new()),
+        };
+        let events = match events {
             Ok(events) => events,
             Err(error) => return self.machine_died(&error.to_string()),
         };
@@ -654,6 +663,17 @@ impl VmLoop {
             self.propose(&Agreed::Down);
         }
         self.look_for_room();
+    }
+
+    /// Not for each frame: that is a system call, and events are rare.
+    fn qemu_is_to_be_asked(&mut self) -> bool {
+        let (ended, now_us) = (self.qemu_has_ended(), self.now_us());
+        let due = |primary: &&mut PrimaryRole| ended || now_us >= primary.ask_qemu_us;
+        let Some(primary) = self.primary().filter(due) else {
+            return false;
+        };
+        primary.ask_qemu_us = now_us + ASK_QEMU_US;
+        true
     }
 
     /// The guest boots anew. Both copies got the same input, but a boot is made of clocks: they are made one again at once.

@@ -104,6 +104,28 @@ pub struct VmLoop {
     shown_us: u64,
     /// An event was told in this step.
     told: Cell<bool>,
+    ready: Ready,
+}
+
+/// What the system said when the loop last waited: only what is ready is worth a system call of its own.
+#[derive(Clone, Copy)]
+struct Ready {
+    bell: bool,
+    group: bool,
+    ports: bool,
+    taps: bool,
+    qemu_ended: bool,
+}
+
+impl Ready {
+    /// The system could not be asked.
+    const ALL: Self = Self {
+        bell: true,
+        group: true,
+        ports: true,
+        taps: true,
+        qemu_ended: true,
+    };
 }
 
 /// The loop's thread goes before the guests' threads.
@@ -212,6 +234,7 @@ impl VmLoop {
             born: Instant::now(),
             shown_us: 0,
             told: Cell::new(false),
+            ready: Ready::ALL,
             host,
             config,
         };
@@ -228,7 +251,11 @@ impl VmLoop {
             tracing::debug!(vm = self.config.name, "the loop's priority: {error}");
         }
         while !self.is_over() {
-            self.wait();
+            self.ready = self.wait();
+            if self.ready.bell {
+                self.to_loop.hush();
+            }
+            self.group.woke(self.ready.group);
             while let Ok(event) = self.events.try_recv() {
                 self.handle(event);
             }
@@ -252,10 +279,12 @@ impl VmLoop {
 
     /// Everything that is not an event: descriptors and deadlines.
     fn step(&mut self) {
-        if !self.output_waits {
+        if self.ready.ports && !self.output_waits {
             self.read_ports();
         }
-        self.read_taps();
+        if self.ready.taps {
+            self.read_taps();
+        }
         self.follow_group();
         self.apply_agreed_entries();
         self.propose_unsaid();
@@ -323,12 +352,44 @@ impl VmLoop {
         self.next_session
     }
 
-    fn wait(&mut self) {
+    fn wait(&mut self) -> Ready {
         // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
-        if !self.group.arm() || !self.events.is_empty() {
-            self.to_loop.hush();
-            return;
+        let idle = self.group.arm() && self.events.is_empty();
+        let sleep_us = if idle { self.sleep_us() } else { 0 };
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: (sleep_us * 1000) as i64,
+        };
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
+        fds.push(PollFd::new(self.to_loop.bell(), PollFlags::IN));
+        fds.push(watch(self.group.as_fd()));
+        if let Some(nics) = self.nics.as_ref().filter(|_| !self.output_waits) {
+            fds.extend(nics.port_fds().map(watch));
         }
+        let taps = fds.len();
+        if let Some(nics) = self.nics.as_ref().filter(|_| self.takes_inputs()) {
+            fds.extend(nics.tap_fds().map(watch));
+        }
+        let qemu = fds.len();
+        if let Some(machine) = self.machine() {
+            fds.push(watch(machine.qemu.pidfd()));
+        }
+        if poll(&mut fds, Some(&timeout)).is_err() {
+            return Ready::ALL;
+        }
+        // An end or an error is to be looked at as well.
+        let any = |fds: &[PollFd<'_>]| fds.iter().any(|fd| !fd.revents().is_empty());
+        Ready {
+            bell: any(&fds[..1]),
+            group: any(&fds[1..2]),
+            ports: any(&fds[2..taps]),
+            taps: any(&fds[taps..qemu]),
+            qemu_ended: any(&fds[qemu..]),
+        }
+    }
+
+    /// Until the next deadline.
+    fn sleep_us(&self) -> u64 {
         let now_us = self.now_us();
         let deadline_us = [
             self.group.next_deadline_us(),
@@ -339,31 +400,12 @@ impl VmLoop {
         .flatten()
         .min()
         .unwrap_or(u64::MAX);
-        let sleep_us = deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US);
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: (sleep_us * 1000) as i64,
-        };
-        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
-        let bell = self.to_loop.bell();
-        fds.push(PollFd::new(bell, PollFlags::IN));
-        fds.push(watch(self.group.as_fd()));
-        if let Some(nics) = &self.nics {
-            if !self.output_waits {
-                fds.extend(nics.port_fds().map(watch));
-            }
-            if self.takes_inputs() {
-                fds.extend(nics.tap_fds().map(watch));
-            }
-        }
-        if let Some(machine) = self.machine() {
-            fds.push(watch(machine.qemu.pidfd()));
-        }
-        // Interrupted or not: everything is looked at after the wait.
-        let _ = poll(&mut fds, Some(&timeout));
-        if fds[0].revents().contains(PollFlags::IN) {
-            self.to_loop.hush();
-        }
+        deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US)
+    }
+
+    /// Whether QEMU's process has ended, as far as the last wait has shown.
+    pub(super) fn qemu_has_ended(&self) -> bool {
+        self.ready.qemu_ended
     }
 
     fn handle(&mut self, event: LoopEvent) {

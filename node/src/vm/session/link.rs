@@ -8,13 +8,16 @@ use crossbeam_channel::{Receiver, bounded};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
 use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
 const AT_ONCE_BYTES: usize = 16 << 10;
+
+/// One read takes a small message whole; most of a large one goes straight where it belongs.
+const READ_BYTES: usize = 16 << 10;
 
 /// Messages that wait for the session's thread; beyond them the stream is not read.
 const MOST_WAITING: usize = 64;
@@ -119,7 +122,8 @@ impl SyncLink {
     pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
         stream.set_write_timeout(Some(Wait::StreamTakes.bound()))?;
         let closer = Closer(Arc::new(stream.as_fd().try_clone_to_owned()?));
-        let (mut read, half) = stream.split();
+        let (read, half) = stream.split();
+        let mut read = BufReader::with_capacity(READ_BYTES, read);
         let (sender, incoming) = bounded(MOST_WAITING);
         std::thread::Builder::new()
             .name("sync-read".into())
@@ -186,7 +190,7 @@ impl SyncLink {
     }
 }
 
-fn read_message(read: &mut ReadHalf) -> Result<SyncMessage, Broken> {
+fn read_message(read: &mut BufReader<ReadHalf>) -> Result<SyncMessage, Broken> {
     let broken = |error: io::Error| Broken::new("the sync's stream broke", error);
     let mut len = [0; 4];
     read.read_exact(&mut len).map_err(broken)?;
