@@ -25,6 +25,7 @@ mod run;
 mod session;
 mod status;
 mod verification;
+mod wait;
 mod watch;
 
 use crate::config::{Cluster, VmConfig};

@@ -1,6 +1,6 @@
 //! The VM loop: waits for one closed set of things, then applies what happened, synchronously, on one thread.
 //!
-//! Not here: what an agreed entry means (`agreement`), what a primary or a backup does (`primary`, `backup`).
+//! Not here: what it waits for (`wait`), what an agreed entry means (`agreement`), what a primary or a backup does (`primary`, `backup`).
 
 use super::agreement::{Agreement, Election};
 use super::backup::BackupRole;
@@ -11,6 +11,7 @@ use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
 use super::noted::Notebook;
 use super::primary::PrimaryRole;
+use super::wait::Ready;
 use super::{Ended, Host, NEWCOMER, Shared};
 use crate::config::{Durability, VmConfig};
 use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, PeerStatus, VmStatus};
@@ -24,10 +25,8 @@ use dunlin_core::watchdog::Watchdog;
 use dunlin_fabric::group::{GroupConfig, KeptGroup};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -58,7 +57,7 @@ pub struct VmLoop {
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
     /// The VM has to wait until its output has left; how often it had to, and when that was told.
-    output_waits: bool,
+    pub(super) output_waits: bool,
     waits: u64,
     waits_told_us: Option<u64>,
     pub(super) announcements: Announcements,
@@ -98,34 +97,13 @@ pub struct VmLoop {
     pub(super) watchdog: Watchdog,
     /// The group has not made this host a member yet.
     pub(super) newcomer: bool,
-    events: Receiver<LoopEvent>,
+    pub(super) events: Receiver<LoopEvent>,
     connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
     shown_us: u64,
     /// An event was told in this step.
     told: Cell<bool>,
-    ready: Ready,
-}
-
-/// What the system said when the loop last waited: only what is ready is worth a system call of its own.
-#[derive(Clone, Copy)]
-struct Ready {
-    bell: bool,
-    group: bool,
-    ports: bool,
-    taps: bool,
-    qemu_ended: bool,
-}
-
-impl Ready {
-    /// The system could not be asked.
-    const ALL: Self = Self {
-        bell: true,
-        group: true,
-        ports: true,
-        taps: true,
-        qemu_ended: true,
-    };
+    pub(super) ready: Ready,
 }
 
 /// The loop's thread goes before the guests' threads.
@@ -136,9 +114,6 @@ const SHOW_US: u64 = 20_000;
 const QUIET_US: u64 = 60_000_000;
 /// A loop that does not turn for so long is taken for hung, and its host for dead. Up to then heartbeats and votes do not wait for it.
 const HUNG: Duration = Duration::from_secs(1);
-/// The longest sleep: a bound on what a forgotten deadline could cost.
-const LONGEST_SLEEP_US: u64 = 100_000;
-
 impl VmLoop {
     /// A loop that is ready to run.
     pub fn new(
@@ -352,62 +327,6 @@ impl VmLoop {
         self.next_session
     }
 
-    fn wait(&mut self) -> Ready {
-        // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
-        let idle = self.group.arm() && self.events.is_empty();
-        let sleep_us = if idle { self.sleep_us() } else { 0 };
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: (sleep_us * 1000) as i64,
-        };
-        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
-        fds.push(PollFd::new(self.to_loop.bell(), PollFlags::IN));
-        fds.push(watch(self.group.as_fd()));
-        if let Some(nics) = self.nics.as_ref().filter(|_| !self.output_waits) {
-            fds.extend(nics.port_fds().map(watch));
-        }
-        let taps = fds.len();
-        if let Some(nics) = self.nics.as_ref().filter(|_| self.takes_inputs()) {
-            fds.extend(nics.tap_fds().map(watch));
-        }
-        let qemu = fds.len();
-        if let Some(machine) = self.machine() {
-            fds.push(watch(machine.qemu.pidfd()));
-        }
-        if poll(&mut fds, Some(&timeout)).is_err() {
-            return Ready::ALL;
-        }
-        // An end or an error is to be looked at as well.
-        let any = |fds: &[PollFd<'_>]| fds.iter().any(|fd| !fd.revents().is_empty());
-        Ready {
-            bell: any(&fds[..1]),
-            group: any(&fds[1..2]),
-            ports: any(&fds[2..taps]),
-            taps: any(&fds[taps..qemu]),
-            qemu_ended: any(&fds[qemu..]),
-        }
-    }
-
-    /// Until the next deadline.
-    fn sleep_us(&self) -> u64 {
-        let now_us = self.now_us();
-        let deadline_us = [
-            self.group.next_deadline_us(),
-            self.primary_deadline_us(),
-            self.backup_deadline_us(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-        .unwrap_or(u64::MAX);
-        deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US)
-    }
-
-    /// Whether QEMU's process has ended, as far as the last wait has shown.
-    pub(super) fn qemu_has_ended(&self) -> bool {
-        self.ready.qemu_ended
-    }
-
     fn handle(&mut self, event: LoopEvent) {
         match event {
             LoopEvent::Accepted(hello, stream) => self.accept(&hello, stream),
@@ -613,8 +532,4 @@ impl VmLoop {
             Role::None => ("none", "waiting", None),
         }
     }
-}
-
-fn watch(fd: BorrowedFd<'_>) -> PollFd<'_> {
-    PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
