@@ -166,18 +166,20 @@ fn upgrade(machines: &[Machine; 3], which: usize, vm: &str, say: &dyn Fn(&str)) 
     Ok(())
 }
 
-/// Waits until a host serves the VM and another can take over. Returns which one serves.
+/// Waits until a host serves the VM and another says that it is its backup. Returns which one serves.
 fn await_protected(machines: &[Machine; 3], vm: &str) -> Result<usize> {
     let begun = Instant::now();
     loop {
-        for (number, machine) in machines.iter().enumerate() {
-            let status = status(machine)?;
-            if status
-                .vm(vm)
-                .is_some_and(|vm| vm.role == "primary" && vm.protected)
-            {
-                return Ok(number);
-            }
+        let mut statuses = Vec::new();
+        for machine in machines {
+            statuses.push(status(machine)?);
+        }
+        let has_role = |status: &HostStatus, role: &str| status.vm(vm).is_some_and(|vm| vm.role == role);
+        let serves = statuses
+            .iter()
+            .position(|status| has_role(status, "primary") && status.vm(vm).is_some_and(|vm| vm.protected));
+        if let Some(number) = serves.filter(|_| statuses.iter().any(|status| has_role(status, "backup"))) {
+            return Ok(number);
         }
         if begun.elapsed() > PATIENCE {
             let said = machines
