@@ -30,9 +30,10 @@ const LEAST_PERCENT: u64 = 95;
 /// A process may grow by this much, in percent, and by this much in any case: a thread's stack is no leak.
 const GROWTH_PERCENT: u64 = 5;
 const SLACK_KIB: u64 = 512;
-/// Memory is looked at so often, and each figure is the median of so many looks.
+/// Memory is looked at so often, and each figure is the least of so many looks: the log and what waits to leave are as large as they
+/// are, until the next sync empties them, and a leak is what no sync empties.
 const LOOK: Duration = Duration::from_secs(1);
-const LOOKS: usize = 9;
+const LOOKS: usize = 30;
 
 /// One process' memory, in KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -161,7 +162,7 @@ fn has_grown(then_kib: u64, now_kib: u64) -> bool {
 /// As in `/proc/PID/status`.
 pub(super) const DAEMON: &str = "dunlin";
 
-/// The median of some looks at every process of every host: three daemons and two copies of the VM.
+/// The least of some looks at every process of every host: three daemons and two copies of the VM.
 fn look(cluster: &Cluster<'_>, vm: &str) -> Result<Look> {
     let mut found = Look::new();
     for _ in 0..LOOKS_AGAIN {
@@ -187,16 +188,13 @@ fn look_once(cluster: &Cluster<'_>) -> Look {
         }
         std::thread::sleep(LOOK);
     }
-    let median = |mut values: Vec<u64>| {
-        values.sort_unstable();
-        values[values.len() / 2]
-    };
+    let least = |looks: &[Memory], of: fn(&Memory) -> u64| looks.iter().map(of).min().unwrap_or_default();
     // What is not there every time is a command, not a part of the VM.
     let staying = looks.into_iter().filter(|(_, looks)| looks.len() == LOOKS);
     staying
         .map(|((process, pid), looks)| {
-            let own_kib = median(looks.iter().map(|look| look.own_kib).collect());
-            let shared_kib = median(looks.iter().map(|look| look.shared_kib).collect());
+            let own_kib = least(&looks, |look| look.own_kib);
+            let shared_kib = least(&looks, |look| look.shared_kib);
             (process, (pid, Memory { own_kib, shared_kib }))
         })
         .collect()
