@@ -16,7 +16,8 @@ use crate::units::{Epoch, ReplicaId};
 use bytes::Bytes;
 use std::collections::VecDeque;
 
-/// A small set of members.
+/// A set of hosts that hold a copy of a VM. A group may be larger, but a VM has a few copies: its hosts have the first ids, and
+/// whoever has a later one is in no such set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReplicaSet(pub u8);
 
@@ -30,13 +31,17 @@ impl ReplicaSet {
     /// This set and `id`.
     #[must_use]
     pub fn with(self, id: ReplicaId) -> Self {
+        assert!(
+            u32::from(id.0) < u8::BITS,
+            "a VM's copies are on its first eight hosts, not on {id:?}"
+        );
         Self(self.0 | 1 << id.0)
     }
 
     /// Whether `id` is in the set.
     #[must_use]
     pub fn contains(self, id: ReplicaId) -> bool {
-        self.0 & (1 << id.0) != 0
+        1u8.checked_shl(id.0.into()).is_some_and(|bit| self.0 & bit != 0)
     }
 
     /// Whether there is nobody in it.

@@ -1,6 +1,6 @@
 //! Identities and counters. A bare number elsewhere ends in its unit; these are the ones that must not be mixed up.
 
-/// A member of one VM's group, by its position in the VM's member list (0..=6).
+/// A member of one group, of at most `consensus::MAX_MEMBERS`. In a VM's group: by its position in the VM's member list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ReplicaId(pub u8);
 

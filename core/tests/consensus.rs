@@ -6,16 +6,16 @@ mod group;
 
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Message, Promise, Refusal,
-    Restored, Role, Snapshot, Stand,
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, MAX_MEMBERS, Member, Message, Promise,
+    Refusal, Restored, Role, Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use group::{Group, three};
 
 #[test]
-fn a_leader_is_elected_and_agrees_in_groups_of_one_to_seven() {
+fn a_leader_is_elected_and_agrees_in_groups_of_one_to_a_hundred_and_twenty_seven() {
     for durability in [Durability::Memory, Durability::Disk] {
-        for size in 1..=7 {
+        for size in (1..=9).chain([15, 31, 63, 105, MAX_MEMBERS as u8]) {
             let members: Vec<_> = (0..size).map(Member::full).collect();
             let mut group = Group::new(durability, &members);
             group.elect();

@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a seed may be given
 
 use bytes::Bytes;
-use dunlin_core::consensus::{Entry, EntryKind, Member, Message, Snapshot, Stand};
+use dunlin_core::consensus::{Entry, EntryKind, MAX_MEMBERS, Member, Message, Snapshot, Stand};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::{
     decode, decode_entry, decode_members, decode_snapshot, encode, encode_entry, encode_members,
@@ -43,8 +43,10 @@ impl Random {
         (0..len).map(|_| self.draw() as u8).collect::<Vec<_>>().into()
     }
     fn members(&mut self) -> Vec<Member> {
-        let first = self.below(200) as u8;
-        (0..self.below(8) as u8)
+        // Now and then the largest group.
+        let most = if self.below(16) == 0 { 128 } else { 8 };
+        let first = self.below(128) as u8;
+        (0..self.below(most) as u8)
             .map(|nth| Member {
                 id: ReplicaId(first + nth),
                 witness: self.flag(),
@@ -224,6 +226,14 @@ fn damaged_and_random_bytes_are_refused_or_understood_exactly() {
             );
         }
     });
+}
+
+#[test]
+fn one_member_too_many_is_refused() {
+    let members = |count| (0..count).map(Member::full).collect::<Vec<_>>();
+    let most = MAX_MEMBERS as u8;
+    assert_eq!(decode_members(&encode_members(&members(most))), Ok(members(most)));
+    assert!(decode_members(&encode_members(&members(most + 1))).is_err());
 }
 
 #[test]

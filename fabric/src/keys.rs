@@ -1,15 +1,19 @@
 //! Keys of a cluster: one authority, one certificate per host, a random identity and a shared secret.
 //!
-//! **Decides**: what `dunlin init` writes. **Flow**: `make_ca` once, `make_host` per host; `link` loads the result.
+//! **Decides**: what `dunlin init` and `dunlin cluster` write. **Flow**: `make_ca` once; per host `make_host`, or `request_host` there and
+//! `sign_host` where the authority is; `link` loads the result.
 //! **Invariants**: 1. a host's certificate names exactly that host (SAN), so a host can speak only for itself;
 //! 2. the authority's key is needed only to add hosts and never by a running daemon.
 //! **Source**: X.509 as rustls checks it. **Not here**: revocation lists; to expel a host, make new keys.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
+use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 /// Why keys could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +23,9 @@ pub enum KeyError {
         "host name {0:?} is not usable: 1 to 63 characters of a-z, 0-9 and '-', not beginning or ending with '-'"
     )]
     BadName(String),
+    /// Not a certificate in PEM.
+    #[error("this is no certificate in PEM")]
+    NoCertificate,
     /// The library refused.
     #[error("making a certificate failed: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -80,13 +87,11 @@ pub fn make_ca(cluster: &str) -> Result<Authority, KeyError> {
     })
 }
 
-/// A certificate for host `name`, signed by `ca`, good as client and as server.
-pub fn make_host(ca: &Authority, name: &str) -> Result<KeyedCert, KeyError> {
+/// What stands in a host's certificate: exactly its name, good as client and as server.
+fn host_params(name: &str) -> Result<CertificateParams, KeyError> {
     if !is_host_name(name) {
         return Err(KeyError::BadName(name.to_owned()));
     }
-    let issuer = Issuer::new(ca_params(&ca.cluster)?, KeyPair::from_pem(&ca.keys.key_pem)?);
-    let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(vec![name.to_owned()])?;
     params.distinguished_name.push(DnType::CommonName, name);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -94,11 +99,53 @@ pub fn make_host(ca: &Authority, name: &str) -> Result<KeyedCert, KeyError> {
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
     ];
-    let cert = params.signed_by(&key, &issuer)?;
+    Ok(params)
+}
+
+fn issuer(ca: &Authority) -> Result<Issuer<'_, KeyPair>, KeyError> {
+    Ok(Issuer::new(
+        ca_params(&ca.cluster)?,
+        KeyPair::from_pem(&ca.keys.key_pem)?,
+    ))
+}
+
+/// A certificate for host `name`, signed by `ca`, good as client and as server.
+pub fn make_host(ca: &Authority, name: &str) -> Result<KeyedCert, KeyError> {
+    let key = KeyPair::generate()?;
+    let cert = host_params(name)?.signed_by(&key, &issuer(ca)?)?;
     Ok(KeyedCert {
         cert_pem: cert.pem(),
         key_pem: key.serialize_pem(),
     })
+}
+
+/// A new private key for host `name`, which stays where it is, and a request for a certificate, which does not: both PEM.
+pub fn request_host(name: &str) -> Result<(String, String), KeyError> {
+    let key = KeyPair::generate()?;
+    let request = host_params(name)?.serialize_request(&key)?;
+    Ok((key.serialize_pem(), request.pem()?))
+}
+
+/// A certificate for host `name` and the key of the request. Of what else the request asks for nothing is taken over.
+pub fn sign_host(ca: &Authority, name: &str, request_pem: &str) -> Result<String, KeyError> {
+    let mut request = CertificateSigningRequestParams::from_pem(request_pem)?;
+    request.params = host_params(name)?;
+    Ok(request.signed_by(&issuer(ca)?)?.pem())
+}
+
+/// When a certificate ends, in seconds since 1970.
+pub fn expires_s(cert_pem: &str) -> Result<u64, KeyError> {
+    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|_| KeyError::NoCertificate)?;
+    let (_, cert) = x509_parser::parse_x509_certificate(&der).map_err(|_| KeyError::NoCertificate)?;
+    Ok(u64::try_from(cert.validity().not_after.timestamp()).unwrap_or(0))
+}
+
+/// SHA-256 of a certificate.
+pub fn fingerprint(cert_pem: &str) -> Result<[u8; 32], KeyError> {
+    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|_| KeyError::NoCertificate)?;
+    let mut fingerprint = [0; 32];
+    fingerprint.copy_from_slice(digest(&SHA256, &der).as_ref());
+    Ok(fingerprint)
 }
 
 /// `N` random bytes: a cluster's identity (16) or its secret (32).
@@ -108,4 +155,53 @@ pub fn random<const N: usize>() -> Result<[u8; N], KeyError> {
         .fill(&mut bytes)
         .map_err(|_| KeyError::NoRandomness)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Auth, Identity};
+
+    #[test]
+    fn a_request_becomes_a_certificate_for_that_host_and_no_other() {
+        let ca = make_ca("mine").unwrap();
+        let (key_pem, request) = request_host("b").unwrap();
+        assert!(!request.contains("PRIVATE"));
+        let identity = |host: &str, cert_pem: &str| {
+            let auth = Auth::Tls {
+                cert_pem: cert_pem.to_owned(),
+                key_pem: key_pem.clone(),
+                ca_pem: ca.keys.cert_pem.clone(),
+            };
+            Identity::new([0; 16], host, &[], Some(auth))
+        };
+        let cert = sign_host(&ca, "b", &request).unwrap();
+        assert!(identity("b", &cert).is_ok());
+        // Who signs says for whom, whatever the request asks for.
+        let cert = sign_host(&ca, "c", &request).unwrap();
+        assert!(identity("c", &cert).is_ok() && identity("b", &cert).is_err());
+        assert!(sign_host(&ca, "b", "no request").is_err());
+        assert!(sign_host(&ca, "b", &make_host(&ca, "b").unwrap().cert_pem).is_err());
+        assert!(sign_host(&ca, "B!", &request).is_err());
+    }
+
+    #[test]
+    fn a_certificate_has_an_end_and_a_fingerprint() {
+        let ca = make_ca("mine").unwrap();
+        let mut params = host_params("b").unwrap();
+        params.not_after = rcgen::date_time_ymd(2030, 1, 2);
+        let cert = params
+            .signed_by(&KeyPair::generate().unwrap(), &issuer(&ca).unwrap())
+            .unwrap();
+        assert_eq!(expires_s(&cert.pem()).unwrap(), 1_893_542_400);
+        assert_eq!(
+            fingerprint(&cert.pem()).unwrap(),
+            fingerprint(&cert.pem()).unwrap()
+        );
+        assert_ne!(
+            fingerprint(&cert.pem()).unwrap(),
+            fingerprint(&ca.keys.cert_pem).unwrap()
+        );
+        assert!(expires_s("no").is_err() && fingerprint(&ca.keys.key_pem).is_err());
+    }
 }

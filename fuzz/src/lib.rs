@@ -14,6 +14,7 @@ mod output;
 mod packet;
 mod script;
 pub mod seeds;
+mod speculation;
 mod transport;
 mod wire;
 
@@ -27,7 +28,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -87,6 +88,11 @@ pub const TARGETS: [Target; 15] = [
         name: "shm",
         about: "messages with descriptors of a process of this host",
         run: transport::shm,
+    },
+    Target {
+        name: "speculation",
+        about: "segments of clients, VM and shadow sockets in any order; checkpoints of connections",
+        run: speculation::speculation,
     },
     Target {
         name: "step",

@@ -38,6 +38,7 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     add("packet", packet());
     add("ring", ring());
     add("shm", shm());
+    add("speculation", crate::speculation::seeds());
     add("step", step());
     add("sync", sync());
     add("tcp", tcp());

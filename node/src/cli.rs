@@ -1,8 +1,14 @@
 //! The command line: what each command takes, prints and answers with.
 
+mod bundle;
 mod check;
+mod cluster;
+mod door;
+mod import;
 mod init;
+mod log;
 mod manual;
+mod program;
 mod show;
 mod talk;
 mod watch;
@@ -41,6 +47,10 @@ Examples:
   dunlin check                       is this host able to run protected VMs?
   dunlin init /etc/dunlin --cluster home --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700
   dunlin host /etc/dunlin/a/host.toml     run the daemon of host a (copy the folders to their hosts first)
+  dunlin cluster init home --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700
+                                     begin a cluster on host a; it prints what to say on b and c
+  dunlin import --libvirt shop -o shop.toml      make a VM's file of a libvirt domain
+  dunlin check shop.toml             what its hosts lack for it
   dunlin up redis.toml               start a VM, and protect it
   dunlin status --watch              see it run
   dunlin failover redis              move it to its backup without losing anything
@@ -50,16 +60,37 @@ Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up) a
 
 #[derive(Subcommand)]
 enum Command {
-    /// Says whether this host can run protected VMs, and how to mend what is missing
+    /// Says whether this host can run protected VMs, or the hosts of a VM that VM, and how to mend what is missing
+    #[command(
+        after_help = "With a VM's file this host's daemon asks all hosts of the VM, and compares them: disks' sizes, bridges, CPU flags, \
+                            QEMU, memory. Nothing is started or changed. Exit codes: 0 nothing is missing; 1 something is; 2 the file is wrong."
+    )]
     Check {
-        /// Check for this VM's configuration as well
-        #[arg(long, value_name = "VM.TOML")]
+        /// The VM's file: what do its hosts lack? Without it: what does this host lack?
+        #[arg(value_name = "VM.TOML")]
+        file: Option<PathBuf>,
+        /// What does this host lack for this VM? No daemon needs to run
+        #[arg(long, value_name = "VM.TOML", conflicts_with = "file")]
         vm: Option<PathBuf>,
+        /// This host's configuration, if it has one: its certificates are looked at
+        #[arg(
+            long,
+            default_value = "/etc/dunlin/host.toml",
+            value_name = "HOST.TOML",
+            conflicts_with = "file"
+        )]
+        config: PathBuf,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Writes the configuration and the keys of a new cluster
+    /// Makes a VM's file of a libvirt domain, and says what of it cannot be carried over, and why
+    #[command(after_help = "Example:\n  dunlin import --libvirt shop -o shop.toml && dunlin check shop.toml")]
+    Import(import::Import),
+    /// Begins a cluster, lets hosts into it, and shows how they are
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Writes the configuration and the keys of a new cluster into folders that are copied to its hosts by hand
     Init {
         /// The folder to make
         dir: PathBuf,
@@ -107,6 +138,9 @@ enum Command {
         /// Go on with what happens
         #[arg(long, short)]
         follow: bool,
+        /// Only what happened since then: so long ago (10m, 2h, 1day), or a time in UTC ('2026-01-31 23:59:59')
+        #[arg(long, value_name = "WHEN", value_parser = show::moment)]
+        since: Option<u64>,
         /// As JSON, one object a line
         #[arg(long)]
         json: bool,
@@ -179,6 +213,25 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         disk: usize,
     },
+    /// Writes what whoever helps needs to see of this host into one file: status, events, logs, configuration; no key and no secret
+    SupportBundle {
+        /// The file to write, which must not be there yet. Without it: dunlin-HOST-TIME.tar.gz
+        #[arg(short, long, value_name = "FILE.TAR.GZ")]
+        output: Option<PathBuf>,
+        /// This host's configuration
+        #[arg(long, default_value = "/etc/dunlin/host.toml", value_name = "HOST.TOML")]
+        config: PathBuf,
+    },
+    /// A bare server program, without a VM
+    Program {
+        #[command(subcommand)]
+        command: program::Command,
+    },
+    /// Shared logs: what programs agree on over the hosts of the cluster, on disk (docs/log-service.md)
+    Log {
+        #[command(subcommand)]
+        what: log::Log,
+    },
     /// Says which program this is, and which protocol it speaks with other hosts
     Version {
         /// As JSON
@@ -244,7 +297,16 @@ fn one_line(error: &anyhow::Error) -> String {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let socket = &arguments.socket;
     match arguments.command {
-        Command::Check { vm, json } => check::run(vm.as_deref(), json),
+        Command::Check {
+            file: Some(file),
+            json,
+            ..
+        } => check::all(socket, &file, json),
+        Command::Check { vm, config, json, .. } => check::run(vm.as_deref(), &config, json),
+        Command::Cluster(command) => cluster::run(socket, &command),
+        Command::SupportBundle { output, config } => bundle::run(socket, &config, output),
+        Command::Import(import) => import::run(&import),
+        Command::Program { command } => Ok(program::run(command)),
         Command::Init {
             dir,
             cluster,
@@ -281,8 +343,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             talk::wait_until_up(socket, &name, None)
         }
         Command::Status { watch, json } => show::status(socket, watch, json),
-        Command::Events { follow, json } => show::events(socket, follow, json),
-        Command::Failover { vm } => talk::until_taken(socket, &Request::Failover { vm }),
+        Command::Events { follow, since, json } => show::events(socket, follow, since, json),
+        Command::Failover { vm } => talk::simple(socket, &Request::Failover { vm }),
         Command::Policy { vm, policy, no_wait } => {
             let request = Request::Policy {
                 vm: vm.clone(),
@@ -316,6 +378,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 code => Ok(code),
             }
         }
+        Command::Log { what } => log::run(socket, what),
         Command::Version { json } => Ok(manual::version(json)),
         Command::Completions { shell } => manual::completions::<Arguments>(shell),
         Command::Manual { dir } => manual::pages::<Arguments>(&dir),

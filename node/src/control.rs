@@ -1,10 +1,20 @@
 //! What is said on the control socket, and between daemons about VMs that do not run yet: one JSON object a line.
 
 pub mod client;
+mod figures;
+pub mod log;
+mod member;
+mod notify;
+pub mod report;
 pub mod server;
 
+use crate::certificates::Certificate;
 use crate::daemon::Ticket;
 use crate::vm::Note;
+pub use figures::SyncFigures;
+pub use member::Member;
+pub use notify::NotifyStatus;
+use report::{Found, Report};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -38,6 +48,9 @@ pub enum Request {
         /// Only that, without what has happened.
         #[serde(default)]
         from_now: bool,
+        /// Only what happened since then, in milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since_ms: Option<u64>,
     },
     /// Hand a VM over to its backup.
     Failover {
@@ -87,6 +100,22 @@ pub enum Request {
         /// What, as `write-error=on`.
         fault: String,
     },
+    /// What would the hosts of this VM lack for it?
+    Check {
+        /// The text of its vm.toml.
+        text: String,
+        /// The file's name, for messages.
+        origin: String,
+    },
+    /// How are the hosts of the cluster?
+    Cluster,
+    /// Daemon to daemon: how are you?
+    Member,
+    /// Daemon to daemon: what would you lack for this VM?
+    Examine {
+        /// The text of its vm.toml.
+        text: String,
+    },
     /// Daemon to daemon: could you take part in this VM's group?
     Prepare {
         /// The text of its vm.toml.
@@ -125,16 +154,24 @@ pub enum Request {
         /// Which.
         vm: String,
     },
+    /// About logs that programs share.
+    Log(log::LogRequest),
 }
 
 impl Request {
     /// Whether a daemon takes this from another daemon.
     #[must_use]
     pub fn is_for_peers(&self) -> bool {
-        !matches!(
-            self,
-            Self::Up { .. } | Self::Events { .. } | Self::Status | Self::Inject { .. }
-        )
+        match self {
+            Self::Up { .. }
+            | Self::Cluster
+            | Self::Check { .. }
+            | Self::Events { .. }
+            | Self::Status
+            | Self::Inject { .. } => false,
+            Self::Log(ask) => ask.is_for_peers(),
+            _ => true,
+        }
     }
 }
 
@@ -143,13 +180,21 @@ impl Request {
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
     /// How everything is.
-    Status(HostStatus),
+    Status(Box<HostStatus>),
     /// Something happened.
     Event(Event),
     /// Long work goes on.
     Progress(Progress),
     /// What this host holds of a VM.
     Standing(Standing),
+    /// Something that was looked at for `Check`.
+    Found(Found),
+    /// How a host of the cluster is.
+    Member(Box<Member>),
+    /// What this host lacks for a VM.
+    Report(Box<Report>),
+    /// About a log.
+    Log(log::LogAnswer),
     /// Nothing happened: whoever follows is still listened to.
     Alive,
     /// It is done.
@@ -191,7 +236,10 @@ impl Answer {
     /// Whether nothing follows.
     #[must_use]
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::Done { .. } | Self::Failed { .. } | Self::Standing(_))
+        matches!(
+            self,
+            Self::Done { .. } | Self::Failed { .. } | Self::Standing(_) | Self::Report(_)
+        )
     }
 }
 
@@ -255,9 +303,18 @@ pub struct HostStatus {
     pub links: String,
     /// The VMs in whose groups it is.
     pub vms: Vec<VmStatus>,
+    /// The logs of which it is a host.
+    #[serde(default)]
+    pub logs: Vec<log::LogStatus>,
     /// Connections to this host that were refused, by what was wrong with them.
     #[serde(default)]
     pub refused: BTreeMap<String, u64>,
+    /// Events on their way to `notify_url`, if there is one.
+    #[serde(default)]
+    pub notify: Option<NotifyStatus>,
+    /// How long its certificates are good.
+    #[serde(default)]
+    pub certificates: Vec<Certificate>,
 }
 
 /// One VM, as this host sees it.
@@ -486,88 +543,6 @@ pub struct Reasons {
     /// The log, or what output is held in, was half full.
     #[serde(default)]
     pub memory: u64,
-}
-
-/// What one sync took. Times in microseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SyncFigures {
-    /// The primary's VM stood still.
-    pub pause_us: u64,
-    /// Of it: QMP stop.
-    pub stop_us: u64,
-    /// Saving the device state.
-    pub save_us: u64,
-    /// Reading the dirty bits.
-    pub scan_us: u64,
-    /// Waiting for the backup's bitmap.
-    pub wait_us: u64,
-    /// Copying the united pages aside.
-    pub copy_us: u64,
-    /// QMP cont.
-    pub cont_us: u64,
-    /// After the pause: hashing and comparing.
-    pub hash_us: u64,
-    /// From the stop to the backup's acknowledgement.
-    pub total_us: u64,
-    /// From the last sync's stop to this one's.
-    pub interval_us: u64,
-    /// The backup's load, as it reports it.
-    pub load_us: u64,
-    /// Dirty pages of the primary.
-    pub dirty_primary: u64,
-    /// Dirty pages of the backup.
-    pub dirty_backup: u64,
-    /// Both together.
-    pub united: u64,
-    /// Pages that differed.
-    pub divergent: u64,
-    /// Of `united`, pages that were compared and sent before the stop (those that were written again, again after it).
-    #[serde(default)]
-    pub ahead: u64,
-    /// Bytes of memory sent.
-    pub bytes: u64,
-    /// Bytes of device state.
-    pub device_bytes: u64,
-    /// Hashes that travelled after the stop: one for each block of the pages that were left.
-    #[serde(default)]
-    pub list_hashes: u64,
-    /// Hashes that a hash tree over the same blocks would have sent, level by level; counted with `sync.audit` only.
-    #[serde(default)]
-    pub tree_hashes: u64,
-    /// And in how many round trips.
-    #[serde(default)]
-    pub tree_rounds: u64,
-}
-
-impl SyncFigures {
-    /// Adds another sync's figures to a sum.
-    pub fn add(&mut self, other: &Self) {
-        for (sum, figure) in [
-            (&mut self.ahead, other.ahead),
-            (&mut self.list_hashes, other.list_hashes),
-            (&mut self.tree_hashes, other.tree_hashes),
-            (&mut self.tree_rounds, other.tree_rounds),
-            (&mut self.pause_us, other.pause_us),
-            (&mut self.stop_us, other.stop_us),
-            (&mut self.save_us, other.save_us),
-            (&mut self.scan_us, other.scan_us),
-            (&mut self.wait_us, other.wait_us),
-            (&mut self.copy_us, other.copy_us),
-            (&mut self.cont_us, other.cont_us),
-            (&mut self.hash_us, other.hash_us),
-            (&mut self.total_us, other.total_us),
-            (&mut self.interval_us, other.interval_us),
-            (&mut self.load_us, other.load_us),
-            (&mut self.dirty_primary, other.dirty_primary),
-            (&mut self.dirty_backup, other.dirty_backup),
-            (&mut self.united, other.united),
-            (&mut self.divergent, other.divergent),
-            (&mut self.bytes, other.bytes),
-            (&mut self.device_bytes, other.device_bytes),
-        ] {
-            *sum += figure;
-        }
-    }
 }
 
 /// A take-over, step by step. Microseconds.

@@ -1,20 +1,26 @@
 //! One daemon per host: it listens for the other hosts and for people, and holds the VMs' loops.
 
+mod examine;
 mod hand_over;
+pub mod logs;
+mod members;
 mod peers;
 pub mod requests;
 mod reservations;
 mod service;
 mod store;
 
+use crate::certificates::{self, Certificate};
 use crate::config::{HostConfig, Trust, VmConfig};
 use crate::control::server::ControlSocket;
-use crate::events::Events;
+use crate::events::{Events, now_ms};
+use crate::logs::LogHandle;
 use crate::metrics;
+use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
 use crate::vm::{self, Ended, Host, VmHandle};
 use anyhow::{Context, Result, anyhow, bail};
-use crossbeam_channel::{Receiver, select, unbounded};
+use crossbeam_channel::{Receiver, select, tick, unbounded};
 use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
 use reservations::Reservations;
 pub use reservations::Ticket;
@@ -26,19 +32,33 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// The daemon.
 pub struct Daemon {
     /// What the VMs share.
     pub host: Arc<Host>,
     vms: Mutex<BTreeMap<String, VmHandle>>,
+    logs: Mutex<BTreeMap<String, LogHandle>>,
+    /// One log is made or removed here at a time. VMs do not wait for its disk.
+    changing_logs: Mutex<()>,
     /// One person's request that changes the set of VMs at a time.
     changing: Mutex<()>,
     /// Names under which VMs are being started.
     reservations: Mutex<Reservations>,
     /// Who was refused, once this host listens.
     refusals: OnceLock<Refusals>,
+    /// Posts events to somebody else, if that is asked for.
+    notify: Option<Notify>,
+    /// How long the certificates that this daemon uses are good.
+    certificates: Vec<Certificate>,
 }
+
+/// How often certificates are looked at.
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// How long the end of a daemon may wait until its last events are posted.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Bad input: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +68,10 @@ pub struct BadInput(pub String);
 impl Daemon {
     fn vms(&self) -> MutexGuard<'_, BTreeMap<String, VmHandle>> {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn logs(&self) -> MutexGuard<'_, BTreeMap<String, LogHandle>> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reservations(&self) -> MutexGuard<'_, Reservations> {
@@ -65,7 +89,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// How often each VM's loop has turned.
+    /// How often each VM's loop has turned. A log's does not count: no VM is to end because a log hangs.
     fn turns(&self) -> service::Turns {
         self.vms()
             .iter()
@@ -80,6 +104,16 @@ impl Daemon {
             .into_iter()
             .map(|kind| (kind.to_owned(), counts.get(kind).copied().unwrap_or(0)))
             .collect()
+    }
+
+    /// An event for each certificate that ends soon, or has ended.
+    fn tell_of_certificates(&self) {
+        for certificate in &self.certificates {
+            if let Some((words, _)) = certificates::word(certificate, now_ms() / 1000) {
+                let words = format!("{words}: {}", certificates::MEND);
+                self.host.events.push("", "certificate-expires", words);
+            }
+        }
     }
 
     /// A loop has ended: for good, or with the daemon.
@@ -123,9 +157,19 @@ pub fn run(path: &Path) -> Result<()> {
         cluster: config.cluster.clone(),
         ended,
     });
+    let notify = config
+        .notify_url
+        .as_deref()
+        .map(|url| Notify::start(url, host.events.clone(), &config.state, Patience::default()))
+        .transpose()
+        .context("a thread for notify_url")?;
     let daemon = Arc::new(Daemon {
         host,
+        notify,
+        certificates: certificates::of(&config.trust),
         vms: Mutex::default(),
+        logs: Mutex::default(),
+        changing_logs: Mutex::default(),
         changing: Mutex::default(),
         reservations: Mutex::default(),
         refusals: OnceLock::new(),
@@ -153,10 +197,12 @@ pub fn run(path: &Path) -> Result<()> {
             Err(error) => daemon.host.events.push(&name, "failed", error.to_string()),
         }
     }
+    logs::start_all(&daemon);
     daemon
         .host
         .events
         .push("", "host-begins", "this host's daemon begins");
+    daemon.tell_of_certificates();
     peers::accept(&daemon, listener)?;
     requests::accept(
         &daemon,
@@ -211,8 +257,10 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
                 }
             }
         })?;
+    let daily = tick(DAY);
     loop {
         select! {
+            recv(daily) -> _ => daemon.tell_of_certificates(),
             recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
             recv(signals) -> _ => break,
             recv(service.due) -> _ => if let Some(vm) = service.is_alive(daemon.turns()) {
@@ -232,6 +280,11 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
     handles
         .iter_mut()
         .for_each(|handle| vm::join(handle.take_thread()));
+    if let Some(notify) = &daemon.notify {
+        notify.end(LAST_WORDS);
+    }
+    let logs = std::mem::take(&mut *daemon.logs());
+    logs.into_values().for_each(LogHandle::end);
     Ok(())
 }
 

@@ -1,12 +1,16 @@
 //! `dunlin`: the daemon and the command line.
 #![forbid(unsafe_code)]
 
+mod certificates;
 mod cli;
 mod config;
 mod control;
 mod daemon;
 mod events;
+mod import;
+mod logs;
 mod metrics;
+mod notify;
 mod vm;
 
 use std::process::ExitCode;

@@ -11,13 +11,14 @@ pub mod disks;
 mod ending;
 pub mod event;
 mod fault_at;
+mod frames;
 mod machine;
 mod nics;
 mod noted;
 mod primary;
 mod queues;
 pub use cold::Holding;
-pub use connect::ask_host;
+pub use connect::{Connector, ask_host, open};
 pub use fault_at::{Asked, FaultAt, Line};
 pub use noted::Note;
 pub use primary::AGAIN;
@@ -157,11 +158,10 @@ impl VmHandle {
         status
     }
 
-    /// Whether another host that can run the VM takes part in its group now.
+    /// Whether another host that can run the VM took part in its group by that status.
     #[must_use]
-    pub fn has_another_host(&self) -> bool {
-        let peers = self.status().peers;
-        peers.iter().any(|peer| {
+    pub fn has_another_host(&self, status: &VmStatus) -> bool {
+        status.peers.iter().any(|peer| {
             let member = self.config.member(&peer.host);
             peer.connected && member.is_some_and(|member| !member.witness)
         })

@@ -23,4 +23,4 @@ pub mod session;
 pub mod world;
 
 pub use dunlin_core::consensus::Bug;
-pub use run::{Failure, Options, Report, run, run_with, trace};
+pub use run::{Failure, Options, Report, run, run_large, run_with, trace};

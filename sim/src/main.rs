@@ -9,15 +9,17 @@
 //! Not here: the worlds.
 #![forbid(unsafe_code)]
 
+use dunlin_core::consensus::MAX_MEMBERS;
 use dunlin_sim::{Bug, Options, run_with, session, trace};
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "dunlin-sim [--seeds N] [--seed S | --fresh] [--sessions] [--bug NAME|all] [--strict] [--threads N] [--trace]
+    "dunlin-sim [--seeds N] [--seed S | --fresh] [--members N] [--sessions] [--bug NAME|all] [--strict] [--threads N] [--trace]
   --sessions   worlds of a primary and its backup (core's replica::sync) instead of the log's
   --seeds N    how many worlds (default 1000; 1 when --seed is given alone)
   --seed S     the first seed (default 1)
   --fresh      the first seed is taken from the clock: worlds that nobody has seen
+  --members N  groups of N (1 to 127); without it the seed says, 1 to 7
   --bug NAME   put this fault back on purpose; `all` tries each and prints the seed that finds it
   --strict     check every word against the disk even with a bug (on without one)
   --trace      print everything that happens in the world of --seed";
@@ -32,6 +34,7 @@ struct Arguments {
 
 fn parse() -> Result<Arguments, String> {
     let (mut seeds, mut start, mut bug, mut strict, mut threads) = (None, None, None, false, 0);
+    let mut size = None;
     let (mut all_bugs, mut trace, mut fresh, mut sessions) = (false, false, false, false);
     let mut session_bug = None;
     let mut words = std::env::args().skip(1);
@@ -44,6 +47,15 @@ fn parse() -> Result<Arguments, String> {
         match word.as_str() {
             "--seeds" => seeds = Some(number(value()?)?),
             "--seed" => start = Some(number(value()?)?),
+            "--members" => {
+                let members = number(value()?)?;
+                if members == 0 || members > MAX_MEMBERS as u64 {
+                    return Err(format!(
+                        "a group has 1 to {MAX_MEMBERS} members, not {members}\n{USAGE}"
+                    ));
+                }
+                size = Some(members as u8);
+            }
             "--sessions" => sessions = true,
             "--fresh" => {
                 fresh = true;
@@ -65,8 +77,9 @@ fn parse() -> Result<Arguments, String> {
     if fresh {
         let many = seeds.unwrap_or(1);
         println!(
-            "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- --seed {0} --seeds {many}",
-            start.unwrap_or(1)
+            "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- --seed {0} --seeds {many}{}",
+            start.unwrap_or(1),
+            of_size(size)
         );
     }
     let seeds = seeds.unwrap_or(if start.is_some() { 1 } else { 1000 });
@@ -76,6 +89,7 @@ fn parse() -> Result<Arguments, String> {
         options: Options {
             seeds,
             start,
+            size,
             bug,
             strict,
             threads,
@@ -85,6 +99,10 @@ fn parse() -> Result<Arguments, String> {
         sessions: sessions || session_bug.is_some(),
         session_bug,
     })
+}
+
+fn of_size(size: Option<u8>) -> String {
+    size.map(|size| format!(" --members {size}")).unwrap_or_default()
 }
 
 /// Microseconds since 1970: one run's worlds do not meet those of the one before.
@@ -157,7 +175,7 @@ fn main() -> ExitCode {
     }
     let options = arguments.options;
     if arguments.trace {
-        let verdict = trace(options.start, options.bug, options.strict);
+        let verdict = trace(options.start, options);
         println!("seed {}: {verdict:?}", options.start);
         return if verdict.is_ok() {
             ExitCode::SUCCESS
@@ -226,8 +244,9 @@ fn play(options: Options) -> bool {
             };
             println!("seed {} FAILED{bug}: {}", failure.seed, failure.what);
             println!(
-                "  repeat: cargo run -p dunlin-sim -- --seed {}{bug}{strict} [--trace]",
-                failure.seed
+                "  repeat: cargo run -p dunlin-sim -- --seed {}{}{bug}{strict} [--trace]",
+                failure.seed,
+                of_size(options.size)
             );
         }
     }

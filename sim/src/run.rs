@@ -22,8 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Faults end then.
 pub const CHAOS_US: u64 = 2_500_000;
 const CALM_US: u64 = 3_000_000;
-/// An ordinary world takes ten thousand steps.
+/// An ordinary world of seven hosts takes ten thousand steps. Each host of a larger one hears as much from its leader, and now
+/// and then from everybody.
 const STORM_STEPS: u64 = 100_000;
+const STORM_HOSTS: u64 = 7;
 
 /// What to play.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +34,8 @@ pub struct Options {
     pub seeds: u64,
     /// The first one.
     pub start: u64,
+    /// Members of each world's group; without a number the seed says.
+    pub size: Option<u8>,
     /// A fault put back on purpose.
     pub bug: Option<Bug>,
     /// Also check each word against the disk (C5). Off for bugs by default: they must be found by their damage.
@@ -74,8 +78,22 @@ pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report {
     run_with(Options {
         seeds,
         start,
+        size: None,
         bug,
         strict: bug.is_none(),
+        threads: 0,
+    })
+}
+
+/// Plays `seeds` worlds from `start`, each with a group of `size`.
+#[must_use]
+pub fn run_large(seeds: u64, start: u64, size: u8) -> Report {
+    run_with(Options {
+        seeds,
+        start,
+        size: Some(size),
+        bug: None,
+        strict: true,
         threads: 0,
     })
 }
@@ -101,7 +119,7 @@ pub fn run_with(options: Options) -> Report {
                     if seed >= end || seed > lowest.load(Ordering::Relaxed) {
                         return;
                     }
-                    let played = play_caught(seed, options.bug, options.strict);
+                    let played = play_caught(seed, options);
                     let mut report = report.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     match played {
                         Ok(world) => report.add(&world),
@@ -122,8 +140,8 @@ pub fn run_with(options: Options) -> Report {
 }
 
 /// Plays one seed and prints everything that happens.
-pub fn trace(seed: u64, bug: Option<Bug>, strict: bool) -> Result<(), String> {
-    let mut world = World::new(seed, bug, strict, true);
+pub fn trace(seed: u64, options: Options) -> Result<(), String> {
+    let mut world = World::new(seed, options.size, options.bug, options.strict, true);
     play(&mut world)
 }
 
@@ -155,10 +173,10 @@ fn quiet_panics() {
     });
 }
 
-fn play_caught(seed: u64, bug: Option<Bug>, strict: bool) -> Result<World, String> {
+fn play_caught(seed: u64, options: Options) -> Result<World, String> {
     QUIET.set(true);
     let caught = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, bug, strict, false);
+        let mut world = World::new(seed, options.size, options.bug, options.strict, false);
         play(&mut world).map(|()| world)
     }));
     QUIET.set(false);
@@ -190,6 +208,8 @@ fn play(world: &mut World) -> Result<(), String> {
 }
 
 fn advance(world: &mut World, until_us: u64) -> Result<(), String> {
+    let hosts = (world.hosts.len() as u64).max(STORM_HOSTS);
+    let storm_steps = STORM_STEPS * hosts.pow(2) / STORM_HOSTS.pow(2);
     while let Some(next) = world.take_next(until_us) {
         let is_fault = matches!(
             next,
@@ -199,7 +219,7 @@ fn advance(world: &mut World, until_us: u64) -> Result<(), String> {
             continue;
         }
         world.happen(next)?;
-        if world.steps > STORM_STEPS {
+        if world.steps > storm_steps {
             return Err(format!(
                 "storm: {} steps in {} us; replicas answer each other without end",
                 world.steps, world.now_us

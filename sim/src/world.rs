@@ -165,9 +165,9 @@ pub struct World {
 }
 
 impl World {
-    /// A world from a seed.
+    /// A world from a seed; its group has so many members, or as many as the seed says.
     #[must_use]
-    pub fn new(seed: u64, bug: Option<Bug>, strict: bool, trace: bool) -> Self {
+    pub fn new(seed: u64, size: Option<u8>, bug: Option<Bug>, strict: bool, trace: bool) -> Self {
         let mut random = Random::new(seed);
         // Of its own, so that a seed that failed before these were thought of is still the same world.
         let mut more = Random::new(seed ^ 0x6c61_7465);
@@ -176,7 +176,8 @@ impl World {
         } else {
             Durability::Disk
         };
-        let size = [3, 3, 3, 3, 3, 5, 5, 4, 2, 7, 6, 1][random.below(12) as usize];
+        let drawn = [3, 3, 3, 3, 3, 5, 5, 4, 2, 7, 6, 1][random.below(12) as usize];
+        let size = size.map_or(drawn, u64::from);
         let witnesses = if size >= 3 { random.below(size / 2 + 1) } else { 0 };
         let full = size - witnesses;
         let members: Vec<_> = (0..size)
@@ -219,7 +220,7 @@ impl World {
         } else if more.chance(700_000) {
             world.most_patience = 1;
         }
-        let spares = if size < 6 { 2 } else { 0 };
+        let spares = if (6..9).contains(&size) { 0 } else { 2 };
         for id in 0..size + spares {
             let members = if id < size { members.clone() } else { Vec::new() };
             world.add_host(members);

@@ -1,7 +1,7 @@
 //! The simulator as a test: some worlds keep every promise, and the bugs put back on purpose are found. More worlds:
 //! `cargo run --release -p dunlin-sim -- --seeds 10000`.
 
-use dunlin_sim::{Bug, run};
+use dunlin_sim::{Bug, run, run_large};
 
 #[test]
 fn worlds_keep_every_promise() {
@@ -15,6 +15,22 @@ fn worlds_keep_every_promise() {
         report.agreed > 5_000 && report.answered > 3_000 && report.elections > 600 && report.released > 300,
         "{report:?}"
     );
+}
+
+/// As large as the groups that APUS and DARE were measured with.
+#[test]
+fn large_groups_keep_every_promise() {
+    for (members, seeds) in [(9, 40), (15, 20), (31, 10), (63, 4), (105, 2), (127, 1)] {
+        let report = run_large(seeds, 1, members);
+        assert_eq!(
+            report.failure, None,
+            "repeat: cargo run -p dunlin-sim -- --seed N --members {members} [--trace]"
+        );
+        assert!(
+            report.seeds == seeds && report.agreed > 10 * seeds && report.answered > 0,
+            "{members} members: {report:?}"
+        );
+    }
 }
 
 /// Worlds that once stood still for ever or drowned in words, one in 15,000 of them: a candidate refused the snapshot of the

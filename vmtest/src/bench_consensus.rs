@@ -14,6 +14,7 @@ mod faults;
 mod raw;
 mod replica;
 mod rivals;
+mod scale;
 
 use anyhow::{Context, Result, bail};
 use dunlin_fabric::wait::WaitPolicy;
@@ -112,6 +113,9 @@ pub struct Report {
     /// `leader-kill`: times to a new leader's first agreed entry, ms.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub leader_kill: Vec<faults::Kills>,
+    /// `scale`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub scale: Vec<scale::Scale>,
     /// `crash`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub crash: Vec<faults::Crash>,
@@ -139,10 +143,11 @@ struct Options {
     entries: u64,
     rivals: bool,
     only: Option<String>,
+    replicas: Vec<u8>,
     what: Vec<String>,
 }
 
-const USAGE: &str = "bench consensus [latency] [leader-kill] [crash] [--json FILE] [--seconds S] [--rounds N] [--runs N] [--entries N] [--dir DIR] [--no-rivals] [--only PART-OF-A-NAME]";
+const USAGE: &str = "bench consensus [latency] [leader-kill] [crash] [--json FILE] [--seconds S] [--rounds N] [--runs N] [--entries N] [--dir DIR] [--no-rivals] [--only PART-OF-A-NAME] [--replicas N,N,...: groups of these sizes, and nothing else unless it is named]";
 
 fn options(args: &[String]) -> Result<Options> {
     let mut o = Options {
@@ -154,6 +159,7 @@ fn options(args: &[String]) -> Result<Options> {
         entries: 100_000,
         rivals: true,
         only: None,
+        replicas: Vec::new(),
         what: Vec::new(),
     };
     let mut args = args.iter();
@@ -171,9 +177,13 @@ fn options(args: &[String]) -> Result<Options> {
             "--entries" => o.entries = value()?.parse()?,
             "--no-rivals" => o.rivals = false,
             "--only" => o.only = Some(value()?.to_lowercase()),
+            "--replicas" => o.replicas = scale::sizes(value()?)?,
             "latency" | "leader-kill" | "crash" => o.what.push(arg.clone()),
             other => bail!("unknown argument {other:?}; {USAGE}"),
         }
+    }
+    if !o.replicas.is_empty() {
+        o.what.push("scale".into());
     }
     if o.what.is_empty() {
         o.what = vec!["latency".into(), "leader-kill".into(), "crash".into()];
@@ -202,6 +212,13 @@ pub fn run(args: &[String]) -> Result<()> {
     for what in &options.what {
         let done = match what.as_str() {
             "latency" => latency(&options, &dir, &mut report),
+            "scale" => scale::run(
+                &dir,
+                &options.replicas,
+                options.rounds,
+                options.seconds,
+                &mut report,
+            ),
             "leader-kill" => faults::leader_kill(&dir, options.runs, &mut report),
             _ => faults::crash(&dir, options.entries, &mut report),
         };

@@ -146,9 +146,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
     let begun = Instant::now();
     let lab = cluster.lab();
     let client = lab.node("client");
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     say("daemons run on a, b and c, and trust each other by the keys that 'dunlin init' made");
 
     let plan = VmPlan {

@@ -67,14 +67,9 @@ fn build(binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
     fs::create_dir_all(stage.join("man"))?;
     fs::copy(binary, stage.join("dunlin"))?;
     fs::copy(root.join("README.md"), stage.join("README.md"))?;
-    command(
-        "cp",
-        &[
-            Path::new("-r"),
-            &root.join("packaging/debian"),
-            &stage.join("debian"),
-        ],
-    )?;
+    for (from, to) in [("packaging/debian", "debian"), ("monitoring", "monitoring")] {
+        command("cp", &[Path::new("-r"), &root.join(from), &stage.join(to)])?;
+    }
     said(binary, &["manual", &stage.join("man").to_string_lossy()])?;
     for shell in ["bash", "zsh", "fish"] {
         let script = said(binary, &["completions", shell])?;

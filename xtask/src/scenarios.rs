@@ -7,8 +7,8 @@ use dunlin_vmtest::accel::RunsUnder;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, Scenario, World, bad_input, flood, interrupt, ledger::LedgerSpec, life, orders, outpour, overload,
-    passers, rejoins, sizes, soak, stalls, two_vms, upload,
+    self, Scenario, World, bad_input, flood, interrupt, joining, ledger::LedgerSpec, life, orders, outpour,
+    overload, passers, rejoins, sizes, soak, stalls, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -191,6 +191,11 @@ fn play(
             }
         }
     };
+    if wanted("cluster-join", true) {
+        let begun = Instant::now();
+        let outcome = joining::run(&world).map(|refused| format!(", {refused} refused"));
+        tell("cluster-join", begun, outcome);
+    }
     if wanted("life", true) {
         let begun = Instant::now();
         let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));

@@ -5,8 +5,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::{image, paths};
 
+/// Packages that start a service where systemd runs; the tests start their own, so a service that came with them goes again.
+const SERVICES: [(&str, &str); 2] = [("memcached", "memcached"), ("nginx-light", "nginx")];
+
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 23] = [
     ("qemu-system-x86", "runs the VMs"),
     ("ovmf", "the UEFI of guests that have one"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
@@ -39,6 +42,15 @@ const PACKAGES: [(&str, &str); 20] = [
         "the linker that Rust calls, and the small object preloaded into QEMU",
     ),
     ("libc6-dev", "what gcc links with"),
+    ("memcached", "a server with threads: the tests of bare programs"),
+    (
+        "nginx-light",
+        "a server with processes: the tests of bare programs",
+    ),
+    (
+        "openssl",
+        "a certificate and a client of TLS: the tests of bare programs",
+    ),
     ("procps", "looks at processes in the tests"),
     (
         "golang-go",
@@ -54,8 +66,19 @@ const PACKAGES: [(&str, &str); 20] = [
 pub fn run() -> Result<()> {
     install(&PACKAGES)?;
     kernel_is_new_enough();
+    promtool()?;
     image::ensure(&paths::guest_images(), &mut |line| println!("setup: {line}"))?;
     Ok(())
+}
+
+/// Prometheus' own checker of metrics and alarms, for the tests: its package is unpacked and not installed, since that would start a server.
+fn promtool() -> Result<()> {
+    let tools = paths::target().join("tools");
+    if tools.join("usr/bin/promtool").exists() {
+        return Ok(());
+    }
+    println!("setup: will unpack prometheus: promtool checks metrics and alarms");
+    image::unpack("prometheus", &paths::guest_images(), &tools)
 }
 
 /// Builds the guest images of `names`, and fetches the clients.
@@ -117,8 +140,33 @@ pub fn install(packages: &[(&str, &str)]) -> Result<()> {
         let mut arguments = vec!["install", "-y", "--no-install-recommends"];
         arguments.extend(names);
         apt(root, &arguments).with_context(|| format!("as root run '{by_hand}'"))?;
+        let came = |package: &str| missing.iter().any(|(name, _)| *name == package);
+        for (_, service) in SERVICES.iter().filter(|(package, _)| came(package)) {
+            stop_service(root, service);
+        }
     }
     Ok(())
+}
+
+/// Where no systemd runs nothing was started.
+fn stop_service(root: bool, service: &str) {
+    if !std::path::Path::new("/run/systemd/system").exists() {
+        return;
+    }
+    let (program, first): (&str, &[&str]) = if root {
+        ("systemctl", &[])
+    } else {
+        ("sudo", &["systemctl"])
+    };
+    let stopped = Command::new(program)
+        .args(first)
+        .args(["disable", "--now", service])
+        .status();
+    if !stopped.is_ok_and(|status| status.success()) {
+        println!(
+            "setup: {service} came with a package and runs as a service: 'systemctl disable --now {service}' stops it"
+        );
+    }
 }
 
 fn is_installed(package: &str) -> bool {

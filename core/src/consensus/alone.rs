@@ -28,8 +28,8 @@ use crate::wire::consensus::encode_members;
 
 /// Where the order stands in a term.
 const ORDER_SHIFT: u32 = 32;
-/// More than there are members: an order carries the member it went to.
-const MEMBERS: u64 = 8;
+/// As many as a member's id can name: an order carries the member it went to.
+const MEMBERS: u64 = 1 << u8::BITS;
 
 /// The order that a term belongs to; 0 until the first one.
 pub(super) fn order_of(term: Term) -> u64 {

@@ -19,10 +19,13 @@ use super::quorum::majority;
 use super::{Action, Bug, Consensus, Member, Message, Promise, Role, Stand};
 use crate::units::{ReplicaId, Term, Viewstamp};
 
+/// Every member has a bit.
+const _: () = assert!(super::MAX_MEMBERS <= u128::BITS as usize);
+
 /// Votes for this candidate, by position in the members in force.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Votes {
-    given: u8,
+    given: u128,
     /// The own vote waits for the disk.
     pub(super) mine_pending: bool,
     /// By a person's order: nobody else is asked.

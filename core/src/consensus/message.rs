@@ -12,8 +12,8 @@
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
 
-/// The largest group.
-pub const MAX_MEMBERS: usize = 7;
+/// The largest group: as many as one byte counts with room for a flag, and more than the 105 replicas that APUS was built for.
+pub const MAX_MEMBERS: usize = 127;
 
 /// No term and no index ever comes near: a larger one, from a peer or a disk, is damage, and refused before anything is
 /// counted up from it.

@@ -18,7 +18,7 @@
 //!
 //! Not here: hand-over and elections (`election`), counting (`quorum`).
 
-use super::quorum::majority;
+use super::quorum::{FEW, Tally, majority};
 use super::{Action, Bug, Consensus, Entry, EntryKind, MAX_MEMBERS, Member, Message, Refusal, Role};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use crate::wire::consensus::encode_members;
@@ -82,6 +82,12 @@ pub(super) struct Transfer {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Leading {
     pub(super) peers: Vec<Peer>,
+    /// By id: where in `peers` it is, plus one; 0 is nowhere. An acknowledgement must not look through many members.
+    places: Vec<u8>,
+    /// What a majority holds; told of every change of a peer's `matched`.
+    pub(super) held: Tally,
+    /// Which beat a majority has echoed; told of every change of a peer's `beat`.
+    echoed: Tally,
     pub(super) beat: u64,
     beat_sent_us: [u64; BEATS],
     barrier: Index,
@@ -94,7 +100,7 @@ pub(super) struct Leading {
 
 impl Leading {
     pub(super) fn peer(&self, id: ReplicaId) -> Option<&Peer> {
-        self.peers.iter().find(|peer| peer.id == id)
+        self.position(id).map(|at| &self.peers[at])
     }
     /// Somebody is told to stand: at which beat.
     pub(super) fn tell_heir(&mut self, heir: ReplicaId) -> u64 {
@@ -108,7 +114,24 @@ impl Leading {
         self.heirs.iter().all(passed)
     }
     fn position(&self, id: ReplicaId) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.id == id)
+        if self.peers.len() < FEW {
+            return self.peers.iter().position(|peer| peer.id == id);
+        }
+        let place = self.places.get(usize::from(id.0))?;
+        usize::from(*place).checked_sub(1)
+    }
+    /// Other members are in force.
+    fn find_places(&mut self) {
+        self.places.clear();
+        for (at, peer) in self.peers.iter().enumerate() {
+            let id = usize::from(peer.id.0);
+            if self.places.len() <= id {
+                self.places.resize(id + 1, 0);
+            }
+            self.places[id] = at as u8 + 1;
+        }
+        self.held.forget();
+        self.echoed.forget();
     }
 }
 
@@ -283,6 +306,13 @@ impl Consensus {
             };
             self.leading.peers.push(peer);
         }
+        self.leading.find_places();
+        // A leader is a member: what counts the peers and itself counts the members.
+        assert_eq!(
+            self.leading.peers.len() + 1,
+            self.log.members().len(),
+            "Q2 broken"
+        );
     }
 
     /// Sends what `propose` appended.
@@ -388,6 +418,7 @@ impl Consensus {
         let silent_since = (beat > peer.beat && peer.answers).then_some(peer.answered_us);
         if beat > peer.beat {
             (peer.answered_us, peer.answers) = (awake_us, true);
+            self.leading.echoed.moved(peer.beat, beat);
             peer.beat = beat;
             if beat + BEATS as u64 > self.leading.beat {
                 peer.heard_us = peer
@@ -396,6 +427,7 @@ impl Consensus {
             }
         }
         if durable > peer.matched {
+            self.leading.held.moved(peer.matched.0, durable.0);
             peer.matched = durable;
             peer.moved_us = self.now_us;
             peer.next = peer.next.max(durable.next());
@@ -459,6 +491,7 @@ impl Consensus {
         }
         peer.recovering = true;
         peer.nonce = nonce;
+        self.leading.held.moved(peer.matched.0, 0);
         peer.matched = Index(0);
         out.push(Action::Send {
             to: from,
@@ -591,7 +624,9 @@ impl Consensus {
         if self.leading.reads.is_empty() || self.order.committed() < self.leading.barrier {
             return;
         }
-        let echoed = self.majority_mark(self.leading.beat, |peer| peer.beat);
+        let leading = &mut self.leading;
+        let beats = leading.peers.iter().map(|peer| peer.beat);
+        let echoed = leading.echoed.reached(leading.beat, beats);
         let before = self.leading.reads.len();
         self.leading.reads.retain(|&(id, index, beat)| {
             let ready = beat != 0 && beat <= echoed;

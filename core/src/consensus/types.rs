@@ -307,7 +307,7 @@ pub enum Refusal {
     /// More than one member differs, the list is empty, too long, or names one twice; or one member becomes complete while
     /// another ceases to be.
     #[error(
-        "not a change of one member within 1 to 7; change them one at a time, and mark the new one complete before the old one goes"
+        "not a change of one member within 1 to 127; change them one at a time, and mark the new one complete before the old one goes"
     )]
     BadChange,
     /// Too many of the members that would remain do not answer.

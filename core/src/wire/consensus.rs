@@ -226,7 +226,7 @@ pub fn encode_members(members: &[Member]) -> Bytes {
     out.freeze()
 }
 
-/// Reads the payload of an `EntryKind::Members`: at most seven, none twice.
+/// Reads the payload of an `EntryKind::Members`: at most [`MAX_MEMBERS`], none twice.
 pub fn decode_members(bytes: &[u8]) -> Result<Vec<Member>, WireError> {
     let mut r = Reader(bytes);
     let members = r.members()?;

@@ -227,6 +227,8 @@ pub struct Group {
     core: Consensus,
     writer: Writer,
     peers: Vec<Peer>,
+    /// By id: where in `peers` it is, plus one; 0 is nowhere. What is sent to a member must not look through all of them.
+    places: [u16; 256],
     events: VecDeque<GroupEvent>,
     actions: Vec<Action>,
     epoll: OwnedFd,
@@ -280,6 +282,7 @@ impl Group {
             cfg,
             writer,
             peers: Vec::new(),
+            places: [0; 256],
             events: VecDeque::new(),
             actions: Vec::with_capacity(16),
             epoll,
@@ -320,6 +323,7 @@ impl Group {
             }
         }
         self.peers.push(peer);
+        self.find_places();
         self.open_rings();
         self.more = true; // grants that are there already have rung already
         Ok(())
@@ -334,6 +338,20 @@ impl Group {
         }
         let ended = self.peers.extract_if(.., |p| p.id == id); // closing its descriptors takes them out of epoll
         self.counters.torn += ended.map(|p| p.torn()).sum::<u64>();
+        self.find_places();
+    }
+
+    /// Other peers are linked.
+    fn find_places(&mut self) {
+        self.places = [0; 256];
+        for (at, peer) in self.peers.iter().enumerate() {
+            self.places[usize::from(peer.id.0)] = at as u16 + 1;
+        }
+    }
+
+    fn peer_mut(&mut self, id: ReplicaId) -> Option<&mut Peer> {
+        let at = usize::from(self.places[usize::from(id.0)]).checked_sub(1)?;
+        self.peers.get_mut(at)
     }
 
     fn watch(&self, fd: RawFd, events: i32, whose: u64) -> std::io::Result<()> {
@@ -471,6 +489,7 @@ impl Group {
 
     fn lose(&mut self, at: usize, error: &TransportError) {
         let lost = self.peers.swap_remove(at);
+        self.find_places();
         self.counters.torn += lost.torn();
         let (peer, why) = (lost.id, error.to_string());
         let broken = matches!(error, TransportError::Breach(_));
@@ -551,7 +570,9 @@ impl Group {
                 through,
             } => {
                 let core = &self.core;
-                if let Some(peer) = self.peers.iter_mut().find(|p| p.id == to && p.is_up()) {
+                let at = usize::from(self.places[usize::from(to.0)]);
+                let peer = at.checked_sub(1).and_then(|at| self.peers.get_mut(at));
+                if let Some(peer) = peer.filter(|peer| peer.is_up()) {
                     let (bytes, of) = &mut self.encoded;
                     if *of != Some((term, prev, through)) {
                         *of = Some((term, prev, through));
@@ -605,7 +626,8 @@ impl Group {
     }
 
     fn send(&mut self, to: ReplicaId, message: &Message) {
-        if let Some(peer) = self.peers.iter_mut().find(|p| p.id == to) {
+        let at = usize::from(self.places[usize::from(to.0)]);
+        if let Some(peer) = at.checked_sub(1).and_then(|at| self.peers.get_mut(at)) {
             peer.send(message, &mut self.counters);
         }
     }
@@ -723,7 +745,10 @@ impl Group {
         self.asked = n >= 0;
         for event in &events[..n.max(0) as usize] {
             let whose = event.u64;
-            if let Some(peer) = self.peers.iter_mut().find(|p| u64::from(p.id.0) == whose) {
+            let peer = u8::try_from(whose)
+                .ok()
+                .and_then(|id| self.peer_mut(ReplicaId(id)));
+            if let Some(peer) = peer {
                 peer.readable = true;
             }
         }

@@ -36,6 +36,7 @@ mod qcow2;
 mod ranges;
 mod requests;
 mod shared;
+mod size;
 #[cfg(test)]
 mod storm_tests;
 mod superblock;
@@ -54,6 +55,7 @@ pub use group::{DiskGroup, Member};
 pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
+pub use size::size_bytes;
 pub use types::{DiskConfig, DiskError, DiskEvent, DiskStatus, EventSink, TakeOver};
 pub use verify::VerifyReport;
 

@@ -282,32 +282,53 @@ fn acceleration(spec: &VmSpec) -> Finding {
     }
 }
 
-/// Guest RAM is a memfd: bounded by free memory and this cgroup's limit (not by the size of /dev/shm).
-fn memory(spec: &VmSpec) -> Finding {
-    const WHAT: &str = "memory";
-    let guest_bytes = spec.memory_bytes();
-    let needed = guest_bytes + guest_bytes / 16 + (64 << 20); // QEMU itself, bitmaps, staging
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let meminfo = read("/proc/meminfo");
-    let kib = |key: &str| -> u64 {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
-        line.and_then(|line| line.split_whitespace().next()?.parse().ok())
-            .unwrap_or(0)
-    };
-    // QEMU's translator keeps what it has translated: up to an eighth of the host's memory, and 1 GiB at most.
+/// How the VM's instructions would be run on this host.
+///
+/// # Errors
+/// One line: what is asked for is not there.
+pub fn accelerator(spec: &VmSpec) -> Result<Accel, String> {
     let user = spawn::choose_user(spec.run_as.as_deref()).ok().flatten();
-    let translates = accel::choose(spec.accel, user.as_ref()).is_ok_and(|(accel, _)| accel != Accel::Kvm);
-    let translated = match translates {
-        true => (kib("MemTotal:") << 10).div_euclid(8).min(1 << 30),
-        false => 0,
-    };
+    accel::choose(spec.accel, user.as_ref()).map(|(accel, _)| accel)
+}
+
+fn meminfo_kib(key: &str) -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// What this host, and this process' control group, could still give.
+pub fn memory_available_bytes() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let group = read("/proc/self/cgroup")
         .lines()
         .find_map(|l| l.strip_prefix("0::").map(str::to_owned));
     let group = format!("/sys/fs/cgroup{}", group.unwrap_or_default());
     let bytes = |file: &str| read(&format!("{group}/{file}")).trim().parse::<u64>().ok();
     let in_group = bytes("memory.max").map(|max| max.saturating_sub(bytes("memory.current").unwrap_or(0)));
-    let available = in_group.unwrap_or(u64::MAX).min(kib("MemAvailable:") << 10);
+    in_group
+        .unwrap_or(u64::MAX)
+        .min(meminfo_kib("MemAvailable:") << 10)
+}
+
+/// What a VM's copy takes of a host's memory beside its disks' and queues': guest RAM, and QEMU itself.
+pub fn memory_needed_bytes(spec: &VmSpec) -> u64 {
+    let guest_bytes = spec.memory_bytes();
+    guest_bytes + guest_bytes / 16 + (64 << 20) // QEMU itself, bitmaps, staging
+}
+
+/// Guest RAM is a memfd: bounded by free memory and this cgroup's limit (not by the size of /dev/shm).
+fn memory(spec: &VmSpec) -> Finding {
+    const WHAT: &str = "memory";
+    let needed = memory_needed_bytes(spec);
+    // QEMU's translator keeps what it has translated: up to an eighth of the host's memory, and 1 GiB at most.
+    let translates = accelerator(spec).is_ok_and(|accel| accel != Accel::Kvm);
+    let translated = match translates {
+        true => (meminfo_kib("MemTotal:") << 10).div_euclid(8).min(1 << 30),
+        false => 0,
+    };
+    let available = memory_available_bytes();
     let found = format!("{} MiB available, {} MiB needed", available >> 20, needed >> 20);
     match available >= needed {
         true if translated > 0 => {

@@ -1,31 +1,94 @@
-//! `check`: what this host lacks, before anything is started.
+//! `check`: what this host lacks, or with a VM's file what all of its hosts lack, before anything is started.
 
+use crate::certificates;
+use crate::config::HostConfig;
+use crate::control::client::Client;
+use crate::control::report::Found;
+use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use dunlin_guest::VmSpec;
 use dunlin_guest::probe::{self, Finding};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Prints every finding; fails if something is missing.
-pub fn run(vm: Option<&Path>, json: bool) -> Result<ExitCode> {
+/// Looks at this host, without a daemon: prints every finding; fails if something is missing.
+pub fn run(vm: Option<&Path>, config: &Path, json: bool) -> Result<ExitCode> {
     let mut findings = probe::host(&spec(vm)?);
     findings.push(heartbeats());
+    let mut found: Vec<Found> = findings
+        .into_iter()
+        .map(|finding| Found {
+            host: String::new(),
+            ok: finding.ok,
+            what: finding.what,
+            mend: finding.mend,
+        })
+        .collect();
+    // Before there is a cluster there is no file.
+    if config.exists() {
+        found.extend(match HostConfig::load(config) {
+            Ok(host) => certificates::found("", &certificates::of(&host.trust)),
+            Err(error) => vec![Found {
+                host: String::new(),
+                ok: false,
+                what: format!("configuration: {error}"),
+                mend: "correct it".into(),
+            }],
+        });
+    }
+    show(&found, json, "on this host")
+}
+
+/// Asks this host's daemon, which asks the VM's others.
+pub fn all(socket: &Path, file: &Path, json: bool) -> Result<ExitCode> {
+    let text =
+        std::fs::read_to_string(file).map_err(|error| BadInput(format!("{}: {error}", file.display())))?;
+    let origin = file.display().to_string();
+    let mut all = Vec::new();
+    let last = Client::connect(socket)?.talk(&Request::Check { text, origin }, |answer| {
+        if let Answer::Found(found) = answer {
+            if !json {
+                print(found);
+            }
+            all.push(found.clone());
+        }
+    })?;
+    match last {
+        Answer::Failed { why, code: 2 } => return Err(BadInput(why).into()),
+        Answer::Failed { why, .. } => bail!("{why}"),
+        _ => {}
+    }
     if json {
-        let list: Vec<_> = findings
+        return show(&all, true, "");
+    }
+    Ok(verdict(&all, "for this VM"))
+}
+
+fn show(found: &[Found], json: bool, whereto: &str) -> Result<ExitCode> {
+    if json {
+        let list: Vec<_> = found
             .iter()
-            .map(|finding| serde_json::json!({"what": finding.what, "ok": finding.ok, "mend": finding.mend}))
+            .map(|found| match found.host.is_empty() {
+                true => serde_json::json!({"what": found.what, "ok": found.ok, "mend": found.mend}),
+                false => serde_json::json!({"host": found.host, "what": found.what, "ok": found.ok, "mend": found.mend}),
+            })
             .collect();
         println!("{}", serde_json::to_string(&list)?);
     } else {
-        findings.iter().for_each(print);
+        found.iter().for_each(print);
     }
-    let missing = findings.iter().filter(|finding| !finding.ok).count();
+    Ok(verdict(found, whereto))
+}
+
+/// Says how many things are missing, if any.
+fn verdict(found: &[Found], whereto: &str) -> ExitCode {
+    let missing = found.iter().filter(|found| !found.ok).count();
     if missing == 0 {
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
-    eprintln!("dunlin: {} missing on this host", counted(missing));
-    Ok(ExitCode::FAILURE)
+    eprintln!("dunlin: {} missing {whereto}", counted(missing));
+    ExitCode::FAILURE
 }
 
 fn counted(missing: usize) -> String {
@@ -54,20 +117,22 @@ fn heartbeats() -> Finding {
     }
 }
 
-fn print(finding: &Finding) {
-    let mark = match (finding.ok, finding.mend.is_empty()) {
+fn print(found: &Found) {
+    let mark = match (found.ok, found.mend.is_empty()) {
         (true, true) => "ok     ",
         (true, false) => "NOTE   ",
         (false, _) => "MISSING",
     };
-    let mend = if finding.mend.is_empty() {
-        String::new()
-    } else {
-        format!(": {}", finding.mend)
+    let host = match found.host.as_str() {
+        "" => String::new(),
+        host => format!("host {host}: "),
     };
-    println!("{mark} {}{mend}", finding.what);
+    let mend = match found.mend.as_str() {
+        "" => String::new(),
+        mend => format!(": {mend}"),
+    };
+    println!("{mark} {host}{}{mend}", found.what);
 }
-
 /// The VM's own table, or a small VM.
 fn spec(vm: Option<&Path>) -> Result<VmSpec> {
     let text = match vm {

@@ -70,6 +70,7 @@ pub fn run(
             state: state.to_owned(),
             control: control.to_owned(),
             metrics: None,
+            notify_url: None,
             key: Some("key.pem".into()),
             cert: Some("cert.pem".into()),
             ca: Some("ca.pem".into()),

@@ -27,14 +27,16 @@ pub fn pages<C: CommandFactory>(folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Which program this is, for programs.
+pub fn version_json() -> String {
+    serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "protocol": PROTOCOL_VERSION }).to_string()
+}
+
 /// Says which program this is: its version, and the protocol that it speaks with other hosts.
 pub fn version(json: bool) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        println!(
-            "{}",
-            serde_json::json!({ "version": version, "protocol": PROTOCOL_VERSION })
-        );
+        println!("{}", version_json());
     } else {
         println!("dunlin {version} (protocol {PROTOCOL_VERSION})");
     }

@@ -1,13 +1,14 @@
 //! `status` and `events`: for people and for programs.
 
 use super::{talk, watch};
-use crate::control::{HostStatus, VmStatus};
-use crate::events::utc;
+use crate::control::{HostStatus, Request, VmStatus};
+use crate::events::{now_ms, utc};
 use anyhow::Result;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::UNIX_EPOCH;
 
 /// A VM asks for protection and has none.
 pub const UNPROTECTED: u8 = 3;
@@ -170,10 +171,33 @@ fn describe(text: &mut String, vm: &VmStatus) {
     }
 }
 
-/// Shows what happened on this host.
-pub fn events(socket: &Path, follow: bool, json: bool) -> Result<ExitCode> {
+/// A moment on the command line, in milliseconds since 1970: so long ago, or a time in UTC.
+pub fn moment(text: &str) -> Result<u64, String> {
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Ok(now_ms().saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)));
+    }
+    // As events are printed, and as RFC 3339 has them.
+    let time = humantime::parse_rfc3339_weak(text.trim_end_matches(" UTC"));
+    let since = time.ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since
+        .and_then(|since| u64::try_from(since.as_millis()).ok())
+        .ok_or_else(|| {
+            format!(
+                "'{text}' is no moment: write 10m, 2h, 1day, or a time in UTC such as '2026-01-31 23:59:59'"
+            )
+        })
+}
+
+/// Shows what happened on this host, since then if a moment is given.
+pub fn events(socket: &Path, follow: bool, since_ms: Option<u64>, json: bool) -> Result<ExitCode> {
     let mut out = std::io::stdout();
-    talk::follow(socket, false, |event| {
+    let asked = Request::Events {
+        // Without it the end would not be told from a connection that broke.
+        follow: true,
+        from_now: false,
+        since_ms,
+    };
+    talk::follow(socket, &asked, |event| {
         let Some(event) = event else { return Ok(!follow) };
         if json {
             writeln!(out, "{}", serde_json::to_string(event)?)?;
@@ -187,4 +211,30 @@ pub fn events(socket: &Path, follow: bool, json: bool) -> Result<ExitCode> {
         Ok(false)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_so_long_ago_or_a_time_as_events_show_it() {
+        assert_eq!(moment("2026-01-31 23:59:59"), Ok(1_769_903_999_000));
+        assert_eq!(moment("2026-01-31T23:59:59.250Z"), Ok(1_769_903_999_250));
+        assert_eq!(moment(&utc(1_709_251_199_000)), Ok(1_709_251_199_000));
+        let before = now_ms();
+        let hour_ago = moment("1h").expect("a moment");
+        assert!((before - 3_600_000..=now_ms() - 3_600_000).contains(&hour_ago));
+        for wrong in [
+            "",
+            "yesterday",
+            "10",
+            "-1h",
+            "2026-13-01 00:00:00",
+            "999999999999999999999d",
+        ] {
+            let why = moment(wrong).expect_err(wrong);
+            assert!(why.contains("write 10m") && !why.contains('\n'), "{why}");
+        }
+    }
 }

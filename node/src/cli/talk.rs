@@ -32,16 +32,6 @@ fn print(answer: &Answer) -> ExitCode {
     }
 }
 
-/// Asks until the moment fits: a hand-over waits for the end of a sync that is under way.
-pub fn until_taken(socket: &Path, request: &Request) -> Result<ExitCode> {
-    loop {
-        match ask(socket, request)? {
-            Answer::Failed { code, .. } if code == AGAIN => std::thread::yield_now(),
-            answer => return Ok(print(&answer)),
-        }
-    }
-}
-
 /// The name in a VM's file.
 pub fn vm_name(text: &str) -> Option<String> {
     Some(
@@ -58,7 +48,7 @@ pub fn status(socket: &Path) -> Result<HostStatus> {
     let mut status = None;
     let last = Client::connect(socket)?.talk(&Request::Status, |answer| {
         if let Answer::Status(now) = answer {
-            status = Some(now.clone());
+            status = Some(*now.clone());
         }
     })?;
     match (status, last) {
@@ -70,20 +60,22 @@ pub fn status(socket: &Path) -> Result<HostStatus> {
 
 /// Calls `each` whenever something has changed, and once at first, until it says that it has seen enough.
 pub fn watch(socket: &Path, mut each: impl FnMut() -> Result<bool>) -> Result<()> {
-    follow(socket, true, |_| each())
+    let news = Request::Events {
+        follow: true,
+        from_now: true,
+        since_ms: None,
+    };
+    follow(socket, &news, |_| each())
 }
 
-/// Calls `each` with every event from now on, and with what has been unless `from_now`, until it says that it has seen enough.
+/// Calls `each` with every event that `Request::Events` asks for, until it says that it has seen enough.
 pub fn follow(
     socket: &Path,
-    from_now: bool,
+    asked: &Request,
     mut each: impl FnMut(Option<&Event>) -> Result<bool>,
 ) -> Result<()> {
     let mut client = Client::connect(socket)?;
-    client.ask(&Request::Events {
-        follow: true,
-        from_now,
-    })?;
+    client.ask(asked)?;
     loop {
         match client.next()? {
             Answer::Event(event) => {

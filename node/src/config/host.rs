@@ -18,6 +18,8 @@ pub struct HostConfig {
     pub control: PathBuf,
     /// Where metrics are served, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// Where events are posted, if anywhere. It may hold a secret.
+    pub notify_url: Option<String>,
     /// How peers are believed.
     pub trust: Trust,
 }
@@ -56,6 +58,9 @@ pub struct HostFile {
     /// The metrics address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+    /// Where events are posted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify_url: Option<String>,
     /// TLS key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
@@ -101,11 +106,15 @@ impl HostConfig {
                 return Err(ConfigError::senseless(&origin, why));
             }
         };
+        if let Some(url) = &file.notify_url {
+            crate::notify::check(url).map_err(|why| ConfigError::senseless(&origin, why))?;
+        }
         Ok(Self {
             state: beside(path, &file.state),
             control: beside(path, &file.control),
             name: file.host,
             metrics: file.metrics,
+            notify_url: file.notify_url,
             cluster,
             trust,
         })

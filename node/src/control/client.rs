@@ -1,6 +1,7 @@
 //! The command line's end of the control socket, and a daemon's end of a control link to another.
 
 use super::{Answer, Request};
+use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -55,7 +56,12 @@ impl<S: Read + Write> Client<S> {
 
     /// Asks; answers come from `next`.
     pub fn ask(&mut self, request: &Request) -> Result<(), ClientError> {
-        let mut line = serde_json::to_vec(request)?;
+        self.say(request)
+    }
+
+    /// Says a line of a longer conversation.
+    pub fn say(&mut self, value: &impl Serialize) -> Result<(), ClientError> {
+        let mut line = serde_json::to_vec(value)?;
         line.push(b'\n');
         let stream = self.stream.get_mut();
         stream.write_all(&line)?;

@@ -7,9 +7,9 @@
 //! * **Not here:** the hand-over itself (`vm/primary`).
 
 use super::Daemon;
-use crate::control::Answer;
+use crate::control::{Answer, VmStatus};
+use crate::vm::VmHandle;
 use crate::vm::event::{Command, LoopEvent};
-use crate::vm::{self, VmHandle};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,6 @@ impl Leaving {
         };
         if let Some(answers) = self.asked.take() {
             match answers.try_recv() {
-                Ok(Answer::Failed { code, .. }) if code == vm::AGAIN => {}
                 Ok(Answer::Failed { why, .. }) => self.why = Some(why),
                 Ok(_) | Err(TryRecvError::Disconnected) => return true,
                 Err(TryRecvError::Empty) => {
@@ -81,20 +80,20 @@ impl Leaving {
         if status.role != "primary" {
             return true;
         }
+        let may_be_protected = status.protected || status.wants_protection;
+        if !may_be_protected || self.is_alone(handle, &status) {
+            daemon.host.events.push(
+                &self.name,
+                "ends-here",
+                "no other host takes the VM: it ends with this host's daemon",
+            );
+            return true;
+        }
         if status.protected {
             let (reply, answers) = bounded(1);
             handle.send(LoopEvent::Command(Command::Failover, reply));
             self.asked = Some(answers);
-            self.alone_since = None;
             return false;
-        }
-        if !status.wants_protection || self.is_alone(handle) {
-            daemon.host.events.push(
-                &self.name,
-                "ends-here",
-                "the VM has no backup: it ends with this host's daemon",
-            );
-            return true;
         }
         if !std::mem::replace(&mut self.told, true) {
             daemon.host.events.push(
@@ -110,8 +109,9 @@ impl Leaving {
         false
     }
 
-    fn is_alone(&mut self, handle: &VmHandle) -> bool {
-        if handle.has_another_host() {
+    /// Also of a VM that counts as protected: without a majority its backup is not dropped, and cannot take it either.
+    fn is_alone(&mut self, handle: &VmHandle, status: &VmStatus) -> bool {
+        if handle.has_another_host(status) {
             self.alone_since = None;
             return false;
         }

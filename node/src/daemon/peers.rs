@@ -1,8 +1,10 @@
 //! The other hosts' connections: each is handed to its VM's loop, or answered here if it is a request.
 
 use super::{Daemon, requests};
+use crate::control::log::LogRequest;
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, Request};
+use crate::logs::hello_name;
 use crate::vm::event::LoopEvent;
 use anyhow::Result;
 use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome};
@@ -17,7 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn policy(daemon: &Arc<Daemon>) -> Policy {
     let daemon = daemon.clone();
     Arc::new(move |hello: &Hello| {
-        if hello.purpose != Purpose::Control && !daemon.vms().contains_key(&hello.vm) {
+        let known = || match log_name(hello) {
+            Some(log) => daemon.logs().contains_key(log),
+            None => daemon.vms().contains_key(&hello.vm),
+        };
+        if hello.purpose != Purpose::Control && !known() {
             return Err(format!("VM '{}' is not known here", hello.vm));
         }
         Ok(Welcome::default())
@@ -40,6 +46,12 @@ pub fn accept(daemon: &Arc<Daemon>, listener: Listener) -> Result<()> {
 
 fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
     if hello.purpose != Purpose::Control {
+        if let Some(log) = log_name(&hello) {
+            if let Some(log) = daemon.logs().get(log) {
+                log.accepted(hello, stream);
+            }
+            return;
+        }
         if let Some(vm) = daemon.vms().get(&hello.vm) {
             vm.send(LoopEvent::Accepted(hello, stream));
         }
@@ -55,6 +67,12 @@ fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
     }
 }
 
+/// The log that a connection is about, if it is about one.
+fn log_name(hello: &Hello) -> Option<&str> {
+    let name = hello.vm.strip_prefix(&hello_name(""))?;
+    (hello.purpose == Purpose::Log).then_some(name)
+}
+
 fn serve(daemon: &Arc<Daemon>, hello: &Hello, stream: Stream) {
     let timeouts = stream
         .set_read_timeout(Some(PATIENCE))
@@ -62,8 +80,11 @@ fn serve(daemon: &Arc<Daemon>, hello: &Hello, stream: Stream) {
     if timeouts.is_err() {
         return;
     }
-    let (read, mut write) = stream.split();
-    let answer = match read_request(read.take(u64::MAX)) {
+    let (mut read, mut write) = stream.split();
+    let answer = match read_request((&mut read).take(u64::MAX)) {
+        Ok(Some(Request::Log(LogRequest::Write { log, by }))) => {
+            return super::logs::write_here(daemon, &log, by, read, write);
+        }
         Ok(Some(request)) if request.is_for_peers() => {
             tracing::debug!("host '{}' asks: {request:?}", hello.from);
             requests::from_peer(daemon, request, &mut |answer| {

@@ -1,9 +1,11 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, peers, store};
+use super::{Daemon, Ticket, examine, members, peers, store};
 use crate::config::VmConfig;
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
+use crate::logs::LogHandle;
+use crate::notify::Notify;
 use crate::vm;
 use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
@@ -37,18 +39,29 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
     let answer = match read_request(stream) {
         Ok(Some(Request::Status)) => {
             // Whoever asked may have gone: here and below.
-            let _ = stream.answer(&Answer::Status(status(daemon)));
+            let _ = stream.answer(&Answer::Status(Box::new(status(daemon))));
             Answer::done("")
         }
-        Ok(Some(Request::Events { follow, from_now })) => {
+        Ok(Some(Request::Events {
+            follow,
+            from_now,
+            since_ms,
+        })) => {
             let next = if from_now {
                 daemon.host.events.next_seq()
             } else {
                 0
             };
-            return events(daemon, follow, next, stream);
+            return events(daemon, follow, next, since_ms.unwrap_or(0), stream);
         }
+        Ok(Some(Request::Cluster)) => members::all(daemon, &mut |answer| {
+            let _ = stream.answer(&answer);
+        }),
+        Ok(Some(Request::Log(ask))) => return super::logs::serve(daemon, ask, stream),
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
+        Ok(Some(Request::Check { text, origin })) => examine::check(daemon, &text, &origin, &mut |found| {
+            let _ = stream.answer(&Answer::Found(found));
+        }),
         Ok(Some(request)) => from_person(daemon, request, &mut |answer| {
             let _ = stream.answer(answer);
         }),
@@ -58,13 +71,16 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
     let _ = stream.answer(&answer);
 }
 
-fn events(daemon: &Daemon, follow: bool, mut next: u64, mut stream: &UnixStream) {
+fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, mut stream: &UnixStream) {
     let (mut nudges, mut waits) = (0, false);
     loop {
         let wait = waits.then_some(Duration::from_secs(5));
         let seen = std::mem::replace(&mut nudges, daemon.host.events.nudges());
         for event in daemon.host.events.since(next, wait, seen) {
             next = event.seq + 1;
+            if event.time_ms < since_ms {
+                continue;
+            }
             if stream.answer(&Answer::Event(event)).is_err() {
                 return;
             }
@@ -87,7 +103,10 @@ pub fn status(daemon: &Daemon) -> HostStatus {
         host: daemon.host.name.clone(),
         links: daemon.host.identity.protection().to_owned(),
         vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
+        logs: daemon.logs().values().map(LogHandle::status).collect(),
         refused: daemon.refused(),
+        notify: daemon.notify.as_ref().map(Notify::status),
+        certificates: daemon.certificates.clone(),
     }
 }
 
@@ -106,8 +125,17 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             ticket,
         } => install(daemon, &text, newcomer, ticket),
         Request::Undo { vm, ticket } => undo(daemon, &vm, ticket),
+        Request::Member => {
+            each(&Answer::Member(Box::new(members::this(daemon))));
+            Answer::done("")
+        }
+        Request::Examine { text } => match examine::report(daemon, &text) {
+            Ok(report) => Answer::Report(Box::new(report)),
+            Err(why) => Answer::refused(why),
+        },
         Request::Replace { vm, host } => replace(daemon, &vm, &host),
         Request::Remove { vm } => remove(daemon, &vm),
+        Request::Log(ask) => super::logs::from_peer(daemon, ask),
         Request::Standing { vm } => {
             // Not under the lock: it opens the VM's disks.
             let holding = daemon.vms().get(&vm).map(vm::VmHandle::holding);

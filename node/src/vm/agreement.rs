@@ -10,7 +10,8 @@
 //!
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
 
-use super::nics::MOST_BATCH_BYTES;
+mod log_room;
+
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
 use super::{Ended, Line, NEWCOMER};
@@ -105,27 +106,6 @@ impl Agreement {
         }
     }
 
-    /// Where the log may be cut now that `set` is complete: whoever joined has all that was agreed before its last sync, which no
-    /// `SyncDone` follows. Where nobody joined, a sync that was agreed will never be done, and must not keep the log from
-    /// being cut otherwise: a witness's would grow until it is full, and then the group hangs when it is needed.
-    fn cut_at_join(&mut self, set: ReplicaSet) -> Option<(Index, Bytes)> {
-        self.cut.take().filter(|_| set.0.count_ones() > 1)
-    }
-
-    /// An entry of so many bytes was applied, and no backup needs the log. Where it may be cut now, and the state there: not at
-    /// the newest entry, which the other members may not have got yet, but where it was an eighth of its limit ago.
-    fn cut_alone(&mut self, entry_bytes: usize, limits: (usize, usize)) -> Option<(Index, Bytes)> {
-        self.since_mark_bytes += entry_bytes;
-        let from = self.mark.as_ref().map_or(self.cut_at, |(index, _)| *index);
-        let entries = self.applied.0.saturating_sub(from.0) as usize;
-        if entries < limits.0 / LOG_PARTS && self.since_mark_bytes < limits.1 / LOG_PARTS {
-            return None;
-        }
-        self.since_mark_bytes = 0;
-        self.mark
-            .replace((self.applied, agreed::encode_state(&self.state)))
-    }
-
     /// Never started, as far as this host can know.
     pub fn is_fresh(&self) -> bool {
         self.state.life == Life::Fresh && self.appended_complete.is_empty()
@@ -142,11 +122,6 @@ pub struct Election {
     /// A person was told what can be done about the loss of all others.
     pub advised: bool,
 }
-
-/// Where no sync cuts the log, each part of its limit does.
-const LOG_PARTS: usize = 8;
-/// A log that is full and has room in turn is told of once in this time.
-const QUIET_US: u64 = 60_000_000;
 
 impl VmLoop {
     /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads. True: it
@@ -195,13 +170,6 @@ impl VmLoop {
                 Err(_) => return,
             }
         }
-    }
-
-    /// Whether the agreed log is half full: a sync cuts it.
-    pub(super) fn log_is_half_full(&self) -> bool {
-        let (entries, bytes) = self.group.log_size();
-        let (most_entries, most_bytes) = self.group.log_limits();
-        bytes > most_bytes / 2 || entries > most_entries / 2
     }
 
     /// Lets the consensus work, and follows what it says.
@@ -261,45 +229,6 @@ impl VmLoop {
             self.group.may_lead(may_lead);
         }
         self.tell_full_log();
-    }
-
-    /// A follower whose log is full takes nothing more, and nobody hears of that: its leader takes it for slow. A leader whose
-    /// log is full leaves to the network what the network has.
-    fn tell_full_log(&mut self) {
-        let leads = self.group.is_leader();
-        let full = match leads {
-            true => !self.group.has_input_room(MOST_BATCH_BYTES),
-            false => self.group.log_is_full(),
-        };
-        if std::mem::replace(&mut self.agreement.log_is_full, full) == full {
-            return;
-        }
-        let (now_us, told_us) = (self.now_us(), self.agreement.log_full_told_us);
-        if !full {
-            if std::mem::take(&mut self.agreement.log_full_is_last) {
-                self.event("log-room", "the log here has room again");
-            }
-            return;
-        }
-        self.agreement.log_waits += 1;
-        if told_us.is_some_and(|told_us| now_us - told_us < QUIET_US) {
-            return;
-        }
-        self.agreement.log_full_told_us = Some(now_us);
-        self.agreement.log_full_is_last = true;
-        let (entries, bytes) = self.group.log_size();
-        let mib = bytes >> 20;
-        let text = match leads {
-            true => format!(
-                "the log is full ({entries} entries, {mib} MiB): the network waits until a sync cuts it, or until its disk has \
-                 taken it; 'memory.log_mib' in the VM's file sets its size"
-            ),
-            false => format!(
-                "the log here is full ({entries} entries, {mib} MiB): this host agrees to nothing more until a sync cuts it; if \
-                 none does ('log_entries' in 'dunlin status --json'), start this host's daemon again"
-            ),
-        };
-        self.event("log-full", text);
     }
 
     /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
@@ -519,29 +448,6 @@ impl VmLoop {
         self.drop_machine();
     }
 
-    fn cut_log(&mut self, index: Index, state: Bytes) {
-        if index > self.agreement.cut_at {
-            self.agreement.cut_at = index;
-            self.group.truncate(index, state);
-        }
-    }
-
-    /// Where no backup executes the inputs, applied entries are not needed again.
-    fn cut_log_where_nothing_syncs(&mut self, entry_bytes: usize) {
-        let nobody_else_needs_it =
-            self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
-        let limits = self.group.log_limits();
-        if nobody_else_needs_it && let Some((index, state)) = self.agreement.cut_alone(entry_bytes, limits) {
-            self.cut_log(index, state);
-        }
-    }
-
-    /// A broken sync will never be done: the log is cut at the next one.
-    pub(super) fn forget_cut(&mut self) {
-        self.agreement.cut = None;
-        self.agreement.held = false;
-    }
-
     /// Another host leads, or nobody.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
         self.policy_order_failed("this host leads the group no more; say it again");
@@ -581,53 +487,5 @@ impl VmLoop {
             Role::Primary(primary) => Some(primary),
             _ => None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is not cut is never more than two parts of eight, by bytes as by entries, and is cut a part behind what is applied.
-    #[test]
-    fn a_log_that_no_sync_cuts_is_cut_by_bytes_and_by_entries() {
-        const LIMITS: (usize, usize) = (65_536, 64 << 20);
-        for (entry_bytes, most_entries) in [(400_000, 45), (60, 16_384)] {
-            let mut agreement = Agreement::default();
-            let mut cuts = 0;
-            for index in 1..100_000 {
-                agreement.applied = Index(index);
-                if let Some((at, _)) = agreement.cut_alone(entry_bytes, LIMITS) {
-                    assert!(
-                        at > agreement.cut_at && index - at.0 >= most_entries / 3,
-                        "{at:?} at {index}"
-                    );
-                    agreement.cut_at = at;
-                    cuts += 1;
-                }
-                let uncut = index - agreement.cut_at.0;
-                assert!(uncut <= most_entries, "{uncut} entries of {entry_bytes} bytes");
-            }
-            assert!(cuts > 5, "{cuts} cuts");
-        }
-    }
-
-    #[test]
-    fn a_join_cuts_the_log_where_its_sync_was_agreed_and_a_lost_backup_forgets_a_broken_one() {
-        let alone = ReplicaSet::one(ReplicaId(1));
-        let agreed_sync = || Agreement {
-            cut: Some((Index(7), Bytes::new())),
-            ..Agreement::default()
-        };
-        let mut joined = agreed_sync();
-        assert_eq!(
-            joined.cut_at_join(alone.with(ReplicaId(2))),
-            Some((Index(7), Bytes::new()))
-        );
-        assert!(joined.cut.is_none());
-        // Left in place it would keep `cut_log_where_nothing_syncs` from its work for good.
-        let mut lost = agreed_sync();
-        assert_eq!(lost.cut_at_join(alone), None);
-        assert!(lost.cut.is_none());
     }
 }

@@ -1,12 +1,11 @@
-//! Keeps a log link to a peer: connects, hands the stream to the loop, and connects again when the loop says that it
+//! Keeps a log link to a peer: connects, hands the stream to the loop (of a VM or a log), and connects again when the loop says that it
 //! is lost. Of two hosts the one earlier in the group connects.
 
 use super::Host;
-use super::event::{LoopEvent, LoopSender};
 use crate::control::client::Client;
 use crate::control::{Answer, Request};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dunlin_core::units::{ReplicaId, Term};
+use dunlin_core::units::Term;
 use dunlin_fabric::link::{Hello, Purpose, Stream, connect};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,16 +23,15 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Starts connecting.
+    /// Starts connecting; each stream goes to `deliver`.
     pub fn start(
         host: Arc<Host>,
         vm: String,
-        peer: ReplicaId,
         peer_name: String,
-        to_loop: LoopSender,
+        deliver: impl Fn(Stream) + Send + 'static,
     ) -> Self {
         let (lost, lost_receiver) = bounded(1);
-        let work = move || keep_connected(&host, &vm, peer, &peer_name, &to_loop, &lost_receiver);
+        let work = move || keep_connected(&host, &vm, &peer_name, &deliver, &lost_receiver);
         // Without the thread there is no link, which every part of the group survives and shows.
         if let Err(error) = std::thread::Builder::new().name("log-connect".into()).spawn(work) {
             tracing::error!("a thread to connect to another host: {error}");
@@ -48,20 +46,13 @@ impl Connector {
     }
 }
 
-fn keep_connected(
-    host: &Host,
-    vm: &str,
-    peer: ReplicaId,
-    peer_name: &str,
-    to_loop: &LoopSender,
-    lost: &Receiver<()>,
-) {
+fn keep_connected(host: &Host, vm: &str, peer_name: &str, deliver: &dyn Fn(Stream), lost: &Receiver<()>) {
     let mut complaint = String::new();
     loop {
         match open(host, vm, peer_name, Purpose::Log, Term(0), Vec::new()) {
             Ok(stream) => {
                 complaint.clear();
-                to_loop.send(LoopEvent::LogLink(peer, stream));
+                deliver(stream);
                 #[expect(clippy::disallowed_methods, reason = "nothing is owed while the link stands")]
                 let ended = lost.recv().is_err();
                 if ended {

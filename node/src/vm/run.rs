@@ -154,16 +154,11 @@ impl VmLoop {
             .filter(|peer| peer.member.id > member.id)
             .map(|peer| {
                 let id = peer.member.id;
-                let start = Connector::start;
+                let to_loop = to_loop.clone();
+                let deliver = move |stream| to_loop.send(LoopEvent::LogLink(id, stream));
                 (
                     id,
-                    start(
-                        host.clone(),
-                        config.name.clone(),
-                        id,
-                        peer.name.clone(),
-                        to_loop.clone(),
-                    ),
+                    Connector::start(host.clone(), config.name.clone(), peer.name.clone(), deliver),
                 )
             })
             .collect();

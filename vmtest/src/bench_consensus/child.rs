@@ -30,6 +30,16 @@ pub(super) enum Part {
     Fdatasync { seconds: f64 },
 }
 
+impl Part {
+    /// To all lower ids; in a large group whose leader is given, to that one alone.
+    fn connects_to(&self, me: u8) -> std::ops::Range<u8> {
+        match self {
+            Self::Replica(part) if part.job.is_led_by_the_first() => 0..me.min(1),
+            _ => 0..me,
+        }
+    }
+}
+
 /// Everything a child must know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Config {
@@ -122,7 +132,7 @@ impl Links {
         let (wanted, wishes) = channel::<u8>();
         listen(config, arrived.clone())?;
         let config = config.clone();
-        let own = (0..config.me).collect::<Vec<_>>();
+        let own = config.part.connects_to(config.me).collect::<Vec<_>>();
         std::thread::spawn(move || {
             let mut open = own;
             loop {

@@ -8,7 +8,7 @@
 
 use super::child::{Config, Links, Part, Scratch, figure, say, spawn, write_keys};
 use super::raw::{PAYLOADS, figures};
-use super::{Durability, Fabric, Series, Wait};
+use super::{Durability, Fabric, Series, Wait, scale};
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use dunlin_core::consensus::{EntryKind, Member, Role};
@@ -17,7 +17,7 @@ use dunlin_fabric::group::{Group, GroupConfig, GroupEvent};
 use dunlin_fabric::log::Mode;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What kind of replica.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,8 +30,17 @@ pub(super) struct ReplicaPart {
 pub(super) enum Job {
     /// Replica 0 leads and measures.
     Measure { seconds: f64 },
+    /// The same in a group of so many members, in memory, 64 bytes an entry; also what it costs the leader ([`super::scale`]).
+    Scale { seconds: f64, members: u8 },
     /// Whoever leads proposes numbers up to `entries`, `per_s` of them (0: none), and everybody reports.
     Count { entries: u64, per_s: u64 },
+}
+
+impl Job {
+    /// Nobody else may come to lead, so nobody else need be connected with all.
+    pub(super) fn is_led_by_the_first(&self) -> bool {
+        matches!(self, Self::Scale { .. })
+    }
 }
 
 /// What a counting replica reports.
@@ -50,7 +59,11 @@ pub(super) enum Line {
 }
 
 pub(super) fn group(config: &Config, part: &ReplicaPart) -> Result<Group> {
-    let members = (0..3).map(Member::full).collect();
+    let members = match part.job {
+        Job::Scale { members, .. } => members,
+        Job::Measure { .. } | Job::Count { .. } => 3,
+    };
+    let members = (0..members).map(Member::full).collect();
     let durability = match config.durability {
         Durability::Memory => dunlin_core::consensus::Durability::Memory,
         Durability::Disk => dunlin_core::consensus::Durability::Disk,
@@ -63,11 +76,16 @@ pub(super) fn group(config: &Config, part: &ReplicaPart) -> Result<Group> {
     } else {
         Mode::Thread
     };
-    if let Job::Count { .. } = part.job {
-        cfg.core.ring_entries = 1 << 21; // nothing is truncated, so that a restarted replica counts from the start
-    } else {
-        // Three busy processes on few cores: a figure must not be of an election.
-        (cfg.core.election_min_us, cfg.core.election_max_us) = (500_000, 1_000_000);
+    match part.job {
+        // Nothing is truncated, so that a restarted replica counts from the start.
+        Job::Count { .. } => cfg.core.ring_entries = 1 << 21,
+        // Busy processes on few cores: a figure must not be of an election,
+        Job::Measure { .. } => (cfg.core.election_min_us, cfg.core.election_max_us) = (500_000, 1_000_000),
+        // nor, where a hundred share them, of heartbeats.
+        Job::Scale { .. } => {
+            (cfg.core.election_min_us, cfg.core.election_max_us) = (3_000_000, 4_000_000);
+            cfg.core.heartbeat_us = 100_000;
+        }
     }
     Ok(Group::open(cfg)?)
 }
@@ -180,6 +198,20 @@ pub(super) fn child(config: &Config, part: &ReplicaPart) -> Result<()> {
                 this.follow()
             }
         }
+        Job::Scale { seconds, .. } => {
+            group.may_lead(config.me == 0);
+            let mut this = Loop {
+                config,
+                group,
+                links,
+                clock,
+            };
+            if config.me == 0 {
+                this.lead_a_large_group(seconds)
+            } else {
+                this.follow()
+            }
+        }
         Job::Count { entries, per_s } => Loop {
             config,
             group,
@@ -189,6 +221,9 @@ pub(super) fn child(config: &Config, part: &ReplicaPart) -> Result<()> {
         .count(entries, per_s),
     }
 }
+
+/// So long the followers have to come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Entries kept behind the last applied one before they are truncated.
 const KEEP: u64 = 1024;
@@ -215,7 +250,9 @@ impl Loop<'_> {
         }
     }
 
-    fn lead_and_measure(&mut self, seconds: f64) -> Result<()> {
+    /// Until this replica leads and all others have acknowledged something.
+    fn lead(&mut self) -> Result<()> {
+        let begun = Instant::now();
         while !(self.group.is_leader()
             && self
                 .group
@@ -229,8 +266,36 @@ impl Loop<'_> {
                     self.apply(through);
                 }
             }
+            if begun.elapsed() > PATIENCE {
+                let links = self.group.links();
+                let up = links.iter().filter(|link| link.connected).count();
+                bail!(
+                    "after {PATIENCE:?} {up} of {} followers are connected",
+                    links.len()
+                );
+            }
             self.wait();
         }
+        Ok(())
+    }
+
+    fn lead_a_large_group(&mut self, seconds: f64) -> Result<()> {
+        self.lead()?;
+        for outstanding in [1, 64] {
+            self.run(64, outstanding, 0.2)?;
+            let before = scale::cpu_us()?;
+            let (samples, elapsed) = self.run(64, outstanding, seconds)?;
+            let cpu_us = (scale::cpu_us()? - before) / samples.len().max(1) as f64;
+            say(&scale::Cost {
+                figure: figure(64, outstanding, samples, elapsed),
+                cpu_us,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn lead_and_measure(&mut self, seconds: f64) -> Result<()> {
+        self.lead()?;
         for payload in PAYLOADS {
             for outstanding in [1, 8, 64] {
                 self.run(payload, outstanding, 0.1)?;

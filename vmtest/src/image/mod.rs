@@ -72,6 +72,14 @@ impl GuestImage {
     }
 }
 
+/// Unpacks Debian's package `name` into `into`, without installing it; downloads are kept in `cache`.
+///
+/// # Errors
+/// When the package cannot be had.
+pub fn unpack(name: &str, cache: &Path, into: &Path) -> Result<()> {
+    packages::unpack(&packages::resolve(name)?, cache, into).map(drop)
+}
+
 /// The image, from the cache under `dir` or freshly built. `say` gets one line for each step that takes time.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -58,18 +59,21 @@ impl Lab {
     }
 
     /// The node's cable carries that many kilobits a second in each direction. What waits for it waits in a queue of
-    /// `queue_ms`, as in a switch that is too small; beyond that it is dropped.
-    pub fn slow_link(&self, node: &str, kbit: u64, queue_ms: u64) -> Result<()> {
+    /// `queue_ms`, as in a switch that is too small; beyond that it is dropped. Returns the longest that a frame can wait.
+    pub fn slow_link(&self, node: &str, kbit: u64, queue_ms: u64) -> Result<Duration> {
+        const BURST_BYTES: u64 = 32 << 10;
         for (namespace, device) in self.ends(node) {
             let rate = format!("{kbit}kbit");
             let latency = format!("{queue_ms}ms");
+            let burst = BURST_BYTES.to_string();
             let words = [
-                "qdisc", "replace", "dev", &device, "root", "tbf", "rate", &rate, "burst", "32kb", "latency",
+                "qdisc", "replace", "dev", &device, "root", "tbf", "rate", &rate, "burst", &burst, "latency",
                 &latency,
             ];
             tc(&namespace, &words)?;
         }
-        Ok(())
+        // The queue has room for what the rate carries in that time and for a burst more (tc-tbf(8)).
+        Ok(Duration::from_millis(queue_ms + BURST_BYTES * 8 / kbit))
     }
 
     /// The cable is as fast as the machine again.

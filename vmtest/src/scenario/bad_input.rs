@@ -167,6 +167,7 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
     );
 
     table.note("other-qemu", other_qemu(cluster, &text));
+    table.note("check-of-all-hosts", checked(cluster, &good, &text));
     cluster.dunlin("a", &["up", &good.to_string_lossy()])?;
     table.note(
         "vm-twice",
@@ -180,6 +181,10 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
     // Keys that were refused are as secret as others, and host a's shared secret has been in use.
     let looked = Secrets::of(cluster.dir()).and_then(|secrets| secrets.look(cluster));
     table.note("no-secret-told", looked.map(drop));
+    for host in ["a", "b", "c"] {
+        let looked = Secrets::of(cluster.dir()).and_then(|secrets| secrets.look_in_bundle(cluster, host));
+        table.note("no-secret-in-a-bundle", looked);
+    }
     Ok(())
 }
 
@@ -305,6 +310,47 @@ fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
     let line = format!("[vm]\nqemu = \"{}\"", path.display());
     fs::write(&file, text.replacen("[vm]", &line, 1))?;
     up_refused(cluster, &file, &other)
+}
+
+/// What a VM's hosts lack is said before anything is started, whichever host lacks it.
+fn checked(cluster: &mut Cluster<'_>, good: &Path, text: &str) -> Result<()> {
+    check(cluster, good, 0, "disk")?;
+    let file = cluster.lab().dir().join("check.toml");
+    fs::write(&file, text.replace("bridge = \"br0\"", "bridge = \"br-none\""))?;
+    check(
+        cluster,
+        &file,
+        1,
+        "MISSING host b: bridge: there is no interface \"br-none\"",
+    )?;
+    let disk = cluster.lab().node("b").home().join("redis.img");
+    let bytes = fs::metadata(&disk)?.len();
+    fs::File::options().write(true).open(&disk)?.set_len(2 * bytes)?;
+    let other_size = format!("{bytes} bytes on host a, {} bytes on host b", 2 * bytes);
+    let said = check(cluster, good, 1, &other_size);
+    fs::File::options().write(true).open(&disk)?.set_len(bytes)?;
+    said?;
+    fs::write(&file, text.replace("[\"a\", \"b\"]", "[\"a\", \"z\"]"))?;
+    refused(&cluster.output("a", &["check", &file.to_string_lossy()])?, "'z'")?;
+    cluster.stop_host("b", nix::sys::signal::Signal::SIGTERM)?;
+    let said = check(cluster, good, 1, "MISSING host b: not looked at");
+    cluster.start_host("b")?;
+    said?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "a check started {}", left.join(", "));
+    Ok(())
+}
+
+/// Asked of the witness, which runs no copy itself.
+fn check(cluster: &Cluster<'_>, file: &Path, code: i32, words: &str) -> Result<()> {
+    let output = cluster.output("c", &["check", &file.to_string_lossy()])?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.code() == Some(code) && said.contains(words),
+        "dunlin check: {}, and not '{words}' but: {said}",
+        output.status
+    );
+    Ok(())
 }
 
 /// A second VM on a disk that the first one runs with.

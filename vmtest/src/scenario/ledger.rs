@@ -12,16 +12,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::run::no_oops;
 use crate::client::Boots;
 use crate::client::ledger::{self, Ledger, LedgerReport};
 use crate::cluster::{Cluster, VmPlan, in_a_lab};
+use crate::demo;
 use crate::image::{self, GuestImage};
 use crate::lab::LabSpec;
-use crate::{demo, traces};
 
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Commits before and after each kill.
@@ -78,9 +77,7 @@ pub fn run(spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome
 
 fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome> {
     let lab = cluster.lab();
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let service = image::service(SERVICE)?;
     let plan = VmPlan {
         name: "ledger".to_owned(),
@@ -139,12 +136,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     let amcheck = amcheck(client, &spec.clients, target)?;
     no_oops(lab)?;
-    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end(&primary, &plan.name)?;
     ensure!(ledger.is_clean(), "the ledger is not right: {ledger:?}");
     Ok(LedgerOutcome {
         kills: spec.kills,

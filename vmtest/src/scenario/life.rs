@@ -36,9 +36,7 @@ pub fn run(world: &World) -> Result<usize> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let bare = VmPlan::redis("none");
     let file = bare.write(cluster.lab(), &world.image)?;
     comes_back_with_its_host(cluster, &bare, &file).context("a VM without protection")?;

@@ -12,6 +12,7 @@ pub mod bad_input;
 pub mod campaign;
 pub mod flood;
 pub mod interrupt;
+pub mod joining;
 pub mod ledger;
 pub mod life;
 pub mod orders;
@@ -25,6 +26,7 @@ pub mod sizes;
 pub mod soak;
 pub mod stalls;
 mod stories;
+mod told;
 pub mod two_vms;
 pub mod upload;
 
@@ -96,6 +98,8 @@ pub enum Action {
     InterruptPrimary,
     /// The same by SIGTERM, as a service manager does.
     StopPrimary,
+    /// The same when no other host runs: the VM ends with its host, which does not wait for anybody.
+    StopAlone,
     /// SIGKILL to every process of every host.
     KillAll,
     /// After `KillAll`: only the daemon of the last primary's host is started.

@@ -45,9 +45,7 @@ pub const STORIES: [Story; 5] = [
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, (name, story): Story) -> Result<()> {
     in_a_lab(name, &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        for host in ["a", "b", "c"] {
-            cluster.start_host(host)?;
-        }
+        cluster.start_hosts()?;
         story(cluster, world)?;
         for host in cluster.running() {
             cluster.stop_host(&host, Signal::SIGTERM)?;

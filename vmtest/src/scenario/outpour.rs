@@ -14,14 +14,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::upload::VALUE_BYTES;
 use crate::client::{Counter, CounterSpec, Upload};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::lab::{CpuShare, LabSpec};
-use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest that a client may wait for a value: the scenario's faults, one after the other.
@@ -58,9 +56,7 @@ pub fn run(world: &World) -> Result<Outcome> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan {
         top: vec![format!("memory = {{ outbound_mib = {OUTBOUND_MIB} }}")],
         // Everything that the VM says waits for a sync.
@@ -124,12 +120,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
     let (clients, _) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
     cluster.start_host(&primary)?;
-    cluster.dunlin("c", &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end("c", &plan.name)?;
     Ok(Outcome {
         poured_mib,
         peak_bytes: [slowed.peak_bytes, silent.peak_bytes],

@@ -12,14 +12,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
-use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::{Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, Logged, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::lab::LabSpec;
-use crate::traces;
 
 /// Nothing may take longer, though the machine is as busy as it gets.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -59,9 +57,7 @@ pub fn run(world: &World, spec: OverloadSpec) -> Result<OverloadOutcome> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, spec: OverloadSpec) -> Result<OverloadOutcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
     let file = plan.write(cluster.lab(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
@@ -96,12 +92,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, spec: OverloadSpec) -> Result<
     let (clients, _) = counter.finish()?;
     let events = cluster.logged()?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end(&primary, &plan.name)?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
     let during = |from, to| {
         let of = events

@@ -8,14 +8,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::{Passers, PassersReport, PassersSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::lab::{LabSpec, Node};
-use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
@@ -40,9 +38,7 @@ pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersReport> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
     let file = plan.write(cluster.lab(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
@@ -80,12 +76,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersR
         report.counted.is_clean() && report.stalls == 0,
         "clients were let down: {report:?}"
     );
-    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end(&primary, &plan.name)?;
     Ok(report)
 }
 

@@ -42,9 +42,7 @@ pub fn run(world: &World) -> Result<Grown> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Grown> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
     let file = plan.write(cluster.lab(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;

@@ -2,6 +2,7 @@
 
 mod away;
 mod boots;
+mod stopped;
 mod stuck;
 mod verdict;
 
@@ -20,7 +21,6 @@ use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::image::GuestImage;
 use crate::lab::{CpuShare, Lab, LabSpec};
-use crate::traces;
 
 /// Nothing in a scenario may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -71,9 +71,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     if scenario.durable {
         cluster.use_disks()?;
     }
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let mut sync = Vec::new();
     if scenario.audit {
         sync.push("audit = true".to_owned());
@@ -104,8 +102,11 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         give_up: if scenario.uefi { PATIENCE } else { GIVE_UP },
     };
     let boots_anew = scenario.actions.iter().any(|action| {
-        use Action::{KillAll, Reboot, RebootAndKill, RebootAndRecall};
-        matches!(action, KillAll | Reboot | RebootAndKill | RebootAndRecall(_))
+        use Action::{KillAll, Reboot, RebootAndKill, RebootAndRecall, StopAlone};
+        matches!(
+            action,
+            KillAll | StopAlone | Reboot | RebootAndKill | RebootAndRecall(_)
+        )
     });
     let boots = match boots_anew {
         true => Boots::at_any_time(),
@@ -155,16 +156,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         looked.qemus > 0 && looked.bytes > 10_000,
         "no running VM was searched for secrets: mend the test ({looked:?})"
     );
-    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-        ensure!(
-            lab.node(&host).pids().is_empty(),
-            "host {host}: processes left after its daemon ended"
-        );
-    }
+    cluster.end(&primary, &plan.name)?;
     Ok(Outcome {
         clients,
         worst_gap_us,
@@ -238,36 +230,9 @@ impl Stage<'_, '_> {
             }
             Action::InterruptPrimary => self.stop_primary(Signal::SIGINT),
             Action::StopPrimary => self.stop_primary(Signal::SIGTERM),
-            Action::KillAll => {
-                self.last_primary = Some(self.with_role("primary")?);
-                let mut order = Vec::new();
-                // One after the other, though within milliseconds: in this order nobody can take over in between.
-                for role in ["witness", "backup", "primary"] {
-                    if let Some(host) = with_role(&self.cluster.statuses(), &self.vm, role) {
-                        order.push(host);
-                    }
-                }
-                for host in order {
-                    self.cluster.kill_host(&host)?;
-                    self.dead.insert(host);
-                }
-                Ok(())
-            }
-            Action::AwaitBootOnLast => {
-                let at = Instant::now();
-                let last = self.last_primary.clone().context("no host was lost before")?;
-                let primary = self.with_role("primary")?;
-                ensure!(
-                    primary == last,
-                    "host {primary} boots the VM, and {last} served it last"
-                );
-                let events = self.cluster.dunlin(&primary, &["events"])?;
-                let told = events.lines().filter(|line| line.contains("cold-start")).count();
-                ensure!(told == 1, "{told} events tell of the cold start: {events}");
-                self.counter.await_more(50, PATIENCE)?;
-                self.moments.push((at, Instant::now()));
-                Ok(())
-            }
+            Action::StopAlone => self.stop_alone(),
+            Action::KillAll => self.kill_all(),
+            Action::AwaitBootOnLast => self.boots_on_last(),
             Action::KillBackup => {
                 let backup = self.with_role("backup")?;
                 let at = self.cluster.kill_host(&backup)?;
@@ -542,40 +507,10 @@ impl Stage<'_, '_> {
             })
     }
 
-    /// A daemon that is told to end hands its VM over first, and leaves nothing.
-    fn stop_primary(&mut self, signal: Signal) -> Result<()> {
-        let primary = self.with_role("primary")?;
-        let at = Instant::now();
-        self.cluster.stop_host(&primary, signal)?;
-        self.nothing_runs_on(&primary)?;
-        self.dead.insert(primary.clone());
-        let log = std::fs::read_to_string(self.cluster.log(&primary))?;
-        ensure!(
-            log.contains("handing-over") && log.contains("ended-here"),
-            "host {primary}'s daemon ended without handing the VM over"
-        );
-        self.taken_over(&primary, at)
-    }
-
     fn taken_over(&mut self, old: &str, at: Instant) -> Result<()> {
         self.counter.await_more(50, PATIENCE)?;
         self.moments.push((at, Instant::now()));
         self.cluster.await_take_over(&self.vm, old, PATIENCE).map(drop)
-    }
-
-    fn nothing_runs_on(&self, host: &str) -> Result<()> {
-        let node = self.cluster.lab().node(host);
-        let deadline = Instant::now() + Duration::from_secs(5);
-        // A process that is being killed is still listed for a moment.
-        while !node.pids().is_empty() {
-            if Instant::now() > deadline {
-                bail!("host {host}: processes {:?} outlived the daemon", node.pids());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let left = node.traces()?;
-        ensure!(left.is_empty(), "left after a daemon's end: {}", left.join(", "));
-        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -88,6 +89,31 @@ impl Secrets {
             }
         }
         Ok(looked)
+    }
+
+    /// Searches what a host would give to whoever helps.
+    pub fn look_in_bundle(&self, cluster: &Cluster<'_>, host: &str) -> Result<()> {
+        let file = cluster.lab().dir().join(format!("bundle-{host}.tar.gz"));
+        let config = cluster.host_file(host);
+        let (to, config) = (file.to_string_lossy(), config.to_string_lossy());
+        cluster.dunlin(host, &["support-bundle", "--config", &config, "--output", &to])?;
+        let output = Command::new("tar")
+            .arg("-xzOf")
+            .arg(&file)
+            .output()
+            .context("tar is not here")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        for part in ["\"links\":", "host-begins", "host = ", "[[hosts]]", "MemTotal"] {
+            ensure!(
+                output.status.success() && text.contains(part),
+                "no {part} in the bundle of host {host}"
+            );
+        }
+        self.search(
+            &mut Looked::default(),
+            &format!("the bundle of host {host}"),
+            &output.stdout,
+        )
     }
 
     fn search(&self, looked: &mut Looked, place: &str, bytes: &[u8]) -> Result<()> {

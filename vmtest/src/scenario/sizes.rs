@@ -8,14 +8,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
 
 use super::World;
 use super::soak::memory_of;
 use crate::client::{Broadcasts, Counter, CounterSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::lab::LabSpec;
-use crate::traces;
 
 /// Nothing here may take longer than this: a guest of 64 GiB with eight emulated CPUs boots slowly.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -66,9 +64,7 @@ pub fn run(world: &World, size: &Size) -> Result<String> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan {
         vcpus: size.vcpus,
         memory_mib: size.memory_mib,
@@ -143,12 +139,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String>
     }
     broadcasts.finish()?;
     super::run::no_oops(cluster.lab())?;
-    cluster.dunlin("c", &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end("c", &plan.name)?;
     let median = |name: &str| sync.median.get(name).copied().unwrap_or_default();
     let failover = serves.failover.unwrap_or_default();
     let failover_us: u64 = failover.steps().iter().map(|(_, step_us)| step_us).sum();

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::World;
@@ -18,7 +17,6 @@ use crate::client::{Passers, PassersReport, PassersSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::lab::LabSpec;
-use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
@@ -77,9 +75,7 @@ fn play(
     lasts: Duration,
     say: &mut dyn FnMut(&str),
 ) -> Result<SoakOutcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
     let file = plan.write(cluster.lab(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
@@ -132,12 +128,7 @@ fn play(
         ));
         memory.insert(process, (then, now));
     }
-    cluster.dunlin("a", &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end("a", &plan.name)?;
     ensure!(clients.counted.is_clean(), "clients were let down: {clients:?}");
     let least = (minutes * f64::from(PER_MINUTE)) as u64 * LEAST_PERCENT / 100;
     ensure!(

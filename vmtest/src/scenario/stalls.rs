@@ -10,14 +10,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, ensure};
-use nix::sys::signal::Signal;
 
 use super::campaign::loads::{Clients, Loads};
 use super::campaign::{CampaignSpec, Terms, mixed};
 use crate::cluster::{Cluster, VmStatus, in_a_lab};
 use crate::image;
 use crate::lab::LabSpec;
-use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Waits from this on are told one by one.
@@ -52,9 +50,7 @@ pub fn run(spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> 
 }
 
 fn play(cluster: &mut Cluster<'_>, spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let lab = cluster.lab();
     let plan = mixed(&Terms {
         policy: "dunlin",
@@ -91,12 +87,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &CampaignSpec, vcpus: u32, lasts: Durat
         &spec.checker,
         crate::paths::failed_runs().join("stalls-history"),
     )?;
-    cluster.dunlin(&primary, &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end(&primary, &plan.name)?;
     ensure!(
         lost.is_empty(),
         "the backup was lost without a fault: {}",

@@ -39,9 +39,7 @@ pub fn run(world: &World) -> Result<Outcome> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plans = [
         VmPlan {
             name: "left".into(),

@@ -9,14 +9,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::Upload;
 use crate::cluster::{Cluster, HostStatus, VmPlan, VmStatus, await_service, in_a_lab};
 use crate::demo::service;
 use crate::lab::LabSpec;
-use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The longest that a value may take: a megabyte into two emulated guests on a busy machine, and a sync.
@@ -51,9 +49,7 @@ pub fn run(world: &World, at_least: Duration) -> Result<Outcome> {
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<Outcome> {
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = VmPlan {
         top: vec![format!("memory = {{ log_mib = {LOG_MIB} }}")],
         ..VmPlan::redis("dunlin")
@@ -80,12 +76,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<
     cluster.await_take_over(&plan.name, &primary, PATIENCE)?;
     second.check().context("after the primary's death")?;
     cluster.start_host(&primary)?;
-    cluster.dunlin("c", &["down", "--now", &plan.name])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end("c", &plan.name)?;
     let uploads = [first, second];
     Ok(Outcome {
         uploaded_mib: uploads.each_ref().map(|upload| upload.bytes() >> 20),

@@ -18,7 +18,7 @@
 
 mod connection;
 mod datagrams;
-mod said;
+pub(crate) mod said;
 
 use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, parse};

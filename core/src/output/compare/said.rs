@@ -91,6 +91,22 @@ impl Said {
         }
     }
 
+    /// The bytes from `seq` on, `most` of them at most: fewer where fewer were said or are still kept.
+    #[must_use]
+    pub fn bytes_from(&self, seq: u32, most: usize) -> Bytes {
+        if !self.begun || after(self.from, seq) {
+            return Bytes::new();
+        }
+        let mut skip = seq.wrapping_sub(self.from) as usize;
+        let mut found = Vec::new();
+        for chunk in &self.chunks {
+            let part = &chunk[skip.min(chunk.len())..];
+            skip = skip.saturating_sub(chunk.len());
+            found.extend_from_slice(&part[..part.len().min(most - found.len())]);
+        }
+        found.into()
+    }
+
     /// How `payload` at `seq` stands to what was said: `Equal` where all of it was said, `Less` where it is equal as
     /// far as it was said (so it may yet be), `Greater` where it differs.
     #[must_use]
@@ -174,6 +190,7 @@ mod tests {
             let forget = forget.min(to);
             said.forget_before(isn.wrapping_add(forget as u32));
             prop_assert_eq!(said.compare(isn.wrapping_add(forget as u32), &stream[forget..to]), Ordering::Equal);
+            prop_assert_eq!(said.bytes_from(isn.wrapping_add(forget as u32), 40), &stream[forget..to.min(forget + 40)]);
             prop_assert_eq!(said.bytes(), to - forget);
             if to < stream.len() {
                 prop_assert_eq!(said.compare(isn.wrapping_add(forget as u32), &stream[forget..]), Ordering::Less);

@@ -23,7 +23,7 @@
 mod connection;
 mod quoted;
 mod recent;
-mod rewrite;
+pub(crate) mod rewrite;
 mod table;
 
 use super::packet::{ACK, Direction, FlowKey, Parsed, Segment, UDP, parse};

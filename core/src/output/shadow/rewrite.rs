@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use std::net::IpAddr;
 
 /// A frame of which some numbers change. It is copied when the first one does.
-pub(super) struct Rewriter<'a> {
+pub(crate) struct Rewriter<'a> {
     frame: &'a Frame,
     /// Where what the checksum counts begins.
     start: usize,
@@ -20,7 +20,7 @@ pub(super) struct Rewriter<'a> {
 
 impl<'a> Rewriter<'a> {
     /// The parser found a header to begin at `start`, and its checksum to be at `checksum`.
-    pub(super) fn new(frame: &'a Frame, start: usize, checksum: usize) -> Self {
+    pub(crate) fn new(frame: &'a Frame, start: usize, checksum: usize) -> Self {
         Self {
             frame,
             start,
@@ -30,12 +30,12 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    pub(super) fn of(frame: &'a Frame, segment: &Segment) -> Self {
+    pub(crate) fn of(frame: &'a Frame, segment: &Segment) -> Self {
         Self::new(frame, segment.tcp, segment.tcp + 16)
     }
 
     /// Sets the number at `at`, which the parser found to be inside.
-    pub(super) fn set(&mut self, at: usize, number: u32) {
+    pub(crate) fn set(&mut self, at: usize, number: u32) {
         let new = number.to_be_bytes();
         let old = self.number_at(at).to_be_bytes();
         if old == new {
@@ -53,12 +53,12 @@ impl<'a> Rewriter<'a> {
     }
 
     /// Sets the flags of the TCP header whose word with them is at `at`; the rest of that word stays.
-    pub(super) fn set_flags(&mut self, at: usize, flags: u8) {
+    pub(crate) fn set_flags(&mut self, at: usize, flags: u8) {
         self.set(at, self.number_at(at) & 0xff00_ffff | u32::from(flags) << 16);
     }
 
     /// Takes `delta` from the number at `at`.
-    pub(super) fn lower(&mut self, at: usize, delta: u32) {
+    pub(crate) fn lower(&mut self, at: usize, delta: u32) {
         self.set(at, self.number_at(at).wrapping_sub(delta));
     }
 
@@ -68,7 +68,7 @@ impl<'a> Rewriter<'a> {
     }
 
     /// The frame with all that was set.
-    pub(super) fn finish(self) -> Frame {
+    pub(crate) fn finish(self) -> Frame {
         let Some(mut copy) = self.copy else {
             return self.frame.clone();
         };
@@ -84,7 +84,7 @@ impl<'a> Rewriter<'a> {
 }
 
 /// Whether the segment's checksum is right, so that the VM will believe what stands in it.
-pub(super) fn intact(frame: &Frame, segment: &Segment) -> bool {
+pub(crate) fn intact(frame: &Frame, segment: &Segment) -> bool {
     let bytes = &frame.bytes[segment.tcp..segment.payload.end];
     let address = |address: &IpAddr| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),

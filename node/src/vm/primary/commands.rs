@@ -4,7 +4,7 @@
 //!
 //! Not here: the other end of a hand-over (`backup`).
 
-use super::{AGAIN, Phase};
+use super::{Phase, Session};
 use crate::control::Answer;
 use crate::vm::Ended;
 use crate::vm::event::Command;
@@ -83,20 +83,34 @@ impl VmLoop {
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
         let voice = self.output.voice();
         let primary = self.primary()?;
-        if voice != Voice::Protected || primary.hand_over.is_some() {
+        // In a join's last sync the voice is that of a protected VM already, and the group has not agreed yet.
+        let follows = |session: &Session| session.phase == Phase::Synced;
+        let complete = voice == Voice::Protected && primary.session.as_ref().is_some_and(follows);
+        if !complete || primary.hand_over.is_some() {
             return Some(Answer::failed(
                 "there is no complete backup to hand over to; wait for 'protected' in status",
             ));
         }
-        if primary.sync.is_some() {
-            return Some(Answer::Failed {
-                why: "a sync is under way".into(),
-                code: AGAIN,
-            });
-        }
         primary.hand_over = Some(reply.clone());
-        self.begin_sync(true);
+        // A sync that is under way ends first.
+        if primary.sync.is_none() {
+            self.begin_sync(true);
+        }
         None
+    }
+
+    /// A sync has ended, and a hand-over was asked for while it was under way: no other sync goes before it.
+    pub(super) fn begin_waiting_hand_over(&mut self) {
+        let leads = self.agreement.leads;
+        let Some(primary) = self.primary() else { return };
+        if primary.hand_over.is_some() && leads {
+            self.begin_sync(true);
+        } else if let Some(reply) = primary.hand_over.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::failed(
+                "not handed over: this host no longer leads the VM's group",
+            ));
+        }
     }
 
     pub(in crate::vm) fn hand_over_done(&mut self) {

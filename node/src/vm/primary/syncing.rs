@@ -91,7 +91,13 @@ impl VmLoop {
     fn worked_ahead(&mut self) {
         let leads = self.agreement.leads;
         let Some(primary) = self.primary() else { return };
-        if primary.sync.take_if(|run| run.stage == Stage::Ahead).is_some() && leads {
+        let waits_for_hand_over = primary.hand_over.is_some();
+        if primary.sync.take_if(|run| run.stage == Stage::Ahead).is_none() {
+            return;
+        }
+        if waits_for_hand_over {
+            self.begin_waiting_hand_over();
+        } else if leads {
             self.begin_sync(false);
         }
     }
@@ -366,6 +372,7 @@ impl VmLoop {
             None if changes_over => primary.change_over = Some(ChangeOver::new(run.next, now_us)),
             None => {}
         }
+        self.begin_waiting_hand_over();
     }
 
     /// The VM stands: its frames so far belong to the epoch that ends.

@@ -1,6 +1,6 @@
 //! How each fault is made and mended.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use super::super::run::order_guest;
 use super::flood::Flood;
 use super::plan::{Fault, Kind, Role};
+use super::speaker::Queue;
 use super::{PATIENCE, Stage};
 use crate::cluster::Cluster;
 
@@ -60,9 +61,16 @@ impl Stage<'_, '_> {
             Kind::SlowLink => {
                 let kbit = [5_000, 20_000, 100_000][(fault.variant % 3) as usize];
                 let queue_ms = if fault.variant & 8 == 0 { 50 } else { 300 };
-                self.cluster.lab().slow_link(&host, kbit, queue_ms)?;
+                let from = SystemTime::now();
+                let holds = self.cluster.lab().slow_link(&host, kbit, queue_ms)?;
                 let served = self.last(lasts);
                 self.cluster.lab().mend_link(&host)?;
+                self.queues.push(Queue {
+                    host: host.clone(),
+                    from,
+                    until: SystemTime::now(),
+                    holds,
+                });
                 served?;
                 format!("its cable carries {kbit} kbit/s, {queue_ms} ms of queue, for {seconds:.1} s")
             }

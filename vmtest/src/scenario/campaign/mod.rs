@@ -19,7 +19,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::run::no_oops;
@@ -28,11 +27,11 @@ use crate::client::Broadcasts;
 use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_lab};
 use crate::image::{self, GuestImage};
 use crate::lab::{Capture, LabSpec};
+use crate::paths;
 use crate::random::Random;
-use crate::{paths, traces};
 use loads::{Clients, Loads, LoadsReport, gaps_ms};
 use plan::{Kind, Role, name, plan};
-use speaker::{OneSpeaker, TakeOvers};
+use speaker::{OneSpeaker, Queue, TakeOvers};
 
 /// Nothing in a campaign may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -130,6 +129,8 @@ pub(super) struct Stage<'cluster, 'lab> {
     vm: String,
     loads: Loads,
     broadcasts: Broadcasts,
+    /// Cables that were slow, for whoever judges what came late.
+    queues: Vec<Queue>,
 }
 
 fn play(
@@ -176,7 +177,7 @@ fn play(
         reprotected_ms.push(u64::try_from(mended.elapsed().as_millis())?);
         let heard = capture.heard();
         one_speaker
-            .judge(&heard.spoken, &stage.take_overs()?)
+            .judge(&heard.spoken, &stage.take_overs()?, &stage.queues)
             .map_err(|why| anyhow!(why))
             .with_context(|| what.clone())?;
         say(&format!(
@@ -191,6 +192,7 @@ fn play(
         vm,
         loads,
         broadcasts,
+        ..
     } = stage;
     broadcasts.finish()?;
     let (loads, seen) = loads.finish(
@@ -205,12 +207,7 @@ fn play(
     );
     no_oops(lab)?;
     let (primary, _) = cluster.await_protected(&vm, PATIENCE)?;
-    cluster.dunlin(&primary, &["down", "--now", &vm])?;
-    let left = traces::after_down(cluster)?;
-    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
-    for host in cluster.running() {
-        cluster.stop_host(&host, Signal::SIGTERM)?;
-    }
+    cluster.end(&primary, &vm)?;
     let mut gaps = BTreeMap::new();
     for kind in moments.iter().map(|(kind, _)| *kind) {
         let of_kind: Vec<_> = moments
@@ -242,9 +239,7 @@ fn set_up<'cluster, 'lab>(
     if terms.durable {
         cluster.use_disks()?;
     }
-    for host in ["a", "b", "c"] {
-        cluster.start_host(host)?;
-    }
+    cluster.start_hosts()?;
     let plan = mixed(terms);
     let capture = Capture::start(lab, plan.mac())?;
     let file = plan.write(lab, &spec.image)?;
@@ -262,6 +257,7 @@ fn set_up<'cluster, 'lab>(
         // What an idle card gets, and never takes.
         broadcasts: Broadcasts::start(lab.node("client"))?,
         cluster,
+        queues: Vec::new(),
     };
     stage.recovers().context("before the first fault")?;
     Ok((capture, stage))

@@ -2,10 +2,41 @@
 //!
 //! Whoever begins to speak after another must have taken over in between, by its own daemon's events; a frame of the old one after
 //! the new one's first is a turn that nobody took over for. Only the order counts: clocks are among the faults.
+//!
+//! What waits in a slow cable's queue was spoken when it came into it. So frames of the old speaker are not held against it when they
+//! come out of such a queue, no later after the new one's first than the queue can hold them. No host can call them back, and the new
+//! speaker announces itself again when it sees them.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 use crate::lab::Spoken;
+
+/// A cable that was slow for a while. What it still held at the end was lost.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    /// Whose cable.
+    pub host: String,
+    /// Since when.
+    pub from: SystemTime,
+    /// Until when.
+    pub until: SystemTime,
+    /// The longest that it holds a frame.
+    pub holds: Duration,
+}
+
+impl Queue {
+    /// Whether what was said in that turn may have waited in this queue since before the next speaker's `first`.
+    fn may_have_held(&self, turn: &Spoken, first: SystemTime) -> bool {
+        turn.host == self.host
+            && turn.first >= self.from
+            && turn.last <= self.until
+            && turn
+                .last
+                .duration_since(first)
+                .is_ok_and(|late| late <= self.holds)
+    }
+}
 
 /// How often each host took over, by its daemon's words.
 pub type TakeOvers = BTreeMap<String, usize>;
@@ -22,8 +53,8 @@ impl OneSpeaker {
     ///
     /// # Errors
     /// With the host that spoke without having taken over, and the turns around it.
-    pub fn judge(&mut self, heard: &[Spoken], took_over: &TakeOvers) -> Result<(), String> {
-        let turns = turns(heard);
+    pub fn judge(&mut self, heard: &[Spoken], took_over: &TakeOvers, queues: &[Queue]) -> Result<(), String> {
+        let turns = turns(&without_late(heard, queues));
         let of = |counts: &TakeOvers, host: &str| counts.get(host).copied().unwrap_or_default();
         for host in turns.keys() {
             let spoke = of(&turns, host) - of(&self.turns, host);
@@ -38,6 +69,24 @@ impl OneSpeaker {
         (self.turns, self.took_over) = (turns, took_over.clone());
         Ok(())
     }
+}
+
+/// The turns without those that came late out of a queue; what one host said before and after such a turn is one turn.
+fn without_late(heard: &[Spoken], queues: &[Queue]) -> Vec<Spoken> {
+    let mut kept: Vec<Spoken> = Vec::new();
+    for turn in heard {
+        match &mut kept[..] {
+            [.., now] if now.host == turn.host => {
+                now.last = turn.last;
+                now.frames += turn.frames;
+            }
+            [.., old, now]
+                if old.host == turn.host
+                    && queues.iter().any(|queue| queue.may_have_held(turn, now.first)) => {}
+            _ => kept.push(turn.clone()),
+        }
+    }
+    kept
 }
 
 /// How often each host began to speak after another. The first of all began with the VM.
@@ -73,7 +122,6 @@ fn tell(heard: &[Spoken]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
 
     fn spoken(hosts: &[&str]) -> Vec<Spoken> {
         let now = SystemTime::now();
@@ -93,24 +141,88 @@ mod tests {
             .collect()
     }
 
+    /// Turns from so many milliseconds to so many.
+    fn timed(turns: &[(&str, u64, u64)]) -> Vec<Spoken> {
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        let one = |&(host, first, last): &(&str, u64, u64)| Spoken {
+            host: host.to_owned(),
+            first: at(first),
+            last: at(last),
+            frames: 1,
+        };
+        turns.iter().map(one).collect()
+    }
+
+    /// The cable of `b` is slow from 100 to 900 ms, and holds frames for 300 ms.
+    fn slow() -> Vec<Queue> {
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        vec![Queue {
+            host: "b".to_owned(),
+            from: at(100),
+            until: at(900),
+            holds: Duration::from_millis(300),
+        }]
+    }
+
+    #[test]
+    fn what_waited_in_a_slow_cable_is_no_turn() {
+        let heard = timed(&[
+            ("b", 0, 200),
+            ("a", 500, 540),
+            ("b", 544, 550),
+            ("a", 550, 550),
+            ("b", 550, 799),
+            ("a", 801, 2000),
+        ]);
+        OneSpeaker::default()
+            .judge(&heard, &told(&[("a", 1)]), &slow())
+            .unwrap();
+        let error = OneSpeaker::default()
+            .judge(&heard, &told(&[("a", 1)]), &[])
+            .unwrap_err();
+        assert!(error.contains("two speakers: host a"), "{error}");
+    }
+
+    #[test]
+    fn a_slow_cable_excuses_nothing_else() {
+        let judge = |heard: &[(&str, u64, u64)]| {
+            OneSpeaker::default().judge(&timed(heard), &told(&[("a", 1)]), &slow())
+        };
+        // Longer than a queue can hold it; after the cable was mended; through another host's cable.
+        for late in [
+            [("b", 0, 200), ("a", 500, 600), ("b", 700, 801), ("a", 802, 850)],
+            [("b", 0, 800), ("a", 850, 890), ("b", 895, 901), ("a", 902, 999)],
+        ] {
+            assert!(judge(&late).is_err(), "{late:?}");
+        }
+        let other = timed(&[("a", 0, 200), ("b", 500, 600), ("a", 610, 620), ("b", 630, 640)]);
+        assert!(
+            OneSpeaker::default()
+                .judge(&other, &told(&[("b", 1)]), &slow())
+                .is_err()
+        );
+    }
+
     #[test]
     fn each_turn_needs_a_take_over_of_its_own() {
         let mut judge = OneSpeaker::default();
-        judge.judge(&spoken(&["a"]), &told(&[])).unwrap();
-        judge.judge(&spoken(&["a", "b"]), &told(&[("b", 1)])).unwrap();
+        judge.judge(&spoken(&["a"]), &told(&[]), &[]).unwrap();
+        judge
+            .judge(&spoken(&["a", "b"]), &told(&[("b", 1)]), &[])
+            .unwrap();
         // The deposed one's last frames, after the new one's first.
         let late = spoken(&["a", "b", "a", "b"]);
-        let error = judge.judge(&late, &told(&[("b", 1)])).unwrap_err();
+        let error = judge.judge(&late, &told(&[("b", 1)]), &[]).unwrap_err();
         assert!(error.contains("two speakers: host a"), "{error}");
         // Had both taken over, it would be right.
-        judge.judge(&late, &told(&[("a", 1), ("b", 2)])).unwrap();
+        judge.judge(&late, &told(&[("a", 1), ("b", 2)]), &[]).unwrap();
     }
 
     #[test]
     fn a_take_over_that_was_never_heard_allows_nothing_later() {
         let mut judge = OneSpeaker::default();
         let counts = told(&[("b", 1)]);
-        judge.judge(&spoken(&["a"]), &counts).unwrap();
-        assert!(judge.judge(&spoken(&["a", "b"]), &counts).is_err());
+        judge.judge(&spoken(&["a"]), &counts, &[]).unwrap();
+        assert!(judge.judge(&spoken(&["a", "b"]), &counts, &[]).is_err());
     }
 }

@@ -123,4 +123,21 @@ impl Stage<'_, '_> {
         ensure!(told == 1, "{told} events tell of the cold start: {events:?}");
         Ok(())
     }
+
+    /// After the loss of all hosts: whoever served the VM last boots it, and tells so once.
+    pub(super) fn boots_on_last(&mut self) -> Result<()> {
+        let at = Instant::now();
+        let last = self.last_primary.clone().context("no host was lost before")?;
+        let primary = self.with_role("primary")?;
+        ensure!(
+            primary == last,
+            "host {primary} boots the VM, and {last} served it last"
+        );
+        let events = self.cluster.dunlin(&primary, &["events"])?;
+        let told = events.lines().filter(|line| line.contains("cold-start")).count();
+        ensure!(told == 1, "{told} events tell of the cold start: {events}");
+        self.counter.await_more(50, PATIENCE)?;
+        self.moments.push((at, Instant::now()));
+        Ok(())
+    }
 }

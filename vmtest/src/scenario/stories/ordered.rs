@@ -94,6 +94,26 @@ pub fn all() -> Vec<Scenario> {
         }
         .quick(),
         Scenario {
+            durable: true,
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "stopped-daemon-that-is-alone",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    KillOthers,
+                    StopAlone,
+                    Restart,
+                    AwaitBootOnLast,
+                    AwaitProtected,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
+        Scenario {
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(
                 "hand-over-broken-off",

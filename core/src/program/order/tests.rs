@@ -1,0 +1,259 @@
+//! The gate, frame by frame, as the driver would play it.
+
+use super::*;
+use crate::output::packet::testing::{Seg, segment};
+use crate::output::packet::{ACK, FIN, SYN};
+use proptest::prelude::*;
+
+const PATIENCE_US: u64 = 1000;
+
+fn client(port: u16, flags: u8, seq: u32, payload: &[u8]) -> Frame {
+    let seg = Seg {
+        port,
+        ..Seg::to_vm(flags, seq, 1).with(payload)
+    };
+    seg.frame()
+}
+
+fn key(port: u16) -> FlowKey {
+    segment(&client(port, ACK, 1, b""), Direction::ToVm).key
+}
+
+fn gate(order: Order) -> Gate {
+    Gate::new(order, 2, PATIENCE_US)
+}
+
+/// A gate whose client `port` has connected: its first number is 99, and both copies have accepted it.
+fn connected(order: Order, ports: &[u16]) -> Gate {
+    let mut gate = gate(order);
+    for port in ports {
+        assert!(
+            gate.arrived(client(*port, SYN, 99, b"")).is_some(),
+            "a SYN waits for nothing"
+        );
+        let opens = gate.arrived(client(*port, ACK, 100, b""));
+        if order == Order::Delivery {
+            assert!(opens.is_some());
+            continue;
+        }
+        assert_eq!(
+            opens, None,
+            "the end of a handshake is an input: somebody has to accept"
+        );
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+        answer(&mut gate, 0, &[socket(0, 0), socket(0, 0)], Of::Listener);
+        assert_eq!(gate.next(0), Next::Idle);
+    }
+    gate
+}
+
+fn socket(received: u64, unread: u32) -> Found {
+    Found::Socket { received, unread }
+}
+
+/// The gate asks both copies, and is told this.
+fn answer(gate: &mut Gate, now_us: u64, found: &[Found; 2], of: Of) {
+    let Next::Ask(questions) = gate.next(now_us) else {
+        panic!("no question");
+    };
+    for question in questions {
+        assert_eq!(question.of, of);
+        gate.told(question.copy, found[question.copy]);
+    }
+}
+
+#[test]
+fn an_order_of_delivery_waits_for_nothing() {
+    let mut gate = connected(Order::Delivery, &[1]);
+    for n in 0..3 {
+        assert!(gate.arrived(client(1, ACK, 100 + n, b"x")).is_some());
+    }
+    assert_eq!(gate.next(0), Next::Idle);
+    assert_eq!(gate.counters().inputs, 4);
+}
+
+#[test]
+fn the_next_input_waits_until_every_copy_has_read_the_last() {
+    let mut gate = connected(Order::Read, &[1, 2]);
+    let (first, second) = (client(1, ACK, 100, b"first"), client(2, ACK, 100, b"second"));
+    assert_eq!(gate.arrived(first.clone()), None);
+    assert_eq!(gate.arrived(second.clone()), None);
+    assert_eq!(gate.next(0), Next::Deliver(first));
+    // Copy 0 has read it; in copy 1 it is not even in the socket yet: it waits for the lock that the program holds.
+    answer(&mut gate, 1, &[socket(5, 0), socket(0, 0)], Of::Connection);
+    assert_eq!(
+        gate.next(2),
+        Next::Ask(vec![Question {
+            copy: 1,
+            key: key(1),
+            of: Of::Connection
+        }])
+    );
+    assert!(!gate.told(1, socket(5, 5)), "it is there, and unread");
+    assert!(gate.told(1, socket(5, 0)));
+    assert_eq!(gate.next(3), Next::Deliver(second));
+    assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
+fn an_acknowledgement_waits_for_nothing() {
+    let mut gate = connected(Order::Read, &[1]);
+    assert_eq!(gate.arrived(client(1, ACK, 100, b"x")), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    // A copy that waits for room to write reads nothing before this one comes.
+    assert!(gate.arrived(client(1, ACK, 101, b"")).is_some());
+}
+
+#[test]
+fn a_copy_that_refuses_to_read_is_waited_for_once() {
+    let mut gate = connected(Order::Read, &[1, 2]);
+    for n in 0..3 {
+        assert_eq!(gate.arrived(client(1, ACK, 100 + n, b"x")), None);
+    }
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(
+        &mut gate,
+        PATIENCE_US - 1,
+        &[socket(1, 0), socket(1, 1)],
+        Of::Connection,
+    );
+    assert!(
+        matches!(gate.next(PATIENCE_US), Next::Deliver(_)),
+        "the patience is over"
+    );
+    assert_eq!(gate.counters().impatient, 1);
+    answer(
+        &mut gate,
+        PATIENCE_US,
+        &[socket(2, 0), socket(2, 2)],
+        Of::Connection,
+    );
+    let soon = PATIENCE_US + PATIENCE_US / REFUSED_SHARE + 1;
+    assert!(
+        matches!(gate.next(soon), Next::Deliver(_)),
+        "it is not given so much again"
+    );
+    // It reads again: it is waited for as any other.
+    answer(&mut gate, soon, &[socket(3, 0), socket(3, 0)], Of::Connection);
+    assert_eq!(gate.next(soon), Next::Idle);
+    assert_eq!(gate.arrived(client(1, ACK, 103, b"x")), None);
+    assert!(matches!(gate.next(soon), Next::Deliver(_)));
+    assert!(matches!(gate.next(soon + PATIENCE_US - 1), Next::Ask(_)));
+}
+
+#[test]
+fn a_socket_that_is_closed_is_read() {
+    let mut gate = connected(Order::Answer, &[1]);
+    assert_eq!(gate.arrived(client(1, ACK | PSH, 100, b"x")), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[Found::Gone, Found::Gone], Of::Connection);
+    assert_eq!(gate.next(0), Next::Idle);
+}
+
+#[test]
+fn an_answer_is_waited_for_where_one_may_come() {
+    let mut gate = connected(Order::Answer, &[1]);
+    // Half of a request: only its last part can be answered.
+    for (seq, flags) in [(100, ACK), (101, ACK | PSH)] {
+        assert_eq!(gate.arrived(client(1, flags, seq, b"x")), None);
+    }
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[socket(1, 0), socket(1, 0)], Of::Connection);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[socket(2, 0), socket(2, 0)], Of::Connection);
+    assert_eq!(gate.next(0), Next::Wait(PATIENCE_US));
+    gate.answered(0, &key(1));
+    gate.answered(1, &key(2));
+    assert_eq!(
+        gate.next(1),
+        Next::Wait(PATIENCE_US),
+        "another connection's answer is none"
+    );
+    gate.answered(1, &key(1));
+    assert_eq!(gate.next(1), Next::Idle);
+}
+
+#[test]
+fn what_a_client_repeats_is_no_input() {
+    let mut gate = connected(Order::Answer, &[1]);
+    let question = client(1, ACK | PSH, 100, b"x");
+    // Its TCP says it again when it has waited for a while.
+    assert_eq!(gate.arrived(question.clone()), None);
+    assert_eq!(gate.arrived(question), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[socket(1, 0), socket(1, 0)], Of::Connection);
+    gate.answered(0, &key(1));
+    gate.answered(1, &key(1));
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert_eq!(gate.next(0), Next::Idle, "it owes no second answer");
+    assert_eq!(gate.counters().inputs, 2, "the connection and the question");
+}
+
+#[test]
+fn an_end_is_read_like_bytes() {
+    let mut gate = connected(Order::Read, &[1]);
+    assert_eq!(gate.arrived(client(1, ACK | FIN, 100, b"bye")), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[socket(4, 1), socket(4, 0)], Of::Connection);
+    assert!(matches!(gate.next(0), Next::Ask(_)));
+    gate.told(0, socket(4, 0));
+    assert_eq!(gate.next(0), Next::Idle);
+}
+
+proptest! {
+    /// Whatever arrives and however slowly the copies read: every copy gets every input once, in the order of arrival, and none
+    /// while another is unread.
+    #[test]
+    fn inputs_are_read_in_the_order_of_arrival(
+        ports in prop::collection::vec(1_u16..6, 1..60),
+        slow in prop::collection::vec(0_u8..4, 200),
+        first in any::<u32>(),
+    ) {
+        let mut gate = gate(Order::Read);
+        let mut said = [0_u64; 6];
+        for port in 1..6 {
+            prop_assert!(gate.arrived(client(port, SYN, first, b"")).is_some());
+        }
+        let mut arrived = Vec::new();
+        for port in ports {
+            let at = &mut said[usize::from(port)];
+            let frame = client(port, ACK, first.wrapping_add(1).wrapping_add(*at as u32), b"abc");
+            *at += 3;
+            arrived.push((frame.clone(), *at));
+            prop_assert_eq!(gate.arrived(frame), None);
+        }
+        let (mut delivered, mut unread, mut slow) = (0, [false; 2], slow.into_iter().cycle());
+        loop {
+            match gate.next(0) {
+                Next::Deliver(frame) => {
+                    prop_assert!(!unread.contains(&true));
+                    prop_assert_eq!(&frame, &arrived[delivered].0);
+                    delivered += 1;
+                    unread = [true; 2];
+                }
+                Next::Ask(questions) => for question in questions {
+                    let reads = slow.next() == Some(0);
+                    unread[question.copy] &= !reads;
+                    let received = arrived[delivered - 1].1;
+                    gate.told(question.copy, socket(received, u32::from(!reads)));
+                },
+                Next::Idle => break,
+                Next::Wait(_) => prop_assert!(false, "nothing waits for an answer"),
+            }
+        }
+        prop_assert_eq!(delivered, arrived.len());
+        prop_assert_eq!(gate.counters().impatient, 0);
+    }
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut gate = connected(Order::Read, &[1]);
+    let block = vec![7; 48 << 10];
+    let most = MOST_WAITING_BYTES / block.len();
+    for n in 0..most as u32 + 3 {
+        assert_eq!(gate.arrived(client(1, ACK, 100 + n, &block)), None);
+    }
+    let lost = gate.counters().lost;
+    assert!((3..6).contains(&lost), "{lost}");
+}

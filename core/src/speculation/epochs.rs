@@ -1,0 +1,131 @@
+//! The ends of epochs: what the VM had said at a cut is marked, and let go when the cut is safe. Several may be outstanding.
+//!
+//! Invariants: 1. a cut comes when all frames that the VM sent before its stop were taken (`vm_sent`): what the checkpoint does not hold
+//!    the VM would believe to be acknowledged after a take-over. 2. marks are let go in the order of their epochs.
+//! 3. after a release the client knows what the VM safely said of its bytes, also where the shadow socket has nothing to send.
+//! Source: VEE'12, 3.1; Remus' output commit. Not here: when to cut, and how a checkpoint gets to the backup.
+
+use super::connection::{Connection, Mark, Phase, Reset, Word};
+use super::{Action, Context, Speculation, state};
+use crate::output::packet::{ACK, before};
+use crate::units::Epoch;
+use bytes::Bytes;
+use std::collections::VecDeque;
+
+impl Speculation {
+    /// The VM stands still at the end of `epoch`, and all that it sent before was taken. What a backup needs to go on from here:
+    /// what has changed since the last cut, or all of it (`whole`) for a new backup.
+    pub fn cut(&mut self, epoch: Epoch, whole: bool) -> Bytes {
+        if whole {
+            self.dirty.extend(self.connections.keys());
+            self.dirty.extend(self.handshakes.keys());
+        }
+        let changed = std::mem::take(&mut self.dirty);
+        let mut marked = Vec::new();
+        for flow in &changed {
+            if let Some(connection) = self.connections.get_mut(flow) {
+                if whole {
+                    connection.exported = connection.una;
+                }
+                if connection.mark(epoch) {
+                    marked.push(*flow);
+                }
+            }
+            if let Some(handshake) = self.handshakes.get_mut(flow) {
+                handshake.exported = true;
+            }
+        }
+        let bytes = state::encode(changed.iter().map(|flow| {
+            let connection = self.connections.get(flow);
+            (flow, self.handshakes.get(flow), connection)
+        }));
+        for flow in &changed {
+            if let Some(connection) = self.connections.get_mut(flow) {
+                connection.exported = connection.nxt;
+            }
+        }
+        self.marked.push_back((epoch, marked));
+        bytes
+    }
+
+    /// Whatever ended with `epoch` or before it is safe.
+    pub fn released(&mut self, now_us: u64, epoch: Epoch, out: &mut Vec<Action>) {
+        while let Some((_, flows)) = next_until(&mut self.marked, |(ended, _)| *ended <= epoch) {
+            for flow in flows {
+                self.with(now_us, flow, out, |connection, cx| connection.release(cx, epoch));
+            }
+        }
+    }
+}
+
+/// The first, if it is so.
+pub(super) fn next_until<T>(queue: &mut VecDeque<T>, so: impl Fn(&T) -> bool) -> Option<T> {
+    queue.front().is_some_and(so).then(|| queue.pop_front()).flatten()
+}
+
+impl Connection {
+    /// Marks the end of `epoch`; false if nothing of it waits.
+    fn mark(&mut self, epoch: Epoch) -> bool {
+        if !matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
+            return false;
+        }
+        self.marks.push_back(Mark {
+            epoch,
+            nxt: self.nxt,
+            fin: self.fin,
+            reset: self.reset != Reset::No,
+            pair: self.said,
+            words: std::mem::take(&mut self.words),
+        });
+        true
+    }
+
+    fn release(&mut self, cx: &mut Context<'_>, epoch: Epoch) {
+        while let Some(mark) = next_until(&mut self.marks, |mark| mark.epoch <= epoch) {
+            self.released = mark.nxt;
+            self.fin_released |= mark.fin;
+            if mark.reset && self.reset == Reset::Said {
+                self.reset = Reset::Released(cx.now_us);
+            }
+            if !before(mark.pair.ack, self.told.ack) {
+                self.told = mark.pair;
+            }
+            if self.speaks() {
+                mark.words.into_iter().for_each(|word| self.say(cx, word));
+            }
+        }
+        self.write(cx);
+        self.tell(cx);
+    }
+
+    /// A word of the VM leaves.
+    fn say(&mut self, cx: &mut Context<'_>, word: Word) {
+        match word {
+            Word::Acknowledgement { pair, sack } => {
+                if before(pair.ack, self.heard.0) {
+                    return;
+                }
+                self.heard = (pair.ack, pair.window);
+                let frame = self.for_client(self.shadow_nxt, pair, ACK, &sack);
+                cx.out.push(frame);
+            }
+            Word::KeepAlive if self.una == self.shadow_nxt => {
+                self.asked = true;
+                let frame = self.for_client(self.una.wrapping_sub(1), self.told, ACK, &[]);
+                cx.out.push(frame);
+            }
+            // The shadow socket asks for itself while its bytes are not acknowledged.
+            Word::KeepAlive => self.asked = true,
+        }
+    }
+
+    /// Tells the client what it was not told yet.
+    pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
+        let now = (self.told.ack, self.told.window);
+        if self.speaks() && now != self.heard {
+            self.heard = now;
+            let frame = self.for_client(self.shadow_nxt, self.told, ACK, &[]);
+            cx.out.push(frame);
+        }
+    }
+}

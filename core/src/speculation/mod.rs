@@ -1,0 +1,462 @@
+//! What it decides: speculative communication. The VM's TCP data is acknowledged to it at once and kept; it is sent to the
+//! client when the VM's state that said it is safe, by a *shadow socket*: a TCP of the host's own kernel that speaks with
+//! the VM's address and numbers, and retransmits, paces and probes as Linux does.
+//!
+//! Flow: segments of the VM, of the client and of the shadow socket, and the ends of epochs, come in; `Action`s go out, in the
+//! order in which they are to be done. `vm_sent.rs`, `client_sent.rs` and `socket_sent.rs` have one way each, `epochs.rs` what a
+//! cut and its release do, `timers.rs` what waits for the clock, `state.rs` what travels with a checkpoint, `replica.rs` what a
+//! backup makes of it. A driver owns the sockets and does as it is told.
+//!
+//! Invariants:
+//! 1. No byte of the VM leaves before the epoch that said it is released (`released`), whatever the shadow socket sends.
+//! 2. A client is told that its bytes are received only in the words of a released epoch (`told`).
+//! 3. What the VM was told is acknowledged is kept here, and in the checkpoint, until the client has acknowledged it.
+//! 4. The window that the VM was told is never taken back, and nothing beyond it is kept: memory is bounded by `Limits`.
+//! 5. The VM's FIN is acknowledged when the client has done so, and a VM's reset leaves when all before it has arrived.
+//! 6. What is not known here passes as if this room was not there: `Action::Hold` for the VM's, `Action::ToVm` unchanged.
+//!
+//! Source: Gerofi and Ishikawa, VEE'12; RFC 9293, 7323, 2018, 3168, 5961. Not here: sockets, the clock, when epochs end, and the
+//! translation of a new copy's numbers, which speculation (over passive epochs) does not need.
+
+mod client_sent;
+mod connection;
+mod epochs;
+mod handshake;
+mod opening;
+mod replica;
+mod socket_sent;
+mod state;
+mod timers;
+mod vm_sent;
+mod write;
+
+pub use replica::Replica;
+
+use crate::agreed::Frame;
+use crate::output::packet::{Direction, FlowKey, Parsed, Segment, parse, u16_at};
+use crate::output::shadow::rewrite::intact;
+use bytes::Bytes;
+use connection::{Connection, Phase};
+use handshake::Handshake;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+
+/// A TCP connection of the VM.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Flow {
+    /// The VM's end.
+    pub vm: SocketAddr,
+    /// The other end.
+    pub peer: SocketAddr,
+}
+
+impl Flow {
+    fn of(key: &FlowKey) -> Self {
+        Self {
+            vm: SocketAddr::new(key.vm, key.vm_port),
+            peer: SocketAddr::new(key.peer, key.peer_port),
+        }
+    }
+}
+
+/// Where the ends are on the link: the Ethernet headers, with VLAN tags, of both ways.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Link {
+    to_peer: Bytes,
+    to_vm: Bytes,
+}
+
+/// What may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// How far the VM may be ahead of a client, in bytes. Best at twice the rate times the time from a byte's word to its
+    /// acknowledgement (half an epoch, the sync, the round trip). At least 64 KiB count.
+    pub window_bytes: u32,
+    /// What is kept of all connections together, in bytes. Beyond it the VM's data is dropped, as on a busy wire.
+    pub total_bytes: usize,
+    /// How many connections have a shadow socket; others are held as before.
+    pub connections: usize,
+    /// How many handshakes in progress are remembered; the oldest are forgotten, and held as before.
+    pub handshakes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            window_bytes: 16 << 20,
+            total_bytes: 256 << 20,
+            connections: 8192,
+            handshakes: 4096,
+        }
+    }
+}
+
+/// What a packet leaves to the device: the fields of a virtio-net header (virtio 1.2, 5.1.6).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Offload {
+    /// The checksum is only that of the pseudo header.
+    pub needs_csum: bool,
+    /// virtio's `gso_type`, as it came.
+    pub gso_type: u8,
+    /// All headers' length.
+    pub hdr_len: u16,
+    /// The payload of each cut.
+    pub gso_size: u16,
+    /// Where the checksum begins to count.
+    pub csum_start: u16,
+    /// Where it stands, from there.
+    pub csum_offset: u16,
+}
+
+/// A shadow socket, as it is to be built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Socket {
+    /// The connection: the socket is bound to `vm` and connected to `peer`.
+    pub flow: Flow,
+    /// The sequence number of the first byte that will be written. One byte before it is a dummy: the socket begins at
+    /// `start - 1`, and the driver writes the dummy first.
+    pub start: u32,
+    /// The sequence number that the socket is to expect of the client, for all its life.
+    pub peer_start: u32,
+    /// What the client takes in one segment.
+    pub mss: u16,
+    /// The client's and the VM's window scale.
+    pub scale: Option<(u8, u8)>,
+    /// Selective acknowledgements.
+    pub sack: bool,
+    /// The first TSval, with bit 0 clear.
+    pub stamp: Option<u32>,
+    /// The client's window, in bytes, and the dummy.
+    pub window: u32,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// The VM gets this frame.
+    ToVm(Frame),
+    /// This frame leaves now.
+    ToClient(Frame, Offload),
+    /// The VM said it, and it waits for the running epoch as before.
+    Hold(Frame),
+    /// This IP packet goes into the TUN of the shadow sockets.
+    ToShadow(Bytes),
+    /// Build a shadow socket, at once; `failed` if it cannot be.
+    Build(Box<Socket>),
+    /// `unsent` has bytes for this socket.
+    Write(Flow),
+    /// The stream to the client ends here (`shutdown(SHUT_WR)`).
+    Shutdown(Flow),
+    /// The socket goes without a word.
+    Destroy(Flow),
+}
+
+/// What it did, for status and metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Connections that were begun speculatively.
+    pub begun: u64,
+    /// Connections held as before: older than speculation, odd, or beyond a limit.
+    pub held: u64,
+    /// Connections that a shadow socket gave up.
+    pub failed: u64,
+    /// Segments of the VM dropped because a budget was full.
+    pub dropped: u64,
+}
+
+/// All connections of one VM.
+#[derive(Debug)]
+pub struct Speculation {
+    limits: Limits,
+    connections: BTreeMap<Flow, Connection>,
+    handshakes: BTreeMap<Flow, Handshake>,
+    /// The handshakes' stamps, oldest first.
+    ages: VecDeque<(u64, Flow)>,
+    next_stamp: u64,
+    /// What has changed since the last cut.
+    dirty: BTreeSet<Flow>,
+    /// Flows with a mark, by epoch.
+    marked: VecDeque<(crate::units::Epoch, Vec<Flow>)>,
+    /// Who has an acknowledgement to get.
+    due: BTreeSet<Flow>,
+    timers: BTreeSet<(u64, Flow)>,
+    kept_bytes: usize,
+    counts: Counts,
+}
+
+/// What a connection may use while it takes an event.
+struct Context<'a> {
+    now_us: u64,
+    limit: u32,
+    room: usize,
+    dropped: u64,
+    out: &'a mut Vec<Action>,
+}
+
+impl Speculation {
+    /// Without any connection.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits: Limits {
+                window_bytes: limits.window_bytes.clamp(64 << 10, 256 << 20),
+                ..limits
+            },
+            connections: BTreeMap::new(),
+            handshakes: BTreeMap::new(),
+            ages: VecDeque::new(),
+            next_stamp: 0,
+            dirty: BTreeSet::new(),
+            marked: VecDeque::new(),
+            due: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            kept_bytes: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// How many connections are known, and how many bytes of them are kept.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.connections.len(), self.kept_bytes)
+    }
+
+    /// Handshakes in progress that are remembered.
+    #[must_use]
+    pub fn handshakes(&self) -> usize {
+        self.handshakes.len()
+    }
+
+    /// The VM sent `frame`.
+    pub fn vm_sent(&mut self, now_us: u64, frame: Frame, out: &mut Vec<Action>) {
+        let Some(segment) = tcp(&frame, Direction::FromVm) else {
+            out.push(Action::Hold(frame));
+            return;
+        };
+        let flow = Flow::of(&segment.key);
+        if segment.syn() {
+            self.heard_syn(flow, &frame, &segment, true);
+            out.push(Action::Hold(frame));
+            return;
+        }
+        if !self.is_known(&flow, &segment.key) {
+            if !self.begins(flow, &segment, true) {
+                self.ticks(&flow, &segment);
+                out.push(Action::Hold(frame));
+                return;
+            }
+            self.begin(now_us, flow, None, out);
+        }
+        self.with(now_us, flow, out, |connection, cx| {
+            connection.vm_sent(cx, &frame, &segment)
+        });
+    }
+
+    /// The client sent `frame`.
+    pub fn client_sent(&mut self, now_us: u64, frame: Frame, out: &mut Vec<Action>) {
+        let Some(segment) = tcp(&frame, Direction::ToVm) else {
+            self.too_big(&frame, out);
+            out.push(Action::ToVm(frame));
+            return;
+        };
+        let flow = Flow::of(&segment.key);
+        if segment.syn() {
+            self.heard_syn(flow, &frame, &segment, false);
+            self.round_trip(now_us, &flow);
+            out.push(Action::ToVm(frame));
+            return;
+        }
+        // A new handshake over an older connection's end takes its place.
+        let begins = self.begins(flow, &segment, false);
+        if begins {
+            self.begin(now_us, flow, Some((&frame, &segment)), out);
+        }
+        if !self.is_known(&flow, &segment.key) {
+            out.push(Action::ToVm(frame));
+            return;
+        }
+        self.with(now_us, flow, out, |connection, cx| {
+            connection.client_sent(cx, &frame, &segment, begins)
+        });
+    }
+
+    /// The shadow sockets sent a packet, written behind an empty Ethernet header of 14 bytes that names IPv4 or IPv6; `offload`
+    /// counts from that header.
+    pub fn socket_sent(&mut self, now_us: u64, frame: &Frame, offload: Offload, out: &mut Vec<Action>) {
+        let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
+            return;
+        };
+        let flow = Flow::of(&segment.key);
+        if self.connections.contains_key(&flow) {
+            self.with(now_us, flow, out, |connection, cx| {
+                connection.socket_sent(cx, frame, &segment, offload)
+            });
+        }
+    }
+
+    /// A frame that was held leaves: from now on its answer may come.
+    pub fn leaves(&mut self, now_us: u64, frame: &Frame) {
+        if let Parsed::Tcp(segment) = parse(frame, Direction::FromVm)
+            && segment.syn()
+            && let Some(handshake) = self.handshakes.get_mut(&Flow::of(&segment.key))
+        {
+            // A repeated one would make the round trip look short.
+            handshake.left_us.get_or_insert(now_us);
+        }
+    }
+
+    /// A batch of frames is over: each connection gets at most one acknowledgement for it.
+    pub fn flush(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        for flow in std::mem::take(&mut self.due) {
+            self.with(now_us, flow, out, Connection::acknowledge);
+        }
+    }
+
+    /// Bytes that may be written to the socket of `flow` now; none if there are none.
+    #[must_use]
+    pub fn unsent(&self, flow: &Flow) -> Option<&[u8]> {
+        self.connections.get(flow)?.unsent()
+    }
+
+    /// `n` of these bytes were written.
+    pub fn wrote(&mut self, now_us: u64, flow: Flow, n: usize, out: &mut Vec<Action>) {
+        self.with(now_us, flow, out, |connection, cx| connection.wrote(cx, n));
+    }
+
+    /// The socket of `flow` could not be built, or gave up (ETIMEDOUT): the VM hears a reset, as from a client that is gone.
+    pub fn failed(&mut self, now_us: u64, flow: Flow, out: &mut Vec<Action>) {
+        self.counts.failed += u64::from(self.connections.contains_key(&flow));
+        self.with(now_us, flow, out, Connection::fail);
+    }
+
+    /// From now on the VM's words are held as before: connections hand over as soon as their client has all that was kept.
+    pub fn drain(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        self.handshakes.clear();
+        self.ages.clear();
+        let flows: Vec<Flow> = self.connections.keys().copied().collect();
+        for flow in flows {
+            self.with(now_us, flow, out, Connection::drain);
+        }
+    }
+
+    fn is_known(&self, flow: &Flow, key: &FlowKey) -> bool {
+        self.connections
+            .get(flow)
+            .is_some_and(|known| known.nic == key.nic && known.vlan == key.vlan)
+    }
+
+    /// Lets the connection take an event, and notes what it has changed.
+    fn with(
+        &mut self,
+        now_us: u64,
+        flow: Flow,
+        out: &mut Vec<Action>,
+        event: impl FnOnce(&mut Connection, &mut Context<'_>),
+    ) {
+        // Many connections share what there is: none gets more than twice its part.
+        let part = self.limits.total_bytes / self.connections.len().max(1) * 2;
+        let limit = part.clamp(64 << 10, self.limits.window_bytes as usize) as u32;
+        let Some(connection) = self.connections.get_mut(&flow) else {
+            return;
+        };
+        let (before, timer) = (connection.kept(), connection.timer());
+        let mut cx = Context {
+            now_us,
+            limit,
+            room: self.limits.total_bytes.saturating_sub(self.kept_bytes),
+            dropped: 0,
+            out,
+        };
+        event(connection, &mut cx);
+        connection.settle(&mut cx);
+        self.counts.dropped += cx.dropped;
+        self.kept_bytes = self.kept_bytes + connection.kept() - before;
+        if std::mem::take(&mut connection.dirty) {
+            self.dirty.insert(flow);
+        }
+        if connection.due {
+            self.due.insert(flow);
+        }
+        let gone = connection.phase == Phase::Gone;
+        if timer != connection.timer() || gone {
+            timer.map(|at| self.timers.remove(&(at, flow)));
+            if let Some(at) = connection.timer().filter(|_| !gone) {
+                self.timers.insert((at, flow));
+            }
+        }
+        if gone {
+            self.kept_bytes -= connection.kept();
+            self.connections.remove(&flow);
+            self.dirty.insert(flow);
+        }
+    }
+
+    fn end(&mut self, now_us: u64, flow: Flow, out: &mut Vec<Action>) {
+        self.with(now_us, flow, out, Connection::end);
+    }
+
+    /// Makes room: a connection that is over is only known so that late words of it are understood.
+    fn forget_an_ended_one(&mut self, now_us: u64, out: &mut Vec<Action>) -> bool {
+        let ended = self.timers.iter().find(|(_, flow)| {
+            let known = self.connections.get(flow);
+            known.is_some_and(|known| matches!(known.phase, Phase::Held { ended: true } | Phase::ResetByPeer))
+        });
+        let Some((_, flow)) = ended.copied() else {
+            return false;
+        };
+        self.end(now_us, flow, out);
+        true
+    }
+
+    /// ICMP's "fragmentation needed" and ICMPv6's "packet too big" are for who cuts the segments: the shadow socket.
+    fn too_big(&self, frame: &Frame, out: &mut Vec<Action>) {
+        let Parsed::Datagram(datagram) = parse(frame, Direction::ToVm) else {
+            return;
+        };
+        // Type and code, after the checksum four bytes with the MTU, then the packet.
+        let quoted = (datagram.payload.start + 4..datagram.payload.end).clone();
+        let Some(quoted) = frame.bytes.get(quoted) else {
+            return;
+        };
+        let (header, from, ports) = match (datagram.kind, quoted.first()) {
+            (0x0304, Some(first)) => (usize::from(first & 0xf) * 4, 12..20, 4),
+            (0x0200, Some(_)) => (40, 8..40, 16),
+            _ => return,
+        };
+        let (Some(addresses), Some(vm_port), Some(peer_port)) = (
+            quoted.get(from),
+            u16_at(quoted, header),
+            u16_at(quoted, header + 2),
+        ) else {
+            return;
+        };
+        let address = |at: usize| match ports {
+            4 => <[u8; 4]>::try_from(&addresses[at..at + 4]).ok().map(Into::into),
+            _ => <[u8; 16]>::try_from(&addresses[at..at + 16]).ok().map(Into::into),
+        };
+        if let (Some(vm), Some(peer)) = (address(0), address(ports)) {
+            let flow = Flow {
+                vm: SocketAddr::new(vm, vm_port),
+                peer: SocketAddr::new(peer, peer_port),
+            };
+            if self.connections.contains_key(&flow) {
+                let packet = frame.bytes.slice(write::ip_at(&frame.bytes)..);
+                out.push(Action::ToShadow(packet));
+            }
+        }
+    }
+}
+
+/// The TCP segment in `frame`, if its checksum is right: of others nothing is learnt.
+fn tcp(frame: &Frame, direction: Direction) -> Option<Segment> {
+    match parse(frame, direction) {
+        Parsed::Tcp(segment) if intact(frame, &segment) => Some(segment),
+        _ => None,
+    }
+}

@@ -1,0 +1,140 @@
+//! What a backup knows of the primary's connections: the last whole checkpoint, and parts of later ones that are not whole yet.
+//!
+//! Invariants: 1. a part is merged when its checkpoint is whole, as memory is; a take-over throws parts of the abandoned branch away.
+//! 2. what does not follow what is known is refused when it comes, and leaves everything as it was. 3. the streams' bytes are bounded.
+//! Not here: the session that carries it.
+
+use super::connection::Connection;
+use super::epochs::next_until;
+use super::handshake::Handshake;
+use super::state::{Change, decode};
+use super::{Flow, Limits};
+use crate::output::packet::before;
+use crate::units::Epoch;
+use crate::wire::WireError;
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+
+/// What is known of one flow.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) handshake: Option<Handshake>,
+    pub(super) connection: Option<Connection>,
+}
+
+/// A backup's knowledge of the primary's connections.
+#[derive(Debug)]
+pub struct Replica {
+    limits: Limits,
+    known: BTreeMap<Flow, Known>,
+    staged: VecDeque<(Epoch, Vec<(Flow, Known)>)>,
+    /// Where the streams end in what was staged last.
+    ends: BTreeMap<Flow, u32>,
+    bytes: usize,
+}
+
+impl Replica {
+    /// Knows nothing; its first part has to be a whole one.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            known: BTreeMap::new(),
+            staged: VecDeque::new(),
+            ends: BTreeMap::new(),
+            bytes: 0,
+        }
+    }
+
+    /// The part of `epoch`'s checkpoint has come.
+    ///
+    /// # Errors
+    /// If it cannot be understood, does not follow what was staged before, or is more than the limits allow.
+    pub fn stage(&mut self, epoch: Epoch, part: Bytes) -> Result<(), WireError> {
+        let changes = decode(part)?;
+        let follows = |change: &Change| match &change.connection {
+            Some(new) => new.base == new.una || self.ends.get(&change.flow) == Some(&new.base),
+            None => true,
+        };
+        if !changes.iter().all(follows) || self.staged.back().is_some_and(|(last, _)| *last >= epoch) {
+            return Err(WireError::Invalid("order of checkpoints"));
+        }
+        let more: usize = changes
+            .iter()
+            .filter_map(|change| change.connection.as_ref())
+            .map(Connection::kept)
+            .sum();
+        // Of one checkpoint the streams are within the limit; one more may be on its way.
+        if self.bytes + more > 2 * self.limits.total_bytes
+            || self.ends.len() + changes.len() > 4 * (self.limits.connections + self.limits.handshakes)
+        {
+            return Err(WireError::Invalid("amount of streams"));
+        }
+        self.bytes += more;
+        let mut staged = Vec::with_capacity(changes.len());
+        for Change {
+            flow,
+            handshake,
+            connection,
+        } in changes
+        {
+            match &connection {
+                Some(connection) => self.ends.insert(flow, connection.nxt),
+                None => self.ends.remove(&flow),
+            };
+            staged.push((
+                flow,
+                Known {
+                    handshake,
+                    connection,
+                },
+            ));
+        }
+        self.staged.push_back((epoch, staged));
+        Ok(())
+    }
+
+    /// The checkpoint of `epoch`, and with it all before, is whole.
+    pub fn complete(&mut self, epoch: Epoch) {
+        while let Some((_, changes)) = next_until(&mut self.staged, |(staged, _)| *staged <= epoch) {
+            for (flow, change) in changes {
+                self.merge(flow, change);
+            }
+        }
+    }
+
+    fn merge(&mut self, flow: Flow, mut change: Known) {
+        let old = self.known.remove(&flow).and_then(|known| known.connection);
+        self.bytes -= old.as_ref().map_or(0, Connection::kept);
+        if let Some(new) = &mut change.connection {
+            self.bytes -= new.kept();
+            if let Some(mut old) = old.filter(|old| old.nxt == new.base && before(new.una, new.base)) {
+                old.bytes.append(&mut new.bytes);
+                (new.bytes, new.base) = (old.bytes, old.base);
+            }
+            if before(new.una, new.base) {
+                // A primary that took its client's word back: it has no stream any more.
+                change.connection = None;
+            } else {
+                let n = (new.una.wrapping_sub(new.base) as usize).min(new.bytes.len());
+                new.bytes.drain(..n);
+                new.base = new.una;
+                self.bytes += new.kept();
+            }
+        }
+        if change.handshake.is_some() || change.connection.is_some() {
+            self.known.insert(flow, change);
+        }
+    }
+
+    /// How many flows are known, and how many bytes of them.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.known.len(), self.bytes)
+    }
+
+    /// What is whole.
+    pub(super) fn into_known(self) -> BTreeMap<Flow, Known> {
+        self.known
+    }
+}

@@ -1,0 +1,146 @@
+//! A segment of the VM: its data is kept and acknowledged, its words about the client's data wait for their epoch.
+//!
+//! Invariants: 1. bytes are taken in order only. After a gap nothing new is acknowledged, so that the VM says them again; what came
+//!    after the gap is not kept. 2. a keep-alive is never answered here: it asks for the client.
+//! Source: VEE'12, 3.2; RFC 9293, 3.8.4 and 3.8.6. Not here: when the words leave (`epochs.rs`).
+
+use super::connection::{Connection, Pair, Phase, Reset, Word, later};
+use super::write::ECE;
+use super::{Action, Context};
+use crate::agreed::Frame;
+use crate::output::packet::{ACK, Segment, before};
+use crate::output::shadow::rewrite::Rewriter;
+
+/// Words without data that one connection may have waiting in one epoch. More are repeated acknowledgements; 3 do.
+const MOST_WORDS: usize = 64;
+/// TCP's flag "urgent".
+const URG: u8 = 0x20;
+
+impl Connection {
+    pub(super) fn vm_sent(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
+        match self.phase {
+            Phase::Held { ended: true } if segment.fin() => {
+                // It has not heard that its end arrived, and the client may be gone for good.
+                let ack = self.for_vm(self.client_nxt, self.ack_for_vm(), ACK, self.client_window);
+                cx.out.push(Action::ToVm(ack));
+                return;
+            }
+            Phase::Held { .. } => return self.hold(cx, frame, segment),
+            Phase::ResetByPeer => {
+                if !segment.rst() && segment.ack_flag() {
+                    self.reset_vm(cx, segment.ack);
+                }
+                return;
+            }
+            Phase::Probing { .. } | Phase::Speculative | Phase::Gone => {}
+        }
+        self.dirty = true;
+        if segment.rst() {
+            if self.reset == Reset::No {
+                self.reset = Reset::Said;
+            }
+            return;
+        }
+        if !segment.ack_flag() {
+            return;
+        }
+        if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
+            self.vm_stamp = later(self.vm_stamp, stamps.value);
+        }
+        if !before(segment.ack, self.said.ack) {
+            self.said = Pair {
+                ack: segment.ack,
+                window: segment.window,
+                echo: segment.timestamps.map_or(0, |stamps| stamps.echo),
+                ece: segment.flags & ECE != 0,
+            };
+        }
+        let old_byte = segment.payload.len() == 1 && segment.seq == self.nxt.wrapping_sub(1);
+        if segment.payload.is_empty() && !segment.fin() || old_byte {
+            return self.word(frame, segment, cx.limit);
+        }
+        self.data(cx, frame, segment);
+    }
+
+    /// A segment that tells nothing new of the VM's own stream.
+    fn word(&mut self, frame: &Frame, segment: &Segment, limit: u32) {
+        if before(segment.seq, self.nxt) {
+            // Linux asks in the same way whether a closed window is open, and whether a client that is silent is there.
+            let open = self.said_edge.wrapping_sub(self.nxt);
+            if before(self.nxt, self.said_edge) && open >= self.widest(limit) / 8 {
+                if !self.words.contains(&Word::KeepAlive) {
+                    self.words.push(Word::KeepAlive);
+                }
+            } else {
+                self.due = true;
+            }
+            return;
+        }
+        let pair = Pair {
+            ack: segment.ack,
+            window: segment.window,
+            echo: segment.timestamps.map_or(0, |stamps| stamps.echo),
+            ece: segment.flags & ECE != 0,
+        };
+        let sack = frame.bytes.slice(segment.sack.clone());
+        // One that acknowledges more makes the one before it needless; repeated ones are counted by the client.
+        if let Some(Word::Acknowledgement {
+            pair: last,
+            sack: old,
+        }) = self.words.last_mut()
+            && before(last.ack, pair.ack)
+            && old.is_empty()
+        {
+            (*last, *old) = (pair, sack);
+        } else if self.words.len() < MOST_WORDS {
+            self.words.push(Word::Acknowledgement { pair, sack });
+        }
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
+        if before(self.nxt, segment.seq) {
+            // One for each: three of them make the VM repeat at once what was lost.
+            return self.acknowledge(cx);
+        }
+        let urgent = segment.flags & URG != 0;
+        self.draining |= urgent;
+        let payload = &frame.bytes[segment.payload.clone()];
+        let known = self.nxt.wrapping_sub(segment.seq) as usize;
+        let new = payload.get(known..).unwrap_or(&[]);
+        let after = segment.seq.wrapping_add(payload.len() as u32);
+        if !new.is_empty() && !self.fin && self.reset == Reset::No {
+            if self.draining {
+                // What is not acknowledged the VM says again, when it is held as before.
+                return;
+            }
+            let open = match before(self.nxt, self.edge) {
+                true => self.edge.wrapping_sub(self.nxt) as usize,
+                false => 0,
+            };
+            if new.len() > cx.room {
+                cx.dropped += 1;
+                return;
+            }
+            let new = &new[..new.len().min(open)];
+            self.bytes.extend(new);
+            self.nxt = self.nxt.wrapping_add(new.len() as u32);
+        }
+        if segment.fin() && self.nxt == after && !self.draining {
+            self.fin = true;
+        }
+        self.due = true;
+    }
+
+    /// Held as before, with a timestamp that does not go back.
+    fn hold(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
+        let mut frame = frame.clone();
+        if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
+            self.vm_stamp = later(self.vm_stamp, stamps.value);
+            self.last_stamp = later(self.last_stamp, stamps.value);
+            let mut rewriter = Rewriter::of(&frame, segment);
+            rewriter.set(stamps.at, self.last_stamp);
+            frame = rewriter.finish();
+        }
+        cx.out.push(Action::Hold(frame));
+    }
+}

@@ -1,0 +1,145 @@
+//! Random conversations with a VM whose data is acknowledged speculatively (`speculation_model` says what is judged).
+
+mod speculation_model;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{RngSeed, TestRunner};
+use speculation_model::{Broken, Plan, Seen, speculate};
+use std::io::Write;
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let faults = (
+        0_u8..15,
+        prop_oneof![3 => Just(0_u8), 1 => 0_u8..4],
+        prop::collection::vec(1_000_u64..1_500_000, 0..4),
+    );
+    let options = (
+        any::<bool>(),
+        any::<bool>(),
+        prop::option::weighted(0.8, 0_u8..8),
+        prop_oneof![Just(536_u16), Just(1460), 100_u16..1460],
+    );
+    let times = (
+        5_000_u64..60_000,
+        1_000_u64..120_000,
+        prop_oneof![Just(2_000_u64), 5_000_u64..80_000],
+    );
+    let loads = (
+        prop_oneof![0_u64..3000, 0_u64..120_000],
+        prop_oneof![0_u64..3000, 0_u64..60_000],
+        any::<bool>(),
+    );
+    (any::<u64>(), 1_usize..5, faults, options, times, loads).prop_map(
+        |(seed, clients, faults, options, times, loads)| Plan {
+            seed,
+            clients,
+            loss_percent: faults.0,
+            vm_loss_percent: faults.1,
+            kills: faults.2,
+            stamps: options.0,
+            sack: options.1,
+            scale: options.2,
+            mss: options.3,
+            epoch_us: times.0,
+            safe_us: times.1,
+            read_us: times.2,
+            download: loads.0,
+            upload: loads.1,
+            vm_opens: loads.2,
+            broken: None,
+        },
+    )
+}
+
+/// The plan of this number.
+fn plan(number: u64) -> Plan {
+    let config = ProptestConfig {
+        rng_seed: RngSeed::Fixed(number),
+        ..ProptestConfig::default()
+    };
+    let mut runner = TestRunner::new(config);
+    any_plan().new_tree(&mut runner).expect("a plan").current()
+}
+
+/// `count` conversations from this number on hold.
+fn hold(first: u64, count: u64) -> Vec<Seen> {
+    (first..first + count)
+        .map(|number| {
+            let plan = plan(number);
+            speculate(&plan).unwrap_or_else(|why| {
+                panic!(
+                    "{why} in {plan:?}\nrepeat it: DUNLIN_CONVERSATION={number} DUNLIN_CONVERSATIONS=1 \
+                     cargo test -p dunlin-core --test speculation nobody_chose"
+                )
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn both_streams_are_whole_wherever_hosts_die() {
+    let seen = hold(0, 200);
+    let total = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+    // A check that never gets there shows nothing.
+    assert!(total(|seen| seen.begun) > 300, "{seen:?}");
+    assert!(total(|seen| seen.take_overs) > 100, "{seen:?}");
+    assert!(total(|seen| seen.bytes) > 5_000_000, "{seen:?}");
+    assert!(seen.iter().any(|seen| seen.most_outstanding > 4), "{seen:?}");
+}
+
+/// Others each time, from a start that the clock chooses. `DUNLIN_CONVERSATIONS=1000000` looks further (with `--release`),
+/// `DUNLIN_CONVERSATION` begins elsewhere.
+#[test]
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "where a test looks, and how much, is not a setting of the core"
+)]
+fn conversations_that_nobody_chose_hold_as_well() {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse().expect("a number"))
+    };
+    let clock = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.expect("a clock after 1970").as_nanos() as u64
+    };
+    let first = number("DUNLIN_CONVERSATION").unwrap_or_else(clock);
+    let count = number("DUNLIN_CONVERSATIONS").unwrap_or(200);
+    // Past the harness, which shows what a test prints only when it fails.
+    let told = writeln!(
+        std::io::stderr(),
+        "{count} speculative conversations from number {first} on"
+    );
+    told.expect("a place to say it");
+    hold(first, count);
+}
+
+/// The checks find what was broken on purpose.
+#[test]
+fn what_is_broken_is_found() {
+    let found = |broken, claim: &str| {
+        (0..60).any(|number| {
+            let mut plan = plan(number);
+            plan.broken = Some(broken);
+            plan.kills.push(300_000);
+            plan.download = plan.download.max(50_000);
+            speculate(&plan).is_err_and(|why| why.starts_with(claim))
+        })
+    };
+    assert!(
+        found(Broken::ReleasesEarly, "A: "),
+        "bytes of a state that is not safe"
+    );
+    assert!(
+        found(Broken::ReleasesEarly, "B: "),
+        "acknowledgements of a state that is not safe"
+    );
+    assert!(
+        found(Broken::OlderState, "D: "),
+        "a checkpoint that is older than the VM"
+    );
+    assert!(found(Broken::ForgetsAll, "D: "), "connections that do not travel");
+}

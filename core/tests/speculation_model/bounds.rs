@@ -1,0 +1,104 @@
+//! Transcripts of what is large, late, or too much.
+
+use super::seg::*;
+use super::talk::{CLIENT, Talk, VM, limits};
+use dunlin_core::agreed::Frame;
+use dunlin_core::speculation::{Action, Limits, Offload, Speculation};
+use dunlin_core::units::Epoch;
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn a_packet_too_big_is_for_the_socket_too() {
+    let mut talk = Talk::open();
+    let quoted = &write(&talk.of_vm(0, 0)).bytes[14..42].to_vec();
+    let mut frame = vec![4; 12];
+    frame.extend([
+        8, 0, 0x45, 0, 0, 56, 0, 0, 0x40, 0, 64, 1, 0, 0, 10, 0, 3, 232, 10, 0, 0, 200,
+    ]);
+    frame.extend([3, 4, 0, 0, 0, 0, 5, 0]);
+    frame.extend(quoted);
+    let frame = Frame {
+        nic: 0,
+        bytes: frame.into(),
+    };
+    let mut out = vec![];
+    talk.core.client_sent(talk.now, frame.clone(), &mut out);
+    assert_eq!(
+        out,
+        [Action::ToShadow(frame.bytes.slice(14..)), Action::ToVm(frame)]
+    );
+}
+
+#[test]
+fn offsets_of_large_packets_count_the_tags() {
+    let mut talk = Talk::new();
+    talk.client = 1;
+    talk.opens();
+    talk.data(0, b"abc");
+    talk.sync();
+    talk.write();
+    let offload = Offload {
+        needs_csum: true,
+        gso_type: 1,
+        hdr_len: 66,
+        gso_size: 1000,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    let mut out = vec![];
+    let seg = talk.of_shadow(0, b"abc");
+    talk.core
+        .socket_sent(talk.now, &write_tun(&seg), offload, &mut out);
+    let Some(Action::ToClient(frame, told)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    assert_eq!((told.hdr_len, told.csum_start, told.gso_size), (70, 38, 1000));
+    assert_eq!(frame.bytes[12..16], [0x81, 0, 0, 7]);
+}
+
+#[test]
+fn a_hundred_thousand_half_open_connections_disturb_nobody() {
+    let mut talk = Talk::open();
+    for n in 0..100_000_u32 {
+        let mut syn = talk.seg(false, SYN, n, 0);
+        syn.client = 4 * (1 + n as usize % 15_000);
+        syn.offer = Some(talk.offer());
+        let mut out = vec![];
+        talk.core.client_sent(talk.now, write(&syn), &mut out);
+        assert_eq!(out.len(), 1);
+    }
+    assert!(talk.core.handshakes() <= limits().handshakes);
+    assert!(talk.core.cut(Epoch(60), false).len() < 1 << 20);
+    talk.data(0, b"abc");
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 3"]);
+}
+
+#[test]
+fn beyond_the_budget_of_all_the_vms_data_is_dropped() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        total_bytes: 1000,
+        ..limits()
+    });
+    talk.opens();
+    talk.data(0, &[1; 900]);
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 900"]);
+    talk.data(900, &[1; 200]);
+    assert_eq!(talk.flush(), NOTHING);
+    assert_eq!((talk.core.size().1, talk.core.counts().dropped), (900, 1));
+}
+
+#[test]
+fn late_copies_of_a_handshake_do_not_begin_it_again() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    let mut syn = talk.seg(false, SYN, CLIENT - 1, 0);
+    syn.offer = Some(talk.offer());
+    talk.says(&syn);
+    let mut answer = talk.seg(true, SYN | ACK, VM - 1, CLIENT);
+    answer.offer = Some(talk.offer());
+    talk.says(&answer);
+    let third = talk.of_client(0, 0);
+    assert_eq!(talk.says(&third), ["socket: ACK 0 ack 0"]);
+}

@@ -1,0 +1,3 @@
+module dunlin.dev/log
+
+go 1.19

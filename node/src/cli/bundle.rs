@@ -1,0 +1,344 @@
+//! `support-bundle`: what whoever helps needs to see of a host, in one file, without a secret.
+//!
+//! **Decides**: what goes in, and what is taken out of it. **Flow**: each part is made by itself (a file, a command's words, a daemon's
+//! answer) -> [`Scrubber`] -> a `.tar.gz` for its owner alone.
+//! **Invariants**: 1. no byte gets into the file but through the scrubber. 2. key files and secrets are read to know what to take out, and are no
+//! part themselves; of a certificate only its end is told. 3. a part that cannot be had is a line that says why, and
+//! nothing else is missing for it. 4. each part, and the time that it takes, is bounded.
+//! **Not here**: sending it anywhere.
+
+mod scrub;
+
+use super::talk;
+use crate::config::{HostConfig, HostFile, Trust};
+use crate::control::client::Client;
+use crate::control::{Answer, Request};
+use crate::daemon::BadInput;
+use crate::events::{now_ms, utc};
+use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use scrub::Scrubber;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+/// Of one part the end counts.
+const MOST_BYTES: u64 = 16 << 20;
+/// No command that is asked takes longer, or it is stuck.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Lines of the journal.
+const JOURNAL_LINES: &str = "20000";
+
+/// What the machine says of itself: the file's name, and the command.
+const COMMANDS: [(&str, &[&str]); 8] = [
+    (
+        "journal.txt",
+        &[
+            "journalctl",
+            "--no-pager",
+            "--quiet",
+            "--unit",
+            "dunlin",
+            "--lines",
+            JOURNAL_LINES,
+        ],
+    ),
+    ("kernel.txt", &["uname", "-a"]),
+    ("memory.txt", &["cat", "/proc/meminfo"]),
+    ("processor.txt", &["lscpu"]),
+    ("links.txt", &["ip", "-details", "link", "show"]),
+    ("bridges.txt", &["bridge", "link", "show"]),
+    ("qemu.txt", &["qemu-system-x86_64", "--version"]),
+    ("disks.txt", &["df", "-h"]),
+];
+
+/// Writes the file and says what is in it.
+pub fn run(socket: &Path, config: &Path, output: Option<PathBuf>) -> Result<ExitCode> {
+    let host = HostConfig::load(config);
+    let name = host.as_ref().map_or("host", |host| host.name.as_str());
+    let stamp: String = utc(now_ms()).chars().filter(char::is_ascii_digit).collect();
+    let top = format!("dunlin-{name}-{stamp}");
+    let output = output.unwrap_or_else(|| PathBuf::from(format!("{top}.tar.gz")));
+    let scrubber = Scrubber::new(secrets(config, host.as_ref().ok()));
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&output)
+        .map_err(|error| BadInput(format!("{}: {error}", output.display())))?;
+    let written = write(file, &top, &scrubber, &parts(socket, config, host.as_ref().ok()));
+    if written.is_err() {
+        // Half of it is none.
+        let _ = std::fs::remove_file(&output);
+    }
+    written.with_context(|| output.display().to_string())?;
+    println!(
+        "{} is written: status, events, logs, configuration and VMs' files of this host, without keys and secrets; read it before you give it \
+         away",
+        output.display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A part's name in the file, and its words.
+type Part = (String, Vec<u8>);
+
+fn write(file: File, top: &str, scrubber: &Scrubber, parts: &[Part]) -> std::io::Result<()> {
+    let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
+    for (name, words) in parts {
+        let words = scrubber.scrub(words);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(words.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(now_ms() / 1000);
+        archive.append_data(&mut header, format!("{top}/{name}"), &words[..])?;
+    }
+    archive.into_inner()?.finish()?.sync_all()
+}
+
+fn parts(socket: &Path, config: &Path, host: Option<&HostConfig>) -> Vec<Part> {
+    let mut parts = vec![
+        part("version.json", Ok(super::manual::version_json().into_bytes())),
+        part("status.json", status(socket).map_err(|error| error.to_string())),
+        part("events.jsonl", events(socket, host)),
+        part("host.toml", without_secrets(config)),
+    ];
+    for (name, command) in COMMANDS {
+        parts.push(part(name, output(command, PATIENCE)));
+    }
+    let Some(host) = host else { return parts };
+    if let Ok(file) = std::fs::read_to_string(config)
+        && let Ok(file) = toml::from_str::<HostFile>(&file)
+    {
+        let cluster = config.parent().unwrap_or(Path::new(".")).join(file.cluster);
+        parts.push(part("cluster.toml", end_of(&cluster)));
+    }
+    parts.push(part("certificates.txt", certificates(host)));
+    let vms = std::fs::read_dir(host.state.join("vms"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    for vm in vms {
+        let name = format!("vms/{}.toml", vm.file_name().to_string_lossy());
+        parts.push(part(&name, end_of(&vm.path().join("vm.toml"))));
+    }
+    parts
+}
+
+/// A part that cannot be had says so in its place.
+fn part(name: &str, words: Result<Vec<u8>, String>) -> Part {
+    let words = words.unwrap_or_else(|why| format!("not to be had: {why}\n").into_bytes());
+    (name.to_owned(), words)
+}
+
+fn status(socket: &Path) -> Result<Vec<u8>> {
+    Ok(serde_json::to_vec_pretty(&talk::status(socket)?)?)
+}
+
+/// What the daemon says; of one that does not run, what it has kept.
+fn events(socket: &Path, host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
+    let asked = Request::Events {
+        follow: false,
+        from_now: false,
+        since_ms: None,
+    };
+    let mut lines = Vec::new();
+    let talked = Client::connect(socket).and_then(|mut client| {
+        client.talk(&asked, |answer| {
+            if let Answer::Event(event) = answer
+                && let Ok(mut line) = serde_json::to_vec(event)
+            {
+                line.push(b'\n');
+                lines.append(&mut line);
+            }
+        })
+    });
+    match (talked, host) {
+        (Ok(_), _) => Ok(lines),
+        (Err(_), Some(host)) => end_of(&host.state.join("events.jsonl")),
+        (Err(error), None) => Err(error.to_string()),
+    }
+}
+
+/// The end of a file, as far as a part goes.
+fn end_of(path: &Path) -> Result<Vec<u8>, String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.seek(SeekFrom::End(0))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(MOST_BYTES)))?;
+        let mut words = Vec::new();
+        file.take(MOST_BYTES).read_to_end(&mut words)?;
+        Ok(words)
+    };
+    read().map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The host's file with the address of `notify_url` taken out, whatever else is wrong with it.
+fn without_secrets(config: &Path) -> Result<Vec<u8>, String> {
+    let text = std::fs::read_to_string(config).map_err(|error| format!("{}: {error}", config.display()))?;
+    let mut table: toml::Table = toml::from_str(&text).map_err(|_| "it is not TOML".to_owned())?;
+    if let Some(url) = table.get_mut("notify_url") {
+        *url = toml::Value::String(scrub::REMOVED.into());
+    }
+    toml::to_string(&table)
+        .map(String::into_bytes)
+        .map_err(|error| error.to_string())
+}
+
+/// Everything that must not be in the file.
+fn secrets(config: &Path, host: Option<&HostConfig>) -> Vec<String> {
+    let mut secrets = Vec::new();
+    let mut read = |path: &Path| secrets.extend(std::fs::read_to_string(path));
+    match host.map(|host| &host.trust) {
+        Some(Trust::Tls { key, .. }) => read(key),
+        Some(Trust::Secret(path)) => read(path),
+        _ => {}
+    }
+    // The authority's, on the host where it lies.
+    read(&config.parent().unwrap_or(Path::new(".")).join("ca-key.pem"));
+    secrets.extend(host.and_then(|host| host.notify_url.clone()));
+    secrets
+}
+
+/// How long each certificate is good.
+fn certificates(host: &HostConfig) -> Result<Vec<u8>, String> {
+    let mut words = Vec::new();
+    for certificate in crate::certificates::of(&host.trust) {
+        // Writing to a Vec does not fail.
+        let _ = writeln!(
+            words,
+            "{}: good until {}",
+            certificate.what,
+            utc(certificate.expires_s.saturating_mul(1000))
+        );
+    }
+    Ok(words)
+}
+
+/// What a command says, if it says it in time.
+fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, String> {
+    let (program, arguments) = command.split_first().ok_or("no command")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("{program}: {error}"))?;
+    let stdout = child.stdout.take();
+    let (sender, words) = crossbeam_channel::bounded(1);
+    std::thread::spawn(move || {
+        let mut words = Vec::new();
+        let read = stdout.map(|stdout| stdout.take(MOST_BYTES).read_to_end(&mut words));
+        // Whoever waits may have lost patience.
+        let _ = sender.send((words, read.is_some_and(|read| read.is_ok())));
+    });
+    let said = words.recv_timeout(patience);
+    // It has ended, or is stuck, or says more than is wanted.
+    let _ = child.kill();
+    let _ = child.wait();
+    match said {
+        Ok((words, true)) => Ok(words),
+        Ok((_, false)) => Err(format!("{program}: what it says cannot be read")),
+        Err(_) => Err(format!("{program} does not end within {} s", patience.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unpack(file: &Path) -> Vec<(String, String)> {
+        let mut archive =
+            tar::Archive::new(flate2::read::GzDecoder::new(File::open(file).expect("the file")));
+        let entries = archive.entries().expect("an archive");
+        entries
+            .map(|entry| {
+                let mut entry = entry.expect("an entry");
+                let name = entry.path().expect("a name").display().to_string();
+                let mut text = String::new();
+                entry.read_to_string(&mut text).expect("text");
+                (name.split_once('/').expect("a folder").1.to_owned(), text)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn without_a_daemon_or_a_part_the_rest_is_there_and_no_secret_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let home = folder.path();
+        super::super::init::run(
+            &home.join("c"),
+            "mine",
+            &[("a".into(), "10.0.0.1:7700".parse().expect("an address"))],
+            Path::new("control.sock"),
+            Path::new("state"),
+        )
+        .expect("a cluster");
+        let config = home.join("c/a/host.toml");
+        let mut text = std::fs::read_to_string(&config).expect("the file");
+        text.insert_str(
+            0,
+            "notify_url = \"https://alarms.example.org/hook/s3cret-hook\"\n",
+        );
+        std::fs::write(&config, text).expect("written");
+        let state = home.join("c/a/state");
+        std::fs::create_dir_all(state.join("vms/shop")).expect("a folder");
+        let key = std::fs::read_to_string(home.join("c/a/key.pem")).expect("the key");
+        let line = key.lines().nth(1).expect("a line of the key");
+        std::fs::write(
+            state.join("vms/shop/vm.toml"),
+            format!("name = 'shop'\n# {line}\n{key}"),
+        )
+        .expect("written");
+        std::fs::write(
+            state.join("events.jsonl"),
+            "{\"text\":\"posted to https://alarms.example.org/hook/s3cret-hook\"}\n",
+        )
+        .expect("written");
+        let file = home.join("bundle.tar.gz");
+        run(&home.join("no.sock"), &config, Some(file.clone())).expect("it is written");
+        let parts = unpack(&file);
+        let words = |name: &str| {
+            &parts
+                .iter()
+                .find(|(found, _)| found == name)
+                .unwrap_or_else(|| panic!("no {name}"))
+                .1
+        };
+        assert!(words("status.json").contains("not to be had: no daemon answers"));
+        assert!(words("host.toml").contains("host = \"a\"") && words("host.toml").contains(scrub::REMOVED));
+        assert!(words("events.jsonl").contains(scrub::REMOVED));
+        assert!(words("vms/shop.toml").contains("name = 'shop'"));
+        assert!(words("certificates.txt").contains("host: good until"));
+        assert!(words("version.json").contains("version"));
+        for (name, words) in &parts {
+            for secret in [line, "PRIVATE KEY", "s3cret-hook"] {
+                assert!(!words.contains(secret), "a secret is in {name}");
+            }
+        }
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&file).expect("the file").permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o600);
+        let again = run(&home.join("no.sock"), &config, Some(file)).expect_err("it is there");
+        assert!(again.downcast_ref::<BadInput>().is_some());
+    }
+
+    #[test]
+    fn a_command_that_hangs_or_is_not_there_is_a_line() {
+        let hangs = output(&["sleep", "3600"], Duration::from_millis(20));
+        assert!(hangs.is_err_and(|why| why.contains("sleep does not end")));
+        assert!(output(&["no-such-command"], PATIENCE).is_err_and(|why| why.contains("no-such-command")));
+        assert_eq!(output(&["echo", "words"], PATIENCE), Ok(b"words\n".to_vec()));
+        // One that goes on and on is cut off.
+        assert_eq!(
+            output(&["cat", "/dev/zero"], PATIENCE).map(|words| words.len() as u64),
+            Ok(MOST_BYTES)
+        );
+    }
+}

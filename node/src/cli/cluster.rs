@@ -1,0 +1,430 @@
+//! `cluster`: a cluster is begun on one host, and the others come in with a token each.
+//!
+//! **Decides**: what lies in a host's folder, and who may come in. **Flow**: [`init`] writes this host's files and opens the
+//! [`door`](super::door) for the others -> on each of them [`join`] makes its key, shows its token, sends a request and is sent its certificate, the
+//! authority's and cluster.toml -> the daemons are started. [`token`] opens the door again for one host.
+//! **Invariants**: 1. a private key is made on its host and never leaves it. 2. the authority's key is read by these commands alone, and no daemon.
+//! 3. a folder gets all files or none, and host.toml, without which a daemon does not start, last. 4. what is there is never written over.
+//! **Not here**: the way by hand, for sites where hosts do not reach each other yet (`init`), TLS (`dunlin_fabric::enroll`).
+
+use super::door;
+use super::init::host as named;
+use crate::config::{CONTROL, Cluster, ClusterHost, Durability, HostFile};
+use crate::control::client::Client;
+use crate::control::{Answer, Request};
+use crate::daemon::BadInput;
+use crate::events::{now_ms, utc};
+use anyhow::{Context, Result, bail};
+use dunlin_fabric::enroll::Token;
+use dunlin_fabric::keys::{self, Authority, KeyedCert};
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Where the package's service looks.
+const FOLDER: &str = "/etc/dunlin";
+/// How long a token is good.
+const MINUTES: u64 = 10;
+/// The authority's key, on the host where the cluster was begun.
+pub const AUTHORITY: &str = "ca-key.pem";
+
+/// What there is to say of a cluster.
+#[derive(clap::Subcommand)]
+pub enum ClusterCommand {
+    /// Begins a cluster on this host, prints a token for each other host, and waits ten minutes for them to join
+    #[command(
+        after_help = "Example:\n  dunlin cluster init mine --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700\n\n\
+                            The first host named is this one. The others come in at its next port (7701)."
+    )]
+    Init {
+        /// The cluster's name
+        name: String,
+        /// A host and where its daemon listens; this one first, then the others
+        #[arg(long = "host", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = named)]
+        hosts: Vec<(String, SocketAddr)>,
+        /// Do not wait for the others: 'dunlin cluster token' lets each of them in later
+        #[arg(long)]
+        no_wait: bool,
+        #[command(flatten)]
+        place: Place,
+        #[command(flatten)]
+        own: Own,
+    },
+    /// Prints a token for one host of the cluster, and waits ten minutes for it to join. On the host where the cluster was begun
+    Token {
+        /// The host's name
+        host: String,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Makes this host one of the cluster
+    Join {
+        /// What 'dunlin cluster init' or 'dunlin cluster token' has printed; '-': it is read from standard input
+        token: String,
+        #[command(flatten)]
+        place: Place,
+        #[command(flatten)]
+        own: Own,
+    },
+    /// Asks every host of the cluster how it is
+    #[command(after_help = "Exit codes: 0 every host answers; 1 one does not.")]
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Where the host's files are.
+#[derive(clap::Args)]
+pub struct Place {
+    /// The folder with this host's configuration and keys
+    #[arg(long, default_value = FOLDER, value_name = "FOLDER")]
+    dir: PathBuf,
+}
+
+/// What a host has for itself.
+#[derive(clap::Args)]
+pub struct Own {
+    /// Where its daemon has its control socket
+    #[arg(long, default_value = CONTROL, value_name = "PATH")]
+    control: PathBuf,
+    /// Where its daemon keeps its state
+    #[arg(long, default_value = "/var/lib/dunlin", value_name = "PATH")]
+    state: PathBuf,
+}
+
+/// Does it.
+pub fn run(socket: &Path, command: &ClusterCommand) -> Result<ExitCode> {
+    match command {
+        ClusterCommand::Init {
+            name,
+            hosts,
+            no_wait,
+            place,
+            own,
+        } => init(name, hosts, *no_wait, &place.dir, own),
+        ClusterCommand::Token { host, place } => token(host, &place.dir),
+        ClusterCommand::Join { token, place, own } => join(token, &place.dir, own),
+        ClusterCommand::Status { json } => status(socket, *json),
+    }
+}
+
+fn bad(why: impl Into<String>) -> anyhow::Error {
+    BadInput(why.into()).into()
+}
+
+fn init(
+    name: &str,
+    hosts: &[(String, SocketAddr)],
+    no_wait: bool,
+    dir: &Path,
+    own: &Own,
+) -> Result<ExitCode> {
+    is_free(dir)?;
+    let id = u128::from_be_bytes(keys::random().context("random numbers for the cluster's id")?);
+    let cluster = Cluster {
+        name: name.to_owned(),
+        id: format!("{id:032x}"),
+        durability: Durability::default(),
+        election_ms: 60,
+        hosts: hosts
+            .iter()
+            .map(|(name, address)| ClusterHost {
+                name: name.clone(),
+                address: *address,
+            })
+            .collect(),
+    };
+    cluster
+        .check("dunlin cluster init")
+        .map_err(|error| bad(error.to_string()))?;
+    let this = &cluster.hosts[0];
+    has_address(this.address).map_err(|why| bad(format!("the first host named is this one: {why}")))?;
+    // Before anything is written: another one may have this port.
+    let listener = (!no_wait).then(|| listen(this.address)).transpose()?;
+    let authority = keys::make_ca(name).map_err(|error| bad(error.to_string()))?;
+    let keyed = keys::make_host(&authority, &this.name).map_err(|error| bad(error.to_string()))?;
+    let more = [(AUTHORITY, authority.keys.key_pem.as_str())];
+    write_all(dir, &cluster, this, &keyed, &authority.keys.cert_pem, &more, own)?;
+    let file = dir.join("host.toml");
+    println!("host {} has begun cluster {name}: {}", this.name, file.display());
+    println!(
+        "keep {} safe: it makes keys for hosts",
+        dir.join(AUTHORITY).display()
+    );
+    match listener {
+        None => Ok(ExitCode::SUCCESS),
+        Some(listener) => wait_for(&cluster, this, &cluster.hosts[1..], &authority, &keyed, listener),
+    }
+}
+
+fn token(host: &str, dir: &Path) -> Result<ExitCode> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read_to_string(&path).map_err(|error| bad(format!("{}: {error}", path.display())))
+    };
+    let key_pem = read(AUTHORITY).map_err(|error| {
+        bad(format!(
+            "{error}: say this on the host where the cluster was begun"
+        ))
+    })?;
+    let cluster = Cluster::load(&dir.join("cluster.toml")).map_err(|error| bad(error.to_string()))?;
+    let own: HostFile =
+        toml::from_str(&read("host.toml")?).map_err(|error| bad(error.message().to_owned()))?;
+    let find = |name: &str| {
+        let found = cluster.host(name);
+        found.ok_or_else(|| {
+            bad(format!(
+                "host '{name}' is not in {}",
+                dir.join("cluster.toml").display()
+            ))
+        })
+    };
+    let (this, wanted) = (find(&own.host)?, find(host)?);
+    if this.name == wanted.name {
+        return Err(bad(format!("host '{host}' is this one: it is in the cluster")));
+    }
+    let authority = Authority {
+        cluster: cluster.name.clone(),
+        keys: KeyedCert {
+            cert_pem: read("ca.pem")?,
+            key_pem,
+        },
+    };
+    let keyed = KeyedCert {
+        cert_pem: read("cert.pem")?,
+        key_pem: read("key.pem")?,
+    };
+    wait_for(
+        &cluster,
+        this,
+        std::slice::from_ref(wanted),
+        &authority,
+        &keyed,
+        listen(this.address)?,
+    )
+}
+
+/// The port after the daemon's, which may run already.
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let port = address
+        .port()
+        .checked_add(1)
+        .ok_or_else(|| bad("the host's port has none after it"))?;
+    let door = SocketAddr::new(address.ip(), port);
+    TcpListener::bind(door).map_err(|error| bad(format!("{door}, where hosts come in: {error}")))
+}
+
+/// Prints a token for each of them, and lets them in.
+fn wait_for(
+    cluster: &Cluster,
+    this: &ClusterHost,
+    others: &[ClusterHost],
+    authority: &Authority,
+    keyed: &KeyedCert,
+    listener: TcpListener,
+) -> Result<ExitCode> {
+    let until_s = now_ms() / 1000 + MINUTES * 60;
+    let door = listener.local_addr().context("where hosts come in")?;
+    let mut tokens = Vec::new();
+    for host in others {
+        let token = Token::draw(
+            (host.name.as_str(), host.address),
+            (this.name.as_str(), door),
+            until_s,
+            &authority.keys.cert_pem,
+        )
+        .map_err(|error| bad(error.to_string()))?;
+        println!(
+            "on host {}, until {}:\n  dunlin cluster join {}",
+            host.name,
+            utc(until_s * 1000),
+            token.encode()
+        );
+        tokens.push(token);
+    }
+    std::io::stdout().flush().context("saying the tokens")?;
+    let text = toml::to_string(cluster).context("writing the cluster's file")?;
+    let left = door::let_in(listener, tokens, authority, keyed, &text, &mut |host| {
+        println!("host {host} has joined")
+    })?;
+    if left.is_empty() {
+        println!("all have joined: start the daemons ('systemctl start dunlin', or 'dunlin host HOST.TOML')");
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!(
+        "{} did not join within {MINUTES} minutes; 'dunlin cluster token HOST' makes a new token",
+        left.join(", ")
+    )
+}
+
+fn join(word: &str, dir: &Path, own: &Own) -> Result<ExitCode> {
+    let word = match word {
+        "-" => std::io::read_to_string(std::io::Read::take(std::io::stdin(), 4096))
+            .context("reading the token")?,
+        word => word.to_owned(),
+    };
+    let token = Token::decode(&word).map_err(|error| bad(error.to_string()))?;
+    is_free(dir)?;
+    has_address(token.address).map_err(|why| bad(format!("this token is for host {}: {why}", token.host)))?;
+    if now_ms() / 1000 > token.until_s {
+        return Err(bad(format!(
+            "this token ran out at {}: 'dunlin cluster token {}' on host {} makes a new one",
+            utc(token.until_s * 1000),
+            token.host,
+            token.issuer
+        )));
+    }
+    let (key_pem, request) = keys::request_host(&token.host).map_err(|error| bad(error.to_string()))?;
+    let welcome = door::come_in(&token, &request)?;
+    let cluster: Cluster = toml::from_str(&welcome.cluster).context("the cluster's file")?;
+    cluster
+        .check("the cluster's file")
+        .map_err(|error| bad(error.to_string()))?;
+    let this = cluster
+        .host(&token.host)
+        .context("the cluster's file does not name this host")?;
+    let keyed = KeyedCert {
+        cert_pem: welcome.cert,
+        key_pem,
+    };
+    write_all(dir, &cluster, this, &keyed, &welcome.ca, &[], own)?;
+    println!(
+        "host {} has joined cluster {}: 'systemctl start dunlin', or 'dunlin host {}'",
+        this.name,
+        cluster.name,
+        dir.join("host.toml").display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// No cluster's files are there.
+fn is_free(dir: &Path) -> Result<()> {
+    for name in ["cluster.toml", "host.toml", "key.pem", AUTHORITY] {
+        let path = dir.join(name);
+        if path.exists() {
+            return Err(bad(format!(
+                "{}: this host is in a cluster already; --dir names another folder",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A token is for one machine: the one that has the address.
+fn has_address(address: SocketAddr) -> Result<(), String> {
+    let bound = TcpListener::bind(SocketAddr::new(address.ip(), 0));
+    bound
+        .map(drop)
+        .map_err(|error| format!("this machine has not the address {} ({error})", address.ip()))
+}
+
+/// Everything, or nothing.
+fn write_all(
+    dir: &Path,
+    cluster: &Cluster,
+    this: &ClusterHost,
+    keyed: &KeyedCert,
+    ca_pem: &str,
+    more: &[(&str, &str)],
+    own: &Own,
+) -> Result<()> {
+    let host = HostFile {
+        host: this.name.clone(),
+        cluster: "cluster.toml".into(),
+        state: own.state.clone(),
+        control: own.control.clone(),
+        metrics: None,
+        notify_url: None,
+        key: Some("key.pem".into()),
+        cert: Some("cert.pem".into()),
+        ca: Some("ca.pem".into()),
+        secret: None,
+        insecure: false,
+    };
+    let cluster = toml::to_string(cluster).context("writing the cluster's file")?;
+    let host = toml::to_string(&host).context("writing the host's file")?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|error| bad(format!("{}: {error}", dir.display())))?;
+    let mut files: Vec<(&str, &str, u32)> = more.iter().map(|(name, text)| (*name, *text, 0o600)).collect();
+    files.extend([
+        ("key.pem", keyed.key_pem.as_str(), 0o600),
+        ("cert.pem", keyed.cert_pem.as_str(), 0o644),
+        ("ca.pem", ca_pem, 0o644),
+        ("cluster.toml", cluster.as_str(), 0o644),
+        ("host.toml", host.as_str(), 0o600),
+    ]);
+    for (number, (name, text, mode)) in files.iter().enumerate() {
+        if let Err(error) = write(&dir.join(name), text, *mode) {
+            for (name, ..) in &files[..number] {
+                // Best effort: the disk may be full.
+                let _ = std::fs::remove_file(dir.join(name));
+            }
+            return Err(bad(format!("{}: {error}", dir.join(name).display())));
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    // Of an earlier cluster only certificates may be left.
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(path)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    written
+}
+
+fn status(socket: &Path, json: bool) -> Result<ExitCode> {
+    let mut all = Vec::new();
+    let last = Client::connect(socket)?.talk(&Request::Cluster, |answer| {
+        if let Answer::Member(member) = answer {
+            all.push(*member.clone());
+        }
+    })?;
+    if let Answer::Failed { why, .. } = last {
+        bail!("{why}");
+    }
+    for member in &all {
+        if json {
+            println!("{}", serde_json::to_string(member)?);
+            continue;
+        }
+        let words = match &member.problem {
+            Some(why) => format!("NOT REACHED: {why}"),
+            None => {
+                let serves = member.serves.join(", ");
+                let serves = if serves.is_empty() {
+                    "nothing".to_owned()
+                } else {
+                    serves
+                };
+                format!("dunlin {}, {} VMs, serves {serves}", member.version, member.vms)
+            }
+        };
+        println!("{:<12} {:<22} {words}", member.host, member.address.to_string());
+        for word in &member.words {
+            println!("{:<12} NOTE {word}", "");
+        }
+    }
+    let reached = all.iter().all(|member| member.problem.is_none());
+    Ok(if reached {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,209 @@
+//! `program`: a bare server program, without a VM. So far: do copies of it say the same?
+
+use clap::{Args, Subcommand, ValueEnum};
+use dunlin_core::program::order::Order;
+use dunlin_program::check;
+use dunlin_program::copy::Inside;
+use dunlin_program::options::{self, Clients, Options};
+use dunlin_program::report::Verdict;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Runs copies of a server on this host, gives them the same inputs in one order, and says whether they answer the same
+    #[command(after_help = EXAMPLES)]
+    Check(Box<Check>),
+    /// Keeps one copy; only `check` starts it
+    #[command(hide = true)]
+    Inside,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dunlin program check --client 'redis-benchmark -h $SERVER -t incr -c 50 -n 20000 -q' -- redis-server --protected-mode no --save ''
+  dunlin program check --client 'wget -qO- http://$SERVER/' --port 80 -- nginx -g 'daemon off;'
+  dunlin program check --order delivery --clock agreed -- my-server --listen 0.0.0.0:8080     then speak to 10.213.0.2:8080
+
+What the copies write to files stays in memory and goes with them. Each has its own network, processes, shared memory and host name.
+
+Exit codes: 0 all copies said the same; 1 they did not; 2 nothing can be said: bad input, or a program or client that failed.";
+
+#[derive(Args)]
+pub(super) struct Check {
+    /// How many copies
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=16))]
+    copies: u8,
+    /// What the next input waits for
+    #[arg(long, value_enum, default_value_t = OrderName::Read)]
+    order: OrderName,
+    /// How long it waits for that, in milliseconds; a program may refuse to read, and owes no answer
+    #[arg(long, default_value_t = 50, value_name = "MS")]
+    patience_ms: u64,
+    /// Where the copies' time comes from: 'agreed' stands still between inputs, and ticks every 10 ms when none comes
+    #[arg(long, value_enum, default_value_t = Source::Own)]
+    clock: Source,
+    /// Where their chance comes from: getrandom, /dev/urandom, the bytes at a program's start
+    #[arg(long, value_enum, default_value_t = Source::Own)]
+    chance: Source,
+    /// What agreed chance comes from; one of each run's own if it is not given (it is printed)
+    #[arg(long, value_name = "NUMBER", requires = "chance")]
+    seed: Option<u64>,
+    /// A shell's command that speaks to the copies, in a network of its own: $SERVER is their address, $PORT what --port says.
+    /// The run ends with it. Without it whoever can reach the address speaks to them, until Ctrl-C
+    #[arg(long, value_name = "COMMAND", conflicts_with = "bridge")]
+    client: Option<String>,
+    /// The TCP port that the clients wait for; any, if it is not given
+    #[arg(long)]
+    port: Option<u16>,
+    /// The copies' address and network
+    #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = network)]
+    address: (Ipv4Addr, u8),
+    /// Clients come from this bridge of the host (root only); give the copies a free address of its network
+    #[arg(long)]
+    bridge: Option<String>,
+    /// The way to other networks
+    #[arg(long, value_name = "ADDRESS")]
+    gateway: Option<Ipv4Addr>,
+    /// The user that the program runs as (root only)
+    #[arg(long)]
+    user: Option<String>,
+    /// What each copy may write to files, in memory
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    scratch_mib: u32,
+    /// How long it may take until the program listens
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    start_within: u64,
+    /// End after so long, at the latest
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Where all that the copies print goes: copy-1.log, copy-2.log
+    #[arg(long, value_name = "FOLDER")]
+    logs: Option<PathBuf>,
+    /// The report as JSON, one object on one line
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments; it has to stay in the foreground
+    #[arg(last = true, required = true, value_name = "CMD")]
+    program: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum OrderName {
+    /// For nothing: only the order of delivery is agreed
+    Delivery,
+    /// Until every copy has read the last input
+    Read,
+    /// Until every copy has answered it
+    Answer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Source {
+    /// Each copy's own
+    Own,
+    /// The same for all copies
+    Agreed,
+}
+
+/// An address and the bits of its network.
+fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
+    let hint = || format!("{text:?} is not an IPv4 address and its network's bits, such as 10.0.0.57/24");
+    let (address, bits) = text.split_once('/').ok_or_else(hint)?;
+    let bits: u8 = bits.parse().map_err(|_| hint())?;
+    let address = address.parse().map_err(|_| hint())?;
+    // A smaller network has no room for a client.
+    (8..=30)
+        .contains(&bits)
+        .then_some((address, bits))
+        .ok_or_else(|| {
+            format!("{text:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")
+        })
+}
+
+/// Runs it: the exit code says what came of it.
+pub(super) fn run(command: Command) -> ExitCode {
+    let check = match command {
+        Command::Inside => return dunlin_program::inside::main(),
+        Command::Check(check) => check,
+    };
+    match run_check(*check) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("dunlin: {}", super::one_line(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_check(arguments: Check) -> anyhow::Result<ExitCode> {
+    let json = arguments.json;
+    let mut say = move |line: &str| eprintln!("dunlin: {line}");
+    let options = options_of(arguments, &mut say)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let report = check::run(&options, &stop, &mut say)?;
+    if json {
+        println!("{}", report.json());
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(ExitCode::from(match report.verdict() {
+        Verdict::Equal => 0,
+        Verdict::Different => 1,
+        Verdict::Nothing => 2,
+    }))
+}
+
+fn options_of(arguments: Check, say: &mut dyn FnMut(&str)) -> anyhow::Result<Options> {
+    let seed = (arguments.chance == Source::Agreed).then(|| arguments.seed.unwrap_or_else(fresh_seed));
+    if let Some(seed) = seed {
+        say(&format!("agreed chance: --seed {seed} repeats it"));
+    }
+    let (address, prefix) = arguments.address;
+    let clients = match (arguments.client, arguments.bridge) {
+        (Some(command), _) => Clients::Command(command),
+        (None, Some(bridge)) => Clients::Bridge(bridge),
+        (None, None) => Clients::Host(options::neighbour(address)),
+    };
+    Ok(Options {
+        inside: Inside {
+            program: PathBuf::from("/proc/self/exe"),
+            arguments: vec!["program".into(), "inside".into()],
+        },
+        command: arguments.program,
+        directory: std::env::current_dir()?,
+        environment: std::env::vars().collect(),
+        copies: arguments.copies.into(),
+        order: match arguments.order {
+            OrderName::Delivery => Order::Delivery,
+            OrderName::Read => Order::Read,
+            OrderName::Answer => Order::Answer,
+        },
+        patience: Duration::from_millis(arguments.patience_ms),
+        user: arguments.user.as_deref().map(options::user).transpose()?,
+        scratch_mib: arguments.scratch_mib,
+        agreed_clock: arguments.clock == Source::Agreed,
+        agreed_chance: seed,
+        port: arguments.port,
+        start_within: Duration::from_secs(arguments.start_within),
+        clients,
+        address,
+        prefix,
+        gateway: arguments.gateway,
+        most: arguments.seconds.map(Duration::from_secs),
+        logs: arguments.logs,
+    })
+}
+
+/// Another one in each run.
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,85 @@
+//! What syncs took, one by one and summed up.
+
+use serde::{Deserialize, Serialize};
+
+/// What one sync took. Times in microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncFigures {
+    /// The primary's VM stood still.
+    pub pause_us: u64,
+    /// Of it: QMP stop.
+    pub stop_us: u64,
+    /// Saving the device state.
+    pub save_us: u64,
+    /// Reading the dirty bits.
+    pub scan_us: u64,
+    /// Waiting for the backup's bitmap.
+    pub wait_us: u64,
+    /// Copying the united pages aside.
+    pub copy_us: u64,
+    /// QMP cont.
+    pub cont_us: u64,
+    /// After the pause: hashing and comparing.
+    pub hash_us: u64,
+    /// From the stop to the backup's acknowledgement.
+    pub total_us: u64,
+    /// From the last sync's stop to this one's.
+    pub interval_us: u64,
+    /// The backup's load, as it reports it.
+    pub load_us: u64,
+    /// Dirty pages of the primary.
+    pub dirty_primary: u64,
+    /// Dirty pages of the backup.
+    pub dirty_backup: u64,
+    /// Both together.
+    pub united: u64,
+    /// Pages that differed.
+    pub divergent: u64,
+    /// Of `united`, pages that were compared and sent before the stop (those that were written again, again after it).
+    #[serde(default)]
+    pub ahead: u64,
+    /// Bytes of memory sent.
+    pub bytes: u64,
+    /// Bytes of device state.
+    pub device_bytes: u64,
+    /// Hashes that travelled after the stop: one for each block of the pages that were left.
+    #[serde(default)]
+    pub list_hashes: u64,
+    /// Hashes that a hash tree over the same blocks would have sent, level by level; counted with `sync.audit` only.
+    #[serde(default)]
+    pub tree_hashes: u64,
+    /// And in how many round trips.
+    #[serde(default)]
+    pub tree_rounds: u64,
+}
+
+impl SyncFigures {
+    /// Adds another sync's figures to a sum.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, figure) in [
+            (&mut self.ahead, other.ahead),
+            (&mut self.list_hashes, other.list_hashes),
+            (&mut self.tree_hashes, other.tree_hashes),
+            (&mut self.tree_rounds, other.tree_rounds),
+            (&mut self.pause_us, other.pause_us),
+            (&mut self.stop_us, other.stop_us),
+            (&mut self.save_us, other.save_us),
+            (&mut self.scan_us, other.scan_us),
+            (&mut self.wait_us, other.wait_us),
+            (&mut self.copy_us, other.copy_us),
+            (&mut self.cont_us, other.cont_us),
+            (&mut self.hash_us, other.hash_us),
+            (&mut self.total_us, other.total_us),
+            (&mut self.interval_us, other.interval_us),
+            (&mut self.load_us, other.load_us),
+            (&mut self.dirty_primary, other.dirty_primary),
+            (&mut self.dirty_backup, other.dirty_backup),
+            (&mut self.united, other.united),
+            (&mut self.divergent, other.divergent),
+            (&mut self.bytes, other.bytes),
+            (&mut self.device_bytes, other.device_bytes),
+        ] {
+            *sum += figure;
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! A host of the cluster, as `dunlin cluster status` shows it.
+
+use serde::{Deserialize, Serialize};
+
+/// One host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub host: String,
+    /// Where its daemon listens, by cluster.toml.
+    pub address: String,
+    /// Why it was not reached, if it was not: then the rest is not known.
+    pub problem: Option<String>,
+    /// Its program's version.
+    pub version: String,
+    /// In how many VMs' groups it is.
+    pub vms: usize,
+    /// Of which it is primary.
+    pub serves: Vec<String>,
+    /// What is to be said of its certificates.
+    pub words: Vec<String>,
+}

@@ -1,0 +1,51 @@
+//! How the hosts of a cluster are: `dunlin cluster status`.
+//!
+//! **Flow**: a person asks one daemon ([`all`]) -> it asks every host of cluster.toml ([`this`]). **Invariants**: 1. a host that does not
+//! answer is told with the reason, and costs one bounded wait. **Not here**: how a VM is (`status`).
+
+use super::{Daemon, peers, requests};
+use crate::certificates;
+use crate::control::{Answer, Member, Request};
+use crate::events::now_ms;
+
+/// Asks every host, and gives what it says to `each`.
+pub fn all(daemon: &Daemon, each: &mut dyn FnMut(Answer)) -> Answer {
+    for host in &daemon.host.cluster.hosts {
+        let mut said = None;
+        let mut hear = |answer: &Answer| {
+            if let Answer::Member(member) = answer {
+                said = Some(*member.clone());
+            }
+        };
+        let last = match host.name == daemon.host.name {
+            true => requests::from_peer(daemon, Request::Member, &mut hear),
+            false => peers::converse(daemon, &host.name, &Request::Member, &mut hear),
+        };
+        let mut member = said.unwrap_or_default();
+        if let Answer::Failed { why, .. } = last {
+            member.problem = Some(why);
+        }
+        (member.host, member.address) = (host.name.clone(), host.address.to_string());
+        each(Answer::Member(Box::new(member)));
+    }
+    Answer::done("")
+}
+
+/// What this host says of itself.
+pub fn this(daemon: &Daemon) -> Member {
+    let status = requests::status(daemon);
+    let served = status.vms.iter().filter(|vm| vm.role == "primary");
+    Member {
+        host: status.host.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        vms: status.vms.len(),
+        serves: served.map(|vm| vm.name.clone()).collect(),
+        words: status
+            .certificates
+            .iter()
+            .filter_map(|certificate| certificates::word(certificate, now_ms() / 1000))
+            .map(|(words, _)| words)
+            .collect(),
+        ..Member::default()
+    }
+}

@@ -1,0 +1,131 @@
+//! The VM's file of what was carried over, looked at by the parser that `dunlin up` has.
+
+use super::{Import, ImportError, Imported, Options};
+use crate::config::{Cluster, ClusterHost, Durability, VmConfig};
+use dunlin_guest::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec};
+use serde::Serialize;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+#[derive(Serialize)]
+struct File<'a> {
+    name: &'a str,
+    members: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    witness: Option<&'a String>,
+    vm: Vm,
+}
+
+/// The keys of `[vm]` that a domain says something of.
+#[derive(Serialize)]
+struct Vm {
+    memory_mib: u64,
+    vcpus: u32,
+    machine: Machine,
+    firmware: FirmwareKind,
+    accel: Accel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernel: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    initrd: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    append: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    disks: Vec<DiskSpec>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nics: Vec<Nic>,
+}
+
+#[derive(Serialize)]
+struct Nic {
+    mac: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bridge: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tap: Option<String>,
+}
+
+impl From<NicSpec> for Nic {
+    fn from(nic: NicSpec) -> Self {
+        Self {
+            mac: nic.mac,
+            bridge: nic.bridge,
+            tap: nic.tap,
+        }
+    }
+}
+
+/// The file's text, or all that stands against it.
+pub fn finish(mut import: Import, options: &Options) -> Result<Imported, ImportError> {
+    let file = File {
+        name: &import.name,
+        members: &options.members,
+        witness: options.witness.as_ref(),
+        vm: Vm {
+            memory_mib: import.memory_mib,
+            vcpus: import.vcpus,
+            machine: import.machine,
+            firmware: import.firmware,
+            accel: import.accel,
+            cpu: import.cpu.take(),
+            kernel: import.kernel.take(),
+            initrd: import.initrd.take(),
+            append: import.append.take(),
+            disks: std::mem::take(&mut import.disks),
+            nics: std::mem::take(&mut import.nics)
+                .into_iter()
+                .map(Nic::from)
+                .collect(),
+        },
+    };
+    let table = toml::to_string(&file);
+    let mut refused = std::mem::take(&mut import.refused).into_vec();
+    let table = match table {
+        Ok(table) => table,
+        Err(error) => {
+            refused.push(super::shown(&error.to_string()));
+            return Err(ImportError::Refused(refused));
+        }
+    };
+    // What was refused already may be the reason for more.
+    if refused.is_empty()
+        && let Err(error) = VmConfig::parse(&table, "the VM", &cluster_of(options))
+    {
+        refused.push(super::shown(&error.to_string()));
+    }
+    if !refused.is_empty() {
+        return Err(ImportError::Refused(refused));
+    }
+    let left_out = std::mem::take(&mut import.left_out).into_vec();
+    let mut text = format!(
+        "# Made by 'dunlin import' of the libvirt domain {}.\n",
+        import.name
+    );
+    if !left_out.is_empty() {
+        text.push_str("# Not carried over:\n");
+    }
+    for line in &left_out {
+        text.push_str(&format!("# - {line}\n"));
+    }
+    text.push('\n');
+    text.push_str(&table);
+    Ok(Imported { text, left_out })
+}
+
+/// A cluster of the hosts that the file names: it is looked at for itself, not for where it will run.
+fn cluster_of(options: &Options) -> Cluster {
+    let hosts = options.members.iter().chain(&options.witness);
+    let host = |(number, name): (usize, &String)| ClusterHost {
+        name: name.clone(),
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, number as u16 + 1)),
+    };
+    Cluster {
+        name: "import".into(),
+        id: "0".repeat(32),
+        durability: Durability::default(),
+        election_ms: 60,
+        hosts: hosts.enumerate().map(host).collect(),
+    }
+}

@@ -1,0 +1,167 @@
+//! The backup takes the VM over: from its election until it speaks.
+//!
+//! Flow: elected, so no word of the old primary counts any more -> what was agreed is with the VM -> the copy is made an ordinary VM
+//! -> the group agrees that it alone is complete -> it speaks (`backup`'s invariant 3).
+//!
+//! Not here: the work on the copy (`session::backup`), what had left already (core's `output`).
+
+use super::{Phase, TakeOver};
+use crate::control::FailoverStatus;
+use crate::vm::Line;
+use crate::vm::run::VmLoop;
+use dunlin_core::agreed::{Agreed, ReplicaSet};
+use dunlin_core::output::announcements::Announcements;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::replica::sync::backup::Word;
+
+impl VmLoop {
+    /// Elected: from here on no word of the old primary counts.
+    pub(in crate::vm) fn prepare_take_over(&mut self) {
+        let now_us = self.now_us();
+        let (heard_us, campaign_us) = (
+            self.election.leader_heard_us,
+            self.election.campaign_us.unwrap_or(now_us),
+        );
+        let Some(backup) = self.backup() else { return };
+        if let Some(closer) = &backup.closer {
+            closer.close();
+        }
+        // The state of a sync may be here whose last disk writes died with the primary.
+        if let Some(machine) = &backup.machine {
+            machine.disks.forsake_primary();
+        }
+        if backup.take_over.is_none() {
+            let status = FailoverStatus {
+                detected_us: campaign_us.saturating_sub(heard_us),
+                elected_us: now_us.saturating_sub(campaign_us),
+                ..FailoverStatus::default()
+            };
+            backup.take_over = Some(TakeOver {
+                elected_us: now_us,
+                begun: false,
+                over: false,
+                claimed_in: None,
+                status,
+                speaks_at_us: 0,
+            });
+        }
+        self.give_leave();
+        let Some(backup) = self.backup() else { return };
+        match backup.phase {
+            // Not handed to the session yet: it will never be.
+            Phase::Draining(_) => {
+                backup.phase = Phase::Synced;
+                self.forget_cut();
+            }
+            Phase::Orphaned => self.forget_cut(),
+            _ => {}
+        }
+    }
+
+    /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it.
+    pub(in crate::vm) fn begin_take_over(&mut self) {
+        let term = self.group.term();
+        let all_applied = !self.agreement.held && self.agreement.applied >= self.group.committed();
+        let Some(backup) = self.backup() else { return };
+        let settled = matches!(backup.phase, Phase::Synced | Phase::Orphaned);
+        let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else {
+            return;
+        };
+        if take_over.begun {
+            return self.claim_vm();
+        }
+        take_over.begun = true;
+        if backup
+            .jobs
+            .as_ref()
+            .is_none_or(|jobs| jobs.send(Word::TakeOver(term)).is_err())
+        {
+            self.take_over_failed("the session's thread has gone");
+        }
+    }
+
+    pub(in crate::vm) fn took_over(&mut self, session: u64, result: Result<(), String>) {
+        let now_us = self.now_us();
+        let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
+            return;
+        };
+        let Some(take_over) = &mut backup.take_over else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                take_over.status.applied_us = now_us - take_over.elected_us;
+                take_over.speaks_at_us = now_us;
+                take_over.over = true;
+                if self.shared.fault_at.steps_down(Line::BackupTookOver) {
+                    self.event(
+                        "stepped-down",
+                        "a fault was asked for: the take-over is cut short by an election",
+                    );
+                    self.group.step_down();
+                }
+                self.claim_vm();
+            }
+            Err(why) => self.take_over_failed(&why),
+        }
+    }
+
+    /// The VM was taken over: nobody else is complete now. This host may have been deposed and elected again meanwhile.
+    pub(in crate::vm) fn claim_vm(&mut self) {
+        let term = self.group.term();
+        let claim = Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch: self.agreement.state.epoch,
+        };
+        let due = |take_over: &TakeOver| take_over.over && take_over.claimed_in != Some(term);
+        let claims = self
+            .backup()
+            .is_some_and(|backup| backup.take_over.as_ref().is_some_and(due));
+        if claims
+            && self.agreement.leads
+            && self.propose(&claim)
+            && let Some(take_over) = self.backup().and_then(|backup| backup.take_over.as_mut())
+        {
+            take_over.claimed_in = Some(term);
+        }
+    }
+
+    pub(in crate::vm) fn take_over_failed(&mut self, why: &str) {
+        self.event(
+            "take-over-failed",
+            format!("the copy here cannot be taken over: {why}"),
+        );
+        self.drop_machine();
+        self.group.may_lead(false);
+        self.group.step_down();
+    }
+
+    /// The group has agreed that this host alone is complete: it speaks (invariant 3).
+    pub(in crate::vm) fn speak_after_take_over(&mut self) {
+        let now_us = self.now_us();
+        let Some(backup) = self.backup() else { return };
+        let (Some(machine), Some(mut take_over)) = (backup.machine.clone(), backup.take_over.take()) else {
+            return;
+        };
+        take_over.status.announced_us = now_us - take_over.speaks_at_us;
+        let status = take_over.status;
+        if let Some(nics) = &mut self.nics {
+            nics.discard_taps();
+            nics.announce();
+        }
+        self.announcements = Announcements::after_take_over(now_us);
+        let text = format!(
+            "this host serves the VM now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms",
+            status.detected_us as f64 / 1000.0,
+            status.elected_us as f64 / 1000.0,
+            status.applied_us as f64 / 1000.0,
+            status.announced_us as f64 / 1000.0,
+        );
+        self.become_primary(machine, status);
+        self.output.take_over(now_us);
+        self.output.set_voice(Voice::Alone);
+        self.release();
+        self.event("took-over", text);
+        self.stands_alone();
+    }
+}

@@ -1,0 +1,158 @@
+//! Frames that pass through the loop, in whichever role: from the network into the log or the VM, and from the VM to the network.
+//!
+//! Invariant: only a leader of the group, as of an entry of its own term, takes inputs and releases outputs (`primary`'s first).
+//!
+//! Not here: what may leave and when (core's `output`), the devices (`nics`).
+
+use super::nics::MOST_BATCH_BYTES;
+use super::run::{Role, VmLoop};
+use dunlin_core::agreed::{Agreed, Frame};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::Epoch;
+use dunlin_core::wire::sync::{SyncMessage, parts};
+
+/// Entries under way to the group beyond which the network has to wait.
+const INPUTS_UNDER_WAY: u64 = 1024;
+
+impl VmLoop {
+    /// Whether frames from the network are taken (invariant 1).
+    pub(super) fn takes_inputs(&self) -> bool {
+        matches!(&self.role, Role::Primary(primary) if primary.has_machine())
+            && self.agreement.leads
+            && self.group.is_leader()
+            && self.output.voice() != Voice::Shut
+            && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
+            && (!self.inputs_are_agreed() || self.group.has_input_room(MOST_BATCH_BYTES))
+    }
+
+    /// Whether the VM has to wait before it says more: its output waits for a sync, and takes all that it may. QEMU's socket
+    /// fills up then, and its card's queue, as on a slow wire.
+    pub(super) fn output_has_to_wait(&self) -> bool {
+        let stopping = matches!(&self.role, Role::Primary(primary) if primary.is_stopping());
+        self.output.is_full() && !stopping
+    }
+
+    /// What the VM says here from now on.
+    pub(super) fn new_output(&self, voice: Voice, epoch: Epoch) -> Output {
+        Output::new(voice, epoch).with_budget(self.config.memory.outbound_bytes())
+    }
+
+    /// Whether frames of the log go to the VM here.
+    pub(super) fn executes_inputs(&self) -> bool {
+        match &self.role {
+            Role::Primary(primary) => primary.has_machine(),
+            Role::Backup(backup) => backup.executes_inputs(),
+            Role::None => false,
+        }
+    }
+
+    /// Whether inputs pass the log before the VM sees them.
+    pub(super) fn inputs_are_agreed(&self) -> bool {
+        let at_once = matches!(&self.role, Role::Primary(primary) if primary.executes_at_once());
+        self.policy().inputs_are_agreed() && !at_once
+    }
+
+    pub(super) fn queue_input(&mut self, frame: &Frame) {
+        if let Some(nics) = &mut self.nics {
+            nics.queue(&self.output.heard(frame));
+            self.frames_in += 1;
+        }
+    }
+
+    pub(super) fn read_taps(&mut self) {
+        if !self.takes_inputs() {
+            return;
+        }
+        let agreed = self.inputs_are_agreed();
+        let Some(nics) = &mut self.nics else { return };
+        let frames = nics.read_taps();
+        if nics.old_source_was_seen() {
+            self.announcements.old_source_seen();
+        }
+        if frames.is_empty() {
+            return;
+        }
+        if agreed {
+            let count = frames.len();
+            if !self.propose(&Agreed::Frames(frames))
+                && let Some(nics) = &mut self.nics
+            {
+                nics.lost(count);
+            }
+        } else {
+            frames.iter().for_each(|frame| self.queue_input(frame));
+        }
+    }
+
+    /// What the VM here has sent: held on a primary, kept on a backup, which tells the primary too.
+    pub(super) fn read_ports(&mut self) {
+        let now_us = self.now_us();
+        let Some(nics) = &mut self.nics else { return };
+        let talker = match &self.role {
+            Role::Backup(backup) => backup.told_to(),
+            Role::Primary(_) | Role::None => None,
+        };
+        let mut told = Vec::new();
+        let output = &mut self.output;
+        let read = nics.read_ports(|frame| {
+            if talker.is_some() {
+                told.push(frame.clone());
+            }
+            output.said(frame, now_us);
+        });
+        if let Some(talker) = talker
+            && !told.is_empty()
+        {
+            let epoch = output.epoch();
+            for frames in parts::frames(told) {
+                // Dropped where the primary does not read: it releases less then.
+                talker.say(SyncMessage::Said { epoch, frames });
+            }
+        }
+        if let Err(error) = read {
+            self.machine_died(&error.to_string());
+        }
+    }
+
+    pub(super) fn flush_ports(&mut self) {
+        let Some(nics) = &mut self.nics else { return };
+        if let Err(error) = nics.flush() {
+            self.machine_died(&error.to_string());
+        }
+    }
+
+    /// Whether the network may hear this host now (invariant 1). While another complete copy exists that could be elected, only
+    /// for as long as a majority has promised to elect nobody: this is looked at before each single frame.
+    pub(super) fn may_speak(&self, now_us: u64) -> bool {
+        let leads = self.group.is_leader() && self.agreement.leads;
+        leads
+            && match self.output.voice() {
+                Voice::Alone => true,
+                Voice::Protected => self.group.may_speak(now_us),
+                Voice::Kept | Voice::Shut => false,
+            }
+    }
+
+    /// Lets out what may leave.
+    pub(super) fn release(&mut self) {
+        loop {
+            let now_us = self.now_us();
+            if !self.may_speak(now_us) {
+                return;
+            }
+            if self.announcements.take_due(now_us)
+                && let Some(nics) = &self.nics
+            {
+                nics.announce();
+            }
+            let Some(frame) = self.output.release(now_us) else {
+                return;
+            };
+            self.frames_out += 1;
+            if let Some(nics) = &self.nics {
+                nics.send(&frame);
+            }
+        }
+    }
+}

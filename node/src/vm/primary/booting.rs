@@ -1,0 +1,90 @@
+//! The VM's process begins: a boot, or a backup's that goes on as the primary's.
+
+use super::PrimaryRole;
+use crate::control::FailoverStatus;
+use crate::vm::event::{LoopEvent, Started};
+use crate::vm::machine::Machine;
+use crate::vm::nics::Nics;
+use crate::vm::run::{Role, VmLoop};
+use dunlin_core::output::gate::Voice;
+use dunlin_guest::Start;
+use std::sync::Arc;
+
+impl VmLoop {
+    pub(in crate::vm) fn boot(&mut self) {
+        let session = self.new_session();
+        let mut primary = PrimaryRole::new(None);
+        primary.starting = Some(session);
+        self.role = Role::Primary(primary);
+        self.start_machine(session, Start::Boot);
+    }
+
+    /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it.
+    pub(in crate::vm) fn start_machine(&mut self, session: u64, start: Start) {
+        let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
+        let state = self.host.state.clone();
+        let shared = self.shared.clone();
+        self.starts_under_way += 1;
+        let work = move || {
+            let result = Machine::start(&config, start, term, &state, &shared, &to_loop);
+            to_loop.send(LoopEvent::MachineStarted { session, result });
+        };
+        if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
+            self.starts_under_way -= 1;
+            self.machine_started(session, Err(format!("a thread to start QEMU: {error}")));
+        }
+    }
+
+    pub(in crate::vm) fn machine_started(&mut self, session: u64, result: Result<Started, String>) {
+        if let Ok(started) = &result {
+            // A disk that misbehaves does so for every copy of the VM on this host.
+            for (disk, fault) in &self.injected {
+                started.machine.disks.inject(*disk, *fault);
+            }
+        }
+        if matches!(&self.role, Role::Backup(_)) {
+            return self.backup_started(session, result);
+        }
+        let Some(primary) = self.primary() else { return };
+        if primary.starting != Some(session) {
+            return;
+        }
+        primary.starting = None;
+        let opened = result
+            .and_then(|started| Nics::open(&self.config, started.ports).map(|nics| (started.machine, nics)));
+        match opened {
+            Ok((machine, nics)) => {
+                let (accel, why) = machine.qemu.accel();
+                let how = why.map_or(String::new(), |why| format!(" ({why})"));
+                self.event(
+                    "started",
+                    format!("QEMU {} runs, {accel:?}{how}", machine.qemu.version()),
+                );
+                self.nics = Some(nics);
+                if let Some(primary) = self.primary() {
+                    primary.machine = Some(machine);
+                }
+                self.output = self.new_output(Voice::Alone, self.agreement.state.epoch.next());
+                if self.agreement.leads {
+                    self.stands_alone();
+                } else {
+                    self.output.set_voice(Voice::Shut);
+                }
+            }
+            Err(why) => {
+                self.event("failed", format!("the VM does not start: {why}"));
+                self.order_failed(&format!("the VM does not start: {why}"));
+                self.failure = Some(why);
+                self.drop_machine();
+            }
+        }
+    }
+
+    /// A backup has become the primary.
+    pub(in crate::vm) fn become_primary(&mut self, machine: Arc<Machine>, failover: FailoverStatus) {
+        // What QEMU says of the end of the session is about that, and explains no later end of its own.
+        machine.qemu.stderr().turn_page();
+        self.role = Role::Primary(PrimaryRole::new(Some(machine)));
+        self.failover = Some(failover);
+    }
+}

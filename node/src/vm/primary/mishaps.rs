@@ -1,0 +1,161 @@
+//! What QEMU tells of a VM that runs: it resets, its disk fails or is full, its process ends.
+//!
+//! Not here: a guest that switches itself off (`switched_off`).
+
+use super::{Phase, PrimaryRole, Session};
+use crate::vm::run::{Role, VmLoop};
+use dunlin_core::agreed::Agreed;
+use dunlin_guest::qemu::QemuEvent;
+use std::time::Duration;
+
+/// How often QEMU is asked what has happened, at the most.
+const ASK_QEMU_US: u64 = 1000;
+/// What QEMU printed so shortly before its end says why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long a VM whose disk is full waits until it tries again.
+const ROOM_US: u64 = 1_000_000;
+
+/// A VM whose disk is full.
+#[derive(Clone, Copy)]
+pub struct Room {
+    pub retry_at_us: u64,
+    /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
+    tried: bool,
+}
+
+impl VmLoop {
+    pub(in crate::vm) fn follow_qemu(&mut self) {
+        let Some(machine) = self.machine().cloned() else {
+            return;
+        };
+        let events = match self.qemu_is_to_be_asked() {
+            true => machine.qemu.qmp().poll_events(),
+            false => Ok(Vec::new()),
+        };
+        let events = match events {
+            Ok(events) => events,
+            Err(error) => return self.machine_died(&error.to_string()),
+        };
+        for event in events {
+            match event {
+                QemuEvent::Shutdown { guest: true, .. } => self.guest_switched_off(),
+                QemuEvent::Reset { guest: true } => self.guest_reset(),
+                QemuEvent::GuestPanicked => self.event("guest-panicked", "the guest's kernel panicked"),
+                QemuEvent::BlockIoError { reason, stopped } => self.guest_disk_failed(&reason, stopped),
+                _ => {}
+            }
+        }
+        let now_us = self.now_us();
+        if let Some(primary) = self.primary()
+            && primary.quit_at_us.is_some_and(|at_us| at_us <= now_us)
+        {
+            primary.quit_at_us = None;
+            self.event(
+                "powerdown-ignored",
+                "the guest did not switch itself off in time; it is ended",
+            );
+            self.propose(&Agreed::Down);
+        }
+        self.look_for_room();
+    }
+
+    /// Not for each frame: that is a system call, and events are rare.
+    pub(in crate::vm) fn qemu_is_to_be_asked(&mut self) -> bool {
+        let (ended, now_us) = (self.qemu_has_ended(), self.now_us());
+        let due = |primary: &&mut PrimaryRole| ended || now_us >= primary.ask_qemu_us;
+        let Some(primary) = self.primary().filter(due) else {
+            return false;
+        };
+        primary.ask_qemu_us = now_us + ASK_QEMU_US;
+        true
+    }
+
+    /// The guest boots anew. Both copies got the same input, but a boot is made of clocks: they are made one again at once.
+    pub(in crate::vm) fn guest_reset(&mut self) {
+        self.event("guest-reset", "the guest has reset its machine and boots anew");
+        if let Some(primary) = self.primary() {
+            primary.guest_was_reset = true;
+        }
+    }
+
+    /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the
+    /// VM goes on.
+    pub(in crate::vm) fn guest_disk_failed(&mut self, reason: &str, stopped: bool) {
+        let retry_at_us = self.now_us() + ROOM_US;
+        let Some(primary) = self.primary().filter(|_| stopped) else {
+            return self.event("disk-error", reason);
+        };
+        let known = primary.room.replace(Room {
+            retry_at_us,
+            tried: false,
+        });
+        if known.is_none() {
+            self.event(
+                "waits-for-room",
+                format!("the VM stands still until there is room on its disk ({reason}); nothing is lost"),
+            );
+        }
+    }
+
+    pub(in crate::vm) fn look_for_room(&mut self) {
+        let now_us = self.now_us();
+        let Some(primary) = self.primary() else { return };
+        let Some(room) = primary.room.filter(|room| room.retry_at_us <= now_us) else {
+            return;
+        };
+        if room.tried {
+            primary.room = None;
+            return self.event("has-room", "the VM goes on: there is room on its disk again");
+        }
+        primary.room = Some(Room {
+            retry_at_us: now_us + ROOM_US,
+            tried: true,
+        });
+        if primary.sync.is_none() && !primary.handed {
+            self.resume_vm("after its disk was full");
+        }
+    }
+
+    /// This host's disk cannot serve the VM. A complete backup can: it has never seen the request that failed, and the VM here is
+    /// not told of it either.
+    pub(in crate::vm) fn leave_to_the_backup(&mut self, why: &str) {
+        let follows = |session: &Session| session.phase == Phase::Synced;
+        let protected = self.agreement.state.complete.0.count_ones() > 1;
+        let primary = self.primary();
+        if protected && primary.is_some_and(|primary| primary.session.as_ref().is_some_and(follows)) {
+            self.event("left-to-backup", format!("{why}: the backup goes on with the VM"));
+            self.end_copy(why);
+        }
+    }
+
+    /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.
+    pub(in crate::vm) fn machine_died(&mut self, why: &str) {
+        if self.has_switched_off() {
+            return;
+        }
+        let last_words = self
+            .machine()
+            .and_then(|machine| machine.qemu.stderr().last_words(LAST_WORDS));
+        let why = match last_words {
+            Some(words) => format!("{why}; it said: {words}"),
+            None => why.to_owned(),
+        };
+        self.event("qemu-died", format!("QEMU: {why}"));
+        self.end_copy(&why);
+    }
+
+    pub(in crate::vm) fn end_copy(&mut self, why: &str) {
+        let was_primary = matches!(self.role, Role::Primary(_));
+        let protected = self.agreement.state.complete.0.count_ones() > 1;
+        self.drop_machine();
+        if was_primary {
+            self.group.may_lead(false);
+            if protected {
+                self.group.step_down();
+            } else {
+                self.failure = Some(format!("QEMU ended without a backup: {why}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The system calls of a copy that yield chance or the time, answered here: the same in every copy.
+//!
+//! Decides:    nothing: chance is a seeded stream (`chance`), the time is what the driver last set.
+//! Flow:       a call of the program -> the seccomp listener -> this thread -> the program's memory, and it goes on.
+//! Invariants: 1. what is written is written to the process that asked: its number is looked at again before (it may have died,
+//!             and another have its number); 2. the time never goes back; 3. clocks that count a process's own work stay its own.
+//! Source:     seccomp_unotify(2). Not here: which calls come here (`inside::filter`).
+
+use crate::chance::Chance;
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread::JoinHandle;
+
+/// What one call may ask for of chance at once; more is answered in part, as the kernel may.
+const MOST_CHANCE_BYTES: usize = 1 << 20;
+const SECOND_NS: i64 = 1_000_000_000;
+/// So often it is looked whether all of it is to end.
+const LOOK_NS: i64 = 100_000_000;
+/// CLOCK_TAI is not in every libc's list.
+const CLOCK_TAI: u64 = 11;
+
+/// The time that all copies are told.
+#[derive(Debug)]
+pub struct Clock {
+    /// What CLOCK_MONOTONIC said when the copies began, and what CLOCK_REALTIME did.
+    began_ns: i64,
+    real_ns: i64,
+    now_ns: AtomicI64,
+}
+
+impl Clock {
+    /// From now on.
+    #[must_use]
+    pub fn starting_now() -> Self {
+        let ns = |id| {
+            let now = rustix::time::clock_gettime(id);
+            now.tv_sec * SECOND_NS + now.tv_nsec
+        };
+        let began_ns = ns(rustix::time::ClockId::Monotonic);
+        Self {
+            began_ns,
+            real_ns: ns(rustix::time::ClockId::Realtime),
+            now_ns: AtomicI64::new(began_ns),
+        }
+    }
+
+    /// Sets it to the host's own: with each input, and while nothing comes.
+    pub fn set(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        self.now_ns
+            .fetch_max(now.tv_sec * SECOND_NS + now.tv_nsec, Ordering::SeqCst);
+    }
+
+    /// What it says of a clock; none for those of a process.
+    fn read(&self, clock: u64) -> Option<i64> {
+        let now = self.now_ns.load(Ordering::SeqCst);
+        match clock as libc::clockid_t {
+            libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(now - self.began_ns + self.real_ns),
+            libc::CLOCK_MONOTONIC
+            | libc::CLOCK_MONOTONIC_RAW
+            | libc::CLOCK_MONOTONIC_COARSE
+            | libc::CLOCK_BOOTTIME => Some(now),
+            _ if clock == CLOCK_TAI => Some(now - self.began_ns + self.real_ns),
+            _ => None,
+        }
+    }
+}
+
+/// The thread that answers one copy. It ends when the copy has, or when this is dropped.
+pub struct Answers {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Answers {
+    /// Answers what comes from `listener`.
+    ///
+    /// # Errors
+    /// Where no thread can be made.
+    pub fn start(listener: OwnedFd, seed: u64, clock: Arc<Clock>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let mut answering = Answering {
+            listener,
+            chance: Chance::new(seed),
+            clock,
+            threads: BTreeMap::new(),
+        };
+        let run = move || {
+            while !stopped.load(Ordering::SeqCst) && answering.next() {}
+        };
+        let thread = std::thread::Builder::new()
+            .name("answers".to_owned())
+            .spawn(run)?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told by its own words.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Answering {
+    listener: OwnedFd,
+    chance: Chance,
+    clock: Arc<Clock>,
+    /// The number that a thread has inside, by the one that it has here.
+    threads: BTreeMap<u32, u32>,
+}
+
+/// What a call is answered with.
+enum Answer {
+    Value(i64),
+    Error(i32),
+    /// The kernel is to do it.
+    Itself,
+}
+
+impl Answering {
+    /// Waits for one call and answers it. False when no more can come.
+    fn next(&mut self) -> bool {
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: LOOK_NS,
+        };
+        let mut polled = [PollFd::new(&self.listener, PollFlags::IN)];
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return true,
+            Ok(_) if polled[0].revents().contains(PollFlags::IN) => {}
+            _ => return false, // everything that was filtered has ended
+        }
+        // SAFETY: an all-zero notification is valid, and the kernel asks for one.
+        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        if !self.ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) {
+            return true; // the process that asked has gone meanwhile
+        }
+        let answer = self.answer(&call);
+        let mut response = libc::seccomp_notif_resp {
+            id: call.id,
+            val: 0,
+            error: 0,
+            flags: 0,
+        };
+        match answer {
+            Answer::Value(value) => response.val = value,
+            Answer::Error(errno) => response.error = -errno,
+            Answer::Itself => response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
+        }
+        // One that has gone needs no answer.
+        self.ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
+        true
+    }
+
+    fn ioctl<T>(&self, number: libc::Ioctl, argument: *mut T) -> bool {
+        // SAFETY: each number is used with the structure that seccomp_unotify(2) names for it.
+        unsafe { libc::ioctl(self.listener.as_raw_fd(), number, argument) == 0 }
+    }
+
+    fn answer(&mut self, call: &libc::seccomp_notif) -> Answer {
+        let arguments = call.data.args;
+        match libc::c_long::from(call.data.nr) {
+            libc::SYS_getrandom => {
+                let mut bytes = vec![0; (arguments[1] as usize).min(MOST_CHANCE_BYTES)];
+                let thread = self.inside(call.pid);
+                self.chance.fill(thread, &mut bytes);
+                self.write(call, arguments[0], &bytes, bytes.len() as i64)
+            }
+            libc::SYS_clock_gettime => match self.clock.read(arguments[0]) {
+                Some(now) => self.write(call, arguments[1], &pair(now / SECOND_NS, now % SECOND_NS), 0),
+                None => Answer::Itself,
+            },
+            libc::SYS_gettimeofday => {
+                let now = self.clock.read(libc::CLOCK_REALTIME as u64).unwrap_or(0);
+                match arguments[0] {
+                    0 => Answer::Itself,
+                    at => self.write(call, at, &pair(now / SECOND_NS, now % SECOND_NS / 1000), 0),
+                }
+            }
+            libc::SYS_time => {
+                let now = self.clock.read(libc::CLOCK_REALTIME as u64).unwrap_or(0) / SECOND_NS;
+                match arguments[0] {
+                    0 => Answer::Value(now),
+                    at => self.write(call, at, &now.to_ne_bytes(), now),
+                }
+            }
+            _ => Answer::Itself,
+        }
+    }
+
+    /// The thread's number in its own pid namespace; its number here where the kernel does not tell.
+    fn inside(&mut self, thread: u32) -> u32 {
+        *self.threads.entry(thread).or_insert_with(|| {
+            let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let last = line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
+            last.unwrap_or(thread)
+        })
+    }
+
+    fn write(&self, call: &libc::seccomp_notif, at: u64, bytes: &[u8], value: i64) -> Answer {
+        let mut id = call.id;
+        if !self.ioctl(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw mut id) {
+            return Answer::Error(libc::EINTR);
+        }
+        let remote = [RemoteIoVec {
+            base: at as usize,
+            len: bytes.len(),
+        }];
+        match process_vm_writev(Pid::from_raw(call.pid as i32), &[IoSlice::new(bytes)], &remote) {
+            Ok(_) => Answer::Value(value),
+            Err(_) => Answer::Error(libc::EFAULT),
+        }
+    }
+}
+
+fn pair(first: i64, second: i64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&first.to_ne_bytes());
+    bytes[8..].copy_from_slice(&second.to_ne_bytes());
+    bytes
+}

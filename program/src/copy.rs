@@ -1,0 +1,301 @@
+//! One copy (or the client) from outside: its process, its card, what it prints, how it ends.
+//!
+//! Flow: `Copy::prepare` -> namespaces and card are there -> `go` -> it runs -> `Ended`.
+//! Invariants:
+//! 1. a copy that is dropped is killed, and waited for: with its keeper goes its pid 1, and with that everything in it;
+//! 2. (memory) of what it prints the last `KEPT_BYTES` are kept.
+//!
+//! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
+
+use crate::message::{Go, Heard, Spec, receive, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is kept of what a copy prints.
+const KEPT_BYTES: usize = 16 << 10;
+/// A host makes namespaces in milliseconds; one that is very busy gets this.
+const PREPARED_WITHIN: Duration = Duration::from_secs(20);
+
+/// What has ended has printed all that it will; what it left behind may go on.
+const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
+
+/// How to run `inside::main`.
+#[derive(Clone, Debug)]
+pub struct Inside {
+    /// The executable.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+/// A running copy.
+pub struct Copy {
+    name: String,
+    keeper: Child,
+    socket: OwnedFd,
+    card: File,
+    queues: OwnedFd,
+    printed: Arc<Mutex<VecDeque<u8>>>,
+    /// Closed when nobody can print any more.
+    printing: Option<Receiver<()>>,
+    ended: Option<Heard>,
+}
+
+/// Why there is no copy: one line, with what to do where that is known.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {why}")]
+pub struct CopyError {
+    name: String,
+    why: String,
+}
+
+/// Where what a copy prints goes.
+pub enum Prints {
+    /// The last of it is kept; all of it goes to this file, if there is one.
+    Kept(Option<File>),
+    /// To the tester's standard error.
+    Through,
+}
+
+impl Copy {
+    /// Makes the namespaces and the card; the program does not run yet.
+    ///
+    /// # Errors
+    /// Where the host refuses, or is too slow.
+    pub fn prepare(name: &str, inside: &Inside, spec: &Spec, prints: Prints) -> Result<Self, CopyError> {
+        let fail = |why: String| CopyError {
+            name: name.to_owned(),
+            why,
+        };
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|error| fail(format!("a pair of sockets: {error}")))?;
+        let mut command = Command::new(&inside.program);
+        command.args(&inside.arguments).stdin(Stdio::from(theirs));
+        let printed = Arc::new(Mutex::new(VecDeque::new()));
+        let printing = match prints {
+            Prints::Through => {
+                command.stdout(stderr().map_err(|error| fail(error.to_string()))?);
+                None
+            }
+            Prints::Kept(file) => {
+                // One pipe: so the order of lines is the program's.
+                let kept = io::pipe().and_then(|(stream, prints)| {
+                    command.stdout(prints.try_clone()?).stderr(prints);
+                    keep(stream, Arc::clone(&printed), file)
+                });
+                Some(kept.map_err(|error| fail(format!("what it prints: {error}")))?)
+            }
+        };
+        let keeper = command
+            .spawn()
+            .map_err(|error| fail(format!("{}: {error}", inside.program.display())))?;
+        drop(command); // with it our copies of their ends: so it is seen when they are gone
+        // From here on a failure ends the keeper with its guard.
+        let mut keeper = Guard(Some(keeper));
+        let gone = || fail("its process ended before it was ready".to_owned());
+        send(ours.as_fd(), spec, &[]).map_err(|error| fail(error.to_string()))?;
+        if !readable_within(ours.as_fd(), PREPARED_WITHIN) {
+            let why = format!(
+                "its namespaces were not there within {} s",
+                PREPARED_WITHIN.as_secs()
+            );
+            return Err(fail(why));
+        }
+        let heard = receive::<Heard>(ours.as_fd()).map_err(|error| fail(error.to_string()))?;
+        let (card, queues) = match heard.ok_or_else(gone)? {
+            (Heard::Ready, descriptors) => match <[OwnedFd; 2]>::try_from(descriptors) {
+                Ok([card, queues]) => (File::from(card), queues),
+                Err(_) => return Err(fail("its card did not come (too many open files?)".to_owned())),
+            },
+            (Heard::Failed(why), _) => return Err(fail(why)),
+            _ => return Err(gone()),
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            keeper: keeper.0.take().ok_or_else(gone)?,
+            socket: ours,
+            card,
+            queues,
+            printed,
+            printing,
+            ended: None,
+        })
+    }
+
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// Where its keeper has gone.
+    pub fn go(&self) -> Result<(), CopyError> {
+        send(self.socket.as_fd(), &Go, &[]).map_err(|error| self.error(error.to_string()))
+    }
+
+    /// What it has to say since; none where it says nothing now. `Ended` is told once, and kept.
+    ///
+    /// # Errors
+    /// Where its keeper said what nobody understands.
+    pub fn heard(&mut self) -> Result<Option<(Heard, Vec<OwnedFd>)>, CopyError> {
+        if self.ended.is_some() && self.keeper_is_silent() {
+            return Ok(None);
+        }
+        if !readable_within(self.socket.as_fd(), Duration::ZERO) {
+            return Ok(None);
+        }
+        let heard = receive::<Heard>(self.socket.as_fd()).map_err(|error| self.error(error.to_string()))?;
+        let heard = match heard {
+            Some(heard) => heard,
+            None if self.ended.is_some() => return Ok(None),
+            None => {
+                let why = Heard::Failed("its first process was killed".to_owned());
+                (why, Vec::new())
+            }
+        };
+        if matches!(heard.0, Heard::Ended { .. } | Heard::Failed(_)) {
+            self.ended = Some(heard.0.clone());
+        }
+        Ok(Some(heard))
+    }
+
+    /// After its end nobody speaks on its socket any more, and a poll would always say that it is readable.
+    fn keeper_is_silent(&self) -> bool {
+        !matches!(self.ended, Some(Heard::Ended { others: true, .. }))
+    }
+
+    /// How it ended, if it has.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Heard> {
+        self.ended.as_ref()
+    }
+
+    /// For messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Readable when `heard` has something to tell.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Readable when it has sent a frame.
+    #[must_use]
+    pub fn card(&self) -> &File {
+        &self.card
+    }
+
+    /// A sock_diag socket in its network namespace.
+    #[must_use]
+    pub fn queues(&self) -> BorrowedFd<'_> {
+        self.queues.as_fd()
+    }
+
+    /// The last lines that it printed, `most` of them at most.
+    #[must_use]
+    pub fn last_words(&self, most: usize) -> Vec<String> {
+        if let (Some(_), Some(printing)) = (&self.ended, &self.printing) {
+            // Its end is told on another way than its words.
+            let _ = printing.recv_timeout(LAST_WORDS_WITHIN);
+        }
+        let printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = printed.iter().copied().collect();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines.len().saturating_sub(most);
+        lines[last..].iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    fn error(&self, why: String) -> CopyError {
+        CopyError {
+            name: self.name.clone(),
+            why,
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        end(&mut self.keeper);
+    }
+}
+
+struct Guard(Option<Child>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(keeper) = &mut self.0 {
+            end(keeper);
+        }
+    }
+}
+
+/// SIGKILL ends at once; what is in its pid namespace follows before its parent, the keeper's, is told.
+fn end(keeper: &mut Child) {
+    let _ = keeper.kill();
+    let _ = keeper.wait();
+}
+
+fn stderr() -> io::Result<Stdio> {
+    Ok(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+}
+
+/// A thread that ends with the stream, that is with the last process that prints to it.
+fn keep(
+    mut stream: PipeReader,
+    printed: Arc<Mutex<VecDeque<u8>>>,
+    mut file: Option<File>,
+) -> io::Result<Receiver<()>> {
+    let (prints, printing) = channel::<()>();
+    let run = move || {
+        let _prints = prints;
+        let mut buffer = [0; 4096];
+        loop {
+            let length = match stream.read(&mut buffer) {
+                Ok(0) | Err(_) => return,
+                Ok(length) => length,
+            };
+            if let Some(file) = &mut file {
+                // A full disk costs the log, not the program.
+                let _ = file.write_all(&buffer[..length]);
+            }
+            let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+            printed.extend(&buffer[..length]);
+            let too_many = printed.len().saturating_sub(KEPT_BYTES);
+            printed.drain(..too_many);
+        }
+    };
+    std::thread::Builder::new()
+        .name("printed".to_owned())
+        .spawn(run)?;
+    Ok(printing)
+}
+
+/// Whether there is something to read, or the other side has gone.
+fn readable_within(descriptor: BorrowedFd<'_>, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).unwrap_or_default();
+        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+        match poll(&mut polled, Some(&left)) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Which system calls of the program are not the kernel's business alone.
+//!
+//! Decides:    that io_uring is not there (its reads are no reads that `rqueue` tells of, and no dump can hold them); which
+//!             calls the tester answers.
+//! Flow:       between fork and exec of the program -> the kernel; the listener -> tester.
+//! Invariants: 1. it holds for everything that the program starts; 2. another architecture's numbers are refused, so that they
+//!             are no way around it.
+//! Source:     seccomp(2), seccomp_unotify(2). Not here: the answers (`crate::answers`).
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+/// Numbers from here on are the x32 ABI's.
+const X32: u32 = 0x4000_0000;
+/// Where `struct seccomp_data` has the number and the architecture.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+
+const IO_URING: [libc::c_long; 3] = [
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+];
+const CLOCK: [libc::c_long; 3] = [libc::SYS_clock_gettime, libc::SYS_gettimeofday, libc::SYS_time];
+
+/// The filter as the kernel takes it; made before the fork.
+pub(super) struct Filter {
+    program: Vec<libc::sock_filter>,
+    listens: bool,
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+/// Goes on with the next statement where the accumulator is `k`, else skips it.
+fn only_if_equal(k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        jf: 1,
+        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k)
+    }
+}
+
+impl Filter {
+    /// Refuses io_uring; asks the listener about chance and the clock, where they are agreed.
+    pub(super) fn new(chance: bool, clock: bool) -> Self {
+        let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);
+        let not_there = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+        let load = |at| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at);
+        let mut program = vec![load(ARCH)];
+        let is_native = libc::sock_filter {
+            jt: 1,
+            ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, AUDIT_ARCH_X86_64)
+        };
+        program.extend([is_native, answer(not_there), load(NUMBER)]);
+        let is_x32 = libc::sock_filter {
+            jf: 1,
+            ..statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, X32)
+        };
+        program.extend([is_x32, answer(not_there)]);
+        let mut rule = |number: libc::c_long, action| {
+            program.extend([only_if_equal(number as u32), answer(action)]);
+        };
+        IO_URING.iter().for_each(|number| rule(*number, not_there));
+        if chance {
+            rule(libc::SYS_getrandom, libc::SECCOMP_RET_USER_NOTIF);
+        }
+        if clock {
+            CLOCK
+                .iter()
+                .for_each(|number| rule(*number, libc::SECCOMP_RET_USER_NOTIF));
+        }
+        program.push(answer(libc::SECCOMP_RET_ALLOW));
+        Self {
+            program,
+            listens: chance || clock,
+        }
+    }
+
+    /// From now on this process and all that it starts are filtered. The listener, if something listens.
+    pub(super) fn install(&self) -> io::Result<Option<OwnedFd>> {
+        let program = libc::sock_fprog {
+            len: self.program.len() as u16,
+            filter: self.program.as_ptr().cast_mut(),
+        };
+        let flags = if self.listens {
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER
+        } else {
+            0
+        };
+        // SAFETY: the kernel reads the filter, which outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const program,
+            )
+        };
+        match result {
+            ..0 => Err(io::Error::last_os_error()),
+            // SAFETY: the kernel has just made it for us.
+            fd if self.listens => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })),
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! pid 1 of a copy: starts the program behind its walls, and collects what ends.
+//!
+//! Decides:    nothing.
+//! Flow:       keeper -> here -> fork, walls, exec; its end -> tester.
+//! Invariants: 1. the program is pid 2 in every copy; 2. what it leaves behind is collected, and told; 3. the program has no
+//!             capability that reaches beyond its namespaces, and none more by exec (no_new_privs).
+//! Source:     pid_namespaces(7), capabilities(7). Not here: what it sees (`view`), which system calls are answered (`filter`).
+
+use super::filter::Filter;
+use super::ptrace::{Change, Traced};
+use super::{Failure, die_with_parent, failed, view};
+use crate::message::{Heard, Spec, Walls, send};
+use nix::errno::Errno;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::Pid;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+/// The bytes that a copy's /dev/urandom has where chance is agreed; a program that reads more meets its end.
+const DEVICE_BYTES: usize = 1 << 20;
+
+/// What a server may need as root of its own namespaces, by the numbers of capabilities(7): change owners and modes, kill, become
+/// somebody else, bind low ports, change its root.
+const KEPT_CAPABILITIES: [libc::c_ulong; 9] = [0, 1, 3, 4, 5, 6, 7, 10, 18];
+const MOST_CAPABILITIES: libc::c_ulong = 64;
+
+/// Never returns to the keeper's code: its result is the process's end.
+pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failure> {
+    die_with_parent(None)?;
+    view::mount_proc()?;
+    if let Some(seed) = spec.walls.as_ref().and_then(|walls| walls.agreed_chance) {
+        view::replace_chance(&crate::chance::device(seed, DEVICE_BYTES))?;
+    }
+    // Standard input becomes /dev/null in the program, before the listener is sent.
+    let socket = socket
+        .try_clone_to_owned()
+        .map_err(failed("the tester's socket"))?;
+    let child = match start(&socket, spec) {
+        Ok(child) => child,
+        Err(error) => {
+            let program = &spec.command[0];
+            return Err(format!("{program}: {error}"));
+        }
+    };
+    send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
+    let change = spec.walls.as_ref().and_then(change);
+    let mut traced = change.map(|change| Traced::new(change, child));
+    collect(child, &socket, &mut traced)
+}
+
+fn change(walls: &Walls) -> Option<Change> {
+    let change = Change {
+        hide_clock: walls.agreed_clock,
+        chance: walls.agreed_chance,
+    };
+    (change.hide_clock || change.chance.is_some()).then_some(change)
+}
+
+fn start(socket: &OwnedFd, spec: &Spec) -> io::Result<Pid> {
+    let mut command = Command::new(&spec.command[0]);
+    command
+        .args(&spec.command[1..])
+        .current_dir(&spec.directory)
+        .env_clear()
+        .envs(spec.environment.iter().cloned())
+        .stdin(Stdio::null());
+    let socket = socket.try_clone()?;
+    let walls = spec.walls.clone();
+    let in_child = move || {
+        nix::unistd::setsid()?;
+        let Some(walls) = &walls else { return Ok(()) };
+        behind(walls)?;
+        let filter = Filter::new(walls.agreed_chance.is_some(), walls.agreed_clock);
+        if change(walls).is_some() {
+            nix::sys::ptrace::traceme()?;
+        }
+        if let Some(listener) = filter.install()? {
+            send(socket.as_fd(), &Heard::Listener, &[listener.as_fd()])?;
+        }
+        Ok(())
+    };
+    // SAFETY: it is forked from a process with one thread, so it may do whatever that may.
+    unsafe { command.pre_exec(in_child) };
+    let child = command.spawn()?;
+    // `collect` waits for it, by its number, with all others.
+    Ok(Pid::from_raw(child.id() as i32))
+}
+
+/// The program's own process gives up what it must not have.
+fn behind(walls: &Walls) -> io::Result<()> {
+    for capability in (0..MOST_CAPABILITIES).filter(|capability| !KEPT_CAPABILITIES.contains(capability)) {
+        // SAFETY: a plain system call. One that this kernel does not know is refused, and not had.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    }
+    if walls.agreed_chance.is_some() {
+        // Where it lies in memory is chance as well.
+        // SAFETY: a plain system call.
+        unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
+    }
+    if let Some((uid, gid)) = walls.user {
+        let (uid, gid) = (nix::unistd::Uid::from_raw(uid), nix::unistd::Gid::from_raw(gid));
+        nix::unistd::setgroups(&[gid])?;
+        nix::unistd::setresgid(gid, gid, gid)?;
+        nix::unistd::setresuid(uid, uid, uid)?;
+    }
+    nix::sys::prctl::set_no_new_privs()?;
+    Ok(())
+}
+
+/// Until nothing is left.
+fn collect(program: Pid, socket: &OwnedFd, traced: &mut Option<Traced>) -> Result<ExitCode, Failure> {
+    loop {
+        let status = match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Ok(status) => status,
+            Err(Errno::EINTR) => continue,
+            Err(_) => return Ok(ExitCode::SUCCESS), // no child is left
+        };
+        let (pid, code, signal) = match status {
+            WaitStatus::Exited(pid, code) => (pid, Some(code), None),
+            WaitStatus::Signaled(pid, signal, _) => (pid, None, Some(signal as i32)),
+            WaitStatus::Stopped(pid, signal) => {
+                if let Some(traced) = traced {
+                    traced
+                        .stopped(pid, signal)
+                        .map_err(failed("tracing the program (for the agreed clock and chance)"))?;
+                }
+                continue;
+            }
+            WaitStatus::PtraceEvent(pid, _, event) => {
+                if let Some(traced) = traced {
+                    traced
+                        .event(pid, event)
+                        .map_err(failed("tracing the program (for the agreed clock and chance)"))?;
+                }
+                continue;
+            }
+            _ => continue,
+        };
+        if let Some(traced) = traced {
+            traced.gone(pid);
+        }
+        if pid == program {
+            let flags =
+                WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
+            let others = waitid(Id::All, flags).is_ok();
+            let ended = Heard::Ended { code, signal, others };
+            if send(socket.as_fd(), &ended, &[]).is_err() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A copy's own view of the file system: the host's, and what it writes is its own and in memory.
+//!
+//! Decides:    what of the host a copy sees.
+//! Flow:       keeper, in its own mount namespace -> overlays of the host's file systems -> a new root.
+//! Invariants: 1. nothing that a copy writes reaches the host, or another copy; 2. of /dev there is only what holds no state;
+//!             3. all of it goes with the namespace: nothing is made on the host, the place it is put together at is one that
+//!             is there.
+//! Source:     Documentation/filesystems/overlayfs.rst, pivot_root(2). Not here: /proc, which pid 1 mounts.
+
+use super::{Failure, failed};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::{chdir, pivot_root};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Places that every Linux has, and hardly anybody keeps anything at.
+const PLACES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
+/// What of /dev every program may have: none of it remembers anything.
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+/// File systems that hold a user's files; what is not here is the kernel's, or made anew.
+const FILES: [&str; 16] = [
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "nfs", "nfs4",
+    "9p", "virtiofs", "fuse", "squashfs",
+];
+
+type Nothing<'a> = Option<&'a Path>;
+
+/// Mounts of this namespace reach no other.
+pub(super) fn make_private() -> Result<(), Failure> {
+    let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None as Nothing, "/", None as Nothing, flags, None as Nothing).map_err(failed("mounts of its own"))
+}
+
+/// Makes the view, and moves into it; the process then stands in `directory`.
+pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<(), Failure> {
+    let mounts = mounts()?;
+    let is_free = |place: &str| {
+        let place = Path::new(place);
+        place.is_dir() && !directory.starts_with(place) && !mounts.iter().any(|(at, _)| at.starts_with(place))
+    };
+    let place = PLACES
+        .into_iter()
+        .find(|place| is_free(place))
+        .unwrap_or(PLACES[0]);
+    let size = format!("size={scratch_mib}m,mode=755");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("dunlin"), place, Some("tmpfs"), flags, Some(&*size))
+        .map_err(failed("memory for what it writes"))?;
+    let place = Path::new(place);
+    let root = place.join("root");
+    fs::create_dir(&root).map_err(failed("its root"))?;
+    overlay(Path::new("/"), &root, place, 0).map_err(|error| {
+        format!("a view of the host's files: {error}: overlayfs is missing (modprobe overlay), or this kernel lets only root use it: run it as root")
+    })?;
+    for (n, (at, kind)) in mounts.iter().enumerate() {
+        let inside = root.join(at.strip_prefix("/").unwrap_or(at));
+        let ours = at != Path::new("/") && !at.starts_with(place);
+        if ours && FILES.contains(&kind.as_str()) && !is_kernels(at) && inside.is_dir() {
+            // One that cannot be seen is an empty directory: as if it were not mounted.
+            let _ = overlay(at, &inside, place, n + 1);
+        }
+    }
+    devices(&root)?;
+    let sys = root.join("sys");
+    if sys.is_dir() {
+        let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
+        mount(Some("/sys"), &sys, None as Nothing, bind, None as Nothing).map_err(failed("/sys"))?;
+        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        // In a user namespace the kernel may have locked flags of its own.
+        let _ = mount(None as Nothing, &sys, None as Nothing, read_only, None as Nothing);
+    }
+    // pid 1 mounts its own over this one, which has the host's processes.
+    let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(
+        Some("/proc"),
+        &root.join("proc"),
+        None as Nothing,
+        bind,
+        None as Nothing,
+    )
+    .map_err(failed("/proc"))?;
+    chdir(&root).map_err(failed("its root"))?;
+    pivot_root(".", ".").map_err(failed("its root"))?;
+    umount2(".", MntFlags::MNT_DETACH).map_err(failed("the host's root"))?;
+    chdir(directory).map_err(|error| format!("{}: {error}", directory.display()))
+}
+
+/// A /proc of the new pid namespace.
+pub(super) fn mount_proc() -> Result<(), Failure> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None as Nothing).map_err(failed("/proc"))
+}
+
+/// Puts `bytes` in the place of the kernel's chance: every opening of it reads them from the beginning.
+pub(super) fn replace_chance(bytes: &[u8]) -> Result<(), Failure> {
+    let file = Path::new("/dev/chance");
+    fs::write(file, bytes).map_err(failed("/dev/urandom"))?;
+    fs::set_permissions(file, std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .map_err(failed("/dev/urandom"))?;
+    for device in ["/dev/urandom", "/dev/random"] {
+        mount(
+            Some(file),
+            device,
+            None as Nothing,
+            MsFlags::MS_BIND,
+            None as Nothing,
+        )
+        .map_err(failed(device))?;
+    }
+    Ok(())
+}
+
+fn is_kernels(at: &Path) -> bool {
+    ["/proc", "/sys", "/dev"]
+        .iter()
+        .any(|kernels| at.starts_with(kernels))
+}
+
+/// `from` at `to`; what is written lies beside, under a number.
+fn overlay(from: &Path, to: &Path, place: &Path, number: usize) -> Result<(), String> {
+    let (upper, work) = (place.join(format!("u{number}")), place.join(format!("w{number}")));
+    for folder in [&upper, &work] {
+        fs::create_dir(folder).map_err(|error| error.to_string())?;
+    }
+    // The root of an overlay is the upper folder: it must say what the lower one says.
+    if let Ok(about) = fs::metadata(from) {
+        let _ = fs::set_permissions(&upper, about.permissions());
+        let _ = std::os::unix::fs::chown(
+            &upper,
+            Some(std::os::unix::fs::MetadataExt::uid(&about)),
+            Some(std::os::unix::fs::MetadataExt::gid(&about)),
+        );
+    }
+    let text = from.to_string_lossy();
+    if text.contains([',', ':', '\\']) {
+        return Err(format!("{text:?} has a character that overlayfs does not take"));
+    }
+    let data = format!(
+        "lowerdir={text},upperdir={},workdir={}",
+        upper.display(),
+        work.display()
+    );
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("overlay"), to, Some("overlay"), flags, Some(&*data)).map_err(|error| error.to_string())
+}
+
+fn devices(root: &Path) -> Result<(), Failure> {
+    let dev = root.join("dev");
+    let data = Some("mode=755,size=4m");
+    mount(Some("dev"), &dev, Some("tmpfs"), MsFlags::MS_NOSUID, data).map_err(failed("/dev"))?;
+    for name in DEVICES {
+        let (from, to) = (Path::new("/dev").join(name), dev.join(name));
+        fs::write(&to, []).map_err(failed("/dev"))?;
+        mount(
+            Some(&from),
+            &to,
+            None as Nothing,
+            MsFlags::MS_BIND,
+            None as Nothing,
+        )
+        .map_err(failed("/dev"))?;
+    }
+    let links = [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ];
+    for (name, to) in links {
+        std::os::unix::fs::symlink(to, dev.join(name)).map_err(failed("/dev"))?;
+    }
+    let shm = dev.join("shm");
+    fs::create_dir(&shm).map_err(failed("/dev/shm"))?;
+    mount(
+        Some("shm"),
+        &shm,
+        Some("tmpfs"),
+        MsFlags::MS_NODEV,
+        Some("mode=1777"),
+    )
+    .map_err(failed("/dev/shm"))
+}
+
+/// What is mounted: where, and of what kind; proc(5), mountinfo.
+fn mounts() -> Result<Vec<(PathBuf, String)>, Failure> {
+    let text = fs::read_to_string("/proc/self/mountinfo").map_err(failed("the host's mounts"))?;
+    Ok(text.lines().filter_map(mount_of).collect())
+}
+
+fn mount_of(line: &str) -> Option<(PathBuf, String)> {
+    let at = line.split(' ').nth(4)?;
+    let kind = line.split_once(" - ")?.1.split(' ').next()?;
+    // Spaces and the like are told as octal numbers: such a place is left out, not guessed.
+    (!at.contains('\\')).then(|| {
+        (
+            PathBuf::from(at),
+            kind.split('.').next().unwrap_or(kind).to_owned(),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mount_of;
+    use std::path::PathBuf;
+
+    #[test]
+    fn a_line_of_mountinfo_is_a_place_and_a_kind() {
+        let line = "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
+        assert_eq!(mount_of(line), Some((PathBuf::from("/mnt2"), "ext3".to_owned())));
+        let fuse = "40 35 0:32 / /home/me/s rw - fuse.sshfs me@there: rw";
+        assert_eq!(
+            mount_of(fuse),
+            Some((PathBuf::from("/home/me/s"), "fuse".to_owned()))
+        );
+        assert_eq!(mount_of("36 35 98:0 /a /with\\040space rw - ext3 x rw"), None);
+        assert_eq!(mount_of("nonsense"), None);
+    }
+}

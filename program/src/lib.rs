@@ -1,0 +1,19 @@
+//! A bare server program beside a VM: its namespaces, its card, its sockets, and a tester of whether copies of it agree.
+//!
+//! The network namespace is the machine: what a program sends and gets are frames on a card, as for a VM. Flow: a client's
+//! frame -> `dunlin_core::program::order` -> every copy's card; a copy's frame -> `dunlin_core::program::outputs`, and the
+//! first copy's -> the client. What decides is in the core; here is what touches the host: `inside` makes a copy's
+//! namespaces and runs in them, `copy` holds it from outside, `sockets` looks at its queues, `answers` answers the system calls
+//! that yield chance and time, `check` drives all of it.
+//!
+//! Not here: agreement between hosts, checkpoints, fail-over.
+
+pub mod answers;
+pub mod chance;
+pub mod check;
+pub mod copy;
+pub mod inside;
+pub mod message;
+pub mod options;
+pub mod report;
+pub mod sockets;

@@ -1,0 +1,130 @@
+//! What the tester and the process that keeps a copy say to each other: one JSON object a message, descriptors beside it.
+//!
+//! Flow: `Spec` -> keeper; `Ready` (card, sock_diag socket) -> tester; `Go` -> keeper; `Started`, then `Ended`, or `Failed`.
+//! Invariant: 1. a message is at most `MOST_BYTES`, and one that is not understood ends the conversation.
+//! Source: unix(7), SOCK_SEQPACKET. Not here: who does what with it.
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+/// The longest message: a command with its environment.
+const MOST_BYTES: usize = 192 << 10;
+
+/// What a copy is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Where it starts.
+    pub directory: PathBuf,
+    /// All of its environment.
+    pub environment: Vec<(String, String)>,
+    /// Its card.
+    pub card: Card,
+    /// What it is kept from; none is what a client gets: only a network of its own.
+    pub walls: Option<Walls>,
+}
+
+/// The network card of a namespace.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Card {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// How many bits of that name the network.
+    pub prefix: u8,
+    /// Where what is for other networks goes.
+    pub gateway: Option<Ipv4Addr>,
+    /// Its hardware's address.
+    pub mac: [u8; 6],
+}
+
+/// The walls of a copy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Walls {
+    /// The user and group that it runs as; none keeps the ones in the namespace.
+    pub user: Option<(u32, u32)>,
+    /// What it may write to its own view of the file system, in memory.
+    pub scratch_mib: u32,
+    /// Answer what yields chance from an agreed seed.
+    pub agreed_chance: Option<u64>,
+    /// Let the tester answer what reads the clock.
+    pub agreed_clock: bool,
+}
+
+/// What the tester hears.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Heard {
+    /// The namespaces are there. With it: the card, and a sock_diag socket.
+    Ready,
+    /// The program's own system calls are answered by who holds this. With it: the seccomp listener.
+    Listener,
+    /// The program runs.
+    Started,
+    /// It could not be brought so far; the words end in what to do.
+    Failed(String),
+    /// The program's first process has ended.
+    Ended {
+        /// Its exit code, or none if a signal ended it.
+        code: Option<i32>,
+        /// The signal.
+        signal: Option<i32>,
+        /// Processes that it has left behind are running.
+        others: bool,
+    },
+}
+
+/// What the keeper hears after its `Spec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Go;
+
+/// Sends a message with descriptors.
+///
+/// # Errors
+/// Those of sendmsg(2); `InvalidInput` where it is too long.
+pub fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &T,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > MOST_BYTES {
+        let why = "the command and its environment are too long";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+    let parts = [IoSlice::new(&bytes)];
+    sendmsg::<()>(socket.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// The next message and its descriptors; none where the other side has gone.
+///
+/// # Errors
+/// Those of recvmsg(2), `WouldBlock` among them; `InvalidData` where it is not understood.
+pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MOST_BYTES];
+    let mut control = cmsg_space!([RawFd; 4]);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let got = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut control), flags)?;
+    let mut descriptors = Vec::new();
+    for message in got.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(rights) = message {
+            // SAFETY: the kernel has just made them for us, and nobody else knows them.
+            descriptors.extend(rights.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    let length = got.bytes;
+    if length == 0 {
+        return Ok(None);
+    }
+    let message = serde_json::from_slice(&bytes[..length])?;
+    Ok(Some((message, descriptors)))
+}

@@ -1,0 +1,110 @@
+//! What the tester is asked for, and why it may not come about.
+//!
+//! Decides:    the addresses of a wire. Not here: what the user typed (`dunlin`'s command line), the run (`check`).
+
+use crate::copy::{CopyError, Inside};
+use dunlin_core::program::order::Order;
+use dunlin_guest::frames::TapError;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What is to be tested, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How to run `inside::main`.
+    pub inside: Inside,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Where it starts.
+    pub directory: PathBuf,
+    /// Its environment.
+    pub environment: Vec<(String, String)>,
+    /// How many copies.
+    pub copies: usize,
+    /// When the next input is delivered.
+    pub order: Order,
+    /// How long it is waited for.
+    pub patience: Duration,
+    /// The user and the group that it runs as.
+    pub user: Option<(u32, u32)>,
+    /// What it may write, in memory.
+    pub scratch_mib: u32,
+    /// The time is the same for all copies.
+    pub agreed_clock: bool,
+    /// So is chance, from this seed.
+    pub agreed_chance: Option<u64>,
+    /// The port that it serves; none is any.
+    pub port: Option<u16>,
+    /// How long it may take until it listens.
+    pub start_within: Duration,
+    /// Who speaks with it.
+    pub clients: Clients,
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// How many bits of that name the network.
+    pub prefix: u8,
+    /// The way to other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// It ends after so long, at the latest.
+    pub most: Option<Duration>,
+    /// Where all that the copies print goes.
+    pub logs: Option<PathBuf>,
+}
+
+/// Who speaks with the copies.
+#[derive(Clone, Debug)]
+pub enum Clients {
+    /// A shell's command in a network namespace of its own; the run is over when it ends.
+    Command(String),
+    /// Whoever reaches this host's end of the wire, which has this address.
+    Host(Ipv4Addr),
+    /// Whoever reaches this bridge of the host.
+    Bridge(String),
+}
+
+/// Why there is no report: one line, with what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// A copy, or the client, could not be made.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The program does not serve.
+    #[error("{0}")]
+    Program(String),
+    /// The host's end of the wire.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The host refuses something else.
+    #[error("{0}: {1}")]
+    Host(&'static str, io::Error),
+}
+
+/// All copies have the same address, which belongs to nobody else: from the range that is left to local use.
+pub(crate) fn mac_of(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    [0x52, 0x54, a, b, c, d]
+}
+
+/// The client's address beside the program's: the next one or the one before, and none that is the network's own.
+#[must_use]
+pub fn neighbour(address: Ipv4Addr) -> Ipv4Addr {
+    // Of four in a row the middle two are no network's own, however small it is.
+    let bits = address.to_bits();
+    Ipv4Addr::from_bits(if bits & 3 == 1 { bits + 1 } else { bits & !3 | 1 })
+}
+
+/// A user's numbers.
+///
+/// # Errors
+/// Where there is none of this name, or this process may not become somebody else.
+pub fn user(name: &str) -> Result<(u32, u32), CheckError> {
+    if !nix::unistd::geteuid().is_root() {
+        let why = format!("--user {name} needs root: without it the program runs as yourself");
+        return Err(CheckError::Program(why));
+    }
+    let found = nix::unistd::User::from_name(name).ok().flatten();
+    let found = found.ok_or_else(|| CheckError::Program(format!("--user {name}: there is no such user")))?;
+    Ok((found.uid.as_raw(), found.gid.as_raw()))
+}

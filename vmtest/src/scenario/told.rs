@@ -1,0 +1,138 @@
+//! What a daemon tells others by itself: metrics to whoever asks, events to `notify_url`, and the newest events to a person.
+//!
+//! * **Decides:** nothing but whether it comes: names and types of metrics, and what a receiver that fails does, are the executable's own tests.
+//! * **Flow:** [`Told::prepare`] writes both addresses into a host's file, and listens -> its daemon is started -> [`Told::look`].
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cluster::Cluster;
+
+const METRICS: u16 = 9177;
+const EVENTS: u16 = 9178;
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Whoever listens for a host's events.
+pub struct Told {
+    events: mpsc::Receiver<String>,
+    listens: JoinHandle<Result<Result<()>>>,
+}
+
+impl Told {
+    /// The host is to be started after this. The first answer that its events get is that they come too early.
+    pub fn prepare(cluster: &Cluster<'_>, host: &str) -> Result<Self> {
+        let lab = cluster.lab();
+        let (own, client) = (lab.node(host).address(), lab.node("client").address());
+        let file = cluster.host_file(host);
+        let text = fs::read_to_string(&file)?;
+        fs::write(
+            &file,
+            format!("metrics = \"{own}:{METRICS}\"\nnotify_url = \"http://{client}:{EVENTS}/hook\"\n{text}"),
+        )?;
+        let (tell, events) = mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let listens = lab.node("client").spawn("receiver", move || {
+            let listener = TcpListener::bind(SocketAddr::new(client.into(), EVENTS))?;
+            let _ = ready.send(());
+            for number in 0..2 {
+                let (mut tcp, _) = listener.accept()?;
+                tcp.set_read_timeout(Some(BOUND))?;
+                let body = request(&tcp)?;
+                let status = if number == 0 {
+                    "503 Service Unavailable"
+                } else {
+                    "200 OK"
+                };
+                write!(
+                    tcp,
+                    "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                )?;
+                // Whoever waits may have given up.
+                let _ = tell.send(body);
+            }
+            Ok(())
+        })?;
+        is_ready
+            .recv_timeout(BOUND)
+            .context("nobody listens for events")?;
+        Ok(Self { events, listens })
+    }
+
+    /// The daemon of `host` runs; `other` asks it for metrics.
+    pub fn look(self, cluster: &Cluster<'_>, host: &str, other: &str) -> Result<()> {
+        for time in ["first", "second"] {
+            let event = self
+                .events
+                .recv_timeout(BOUND)
+                .with_context(|| format!("no event comes a {time} time"))?;
+            ensure!(
+                event.contains("\"kind\":\"host-begins\""),
+                "the {time} event is {event}"
+            );
+        }
+        self.listens
+            .join()
+            .map_err(|_| anyhow::anyhow!("the receiver panicked"))???;
+        let lab = cluster.lab();
+        let address = SocketAddr::new(lab.node(host).address().into(), METRICS);
+        let asks = lab.node(other).spawn("scraper", move || -> Result<String> {
+            let mut tcp = TcpStream::connect_timeout(&address, BOUND)?;
+            tcp.set_read_timeout(Some(BOUND))?;
+            write!(
+                tcp,
+                "GET /metrics HTTP/1.1\r\nHost: dunlin\r\nConnection: close\r\n\r\n"
+            )?;
+            let mut page = String::new();
+            tcp.read_to_string(&mut page)?;
+            Ok(page)
+        })?;
+        let page = asks
+            .join()
+            .map_err(|_| anyhow::anyhow!("the scraper panicked"))???;
+        for words in [
+            "text/plain; version=0.0.4",
+            "# TYPE dunlin_notifications_sent_total counter",
+            "dunlin_build_info{",
+        ] {
+            ensure!(page.contains(words), "no '{words}' in {page}");
+        }
+        for (since, expected) in [
+            ("1h", true),
+            ("2000-01-01 00:00:00", true),
+            ("2100-01-01 00:00:00", false),
+        ] {
+            let said = cluster.dunlin(host, &["events", "--json", "--since", since])?;
+            ensure!(
+                said.contains("host-begins") == expected,
+                "events --since {since}: {said}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The body of one request.
+fn request(tcp: &TcpStream) -> Result<String> {
+    let mut reader = BufReader::new(tcp);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let line = line.trim().to_ascii_lowercase();
+        if let Some(bytes) = line.strip_prefix("content-length:") {
+            length = bytes.trim().parse()?;
+        }
+        if line.is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(String::from_utf8(body)?)
+}
