@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod log;
 mod plan;
+mod remains;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,11 +22,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::lab::{Clock, Freezer, Lab, LabSpec, Node, SmallDisk};
+use crate::traces;
 
 pub use events::{Event, Events};
 pub use log::Logged;
@@ -58,10 +60,8 @@ pub fn in_a_lab<T>(
     let outcome = {
         let mut cluster = Cluster::init(&lab, binary, &["a", "b", "c"])?;
         play(&mut cluster).or_else(|error| {
-            let kept = cluster
-                .keep_logs(name)
-                .map(|dir| format!("logs are in {}", dir.display()));
-            Err(error).context(kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
+            let remains = cluster.keep_remains(name);
+            Err(error).context(remains)
         })?
     };
     lab.close()?;
@@ -102,17 +102,21 @@ impl<'lab> Cluster<'lab> {
             .output()
             .with_context(|| format!("cannot run {}", binary.display()))?;
         succeed("dunlin init", &output)?;
-        let hosts = hosts.iter().map(|&name| name.to_owned()).collect();
-        Ok(Self {
+        Ok(Self::with_files_of_others(lab, binary, hosts))
+    }
+
+    /// Of hosts whose files are, or will be, where [`Self::init`] has them.
+    pub fn with_files_of_others(lab: &'lab Lab, binary: &Path, hosts: &[&str]) -> Self {
+        Self {
             lab,
             binary: binary.to_path_buf(),
-            dir,
-            hosts,
+            dir: lab.dir().join("dunlin"),
+            hosts: hosts.iter().map(|&name| name.to_owned()).collect(),
             daemons: BTreeMap::new(),
             frozen: BTreeMap::new(),
             clocks: BTreeMap::new(),
             states: BTreeMap::new(),
-        })
+        }
     }
 
     /// Agreed inputs are on the disks of a majority from now on. Before any daemon starts.
@@ -178,6 +182,31 @@ impl<'lab> Cluster<'lab> {
     /// Who stands still.
     pub fn frozen(&self) -> BTreeSet<String> {
         self.frozen.keys().cloned().collect()
+    }
+
+    /// Starts every host's daemon.
+    ///
+    /// # Errors
+    /// As [`Cluster::start_host`].
+    pub fn start_hosts(&mut self) -> Result<()> {
+        self.hosts
+            .clone()
+            .iter()
+            .try_for_each(|host| self.start_host(host))
+    }
+
+    /// Ends a VM by an order to `host`, then every daemon that runs. Nothing of the VM may be left in between.
+    ///
+    /// # Errors
+    /// When the order fails, what is left, or a daemon that does not end.
+    pub fn end(&mut self, host: &str, vm: &str) -> Result<()> {
+        self.dunlin(host, &["down", "--now", vm])?;
+        let left = traces::after_down(self)?;
+        ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+        let running = self.running();
+        running
+            .iter()
+            .try_for_each(|host| self.stop_host(host, Signal::SIGTERM))
     }
 
     /// Starts the daemon of `host` and waits until it says that it is ready.
@@ -455,28 +484,6 @@ impl<'lab> Cluster<'lab> {
                 .find(|host| host.host != old && host.vm(vm).is_some_and(|vm| vm.role == "primary"))?;
             Some((host.host.clone(), host.vm(vm)?.clone()))
         })
-    }
-
-    /// Copies the daemons' logs to where they outlive the lab.
-    pub fn keep_logs(&self, name: &str) -> Option<PathBuf> {
-        let to = crate::paths::failed_runs().join(name);
-        let _ = fs::remove_dir_all(&to);
-        fs::create_dir_all(&to).ok()?;
-        for host in &self.hosts {
-            let entries = fs::read_dir(self.lab.node(host).home())
-                .into_iter()
-                .flatten()
-                .flatten();
-            for file in entries.filter(|file| file.path().extension().is_some_and(|ext| ext == "log")) {
-                let _ = fs::copy(
-                    file.path(),
-                    to.join(format!("{host}-{}", file.file_name().to_string_lossy())),
-                );
-            }
-        }
-        let statuses = serde_json::to_string_pretty(&self.statuses()).unwrap_or_default();
-        let _ = fs::write(to.join("status.json"), statuses);
-        Some(to)
     }
 }
 
