@@ -143,7 +143,8 @@ impl Stage<'_, '_> {
         self.cluster
             .await_status("a guest that resets its machine", PATIENCE, |_| {
                 (resets(self.cluster).ok()? > before).then_some(())
-            })?;
+            })
+            .with_context(|| format!("since then clients were served: {}", self.loads.so_far()))?;
         let mut what = "its guest reboots".to_owned();
         if killed {
             std::thread::sleep(lasts);

@@ -9,6 +9,12 @@ seq 1 40000 > /srv/www/numbers
 redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize no --tcp-keepalive 0 \
     --save "" --appendonly yes --appendfsync always --dir /data/redis &
 nginx -c /etc/dunlin/nginx.conf &
+# Where a reboot does not come about, the console says what it waits for.
+restart() {
+    echo "dunlin-guest: reboots" > /dev/console
+    { sleep 20; dmesg -n 8; echo l > /proc/sysrq-trigger; echo w > /proc/sysrq-trigger; } &
+    reboot -f
+}
 obey() {
     mkfifo /orders
     exec 3<> /orders
@@ -16,7 +22,7 @@ obey() {
         echo 'BLPOP dunlin:power 0' >&3
         nc 127.0.0.1 6379 <&3 2> /dev/null | while read -r word; do
             case $word in
-            reboot*) reboot -f ;;
+            reboot*) restart ;;
             -LOADING*) sleep 1; echo 'BLPOP dunlin:power 0' >&3 ;;
             esac
         done
