@@ -207,7 +207,10 @@ fn could_take_part(daemon: &Daemon, record: &LogRecord) -> Answer {
 
 fn install(daemon: &Daemon, record: LogRecord) -> Answer {
     // Another creation may have come in between (invariant 1).
-    let _one_at_a_time = daemon.changing_logs.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon
+        .changing_logs
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     if let failed @ Answer::Failed { .. } = could_take_part(daemon, &record) {
         return failed;
     }
@@ -231,7 +234,10 @@ fn install(daemon: &Daemon, record: LogRecord) -> Answer {
 }
 
 fn forget(daemon: &Daemon, log: &str, id: &str) -> Answer {
-    let _one_at_a_time = daemon.changing_logs.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon
+        .changing_logs
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let mut logs = daemon.logs();
     if logs.get(log).is_none_or(|handle| handle.record().id != id) {
         return Answer::done("not here");

@@ -21,7 +21,10 @@ impl Cluster<'_> {
             let _ = fs::write(to.join("last-words"), &words);
             format!("logs are in {}", to.display())
         });
-        format!("{}\n{words}", kept.unwrap_or_else(|| "no logs could be kept".to_owned()))
+        format!(
+            "{}\n{words}",
+            kept.unwrap_or_else(|| "no logs could be kept".to_owned())
+        )
     }
 
     /// Copies the logs to where they outlive the lab.
@@ -31,7 +34,11 @@ impl Cluster<'_> {
         fs::create_dir_all(&to).ok()?;
         for host in &self.hosts {
             for file in logs(self.lab.node(host).home()) {
-                let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let name = file
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
                 let _ = fs::copy(&file, to.join(format!("{host}-{name}")));
             }
         }
@@ -44,12 +51,20 @@ impl Cluster<'_> {
         let mut words = String::new();
         for host in &self.hosts {
             for file in logs(self.lab.node(host).home()) {
-                let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let name = file
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
                 if !name.starts_with("serial-") {
                     continue;
                 }
                 let text = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
-                let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+                let lines: Vec<&str> = text
+                    .lines()
+                    .map(str::trim)
+                    .filter(|line| !line.is_empty())
+                    .collect();
                 for line in &lines[lines.len().saturating_sub(LAST_LINES)..] {
                     let _ = writeln!(words, "{host} {name}: {line}");
                 }
@@ -58,7 +73,10 @@ impl Cluster<'_> {
         let mut machines = Vec::new();
         for host in self.statuses() {
             let pids = host.vms.iter().map(|vm| vm.count("qemu_pid"));
-            machines.extend(pids.filter(|pid| *pid > 0).map(|pid| (host.host.clone(), pid, threads(pid))));
+            machines.extend(
+                pids.filter(|pid| *pid > 0)
+                    .map(|pid| (host.host.clone(), pid, threads(pid))),
+            );
         }
         std::thread::sleep(LOOK);
         for (host, pid, before) in machines {
@@ -66,7 +84,10 @@ impl Cluster<'_> {
                 let busy = |earlier: &Thread| thread.ticks - earlier.ticks;
                 let ticks = before.iter().find(|one| one.id == thread.id).map_or(0, busy);
                 let Thread { name, state, .. } = thread;
-                let _ = writeln!(words, "{host} QEMU's thread {name}: {state}, {ticks} ticks in {LOOK:?}");
+                let _ = writeln!(
+                    words,
+                    "{host} QEMU's thread {name}: {state}, {ticks} ticks in {LOOK:?}"
+                );
             }
         }
         words
@@ -92,7 +113,10 @@ struct Thread {
 }
 
 fn threads(pid: u64) -> Vec<Thread> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let stats = entries.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
     stats.filter_map(|stat| thread_of(&stat)).collect()
 }
