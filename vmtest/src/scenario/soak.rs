@@ -6,6 +6,8 @@
 //! * **Invariants:** what counts is memory of a process' own (`RssAnon`): the guest's memory is shared, and as large as the guest
 //!   was told that it is.
 
+mod places;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use crate::client::{Passers, PassersReport, PassersSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::demo::service;
 use crate::lab::LabSpec;
+use places::Places;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
@@ -45,8 +48,10 @@ pub struct Memory {
 /// A process, as "host program", and its memory then and at the end.
 pub type Figures = BTreeMap<String, (Memory, Memory)>;
 
-/// The same processes by number, all at one time.
-type Look = BTreeMap<String, (i32, Memory)>;
+/// The same processes by number, all at one time, and where they have their own memory.
+type Look = BTreeMap<String, (i32, Memory, Places)>;
+/// How often what was found so far is told, between the first look and the last.
+const PARTS: u32 = 4;
 /// So often a look is taken anew where the VM was not protected all the while: a machine that is busy may lose a backup.
 const LOOKS_AGAIN: usize = 20;
 
@@ -97,18 +102,28 @@ fn play(
     std::thread::sleep(lasts / 5);
     let (begun, connected) = (Instant::now(), passers.connections());
     let first = look(cluster, &plan.name)?;
-    std::thread::sleep((lasts * 4 / 5).saturating_sub(begun.elapsed()));
-    let last = look(cluster, &plan.name)?;
+    let mut last = first.clone();
+    for part in 1..=PARTS {
+        std::thread::sleep((lasts * 4 / 5 * part / PARTS).saturating_sub(begun.elapsed()));
+        last = look(cluster, &plan.name)?;
+        let own = last
+            .iter()
+            .map(|(process, (_, memory, _))| format!("{process} {}", memory.own_kib));
+        let own = own.collect::<Vec<_>>().join(", ");
+        say(&format!("soak: part {part} of {PARTS}: own KiB of {own}"));
+    }
     let (minutes, connected) = (
         begun.elapsed().as_secs_f64() / 60.0,
         passers.connections() - connected,
     );
     let clients = passers.finish()?;
     let mut memory = Figures::new();
-    for (process, (pid, then)) in first {
-        let (pid_now, now) = *last
+    let mut places = BTreeMap::new();
+    for (process, (pid, then, place)) in first {
+        let &(pid_now, now, ref place_now) = last
             .get(&process)
             .with_context(|| format!("{process} is not there any more"))?;
+        places.insert(process.clone(), place_now.since(&place));
         // A backup that was lost and taken in anew is another process; a daemon that is one has died.
         ensure!(
             pid_now == pid || !process.ends_with(DAEMON),
@@ -138,9 +153,10 @@ fn play(
     for (process, (then, now)) in &memory {
         ensure!(
             !has_grown(then.own_kib, now.own_kib),
-            "{process} grew from {} to {} KiB",
+            "{process} grew from {} to {} KiB: {}",
             then.own_kib,
-            now.own_kib
+            now.own_kib,
+            places[process]
         );
     }
     Ok(SoakOutcome { clients, memory })
@@ -186,7 +202,7 @@ fn look_once(cluster: &Cluster<'_>) -> Look {
         .map(|((process, pid), looks)| {
             let own_kib = least(&looks, |look| look.own_kib);
             let shared_kib = least(&looks, |look| look.shared_kib);
-            (process, (pid, Memory { own_kib, shared_kib }))
+            (process, (pid, Memory { own_kib, shared_kib }, Places::of(pid)))
         })
         .collect()
 }
