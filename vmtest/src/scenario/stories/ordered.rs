@@ -33,6 +33,22 @@ pub fn all() -> Vec<Scenario> {
             &[AwaitProtected, ANSWERS, Failover, ANSWERS, AwaitProtected],
         )
         .quick(),
+        // A sync is nearly always under way: a hand-over waits for its end and goes before the next one.
+        Scenario::new(
+            "hand-over-between-back-to-back-syncs",
+            "remus",
+            &[
+                AwaitProtected,
+                ANSWERS,
+                Failover,
+                ANSWERS,
+                AwaitProtected,
+                Failover,
+                ANSWERS,
+                AwaitProtected,
+            ],
+        )
+        .quick(),
         Scenario::new(
             "policies-change-while-it-runs",
             "plover",
