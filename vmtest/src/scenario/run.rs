@@ -521,13 +521,15 @@ fn with_role(hosts: &[HostStatus], vm: &str, role: &str) -> Option<String> {
     Some(host.host.clone())
 }
 
-/// Tells the guest to `reboot`, to `poweroff`, or to `remember-NAME`, as a person in it would.
-pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<()> {
+/// Tells the guest to `reboot`, to `poweroff`, or to `remember-NAME`, as a person in it would. Returns how that was taken, for people.
+pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<String> {
     match ask_guest(lab, guest, &["RPUSH", "dunlin:power", word]) {
-        Ok(Answer::Integer(_)) => Ok(()),
+        Ok(Answer::Integer(_)) => Ok("answered".to_owned()),
         Ok(other) => bail!("the guest was not told to {word}: it answers {other:?}"),
         // It may be obeyed before it is answered.
-        Err(error) if error.downcast_ref::<std::io::Error>().is_some() => Ok(()),
+        Err(error) if error.downcast_ref::<std::io::Error>().is_some() => {
+            Ok(format!("not answered: {error}"))
+        }
         Err(error) => Err(error.context(format!("the guest was not told to {word}"))),
     }
 }

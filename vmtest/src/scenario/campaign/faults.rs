@@ -139,12 +139,12 @@ impl Stage<'_, '_> {
             Ok(logged.iter().filter(|event| event.kind == "guest-reset").count())
         };
         let before = resets(self.cluster)?;
-        order_guest(self.cluster.lab(), self.loads.target(), "reboot")?;
+        let order = order_guest(self.cluster.lab(), self.loads.target(), "reboot")?;
         self.cluster
             .await_status("a guest that resets its machine", PATIENCE, |_| {
                 (resets(self.cluster).ok()? > before).then_some(())
             })
-            .with_context(|| format!("since then clients were served: {}", self.loads.so_far()))?;
+            .with_context(|| format!("the order was {order}; served since: {}", self.loads.so_far()))?;
         let mut what = "its guest reboots".to_owned();
         if killed {
             std::thread::sleep(lasts);
