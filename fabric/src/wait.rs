@@ -2,7 +2,7 @@
 //!
 //! **Flow**: an owner with a thread of its own calls `Group::wait` when `poll` had nothing; an owner with its own epoll does
 //! not need this. **Invariants**: 1. a policy is part of every figure that is published (`Display`).
-//! **Source**: design/fabric.md: a wake-up costs 5 us on the same core and 75 to 90 us across cores; three pure spinners on
+//! **Source**: docs/fabric.md: a wake-up costs 5 us on the same core and 75 to 90 us across cores; three pure spinners on
 //! two cores have millisecond tails: spin a little, then yield, then block. **Not here**: what is waited for.
 
 use std::fmt;

@@ -6,8 +6,6 @@
 //! Invariants: a group that keeps its log in memory never loses a majority's memory at once, nor all that may lead:
 //! that is beyond what the protocol promises (it then stops for good, which `docs/consensus.md` says).
 //!
-//! Source: issue 3, item 4.
-//!
 //! Not here: what the faults do (`world`, `disk`).
 
 use crate::random::Random;

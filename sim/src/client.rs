@@ -10,7 +10,8 @@
 //! Not here: judging the history (`linear`).
 
 use crate::linear::{Kind, Operation};
-use crate::world::{Machine, Next, REGISTERS, World};
+use crate::machine::{Machine, REGISTERS};
+use crate::world::{Next, World};
 use bytes::Bytes;
 use dunlin_core::consensus::{Entry, EntryKind, Event};
 use dunlin_core::units::{Index, Viewstamp};

@@ -4,8 +4,6 @@
 //!
 //! Invariants: exit code 0 only if every seed passed (with `--bug`: only if the bug was found).
 //!
-//! Source: house rule 13.
-//!
 //! Not here: the worlds.
 #![forbid(unsafe_code)]
 

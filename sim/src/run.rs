@@ -5,8 +5,6 @@
 //!
 //! Invariants: the smallest failing seed is reported, however many threads search.
 //!
-//! Source: house rules 12 and 13.
-//!
 //! Not here: printing (`main`).
 
 use crate::chaos::{set_willing, truncate};

@@ -7,26 +7,26 @@
 //!
 //! Source: tigerbeetle's and FoundationDB's simulators: the production code under a world that lies.
 //!
-//! Not here: what is right (`check`, `linear`), which faults (`chaos`).
+//! Not here: what each thing to come does (`happen`), what the log's entries do (`machine`), what is right (`check`, `linear`), which
+//! faults (`chaos`).
+
+mod happen;
 
 use crate::busy::Busy;
 use crate::chaos::Weather;
-use crate::check::{Checker, fold};
+use crate::check::Checker;
 use crate::client::Clients;
 use crate::disk::{Disk, Write};
-use crate::owner::{self, Driver, Owner};
+use crate::machine::Machine;
+use crate::owner::{self, Owner};
 use crate::random::Random;
-use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Bug, Config, Consensus, Durability, Entry, Event, Member, Message, Role, Snapshot,
+    Action, Bug, Config, Consensus, Durability, Event, Member, Message, Role, Snapshot,
 };
 use dunlin_core::units::{Index, ReplicaId};
 use dunlin_core::wire::consensus as wire;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-
-/// Registers that the clients write.
-pub const REGISTERS: usize = 2;
 
 /// What is to come.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,49 +53,6 @@ pub enum Next {
     Release(u8, u64),
     /// The next client operation.
     Client,
-}
-
-/// The replicated state machine of a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// Applied up to here.
-    pub through: Index,
-    /// Depends on every entry.
-    pub chain: u64,
-    /// Last written values.
-    pub registers: [u64; REGISTERS],
-}
-
-impl Machine {
-    fn apply(&mut self, entry: &Entry) {
-        self.through = entry.stamp.index;
-        self.chain = fold(self.chain, entry);
-        if let Some((register, value)) = crate::client::decode(entry) {
-            self.registers[register] = value;
-        }
-    }
-    /// For `Truncate`.
-    #[must_use]
-    pub fn snapshot(&self) -> Bytes {
-        let words = [self.through.0, self.chain, self.registers[0], self.registers[1]];
-        words
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect::<Vec<_>>()
-            .into()
-    }
-    fn decode(state: &[u8]) -> Self {
-        let word = |at: usize| {
-            state
-                .get(at * 8..at * 8 + 8)
-                .map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
-        };
-        Self {
-            through: Index(word(0)),
-            chain: word(1),
-            registers: [word(2), word(3)],
-        }
-    }
 }
 
 /// One host.
@@ -583,130 +540,6 @@ impl World {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Something happens.
-    pub fn happen(&mut self, next: Next) -> Result<(), String> {
-        match next {
-            Next::Mail(from, to, serial) => {
-                let wakes_us = self.hosts[usize::from(to)].asleep_until_us;
-                if wakes_us > self.now_us {
-                    // The order of what waited is not kept either.
-                    let after_us = wakes_us - self.now_us + self.random.below(300);
-                    self.plan(after_us, Next::Mail(from, to, serial));
-                    return Ok(());
-                }
-                let Some(message) = self.mail.remove(&serial) else {
-                    return Ok(());
-                };
-                if self.cut.contains(&(from, to)) {
-                    return Ok(());
-                }
-                let from = ReplicaId(from);
-                match owner::driver(self, to) {
-                    Driver::Owner => self.step(to, Event::Received { from, message }),
-                    Driver::Keeper(time_us) => self.step_at(to, time_us, Event::Received { from, message }),
-                    Driver::Nobody(after_us) => {
-                        self.mail.insert(serial, message);
-                        self.plan(after_us, Next::Mail(from.0, to, serial));
-                        Ok(())
-                    }
-                }
-            }
-            Next::Tick(id, incarnation) => {
-                let host = &mut self.hosts[usize::from(id)];
-                if host.incarnation != incarnation || host.node.is_none() {
-                    return Ok(());
-                }
-                if host.tick_us != self.now_us {
-                    return Ok(()); // An earlier one took its place.
-                }
-                host.tick_us = u64::MAX;
-                let wakes_us = host.asleep_until_us;
-                if wakes_us > self.now_us {
-                    let after_us = wakes_us - self.now_us + self.random.below(300);
-                    self.hosts[usize::from(id)].tick_us = self.now_us + after_us;
-                    self.plan(after_us, Next::Tick(id, incarnation));
-                    return Ok(());
-                }
-                let leads = self.hosts[usize::from(id)]
-                    .node
-                    .as_ref()
-                    .is_some_and(|node| node.role() == Role::Leader);
-                match owner::driver(self, id) {
-                    Driver::Owner => self.step(id, Event::Tick),
-                    Driver::Keeper(time_us) if leads => self.step_at(id, time_us, Event::Tick),
-                    // The keeper begins no campaign.
-                    Driver::Keeper(_) => self.plan_tick_again(id, incarnation, owner::PERIOD_US),
-                    Driver::Nobody(after_us) => self.plan_tick_again(id, incarnation, after_us),
-                }
-            }
-            Next::Promised(id, incarnation) => {
-                let host = &mut self.hosts[usize::from(id)];
-                if host.incarnation != incarnation || host.node.is_none() {
-                    return Ok(());
-                }
-                if host.asleep_until_us > self.now_us {
-                    let after_us = host.asleep_until_us - self.now_us;
-                    self.plan(after_us, Next::Promised(id, incarnation));
-                    return Ok(());
-                }
-                let Some((report, more)) = host.disk.finish_promise() else {
-                    return Ok(());
-                };
-                if more {
-                    let after_us = self.disk_us(id);
-                    self.plan(after_us, Next::Promised(id, incarnation));
-                }
-                self.step(id, report)
-            }
-            Next::Written(id, incarnation) => self.finish_writes(id, incarnation),
-            // Once there is a newer link to it, nothing of the old one is noticed any more.
-            Next::LinkLost(_, peer, died) if self.hosts[usize::from(peer)].incarnation != died => Ok(()),
-            // The end of a link is the owner's to hear.
-            Next::LinkLost(id, peer, died) if !matches!(owner::driver(self, id), Driver::Owner) => {
-                self.plan(1_000, Next::LinkLost(id, peer, died));
-                Ok(())
-            }
-            Next::LinkLost(id, peer, _) => self.step(
-                id,
-                Event::LinkLost {
-                    peer: ReplicaId(peer),
-                    by_peer: true,
-                },
-            ),
-            Next::Nap(id) => crate::busy::nap(self, id),
-            Next::Turn(id) => {
-                owner::turn(self, id);
-                Ok(())
-            }
-            Next::Drive(id, read_us) => owner::drive(self, id, read_us),
-            Next::Release(id, read_us) => owner::release(self, id, read_us),
-            Next::Chaos => crate::chaos::strike(self),
-            Next::Client => crate::client::operate(self),
-        }
-    }
-
-    fn finish_writes(&mut self, id: u8, incarnation: u32) -> Result<(), String> {
-        let (most, drop_old) = (self.random.between(1, 4) as usize, self.random.chance(500_000));
-        let host = &mut self.hosts[usize::from(id)];
-        if host.incarnation != incarnation || host.node.is_none() {
-            return Ok(());
-        }
-        if host.asleep_until_us > self.now_us {
-            let after_us = host.asleep_until_us - self.now_us;
-            self.plan(after_us, Next::Written(id, incarnation));
-            return Ok(());
-        }
-        let (reports, more) = host.disk.finish_writes(most, drop_old);
-        if more {
-            let after_us = self.disk_us(id);
-            self.plan(after_us, Next::Written(id, incarnation));
-        }
-        for report in reports {
-            self.step(id, report)?;
-        }
-        Ok(())
     }
 
     /// Hosts that believe that they lead.

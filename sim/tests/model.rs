@@ -6,7 +6,7 @@
 //!
 //! Invariants: C1, C2, C3, C6 by the simulator's checker, in every reachable state.
 //!
-//! Source: issue 3, item 5; stateright.
+//! Source: stateright.
 //!
 //! Not here: half-written disks and clocks (the simulator); a disk write is one step here. Heartbeats of a leader: nothing
 //! hangs on their number.

@@ -6,7 +6,6 @@
 //!   table and JSON. `leader-kill` and `crash` ([`faults`]) are runs of their own.
 //! * **Invariants:** (1) every figure stands beside its wait policy and build profile; (2) a rival that cannot run is
 //!   named as skipped, never left out silently; (3) children die with their parent.
-//! * **Source:** issue 3, "What it must show".
 //! * **Not here:** VMs; this is the one place of vmtest that uses a crate of Dunlin's (the fabric) directly.
 
 mod child;

@@ -34,6 +34,7 @@ mod message;
 mod order;
 mod propose;
 mod quorum;
+mod reads;
 mod recover;
 mod types;
 

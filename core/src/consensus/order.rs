@@ -4,7 +4,7 @@
 //!
 //! Invariants: C4, asserted in release builds too: a breach is a programmer's error and must not reach a client.
 //!
-//! Source: house rule 4; Raft (lastApplied <= commitIndex); output commit (Remus, PLOVER).
+//! Source: Raft (lastApplied <= commitIndex); output commit (Remus, PLOVER).
 //!
 //! Not here: *when* a mark may move.
 

@@ -11,12 +11,12 @@
 //! - P4 at most one change of members is under way, and none before the term's barrier is agreed.
 //!
 //! Source: APUS (GAIA 2.1.2, steps L1 to L4: log locally and write to all backups, one round); Raft 5.3; check-quorum:
-//! Ongaro 6.2; reads: Ongaro 6.4; the member rule's barrier: Ongaro's correction of 2015.
+//! Ongaro 6.2; the member rule's barrier: Ongaro's correction of 2015.
 //!
-//! Longer than 400 lines: a leader's peers are touched by sending, acknowledging, recovering and reading alike, and one file shows
+//! Longer than 400 lines: a leader's peers are touched by sending, acknowledging and recovering alike, and one file shows
 //! that `matched` rises in one place only (P2).
 //!
-//! Not here: hand-over and elections (`election`), counting (`quorum`).
+//! Not here: hand-over and elections (`election`), counting (`quorum`), reads of the agreed state (`reads`).
 
 use super::quorum::{FEW, Tally, majority};
 use super::{Action, Bug, Consensus, Entry, EntryKind, MAX_MEMBERS, Member, Message, Refusal, Role};
@@ -87,15 +87,15 @@ pub(super) struct Leading {
     /// What a majority holds; told of every change of a peer's `matched`.
     pub(super) held: Tally,
     /// Which beat a majority has echoed; told of every change of a peer's `beat`.
-    echoed: Tally,
+    pub(super) echoed: Tally,
     pub(super) beat: u64,
     beat_sent_us: [u64; BEATS],
-    barrier: Index,
+    pub(super) barrier: Index,
     pub(super) transfer: Option<Transfer>,
     /// Who was told to stand for election in this term, at which beat (X3 in `lease`).
     heirs: Vec<(ReplicaId, u64)>,
     /// Reads that wait: id, index to apply, and the beat that a majority must echo (0: not asked yet).
-    reads: Vec<(u64, Index, u64)>,
+    pub(super) reads: Vec<(u64, Index, u64)>,
 }
 
 impl Leading {
@@ -578,7 +578,7 @@ impl Consensus {
     }
 
     /// Counts up and tells everybody.
-    fn beat(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn beat(&mut self, out: &mut Vec<Action>) {
         self.leading.beat += 1;
         self.leading.beat_sent_us[self.leading.beat as usize % BEATS] = self.now_us;
         let (open, beat) = (self.reads_asked(), self.leading.beat);
@@ -588,63 +588,5 @@ impl Consensus {
             }
         }
         self.say_lead(out);
-    }
-}
-
-/// Reads of the agreed state.
-impl Consensus {
-    /// A read is answered when a majority has echoed a beat that was sent after it came: nobody newer led before.
-    pub(super) fn on_read(&mut self, id: u64, out: &mut Vec<Action>) {
-        if self.role != Role::Leader {
-            out.push(Action::ReadRefused { id });
-            return;
-        }
-        let index = self.order.committed().max(self.leading.barrier);
-        if self.bugged(Bug::ReadsAlone) {
-            out.push(Action::ReadReady {
-                id,
-                index: self.order.committed(),
-            });
-            return;
-        }
-        let open = self.reads_asked();
-        self.leading.reads.push((id, index, 0));
-        if !open {
-            self.beat(out);
-        }
-        self.answer_reads(out);
-    }
-
-    /// Is a read's beat under way? Then later reads wait for the next one: one round serves many.
-    fn reads_asked(&self) -> bool {
-        self.leading.reads.iter().any(|&(_, _, beat)| beat != 0)
-    }
-
-    pub(super) fn answer_reads(&mut self, out: &mut Vec<Action>) {
-        if self.leading.reads.is_empty() || self.order.committed() < self.leading.barrier {
-            return;
-        }
-        let leading = &mut self.leading;
-        let beats = leading.peers.iter().map(|peer| peer.beat);
-        let echoed = leading.echoed.reached(leading.beat, beats);
-        let before = self.leading.reads.len();
-        self.leading.reads.retain(|&(id, index, beat)| {
-            let ready = beat != 0 && beat <= echoed;
-            if ready {
-                out.push(Action::ReadReady { id, index });
-            }
-            !ready
-        });
-        let waiting = !self.leading.reads.is_empty() && !self.reads_asked();
-        if waiting && self.leading.reads.len() < before {
-            self.beat(out);
-            self.answer_reads(out);
-        }
-    }
-
-    pub(super) fn refuse_reads(&mut self, out: &mut Vec<Action>) {
-        for (id, ..) in std::mem::take(&mut self.leading.reads) {
-            out.push(Action::ReadRefused { id });
-        }
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Invariants: see `super`.
 //!
-//! Source: etcd-io/raft's habit of a core that only decides; house rule 6 for the names.
+//! Source: etcd-io/raft's habit of a core that only decides.
 //!
 //! Not here: the words between replicas (`message`).
 

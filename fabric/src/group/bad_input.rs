@@ -1,6 +1,7 @@
 //! A member that is authenticated and broken: whatever it writes is counted, told once per peer and minute, and dropped.
 
 use super::*;
+use crate::log::Mode;
 use crate::log::tests::Scratch;
 use crate::transport::ring::{Place, RingWriter, Sent};
 use crate::transport::{RegionId, Shm, Tcp, Transport};

@@ -10,31 +10,30 @@
 //! 3. The log ring that a peer may write to is of the term that is promised or led by it; a newer promise revokes it.
 //! 4. Losing a message is allowed, so a full ring drops only what the core will say again.
 //!
-//! **Longer than 400 lines**: the public types and the getters are half of it; the other half is one loop.
-//!
-//! **Source**: APUS (GAIA 2.1.2): "logs locally and writes to all backups"; design/fabric.md. **Not here**: who connects to
-//! whom and when again (the owner: [`Group::add_link`]).
+//! **Source**: APUS (GAIA 2.1.2): "logs locally and writes to all backups". **Not here**: what the owner says to it and hears (`types`), what it waits for
+//! (`waiting`) and looks at (`status`); who connects to whom and when again (the owner: [`Group::add_link`]).
 
 mod kept;
 mod peer;
+mod status;
+mod types;
+mod waiting;
 
 pub use kept::{KeptGroup, may_be_real_time};
+pub use types::{Bad, Counters, GroupConfig, GroupError, GroupEvent, LinkState};
 
 use crate::link::Stream;
-use crate::log::{Command, Cut, Disk, DiskError, DiskOptions, Done, Mode, Writer};
+use crate::log::{Command, Cut, Disk, Done, Writer};
 use crate::transport::TransportError;
-use crate::wait::{Idle, WaitPolicy};
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Entry, Event, Member, Message, Promise, Refusal, Restored, Role,
-    Snapshot,
+    Action, Consensus, Durability, Event, Member, Message, Promise, Refusal, Restored,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::encode_append;
 use peer::{Heard, Peer};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 
 /// So many rounds of work in one `poll` before the owner gets its thread back.
 const ROUNDS: usize = 32;
@@ -42,184 +41,6 @@ const ROUNDS: usize = 32;
 const OTHER: u64 = u64::MAX;
 /// So much is taken from one peer in one round.
 const BUDGET_BYTES: usize = 1 << 20;
-
-/// Settings of one replica of one group.
-#[derive(Clone, Debug)]
-pub struct GroupConfig {
-    /// Where its log lies; for this replica alone.
-    pub dir: PathBuf,
-    /// Who I am, durability, timings.
-    pub core: Config,
-    /// The members when the group was founded. A replica that is to be added later starts with none.
-    pub members: Vec<Member>,
-    /// The size of the log ring per peer, a multiple of 64. Larger entries go through in pieces.
-    pub ring_bytes: usize,
-    /// The log's files.
-    pub disk: DiskOptions,
-    /// Whose thread writes them.
-    pub disk_mode: Mode,
-    /// For [`Group::wait`] only.
-    pub wait: WaitPolicy,
-}
-
-impl GroupConfig {
-    /// The defaults.
-    #[must_use]
-    pub fn new(dir: impl Into<PathBuf>, me: ReplicaId, members: Vec<Member>, durability: Durability) -> Self {
-        let core = Config::new(me, durability);
-        let (disk, disk_mode, wait) = (DiskOptions::default(), Mode::default(), WaitPolicy::default());
-        Self {
-            dir: dir.into(),
-            core,
-            members,
-            ring_bytes: 2 << 20,
-            disk,
-            disk_mode,
-            wait,
-        }
-    }
-}
-
-/// Why a group could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum GroupError {
-    /// The log on disk.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
-    /// The system.
-    #[error("{what}: {source}")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-}
-
-/// What the owner must know.
-#[derive(Debug)]
-pub enum GroupEvent {
-    /// Everything up to here is agreed: read it with [`Group::entry`], then report [`Group::applied`].
-    Committed {
-        /// The newest agreed entry.
-        through: Index,
-    },
-    /// This replica leads; its agreed state is current when `barrier` is committed.
-    BecameLeader {
-        /// The term.
-        term: Term,
-        /// Its first entry.
-        barrier: Index,
-    },
-    /// This replica does not lead (any more).
-    BecameFollower {
-        /// The term.
-        term: Term,
-        /// The leader, if known.
-        leader: Option<ReplicaId>,
-    },
-    /// Replace the agreed state with this, then report [`Group::applied`].
-    SnapshotInstalled(Snapshot),
-    /// The link to a peer works in both directions.
-    LinkUp {
-        /// Which.
-        peer: ReplicaId,
-    },
-    /// The link to a peer ended: connect again and [`Group::add_link`].
-    LinkLost {
-        /// Which.
-        peer: ReplicaId,
-        /// Why, for the log.
-        why: String,
-        /// It broke the link by what it wrote: `Breach` tells of that, not every time.
-        broken: bool,
-    },
-    /// See [`Group::read`].
-    ReadReady {
-        /// From the call.
-        id: u64,
-        /// Wait for this to be applied.
-        index: Index,
-    },
-    /// See [`Group::read`]: not the leader any more.
-    ReadRefused {
-        /// From the call.
-        id: u64,
-    },
-    /// The hand-over was not taken; this replica leads on.
-    TransferFailed {
-        /// Who did not take it.
-        to: ReplicaId,
-    },
-    /// The disk is full: this replica acknowledges nothing until `DiskRoom`.
-    DiskFull(String),
-    /// The disk has room again.
-    DiskRoom,
-    /// The log cannot be written any more; this replica acknowledges nothing until it is started again.
-    DiskFailed(String),
-    /// A peer said what the protocol forbids; it was dropped. At most one per peer and minute.
-    Breach {
-        /// The peer.
-        peer: ReplicaId,
-        /// What.
-        what: String,
-        /// How many so far.
-        count: u64,
-    },
-}
-
-/// What is known of the link to a member.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LinkState {
-    /// The member.
-    pub peer: ReplicaId,
-    /// "shm", "tcp", "tcp+tls"; `None` if there is no link.
-    pub fabric: Option<&'static str>,
-    /// Messages can go both ways.
-    pub connected: bool,
-    /// As the leader: it holds everything up to here.
-    pub acknowledged: Option<Index>,
-    /// When something was last heard from it, by `poll`'s clock.
-    pub heard_us: Option<u64>,
-}
-
-/// In which way a peer's words are bad.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bad {
-    /// A message ends too early.
-    Short,
-    /// A message has bytes left over.
-    Long,
-    /// A tag or a count that is unknown or impossible.
-    Unknown,
-    /// Understood, and forbidden by the protocol.
-    Forbidden,
-    /// A frame or a record that ended the link: impossible lengths, a checksum that stays wrong.
-    Broken,
-}
-
-/// Counters, for status and benchmarks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Messages and words understood.
-    pub heard: u64,
-    /// Records that were not (yet) believed when looked at.
-    pub torn: u64,
-    /// All that was bad, in whichever way; the next five are its parts.
-    pub bad: u64,
-    /// [`Bad::Short`].
-    pub short: u64,
-    /// [`Bad::Long`].
-    pub long: u64,
-    /// [`Bad::Unknown`].
-    pub unknown: u64,
-    /// [`Bad::Forbidden`].
-    pub forbidden: u64,
-    /// [`Bad::Broken`].
-    pub broken: u64,
-    /// Messages given up because a peer's ring and queue were full.
-    pub given_up: u64,
-}
 
 /// One replica of one group.
 pub struct Group {
@@ -659,112 +480,6 @@ impl Group {
             }
         }
     }
-
-    /// Before sleeping: false means that there is something to do already, so call `poll` instead.
-    pub fn arm(&mut self) -> bool {
-        self.flush(true);
-        let mut idle = self.events.is_empty() && !self.proposed && !self.more && !self.writer.is_ready();
-        self.armed = true;
-        (self.asked, self.told) = (false, false);
-        for at in 0..self.peers.len() {
-            idle &= self.peers[at].transport.arm().is_ok() && !self.peers[at].has_something();
-            if let Some(fd) = self.peers[at].transport.fds()[0] {
-                let wants = self.peers[at].transport.wants_write();
-                if wants != self.peers[at].watched_for_write {
-                    self.peers[at].watched_for_write = wants;
-                    let events = if wants {
-                        libc::EPOLLIN | libc::EPOLLOUT
-                    } else {
-                        libc::EPOLLIN
-                    };
-                    idle &= self.watch(fd, events, u64::from(self.peers[at].id.0)).is_ok();
-                }
-            }
-        }
-        idle
-    }
-
-    /// For an owner that has waited for the group's descriptor itself, after [`Group::arm`]: whether it was readable. If not, `poll`
-    /// need not ask the system which links are.
-    pub fn woke(&mut self, readable: bool) {
-        (self.asked, self.told) = (!readable, true);
-    }
-
-    /// For an owner without its own epoll: waits by the configured policy until there may be something to do, at the
-    /// latest until `until_us` or the next deadline. `now_us` is the caller's clock, as for `poll`.
-    pub fn wait(&mut self, now_us: u64, until_us: u64) {
-        let until_us = self
-            .core
-            .next_deadline_us()
-            .map_or(until_us, |at| at.min(until_us));
-        match self.cfg.wait.after(self.idle_rounds) {
-            Idle::Spin => std::hint::spin_loop(),
-            Idle::Yield => std::thread::yield_now(),
-            Idle::Block => {
-                if self.arm() && until_us > now_us {
-                    self.ask(until_us - now_us);
-                }
-            }
-        }
-        self.idle_rounds = self.idle_rounds.saturating_add(1);
-    }
-
-    /// Asks the system which links are readable, waiting for one at most so long.
-    fn ask(&mut self, for_us: u64) {
-        let timeout = libc::timespec {
-            tv_sec: (for_us / 1_000_000) as i64,
-            tv_nsec: (for_us % 1_000_000 * 1000) as i64,
-        };
-        const MOST: usize = 16;
-        let mut events = [libc::epoll_event {
-            events: 0,
-            u64: OTHER,
-        }; MOST];
-        let most = MOST as i32;
-        // SAFETY: the events and the timeout live across the call. Being woken early for any reason is fine.
-        let n = unsafe {
-            let epoll = self.epoll.as_raw_fd();
-            let n = libc::epoll_pwait2(
-                epoll,
-                events.as_mut_ptr(),
-                most,
-                &raw const timeout,
-                std::ptr::null(),
-            );
-            if n < 0 && *libc::__errno_location() == libc::ENOSYS {
-                libc::epoll_wait(
-                    epoll,
-                    events.as_mut_ptr(),
-                    most,
-                    for_us.div_ceil(1000).min(1000) as i32,
-                )
-            } else {
-                n
-            }
-        };
-        self.asked = n >= 0;
-        for event in &events[..n.max(0) as usize] {
-            let whose = event.u64;
-            let peer = u8::try_from(whose)
-                .ok()
-                .and_then(|id| self.peer_mut(ReplicaId(id)));
-            if let Some(peer) = peer {
-                peer.readable = true;
-            }
-        }
-    }
-
-    /// Readable means: call `poll`. One descriptor, the same for the group's life.
-    #[must_use]
-    pub fn fds(&self) -> Vec<RawFd> {
-        vec![self.epoll.as_raw_fd()]
-    }
-
-    /// `poll` must be called at this time at the latest.
-    #[must_use]
-    pub fn next_deadline_us(&self) -> Option<u64> {
-        self.core.next_deadline_us()
-    }
 }
 
 /// What the owner asks for.
@@ -835,140 +550,7 @@ impl Group {
     }
 }
 
-/// What the owner looks at.
-impl Group {
-    /// An entry that is held; agreed only up to [`Self::committed`].
-    #[must_use]
-    pub fn entry(&self, index: Index) -> Option<&Entry> {
-        self.core.entry(index)
-    }
-
-    /// Whether an input of so many bytes would be taken.
-    #[must_use]
-    pub fn has_input_room(&self, bytes: usize) -> bool {
-        !self.disk_lags() && self.core.has_input_room(bytes)
-    }
-
-    /// More waits for the log's disk than the log may hold: the followers are quick enough for both, and it never ends.
-    fn disk_lags(&self) -> bool {
-        self.writer.queued_bytes() > self.core.config().ring_bytes
-    }
-
-    /// What waits for the log's disk, and what may.
-    #[must_use]
-    pub fn disk_queue(&self) -> (usize, usize) {
-        (self.writer.queued_bytes(), self.core.config().ring_bytes)
-    }
-
-    /// What waits for room in the rings of the other hosts, what may, and how many messages were given up for that.
-    #[must_use]
-    pub fn link_queue(&self) -> (usize, usize, u64) {
-        let bytes = self.peers.iter().map(Peer::queued_bytes).sum();
-        (
-            bytes,
-            peer::QUEUES_MAX_BYTES * self.peers.len(),
-            self.counters.given_up,
-        )
-    }
-
-    /// The consensus, to look at.
-    #[must_use]
-    pub fn core(&self) -> &Consensus {
-        &self.core
-    }
-
-    /// Agreed up to here.
-    #[must_use]
-    pub fn committed(&self) -> Index {
-        self.core.committed()
-    }
-
-    /// What this replica is.
-    #[must_use]
-    pub fn role(&self) -> Role {
-        self.core.role()
-    }
-
-    /// Whether it leads.
-    #[must_use]
-    pub fn is_leader(&self) -> bool {
-        self.core.role() == Role::Leader
-    }
-
-    /// Whether this leader may let the world hear its VM at `now_us` without asking anyone (core's `lease`): the last look
-    /// before something leaves. A group that has agreed that this host alone is complete needs no such look.
-    #[must_use]
-    pub fn may_speak(&self, now_us: u64) -> bool {
-        self.core
-            .speaks_until_us()
-            .is_some_and(|until_us| now_us < until_us)
-    }
-
-    /// How long a silence may be before this replica believes that somebody died (core's `detector`).
-    #[must_use]
-    pub fn patience_us(&self) -> u64 {
-        self.core.patience_us()
-    }
-
-    /// Its term.
-    #[must_use]
-    pub fn term(&self) -> Term {
-        self.core.promise().term
-    }
-
-    /// The leader, if known.
-    #[must_use]
-    pub fn leader(&self) -> Option<ReplicaId> {
-        self.core.leader()
-    }
-
-    /// What stands for everything before the first entry (after a start: what was found on disk).
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        self.core.snapshot()
-    }
-
-    /// Counters since the start.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        let torn = self.peers.iter().map(Peer::torn).sum::<u64>();
-        Counters {
-            torn: self.counters.torn + torn,
-            ..self.counters
-        }
-    }
-
-    /// The state of the links to all other members, and to hosts that are to be members (again).
-    #[must_use]
-    pub fn links(&self) -> Vec<LinkState> {
-        let is_member = |id| self.core.members().iter().any(|m| m.id == id);
-        let members = self.core.members().iter().map(|m| m.id);
-        let guests = self.peers.iter().map(|p| p.id).filter(|id| !is_member(*id));
-        members
-            .filter(|id| *id != self.cfg.core.me)
-            .chain(guests)
-            .map(|id| {
-                let peer = self.peers.iter().find(|p| p.id == id);
-                LinkState {
-                    peer: id,
-                    fabric: peer.map(|p| p.transport.fabric()),
-                    connected: peer.is_some_and(Peer::is_up),
-                    acknowledged: self.core.peer(id).map(|p| p.acknowledged),
-                    heard_us: peer.and_then(Peer::heard_us),
-                }
-            })
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod tests;
-
-impl std::os::fd::AsFd for Group {
-    /// Readable means: call `poll`. The same descriptor for the group's life.
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-}

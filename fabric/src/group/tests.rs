@@ -1,6 +1,8 @@
 use super::*;
+use crate::log::Mode;
 use crate::log::tests::Scratch;
-use dunlin_core::consensus::EntryKind;
+use crate::wait::WaitPolicy;
+use dunlin_core::consensus::{EntryKind, Snapshot};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 

@@ -3,7 +3,7 @@
 //! **Flow**: backends map it; `ring` and `word` load from it; `tcp`'s receiver and `shm`'s writer store into it.
 //! **Invariants**: 1. only atomic word loads and stores; copies are made to private memory before anything looks at
 //! them. 2. the mapping lives as long as the value.
-//! **Source**: design/fabric.md "atomic loads and copy-out only". **Not here**: meaning.
+//! **Source**: docs/fabric.md "atomic loads and copy-out only". **Not here**: meaning.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -12,7 +12,7 @@
 //! 5. A dead peer is noticed: [`TransportError::Closed`], at the latest by `progress` after the system knows.
 //! 6. A sleeper that got `true` from `arm` is woken through one of its descriptors by any later write.
 //!
-//! **Source**: design/fabric.md (measurements); DARE, Mu and APUS for the shape. **Not here**: safety. It rests on terms,
+//! **Source**: docs/fabric.md (measurements); DARE, Mu and APUS for the shape. **Not here**: safety. It rests on terms,
 //! checksums and persisted promises above; revocation is hygiene.
 
 pub mod conformance;

@@ -11,7 +11,7 @@
 //! 2. A record of an earlier lap has a smaller sequence; a payload that imitates a record does not know the key.
 //! 3. The writer never overwrites what the reader has not given back.
 //!
-//! **Source**: APUS's canary and its second-lap defects (design/fabric.md). **Not here**: what messages mean.
+//! **Source**: APUS's canary and its second-lap defects (docs/fabric.md). **Not here**: what messages mean.
 
 use super::{Memory, RegionId, Transport, TransportError};
 use xxhash_rust::xxh3::xxh3_64;

@@ -5,7 +5,7 @@
 //! **Invariants**: 1. one memfd per region and epoch: to revoke is to abandon it; late stores hit memory that nobody
 //! reads. 2. Bell: the sleeper stores "sleeps", then looks at the memory; the writer stores, then looks at "sleeps";
 //! both with a sequentially consistent fence between, so at least one sees the other. 3. the socket's end is the peer's.
-//! **Source**: design/fabric.md; Dekker's two flags. **Not here**: hosts further away.
+//! **Source**: docs/fabric.md; Dekker's two flags. **Not here**: hosts further away.
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,

@@ -4,7 +4,7 @@
 //! own memory, on its own CPU.
 //! **Invariants**: 1. a write of an epoch that is not the open one is read and discarded. 2. a frame out of bounds
 //! ends the link. 3. `out` is bounded: beyond it `write` says `Full`.
-//! **Source**: design/fabric.md. **Not here**: TLS (`link`), checksums of entries (`ring`).
+//! **Source**: docs/fabric.md. **Not here**: TLS (`link`), checksums of entries (`ring`).
 //!
 //! A frame: `length:u32 kind:u8 region:u8 0:u16 epoch:u64 offset:u64` and `length` bytes, all little-endian.
 //! Kinds: 1 write; 2 grant (offset = size, 8 bytes key); 3 revoke.

@@ -3,7 +3,7 @@
 //! **Flow**: [`WordWriter::put`] overwrites one 64-byte slot of the peer's memory; [`WordReader::get`] polls it here.
 //! **Invariants**: 1. values are believed only with a fitting checksum and a version above the last one believed.
 //! 2. a lost or torn update is made good by the next one: values are cumulative.
-//! **Source**: design/fabric.md (acknowledge with a cumulative *(term, durable index)* word). **Not here**: the meaning.
+//! **Source**: docs/fabric.md (acknowledge with a cumulative *(term, durable index)* word). **Not here**: the meaning.
 //!
 //! A slot: `version a b c check`, five words. `check` is xxh3 over the four and the grant's key.
 
