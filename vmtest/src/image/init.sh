@@ -63,6 +63,11 @@ tell_variables() {
     done
 }
 [ "$uefi" ] && tell_variables &
+# As a distribution's shutdown does. With a card that is up, Linux 6.1.192 may send for ever: it breaks the card's queue first, and
+# start_xmit waits for what a broken queue never gives.
+quiet() {
+    ip link set eth0 down
+}
 # Tries again only until redis answers; then it waits without a timer.
 obey() {
     mkfifo /orders
@@ -71,8 +76,8 @@ obey() {
         echo 'BLPOP dunlin:power 0' >&3
         nc 127.0.0.1 6379 <&3 2> /dev/null | while read -r word; do
             case $word in
-            reboot*) reboot -f ;;
-            poweroff*) poweroff -f ;;
+            reboot*) quiet; reboot -f ;;
+            poweroff*) quiet; poweroff -f ;;
             remember-*)
                 word=${word%?}
                 remember "${word#remember-}"

@@ -9,10 +9,13 @@ seq 1 40000 > /srv/www/numbers
 redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize no --tcp-keepalive 0 \
     --save "" --appendonly yes --appendfsync always --dir /data/redis &
 nginx -c /etc/dunlin/nginx.conf &
-# Where a reboot does not come about, the console says what it waits for.
 restart() {
     echo "dunlin-guest: reboots" > /dev/console
-    { sleep 20; dmesg -n 8; echo l > /proc/sysrq-trigger; echo w > /proc/sysrq-trigger; } &
+    # If the kernel does not get on, it says what it does.
+    echo 8 > /proc/sys/kernel/printk
+    # As a distribution's shutdown does. With a card that is up, Linux 6.1.192 may send for ever: it breaks the card's queue first,
+    # and start_xmit waits for what a broken queue never gives.
+    ip link set eth0 down
     reboot -f
 }
 obey() {
