@@ -9,6 +9,7 @@ mod licences;
 mod package;
 mod scenarios;
 mod setup;
+mod sizes;
 mod verify;
 
 use std::os::unix::process::CommandExt;

@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use dunlin_vmtest::paths;
 
-use crate::{cargo, licences};
+use crate::{cargo, licences, sizes};
 
 /// A check by its name.
 type Check = (&'static str, fn() -> Result<()>);
 
-/// Links, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails. Returns the
+/// Links, sizes, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails. Returns the
 /// tests that this machine cannot run, each with its reason: whoever calls tells them in the last line.
 pub fn run() -> Result<Skipped> {
-    let checks: [Check; 5] = [
+    let checks: [Check; 6] = [
         ("links", links),
+        ("sizes", sizes::check),
         ("format", || cargo::run(&["fmt", "--all", "--", "--check"])),
         ("licences", licences),
         ("lints", || {

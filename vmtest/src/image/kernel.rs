@@ -17,7 +17,7 @@ const WANTED: [&str; 4] = ["virtio_pci", "virtio_mmio", "virtio_net", "virtio_bl
 pub const UNDER_UEFI: [&str; 1] = ["efivarfs"];
 
 /// `tsc=reliable`: a paused and resumed VM must not lose its clock source. `nowatchdog`: a pause is no lock-up.
-pub const COMMAND_LINE: &str = "console=ttyS0 loglevel=4 panic=-1 net.ifnames=0 tsc=reliable nowatchdog random.trust_cpu=on mitigations=off";
+pub const COMMAND_LINE: &str = "console=ttyS0 loglevel=4 panic=-1 net.ifnames=0 tsc=reliable nowatchdog no_timer_check random.trust_cpu=on mitigations=off";
 
 /// What an unpacked kernel package offers.
 pub struct Kernel {
