@@ -5,6 +5,7 @@ mod bench;
 mod cargo;
 mod demo;
 mod fuzz;
+mod go;
 mod licences;
 mod package;
 mod scenarios;

@@ -54,7 +54,7 @@ const PACKAGES: [(&str, &str); 23] = [
     ("procps", "looks at processes in the tests"),
     (
         "golang-go",
-        "builds the checker of linearizability (vmtest/linearizability)",
+        "builds what is in Go: k8s, and the checker of linearizability (vmtest/linearizability)",
     ),
     ("ca-certificates", "cargo fetches the libraries over TLS"),
 ];

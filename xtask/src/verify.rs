@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use dunlin_vmtest::paths;
 
-use crate::{cargo, licences, sizes};
+use crate::{cargo, go, licences, sizes};
 
 /// A check by its name.
 type Check = (&'static str, fn() -> Result<()>);
 
-/// Links, sizes, format, licences, lints, tests: in the order in which they are quick. All are run, whatever fails. Returns the
+/// Links, sizes, format, licences, lints, tests, the same of what is in Go: in the order in which they are quick. All are run, whatever fails. Returns the
 /// tests that this machine cannot run, each with its reason: whoever calls tells them in the last line.
 pub fn run() -> Result<Skipped> {
-    let checks: [Check; 6] = [
+    let checks: [Check; 7] = [
         ("links", links),
         ("sizes", sizes::check),
         ("format", || cargo::run(&["fmt", "--all", "--", "--check"])),
@@ -23,6 +23,7 @@ pub fn run() -> Result<Skipped> {
             cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
         }),
         ("tests", tests),
+        ("go", go::verify),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {

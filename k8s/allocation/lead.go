@@ -1,0 +1,165 @@
+package allocation
+
+import (
+	"sort"
+	"time"
+)
+
+// lead is what the leading controller decides and does at once. The decisions fit into one entry.
+func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Change, []Effect) {
+	changes := controller.replaceControllers()
+	if len(changes) == 0 && !controller.planNews {
+		return nil, effects
+	}
+	controller.planNews = false
+	if len(changes) == 0 && controller.cluster != nil {
+		changes = controller.follow()
+	}
+	if len(changes) > 0 || controller.cluster == nil {
+		// Places are chosen once this is agreed.
+		changes, _ = cut(changes)
+		return changes, effects
+	}
+	effects = controller.endStrays(effects)
+	ahead := make([]Placed, 0, len(controller.ahead))
+	for _, placed := range controller.ahead {
+		ahead = append(ahead, placed)
+	}
+	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
+	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
+	controller.waits = plan.Waits
+	for at := range plan.Moves {
+		changes = append(changes, Change{Move: &plan.Moves[at]})
+	}
+	for at := range plan.Assignments {
+		changes = append(changes, Change{Assign: &plan.Assignments[at]})
+	}
+	// Without agreement, so only while nobody else can lead.
+	if now < controller.lease {
+		for _, assignment := range plan.AtOnce {
+			effects = controller.placeAtOnce(assignment, effects)
+		}
+	}
+	changes, _ = cut(changes)
+	return changes, effects
+}
+
+// placeAtOnce binds the one copy of a task with R = 1 (S3).
+func (controller *Controller) placeAtOnce(assignment Assignment, effects []Effect) []Effect {
+	place := Place{assignment.Places[0].Node, controller.name}
+	binding := Binding{assignment.Name, 0, place.Node, controller.applied}
+	if controller.told[Word{binding.Task, 0, binding.Ticket}] || !controller.begin(binding) {
+		return effects
+	}
+	controller.ahead[assignment.Name] = Placed{assignment.Task, place, binding.Ticket}
+	return append(effects, Effect{Bind: &BindTask{binding, assignment.Task}})
+}
+
+// replaceControllers drops those that are silent, and gives the copies of the dead to the living.
+func (controller *Controller) replaceControllers() []Change {
+	var changes []Change
+	for _, name := range controller.state.living() {
+		if name != controller.name && controller.silent(name) {
+			changes = append(changes, Change{DropController: name})
+		}
+	}
+	if len(changes) > 0 {
+		return changes
+	}
+	living := controller.state.living()
+	for _, task := range controller.state.sortedTasks() {
+		for at, copy := range task.Copies {
+			if copy.Phase != Missing && !controller.state.Controllers[copy.Controller] {
+				heir := living[len(changes)%len(living)]
+				changes = append(changes, Change{Reassign: &Reassign{task.Name, at, heir}})
+			}
+		}
+	}
+	return changes
+}
+
+// follow makes what is agreed follow what is seen: nodes, applications, tasks that are not wanted any more.
+func (controller *Controller) follow() []Change {
+	var changes []Change
+	nodes, applications := map[string]bool{}, map[string]bool{}
+	for at, node := range controller.cluster.Nodes {
+		nodes[node.Name] = true
+		if known := controller.state.Nodes[node.Name]; known == nil || *known != node {
+			changes = append(changes, Change{SetNode: &controller.cluster.Nodes[at]})
+		}
+	}
+	for name := range controller.state.Nodes {
+		if !nodes[name] {
+			changes = append(changes, Change{DropNode: name})
+		}
+	}
+	for at, application := range controller.cluster.Applications {
+		applications[application.Name] = true
+		if known := controller.state.Applications[application.Name]; known == nil || known.Application != application {
+			changes = append(changes, Change{SetApplication: &controller.cluster.Applications[at]})
+		}
+	}
+	for name := range controller.state.Applications {
+		if !applications[name] && controller.state.used[name] == (Resources{}) {
+			changes = append(changes, Change{DropApplication: name})
+		}
+	}
+	for name, task := range controller.state.Tasks {
+		if _, wanted := controller.wanted[name]; !wanted && !task.Ending {
+			changes = append(changes, Change{End: name})
+		}
+	}
+	return changes
+}
+
+// compare finds what is bound and not agreed, and what is agreed and not bound.
+func (controller *Controller) compare(asOf uint64) {
+	bound := map[Binding]bool{}
+	for _, binding := range controller.cluster.Bound {
+		bound[binding] = true
+		task, wanted := controller.wanted[binding.Task]
+		_, ahead := controller.ahead[binding.Task]
+		if controller.state.Tasks[binding.Task] == nil && wanted && task.Strength == 1 && !ahead {
+			// By a leader who did not come to say so.
+			controller.tell(Change{Placed: &Placed{task, Place{binding.Node, controller.name}, binding.Ticket}})
+		}
+		if controller.stray(binding) {
+			controller.full[binding.Node] = true
+		}
+	}
+	for _, task := range controller.state.Tasks {
+		for at, copy := range task.Copies {
+			if copy.Phase == Bound && copy.Since <= asOf && !bound[Binding{task.Name, at, copy.Node, copy.Ticket}] {
+				controller.tell(Change{Gone: &Word{task.Name, at, copy.Ticket}})
+			}
+		}
+	}
+}
+
+// stray says whether something is bound that, by all that was agreed since, is not to be there.
+func (controller *Controller) stray(binding Binding) bool {
+	task := controller.state.Tasks[binding.Task]
+	if task == nil {
+		wanted, known := controller.wanted[binding.Task]
+		return binding.Ticket <= controller.applied && (!known || wanted.Strength > 1)
+	}
+	if binding.Copy < 0 || binding.Copy >= len(task.Copies) {
+		return true
+	}
+	copy := task.Copies[binding.Copy]
+	if copy.Phase != Missing && copy.Ticket == binding.Ticket && copy.Node == binding.Node {
+		return false
+	}
+	_, ahead := controller.ahead[binding.Task]
+	return binding.Ticket <= copy.Ticket && !ahead
+}
+
+func (controller *Controller) endStrays(effects []Effect) []Effect {
+	for _, binding := range controller.cluster.Bound {
+		if controller.stray(binding) && controller.begin(binding) {
+			stray := binding
+			effects = append(effects, Effect{Unbind: &stray})
+		}
+	}
+	return effects
+}
