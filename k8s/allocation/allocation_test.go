@@ -98,6 +98,12 @@ func TestWhoWaitsForLongGetsNodesSetAside(t *testing.T) {
 	agreed := agreedState(t, 3, one(10), Application{"small", one(30), 1}, Application{"large", one(30), 3})
 	var running []Task
 	large := task("large", "large", 3, one(10))
+	for at := 0; at < 6; at++ {
+		running = append(running, task(fmt.Sprintf("first-%d", at), "small", 1, one(4)))
+	}
+	if begun := agreed.place(running); len(begun) != 6 {
+		t.Fatalf("%v", begun)
+	}
 	for round := 0; round < 400; round++ {
 		waiting := []Task{large}
 		for at := 0; at < 3; at++ {
@@ -141,6 +147,106 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 	if len(plan.Moves) != 1 {
 		t.Fatalf("%+v", plan)
 	}
+}
+
+func TestALostCopyDoesNotGoWhereItsSiblingsAre(t *testing.T) {
+	agreed := agreedState(t, 3, one(10), Application{"shop", one(90), 3}, Application{"other", one(90), 1})
+	agreed.place([]Task{task("critical", "shop", 3, one(1))})
+	agreed.say(Change{DropNode: "node-2"})
+	// The only other node is fuller than those that have copies.
+	agreed.say(Change{SetNode: &Node{Name: "node-3", Capacity: one(10)}})
+	agreed.say(Change{Placed: &Placed{task("single", "other", 1, one(9)), Place{"node-3", "a"}, 1}})
+	plan := agreed.planner.Plan(agreed.state, nil, nil, nil)
+	if len(plan.Moves) != 1 || plan.Moves[0].Node != "node-3" {
+		t.Fatalf("%+v", plan)
+	}
+}
+
+func TestALateWordDoesNothing(t *testing.T) {
+	agreed := agreedState(t, 4, one(10), Application{"shop", one(90), 3})
+	agreed.place([]Task{task("critical", "shop", 3, one(1))})
+	old := agreed.state.Tasks["critical"].Copies[0]
+	agreed.say(Change{DropNode: old.Node})
+	plan := agreed.planner.Plan(agreed.state, nil, nil, nil)
+	agreed.say(Change{Move: &plan.Moves[0]})
+	before := agreed.state.Sum()
+	word := &Word{"critical", 0, old.Ticket}
+	for _, late := range []Change{{Bound: word}, {Refused: word}, {Gone: word}, {Bound: &Word{"critical", 7, 1}}, {Gone: &Word{"nothing", 0, 1}}} {
+		agreed.index++
+		if refusals := agreed.state.Apply(agreed.index, Entry{By: "b", Changes: []Change{late}}); len(refusals) != 1 || agreed.state.Sum() != before {
+			t.Fatalf("%+v: %v", late, refusals)
+		}
+	}
+}
+
+// leading is a controller that leads since entry 1, and has read who else there is, the nodes and the applications.
+func leading(cluster Cluster) *Controller {
+	controller := NewController("a", 1, DefaultTiming, NewState(), 0, 0)
+	controller.Agreed(0, 1, Entry{By: "a", Life: 7, Changes: []Change{{Lead: new(uint64)}}})
+	controller.Agreed(0, 2, Entry{By: "b"})
+	controller.Agreed(0, 3, Entry{By: "c"})
+	controller.Saw(0, 3, cluster)
+	for _, effect := range controller.Step(0) {
+		if effect.Propose != nil {
+			controller.Agreed(0, 4, *effect.Propose)
+		}
+	}
+	return controller
+}
+
+func binds(effects []Effect) (binds []BindTask) {
+	for _, effect := range effects {
+		if effect.Bind != nil {
+			binds = append(binds, *effect.Bind)
+		}
+	}
+	return binds
+}
+
+func TestATaskWithOneCopyIsPlacedAtOnceOnlyWhileNobodyElseCanLead(t *testing.T) {
+	cluster := Cluster{
+		Nodes: []Node{{"node-0", "", one(10)}}, Applications: []Application{{"shop", one(10), 1}},
+		Tasks: []Task{task("single", "shop", 1, one(1))},
+	}
+	if bound := binds(leading(cluster).Step(time.Millisecond)); len(bound) != 1 || bound[0].Binding.Node != "node-0" {
+		t.Fatalf("%+v", bound)
+	}
+	if bound := binds(leading(cluster).Step(DefaultTiming.Dead / 2)); len(bound) > 0 {
+		t.Fatalf("%+v", bound)
+	}
+}
+
+// What a former leader did at once and did not come to tell is found by looking, and not done again.
+func TestANewLeaderLooksBeforeItPlaces(t *testing.T) {
+	cluster := Cluster{
+		Nodes: []Node{{"node-0", "", one(10)}, {"node-1", "", one(10)}}, Applications: []Application{{"shop", one(10), 1}},
+	}
+	controller := leading(cluster)
+	controller.Step(0)
+	// It loses the office, and takes it again.
+	number := controller.State().Office.Number
+	controller.Agreed(1, 5, Entry{By: "b", Changes: []Change{{Lead: &number}}})
+	number = 5
+	controller.saying = false
+	controller.Agreed(2, 6, Entry{By: "a", Life: 1, Changes: []Change{{Lead: &number}}})
+	controller.lease = time.Hour
+	cluster.Tasks = []Task{task("single", "shop", 1, one(1))}
+	controller.Saw(3, 5, cluster)
+	if bound := binds(controller.Step(3)); len(bound) > 0 {
+		t.Fatalf("by a look of before: %+v", bound)
+	}
+	controller.saying = false
+	cluster.Bound = []Binding{{"single", 0, "node-1", 5}}
+	controller.Saw(4, 6, cluster)
+	for _, effect := range controller.Step(4) {
+		if effect.Bind != nil {
+			t.Fatalf("it is bound again: %+v", effect.Bind)
+		}
+		if effect.Propose != nil && effect.Propose.Changes[0].Placed != nil {
+			return
+		}
+	}
+	t.Fatal("what is bound is not told")
 }
 
 func TestWhatDoesNotFitIsRefusedByAllAlike(t *testing.T) {

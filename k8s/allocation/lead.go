@@ -117,11 +117,11 @@ func (controller *Controller) compare(asOf uint64) {
 	bound := map[Binding]bool{}
 	for _, binding := range controller.cluster.Bound {
 		bound[binding] = true
-		task, wanted := controller.wanted[binding.Task]
-		_, ahead := controller.ahead[binding.Task]
-		if controller.state.Tasks[binding.Task] == nil && wanted && task.Strength == 1 && !ahead {
+		if task, wanted := controller.wanted[binding.Task]; wanted && controller.untold(task, binding) {
 			// By a leader who did not come to say so.
-			controller.tell(Change{Placed: &Placed{task, Place{binding.Node, controller.name}, binding.Ticket}})
+			placed := Placed{task, Place{binding.Node, controller.name}, binding.Ticket}
+			controller.ahead[task.Name] = placed
+			controller.tell(Change{Placed: &placed})
 		}
 		if controller.stray(binding) {
 			controller.full[binding.Node] = true
@@ -134,6 +134,15 @@ func (controller *Controller) compare(asOf uint64) {
 			}
 		}
 	}
+}
+
+// untold says whether a binding is a task's with R = 1 of which no entry tells.
+func (controller *Controller) untold(task Task, binding Binding) bool {
+	if task.Strength != 1 || controller.underWay[binding] {
+		return false
+	}
+	known := controller.state.Tasks[task.Name]
+	return known == nil || !known.Ending && known.Copies[0].Phase == Missing && known.Copies[0].Ticket < binding.Ticket
 }
 
 // stray says whether something is bound that, by all that was agreed since, is not to be there.

@@ -1,0 +1,302 @@
+// Package controller runs one of TRIPOD's controllers over a shared log: it reads the agreed entries from the daemon of its own host, carries out
+// what [allocation.Controller] decides, and proposes what it says.
+//
+// Flow: entries, looks at the cluster and results of binds come on channels into one loop, which gives them to the decisions and carries out
+// what these answer: proposals and binds on goroutines of their own, whose number the decisions bound.
+// Not here: what is decided (allocation), what a cluster is.
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/log"
+)
+
+const (
+	// entriesAhead are read and wait for the loop; more are not read.
+	entriesAhead = 256
+	// answer is how long a cluster may take for one request.
+	answer = 10 * time.Second
+	// pause is between two tries to read the log, or to look: nothing tells when that may go well.
+	pause = 100 * time.Millisecond
+)
+
+// Cluster is where copies run.
+type Cluster interface {
+	// Look returns what the cluster looks like. It may wait for news, for a moment.
+	Look(ctx context.Context) (allocation.Cluster, error)
+	// Bind and Unbind carry out an effect, as [allocation.Effect] says. An error means that nobody knows what came of it.
+	Bind(ctx context.Context, bind allocation.BindTask) (allocation.Outcome, error)
+	Unbind(ctx context.Context, binding allocation.Binding) (allocation.Outcome, error)
+}
+
+// Config is what a controller needs.
+type Config struct {
+	// Name tells it from the others.
+	Name string
+	// Log is the shared log's name.
+	Log     string
+	Client  *log.Client
+	Cluster Cluster
+	Timing  allocation.Timing
+	// Say is told what happens, a line at a time.
+	Say func(line string)
+}
+
+// read is an entry, or the state to begin with.
+type read struct {
+	index uint64
+	entry allocation.Entry
+	state *allocation.State
+}
+
+type seen struct {
+	asOf    uint64
+	cluster allocation.Cluster
+}
+
+type did struct {
+	effect  allocation.Effect
+	outcome allocation.Outcome
+}
+
+// controller is what its goroutines share.
+type controller struct {
+	Config
+	ctx     context.Context
+	begun   time.Time
+	applied atomic.Uint64
+	entries chan read
+	looks   chan seen
+	results chan did
+	failed  chan error
+	writer  *log.Writer
+	decides *allocation.Controller
+}
+
+// Run runs until the context ends, or until it cannot go on.
+func Run(ctx context.Context, config Config) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	life, err := newLife()
+	if err != nil {
+		return err
+	}
+	controller := &controller{
+		Config: config, ctx: ctx, begun: time.Now(),
+		entries: make(chan read, entriesAhead), looks: make(chan seen), results: make(chan did),
+		failed: make(chan error, 1),
+		// A name is one writer's; this one has never been.
+		writer: config.Client.NewWriter(config.Log, fmt.Sprintf("%s-%016x", config.Name, life), 1),
+	}
+	defer controller.writer.Close()
+	controller.decides = allocation.NewController(config.Name, life, config.Timing, allocation.NewState(), 0, 0)
+	caughtUp := make(chan struct{})
+	go controller.readLog(caughtUp)
+	go controller.lookAround()
+	return controller.loop(caughtUp)
+}
+
+func newLife() (uint64, error) {
+	var bytes [8]byte
+	_, err := rand.Read(bytes[:])
+	return binary.BigEndian.Uint64(bytes[:]), err
+}
+
+func (controller *controller) now() time.Duration { return time.Since(controller.begun) }
+
+// loop gives the decisions what happens. They decide nothing before all that was agreed is read.
+func (controller *controller) loop(caughtUp <-chan struct{}) error {
+	ticker := time.NewTicker(controller.Timing.Alive / 2)
+	defer ticker.Stop()
+	ready := false
+	for {
+		select {
+		case <-controller.ctx.Done():
+			return controller.ctx.Err()
+		case err := <-controller.failed:
+			return err
+		case <-caughtUp:
+			caughtUp, ready = nil, true
+			controller.Say("has read what is agreed")
+		case item := <-controller.entries:
+			if err := controller.take(item); err != nil {
+				return err
+			}
+		case seen := <-controller.looks:
+			controller.decides.Saw(controller.now(), seen.asOf, seen.cluster)
+		case did := <-controller.results:
+			controller.decides.Did(controller.now(), did.effect, did.outcome)
+		case <-ticker.C:
+		}
+		if !ready || len(controller.entries) > 0 {
+			continue
+		}
+		for _, effect := range controller.decides.Step(controller.now()) {
+			go controller.carryOut(effect)
+		}
+	}
+}
+
+func (controller *controller) take(item read) error {
+	if item.state != nil {
+		life, err := newLife()
+		if err != nil {
+			return err
+		}
+		controller.Say(fmt.Sprintf("begins with the checkpoint that is whole at entry %d", item.index))
+		controller.decides = allocation.NewController(controller.Name, life, controller.Timing, item.state, item.index, controller.now())
+		controller.applied.Store(item.index)
+		return nil
+	}
+	led := controller.decides.Leads()
+	for _, refusal := range controller.decides.Agreed(controller.now(), item.index, item.entry) {
+		controller.Say(fmt.Sprintf("entry %d by %s: change %d does nothing: %v", item.index, item.entry.By, refusal.Change, refusal.Why))
+	}
+	controller.applied.Store(item.index)
+	if leads := controller.decides.Leads(); leads != led {
+		controller.Say(map[bool]string{true: "leads", false: "leads no more"}[leads])
+	}
+	return nil
+}
+
+// carryOut does what was decided, and says what became of it.
+func (controller *controller) carryOut(effect allocation.Effect) {
+	if effect.Propose != nil {
+		// It is agreed when it is read.
+		if _, err := controller.writer.Propose(controller.ctx, effect.Propose.Encode()); err != nil && controller.ctx.Err() == nil {
+			controller.fail(fmt.Errorf("log '%s': %w", controller.Log, err))
+		}
+		return
+	}
+	ctx, end := context.WithTimeout(controller.ctx, answer)
+	defer end()
+	var outcome allocation.Outcome
+	var err error
+	if effect.Bind != nil {
+		outcome, err = controller.Cluster.Bind(ctx, *effect.Bind)
+	} else {
+		outcome, err = controller.Cluster.Unbind(ctx, *effect.Unbind)
+	}
+	if err != nil {
+		controller.Say(fmt.Sprintf("the cluster: %v", err))
+		outcome = allocation.Failed
+		controller.rest()
+	}
+	select {
+	case controller.results <- did{effect, outcome}:
+	case <-controller.ctx.Done():
+	}
+}
+
+func (controller *controller) fail(err error) {
+	select {
+	case controller.failed <- err:
+	default:
+	}
+}
+
+// rest waits a little before something is tried again.
+func (controller *controller) rest() {
+	select {
+	case <-time.After(pause):
+	case <-controller.ctx.Done():
+	}
+}
+
+func (controller *controller) lookAround() {
+	said := ""
+	for controller.ctx.Err() == nil {
+		asOf := controller.applied.Load()
+		ctx, end := context.WithTimeout(controller.ctx, answer)
+		cluster, err := controller.Cluster.Look(ctx)
+		end()
+		if err != nil {
+			if problem := fmt.Sprintf("the cluster: %v", err); problem != said && controller.ctx.Err() == nil {
+				said = problem
+				controller.Say(problem)
+			}
+			controller.rest()
+			continue
+		}
+		select {
+		case controller.looks <- seen{asOf, cluster}:
+		case <-controller.ctx.Done():
+		}
+	}
+}
+
+// readLog reads the log for ever: from the first entry, or, where that is not kept any more, from a checkpoint.
+func (controller *controller) readLog(caughtUp chan<- struct{}) {
+	reader := &reader{controller: controller, next: 1}
+	follow, said := false, ""
+	for controller.ctx.Err() == nil {
+		err := controller.Client.Read(controller.ctx, controller.Log, reader.next, follow, reader.take)
+		var later allocation.ErrLater
+		switch {
+		case errors.As(err, &later):
+			controller.fail(err)
+			return
+		case errors.Is(err, log.ErrCompacted):
+			status, err := controller.Client.Status(controller.ctx, controller.Log)
+			if err == nil {
+				reader.next, reader.loader = status.First, allocation.NewLoader(status.First)
+				continue
+			}
+			controller.Say(err.Error())
+		case err != nil:
+			if problem := fmt.Sprintf("log '%s': %v", controller.Log, err); problem != said && controller.ctx.Err() == nil {
+				said = problem
+				controller.Say(problem)
+			}
+		case !follow && reader.loader == nil:
+			follow = true
+			close(caughtUp)
+			continue
+		case !follow:
+			controller.fail(fmt.Errorf("log '%s' keeps no whole checkpoint: make a new log", controller.Log))
+			return
+		}
+		controller.rest()
+	}
+}
+
+// reader makes entries of what is read.
+type reader struct {
+	controller *controller
+	next       uint64
+	loader     *allocation.Loader
+}
+
+func (reader *reader) take(kept log.Entry) error {
+	entry, err := allocation.Decode(kept.Data)
+	var later allocation.ErrLater
+	if errors.As(err, &later) {
+		return err
+	}
+	reader.next = kept.Index + 1
+	if err != nil {
+		reader.controller.Say(fmt.Sprintf("entry %d is left out: %v", kept.Index, err))
+		return nil
+	}
+	item := read{index: kept.Index, entry: entry}
+	if reader.loader != nil {
+		if item.state, err = reader.loader.Take(kept.Index, entry); err != nil || item.state == nil {
+			return err
+		}
+		reader.loader = nil
+	}
+	select {
+	case reader.controller.entries <- item:
+		return nil
+	case <-reader.controller.ctx.Done():
+		return reader.controller.ctx.Err()
+	}
+}
