@@ -34,6 +34,8 @@ var program struct {
 	err  error
 }
 
+var buildFlags = []string{"build", "-buildvcs=false"}
+
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if program.path != "" {
@@ -50,7 +52,8 @@ func build(t *testing.T) string {
 			return
 		}
 		program.path = filepath.Join(dir, "dunlin-controller")
-		out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program.path, "dunlin.dev/k8s/cmd/dunlin-controller").CombinedOutput()
+		arguments := append(buildFlags, "-o", program.path, "dunlin.dev/k8s/cmd/dunlin-controller")
+		out, err := exec.Command("go", arguments...).CombinedOutput()
 		if err != nil {
 			program.err = fmt.Errorf("%w: %s", err, out)
 		}
@@ -150,16 +153,15 @@ func (lab *lab) start(name, ready, program string, arguments ...string) {
 	}
 	lab.running[name] = command
 	lab.t.Cleanup(func() { lab.kill(name) })
-	said := make(chan struct{})
+	said, once := make(chan struct{}), sync.Once{}
 	go func() {
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
 			if testing.Verbose() {
 				fmt.Println(lines.Text())
 			}
-			if said != nil && strings.Contains(lines.Text(), ready) {
-				close(said)
-				said = nil
+			if strings.Contains(lines.Text(), ready) {
+				once.Do(func() { close(said) })
 			}
 		}
 	}()
