@@ -9,7 +9,7 @@
 
 use super::door;
 use super::init::host as named;
-use crate::config::{CONTROL, Cluster, ClusterHost, Durability, HostFile};
+use crate::config::{CONTROL, Cluster, ClusterHost, HostFile};
 use crate::control::client::Client;
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
@@ -125,23 +125,7 @@ fn init(
     own: &Own,
 ) -> Result<ExitCode> {
     is_free(dir)?;
-    let id = u128::from_be_bytes(keys::random().context("random numbers for the cluster's id")?);
-    let cluster = Cluster {
-        name: name.to_owned(),
-        id: format!("{id:032x}"),
-        durability: Durability::default(),
-        election_ms: 60,
-        hosts: hosts
-            .iter()
-            .map(|(name, address)| ClusterHost {
-                name: name.clone(),
-                address: *address,
-            })
-            .collect(),
-    };
-    cluster
-        .check("dunlin cluster init")
-        .map_err(|error| bad(error.to_string()))?;
+    let cluster = Cluster::begin(name, hosts, "dunlin cluster init").map_err(|error| bad(error.to_string()))?;
     let this = &cluster.hosts[0];
     has_address(this.address).map_err(|why| bad(format!("the first host named is this one: {why}")))?;
     // Before anything is written: another one may have this port.
@@ -334,19 +318,7 @@ fn write_all(
     more: &[(&str, &str)],
     own: &Own,
 ) -> Result<()> {
-    let host = HostFile {
-        host: this.name.clone(),
-        cluster: "cluster.toml".into(),
-        state: own.state.clone(),
-        control: own.control.clone(),
-        metrics: None,
-        notify_url: None,
-        key: Some("key.pem".into()),
-        cert: Some("cert.pem".into()),
-        ca: Some("ca.pem".into()),
-        secret: None,
-        insecure: false,
-    };
+    let host = HostFile::with_keys(&this.name, &own.control, &own.state);
     let cluster = toml::to_string(cluster).context("writing the cluster's file")?;
     let host = toml::to_string(&host).context("writing the host's file")?;
     DirBuilder::new()

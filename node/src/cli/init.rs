@@ -1,6 +1,6 @@
 //! `init`: the files of a new cluster.
 
-use crate::config::{Cluster, ClusterHost, Durability, HostFile};
+use crate::config::{Cluster, HostFile};
 use crate::daemon::BadInput;
 use anyhow::{Context, Result};
 use dunlin_fabric::keys;
@@ -40,23 +40,7 @@ pub fn run(
         ))
         .into());
     }
-    let id = u128::from_be_bytes(keys::random().context("random numbers for the cluster's id")?);
-    let cluster = Cluster {
-        name: name.to_owned(),
-        id: format!("{id:032x}"),
-        durability: Durability::default(),
-        election_ms: 60,
-        hosts: hosts
-            .iter()
-            .map(|(name, address)| ClusterHost {
-                name: name.clone(),
-                address: *address,
-            })
-            .collect(),
-    };
-    cluster
-        .check("dunlin init")
-        .map_err(|error| BadInput(error.to_string()))?;
+    let cluster = Cluster::begin(name, hosts, "dunlin init").map_err(|error| BadInput(error.to_string()))?;
     let authority = keys::make_ca(name).map_err(|error| BadInput(error.to_string()))?;
     folder(dir)?;
     let cluster_text = toml::to_string(&cluster).context("writing the cluster's file")?;
@@ -64,19 +48,7 @@ pub fn run(
         let own = dir.join(host);
         folder(&own)?;
         let keyed = keys::make_host(&authority, host).map_err(|error| BadInput(error.to_string()))?;
-        let file = HostFile {
-            host: host.clone(),
-            cluster: "cluster.toml".into(),
-            state: state.to_owned(),
-            control: control.to_owned(),
-            metrics: None,
-            notify_url: None,
-            key: Some("key.pem".into()),
-            cert: Some("cert.pem".into()),
-            ca: Some("ca.pem".into()),
-            secret: None,
-            insecure: false,
-        };
+        let file = HostFile::with_keys(host, control, state);
         write(&own.join("cluster.toml"), &cluster_text, 0o644)?;
         write(&own.join("ca.pem"), &authority.keys.cert_pem, 0o644)?;
         write(&own.join("cert.pem"), &keyed.cert_pem, 0o644)?;

@@ -1,6 +1,7 @@
 //! cluster.toml: the same file on every host.
 
 use super::{ConfigError, parse, read};
+use dunlin_fabric::keys;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -50,6 +51,26 @@ fn default_election_ms() -> u32 {
 }
 
 impl Cluster {
+    /// A new cluster of these hosts, with an id that no other has.
+    pub fn begin(name: &str, hosts: &[(String, SocketAddr)], origin: &str) -> Result<Self, ConfigError> {
+        let id = keys::random().map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
+        let cluster = Self {
+            name: name.to_owned(),
+            id: format!("{:032x}", u128::from_be_bytes(id)),
+            durability: Durability::default(),
+            election_ms: default_election_ms(),
+            hosts: hosts
+                .iter()
+                .map(|(name, address)| ClusterHost {
+                    name: name.clone(),
+                    address: *address,
+                })
+                .collect(),
+        };
+        cluster.check(origin)?;
+        Ok(cluster)
+    }
+
     /// Reads and checks the file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let origin = path.display().to_string();

@@ -82,6 +82,25 @@ fn usual_control() -> PathBuf {
     super::CONTROL.into()
 }
 
+impl HostFile {
+    /// A host's file beside its keys, as `dunlin init` and `dunlin cluster` name them.
+    pub fn with_keys(host: &str, control: &Path, state: &Path) -> Self {
+        Self {
+            host: host.to_owned(),
+            cluster: "cluster.toml".into(),
+            state: state.to_owned(),
+            control: control.to_owned(),
+            metrics: None,
+            notify_url: None,
+            key: Some("key.pem".into()),
+            cert: Some("cert.pem".into()),
+            ca: Some("ca.pem".into()),
+            secret: None,
+            insecure: false,
+        }
+    }
+}
+
 impl HostConfig {
     /// Reads and checks the file and the cluster's.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
