@@ -4,16 +4,20 @@
 //! `sign_host` where the authority is; `link` loads the result.
 //! **Invariants**: 1. a host's certificate names exactly that host (SAN), so a host can speak only for itself;
 //! 2. the authority's key is needed only to add hosts and never by a running daemon.
-//! **Source**: X.509 as rustls checks it. **Not here**: revocation lists; to expel a host, make new keys.
+//! **Source**: X.509 as rustls checks it. **Not here**: what counts no more ([`revocation`]), how one authority follows another ([`succession`]).
+
+pub mod revocation;
+pub mod succession;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
 };
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use x509_parser::certificate::X509Certificate;
 
 /// Why keys could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +72,11 @@ fn ca_params(cluster: &str) -> Result<CertificateParams, KeyError> {
     params
         .distinguished_name
         .push(DnType::CommonName, format!("Dunlin cluster {cluster}"));
+    // A certificate and a revocation list find their authority by its name: that of a cluster's next authority is another one.
+    params.distinguished_name.push(
+        DnType::OrganizationalUnitName,
+        format!("authority {:016x}", u64::from_be_bytes(random()?)),
+    );
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     Ok(params)
@@ -103,10 +112,10 @@ fn host_params(name: &str) -> Result<CertificateParams, KeyError> {
 }
 
 fn issuer(ca: &Authority) -> Result<Issuer<'_, KeyPair>, KeyError> {
-    Ok(Issuer::new(
-        ca_params(&ca.cluster)?,
+    Ok(Issuer::from_ca_cert_pem(
+        &ca.keys.cert_pem,
         KeyPair::from_pem(&ca.keys.key_pem)?,
-    ))
+    )?)
 }
 
 /// A certificate for host `name`, signed by `ca`, good as client and as server.
@@ -133,16 +142,92 @@ pub fn sign_host(ca: &Authority, name: &str, request_pem: &str) -> Result<String
     Ok(request.signed_by(&issuer(ca)?)?.pem())
 }
 
+fn der(cert_pem: &str) -> Result<CertificateDer<'static>, KeyError> {
+    CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|_| KeyError::NoCertificate)
+}
+
+/// What `of` says of a certificate.
+fn parsed<T>(cert_pem: &str, of: impl FnOnce(&X509Certificate<'_>) -> T) -> Result<T, KeyError> {
+    let der = der(cert_pem)?;
+    let (_, cert) = x509_parser::parse_x509_certificate(&der).map_err(|_| KeyError::NoCertificate)?;
+    Ok(of(&cert))
+}
+
+/// The blocks of that kind in a PEM file, each as PEM.
+fn blocks(pem: &str, kind: &str) -> Vec<String> {
+    let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
+    let mut found = Vec::new();
+    let mut rest = pem;
+    while let Some(from) = rest.find(&begin) {
+        let Some(to) = rest[from..].find(&end) else { break };
+        let (block, after) = rest[from..].split_at(to + end.len());
+        found.push(format!("{block}\n"));
+        rest = after;
+    }
+    found
+}
+
+/// The certificates in a PEM file, each as PEM.
+#[must_use]
+pub fn bundle(pem: &str) -> Vec<String> {
+    blocks(pem, "CERTIFICATE")
+}
+
 /// When a certificate ends, in seconds since 1970.
 pub fn expires_s(cert_pem: &str) -> Result<u64, KeyError> {
-    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|_| KeyError::NoCertificate)?;
-    let (_, cert) = x509_parser::parse_x509_certificate(&der).map_err(|_| KeyError::NoCertificate)?;
-    Ok(u64::try_from(cert.validity().not_after.timestamp()).unwrap_or(0))
+    parsed(cert_pem, |cert| {
+        u64::try_from(cert.validity().not_after.timestamp()).unwrap_or(0)
+    })
+}
+
+/// A certificate's number, without zeros in front.
+pub fn serial(cert_pem: &str) -> Result<Vec<u8>, KeyError> {
+    parsed(cert_pem, |cert| plain(cert.raw_serial()))
+}
+
+/// The same of a certificate that a peer has shown.
+pub(crate) fn serial_of_der(der: &[u8]) -> Option<Vec<u8>> {
+    let (_, cert) = x509_parser::parse_x509_certificate(der).ok()?;
+    Some(plain(cert.raw_serial()))
+}
+
+fn plain(number: &[u8]) -> Vec<u8> {
+    let zeros = number.iter().take_while(|byte| **byte == 0).count();
+    number[zeros..].to_vec()
+}
+
+/// Whether a certificate is signed with the key of that authority's certificate.
+#[must_use]
+pub fn is_signed_by(cert_pem: &str, ca_pem: &str) -> bool {
+    let signed = parsed(ca_pem, |ca| {
+        parsed(cert_pem, |cert| {
+            cert.verify_signature(Some(ca.public_key())).is_ok()
+        })
+    });
+    matches!(signed, Ok(Ok(true)))
+}
+
+/// Whether a certificate is for that private key.
+#[must_use]
+pub fn is_for_key(cert_pem: &str, key_pem: &str) -> bool {
+    let Ok(key) = KeyPair::from_pem(key_pem) else {
+        return false;
+    };
+    let same = parsed(cert_pem, |cert| {
+        cert.public_key().raw == key.subject_public_key_info()
+    });
+    same.unwrap_or(false)
+}
+
+/// Whether a certificate is for that host.
+#[must_use]
+pub fn is_for_host(cert_pem: &str, host: &str) -> bool {
+    der(cert_pem).is_ok_and(|cert| crate::link::names(&cert, host))
 }
 
 /// SHA-256 of a certificate.
 pub fn fingerprint(cert_pem: &str) -> Result<[u8; 32], KeyError> {
-    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|_| KeyError::NoCertificate)?;
+    let der = der(cert_pem)?;
     let mut fingerprint = [0; 32];
     fingerprint.copy_from_slice(digest(&SHA256, &der).as_ref());
     Ok(fingerprint)
@@ -172,6 +257,7 @@ mod tests {
                 cert_pem: cert_pem.to_owned(),
                 key_pem: key_pem.clone(),
                 ca_pem: ca.keys.cert_pem.clone(),
+                crl_pem: None,
             };
             Identity::new([0; 16], host, &[], Some(auth))
         };
@@ -203,5 +289,23 @@ mod tests {
             fingerprint(&ca.keys.cert_pem).unwrap()
         );
         assert!(expires_s("no").is_err() && fingerprint(&ca.keys.key_pem).is_err());
+    }
+
+    #[test]
+    fn a_certificate_knows_its_key_its_host_and_its_authority() {
+        let (mine, other) = (make_ca("mine").unwrap(), make_ca("mine").unwrap());
+        let (b, c) = (make_host(&mine, "b").unwrap(), make_host(&mine, "c").unwrap());
+        assert!(is_for_key(&b.cert_pem, &b.key_pem) && !is_for_key(&b.cert_pem, &c.key_pem));
+        assert!(is_for_host(&b.cert_pem, "b") && !is_for_host(&b.cert_pem, "c"));
+        assert!(is_signed_by(&b.cert_pem, &mine.keys.cert_pem));
+        assert!(!is_signed_by(&b.cert_pem, &other.keys.cert_pem));
+        assert_ne!(serial(&b.cert_pem).unwrap(), serial(&c.cert_pem).unwrap());
+        let both = format!("# two\n{}and\n{}", mine.keys.cert_pem, other.keys.cert_pem);
+        assert_eq!(bundle(&both).len(), 2);
+        assert_eq!(
+            fingerprint(&bundle(&both)[1]).unwrap(),
+            fingerprint(&other.keys.cert_pem).unwrap()
+        );
+        assert!(bundle("-----BEGIN CERTIFICATE-----\nno end").is_empty());
     }
 }

@@ -56,6 +56,7 @@ impl Tls {
                 cert_pem: k.cert_pem,
                 key_pem: k.key_pem,
                 ca_pem: ca.keys.cert_pem.clone(),
+                crl_pem: None,
             };
             Identity::new([1; 16], name, &[], Some(auth)).unwrap()
         };

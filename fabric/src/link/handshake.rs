@@ -147,12 +147,23 @@ fn prepare(tcp: &TcpStream) -> io::Result<()> {
     set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 10_000)
 }
 
-fn finish(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String) -> Result<Stream, LinkError> {
+fn finish(
+    identity: &Identity,
+    tcp: TcpStream,
+    tls: Option<rustls::Connection>,
+    peer: String,
+) -> Result<Stream, LinkError> {
     tcp.set_read_timeout(None)
         .map_err(LinkError::io("socket option"))?;
     tcp.set_write_timeout(None)
         .map_err(LinkError::io("socket option"))?;
-    Ok(Stream::new(tcp, tls, peer))
+    let shown = tls.as_ref().and_then(|conn| conn.peer_certificates()?.first());
+    let serial = shown.and_then(|cert| keys::serial_of_der(cert));
+    let stream = Stream::new(tcp, tls, peer);
+    if let Some(serial) = serial {
+        identity.stands(serial, stream.ender())?;
+    }
+    Ok(stream)
 }
 
 fn proof(identity: &Identity, label: &[u8], parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
@@ -251,7 +262,7 @@ pub fn initiate_on(
         return Err(wrong);
     }
 
-    if let Some(configs) = &identity.0.tls {
+    if let Some(configs) = identity.tls() {
         let mut conn = configs.client(&hello.to)?;
         tls::handshake(&mut conn, &mut talk.sock).map_err(in_time)?;
         talk.tls = Some(conn);
@@ -292,7 +303,7 @@ pub fn initiate_on(
         )));
     }
     let conn = talk.tls.take();
-    finish(tcp, conn, welcome.host.clone()).map(|stream| (welcome, stream))
+    finish(identity, tcp, conn, welcome.host.clone()).map(|stream| (welcome, stream))
 }
 
 fn in_time(e: LinkError) -> LinkError {
@@ -325,7 +336,7 @@ pub fn respond_on(
         tls: None,
     };
     let said = preamble(&mut talk, identity)?;
-    if let Some(configs) = &identity.0.tls {
+    if let Some(configs) = identity.tls() {
         let mut conn = configs.server()?;
         tls::handshake(&mut conn, &mut talk.sock).map_err(in_time)?;
         talk.tls = Some(conn);
@@ -369,7 +380,7 @@ pub fn respond_on(
     let (hello, _) = judged?;
     sent?;
     let conn = talk.tls.take();
-    finish(tcp, conn, hello.from.clone()).map(|stream| (hello, stream))
+    finish(identity, tcp, conn, hello.from.clone()).map(|stream| (hello, stream))
 }
 
 /// Reads the connector's preamble and answers it; returns what both said.

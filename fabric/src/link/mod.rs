@@ -24,11 +24,13 @@ mod tls;
 pub use hello::{Hello, Purpose, Welcome};
 pub use listener::{Listener, Policy, Refusal, Refusals};
 pub use stream::{ReadHalf, Stream, WriteHalf};
+pub(crate) use tls::names;
 
 use crate::keys;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+use stream::Ender;
 
 /// Both sides of a handshake over a socket that is there already: for the fuzzer (`fuzz/`), which has no network.
 #[doc(hidden)]
@@ -73,6 +75,16 @@ pub enum LinkError {
         "the peer's certificate is not accepted ({0}): both hosts need the files that one `dunlin init` made"
     )]
     Untrusted(String),
+    /// The peer's certificate counts no more.
+    #[error(
+        "the peer's certificate was revoked: if that machine is to be of the cluster again, 'dunlin cluster token' lets it in"
+    )]
+    PeerRevoked,
+    /// This host's own certificate counts no more for the peer.
+    #[error(
+        "this host's certificate was revoked: 'dunlin cluster token' on the cluster's first host lets it in again, with new keys"
+    )]
+    Revoked,
     /// A certificate of another host than claimed.
     #[error("the peer calls itself {claimed:?} but its certificate is not for that host")]
     NameMismatch {
@@ -111,12 +123,13 @@ pub enum LinkError {
 
 impl LinkError {
     /// Every [`kind`](Self::kind) of a refusal, for counters.
-    pub const KINDS: [&'static str; 12] = [
+    pub const KINDS: [&'static str; 13] = [
         "other-cluster",
         "other-version",
         "other-protection",
         "wrong-secret",
         "untrusted",
+        "revoked",
         "other-name",
         "unknown-host",
         "not-wanted",
@@ -135,6 +148,7 @@ impl LinkError {
             Self::OtherMode { .. } => "other-protection",
             Self::WrongSecret => "wrong-secret",
             Self::Untrusted(_) => "untrusted",
+            Self::PeerRevoked | Self::Revoked => "revoked",
             Self::NameMismatch { .. } => "other-name",
             Self::UnknownMember(_) => "unknown-host",
             Self::Refused(_) => "not-wanted",
@@ -158,13 +172,37 @@ pub enum Auth {
         cert_pem: String,
         /// Its key.
         key_pem: String,
-        /// The cluster's authority.
+        /// The cluster's authority; two while one follows the other.
         ca_pem: String,
+        /// Revocation lists, if there are any.
+        crl_pem: Option<String>,
     },
     /// Peers prove that they know the secret (at least 16 bytes); what follows is plain.
     Secret(Vec<u8>),
     /// Nothing at all. Only for tests and networks that nobody else reaches.
     Insecure,
+}
+
+impl Auth {
+    fn configs(&self, host: &str) -> Result<tls::Configs, LinkError> {
+        match self {
+            Self::Tls {
+                cert_pem,
+                key_pem,
+                ca_pem,
+                crl_pem,
+            } => {
+                let files = tls::Files {
+                    cert: cert_pem,
+                    key: key_pem,
+                    ca: ca_pem,
+                    crl: crl_pem.as_deref(),
+                };
+                tls::Configs::new(&files, host)
+            }
+            _ => Err(LinkError::BadKeys("these are no keys".into())),
+        }
+    }
 }
 
 /// Who this host is. Cheap to clone.
@@ -177,8 +215,14 @@ struct IdentityInner {
     members: Vec<String>,
     secret: Vec<u8>,
     mode: Mode,
-    tls: Option<tls::Configs>,
+    /// Exchanged while links stand ([`Identity::renew`]).
+    tls: Option<RwLock<Arc<tls::Configs>>>,
+    /// The links that stand, with the number of the certificate that the peer has shown.
+    links: Mutex<Vec<(Vec<u8>, Ender)>>,
 }
+
+/// Keys that fit together, and with which [`Identity::renew`] goes on.
+pub struct Renewal(tls::Configs);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -222,13 +266,9 @@ impl Identity {
                 return Err(LinkError::BadKeys("the secret is shorter than 16 bytes".into()));
             }
             Auth::Secret(s) => (Mode::Secret, s, None),
-            Auth::Tls {
-                cert_pem,
-                key_pem,
-                ca_pem,
-            } => {
-                let configs = tls::Configs::new(&cert_pem, &key_pem, &ca_pem, host)?;
-                (Mode::Tls, Vec::new(), Some(configs))
+            auth @ Auth::Tls { .. } => {
+                let configs = Arc::new(auth.configs(host)?);
+                (Mode::Tls, Vec::new(), Some(RwLock::new(configs)))
             }
         };
         let members = members.to_vec();
@@ -239,7 +279,57 @@ impl Identity {
             secret,
             mode,
             tls,
+            links: Mutex::default(),
         })))
+    }
+
+    /// Looks at other keys for this host, and changes nothing.
+    pub fn prepare(&self, auth: &Auth) -> Result<Renewal, LinkError> {
+        match self.0.tls {
+            Some(_) => auth.configs(&self.0.host).map(Renewal),
+            None => Err(LinkError::BadKeys("this host has none".into())),
+        }
+    }
+
+    /// Goes on with other keys: every connection from now on is made with them. Links that stand go on, but for those of removed
+    /// machines, which end. Returns how many these were.
+    pub fn renew(&self, renewal: Renewal) -> usize {
+        let Some(tls) = &self.0.tls else { return 0 };
+        *tls.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(renewal.0);
+        let mut ended = 0;
+        self.links().retain(|(serial, link)| {
+            let removed = self.is_removed(serial);
+            if removed && link.end() {
+                ended += 1;
+            }
+            !removed && link.stands()
+        });
+        ended
+    }
+
+    fn tls(&self) -> Option<Arc<tls::Configs>> {
+        let tls = self.0.tls.as_ref()?;
+        Some(tls.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn links(&self) -> MutexGuard<'_, Vec<(Vec<u8>, Ender)>> {
+        self.0.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_removed(&self, serial: &[u8]) -> bool {
+        self.tls().is_some_and(|configs| configs.is_removed(serial))
+    }
+
+    /// A link stands from now on. A machine that was removed after its certificate had been looked at is noticed here.
+    fn stands(&self, serial: Vec<u8>, link: Ender) -> Result<(), LinkError> {
+        let mut links = self.links();
+        links.retain(|(_, link)| link.stands());
+        links.push((serial.clone(), link));
+        // Under the lock, which `renew` takes after the new list counts: one of the two sees it.
+        match self.is_removed(&serial) {
+            true => Err(LinkError::PeerRevoked),
+            false => Ok(()),
+        }
     }
 
     /// This host's name.
@@ -301,5 +391,7 @@ fn connect_one(
     handshake::initiate(tcp, identity, hello, until)
 }
 
+#[cfg(test)]
+mod renew_tests;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The socket below.
@@ -94,7 +94,26 @@ pub struct WriteHalf {
     shared: Arc<Shared>,
 }
 
+/// Ends a stream that somebody else has.
+pub(super) struct Ender(Weak<Shared>);
+
+impl Ender {
+    /// Whether there was a stream to end.
+    pub(super) fn end(&self) -> bool {
+        let shared = self.0.upgrade();
+        shared.inspect(|shared| shared.shutdown()).is_some()
+    }
+
+    pub(super) fn stands(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 impl Stream {
+    pub(super) fn ender(&self) -> Ender {
+        Ender(Arc::downgrade(&self.shared))
+    }
+
     pub(super) fn new(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String) -> Self {
         let raw = tls.is_some().then(Raw::new);
         let shared = Shared {

@@ -28,6 +28,7 @@ fn tls_of(ca: &keys::Authority, host: &str, certified: &str) -> Result<Identity,
         cert_pem: k.cert_pem,
         key_pem: k.key_pem,
         ca_pem: ca.keys.cert_pem.clone(),
+        crl_pem: None,
     };
     Identity::new(CLUSTER, host, &["a".into(), "b".into()], Some(auth))
 }
@@ -232,6 +233,7 @@ fn a_host_cannot_speak_for_another() {
         cert_pem: k.cert_pem,
         key_pem: k.key_pem,
         ca_pem: ca.keys.cert_pem.clone(),
+        crl_pem: None,
     };
     let mut liar = Identity::new(CLUSTER, "a", &[], Some(auth)).unwrap();
     std::sync::Arc::get_mut(&mut liar.0).unwrap().host = "b".into();

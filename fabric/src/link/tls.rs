@@ -7,11 +7,16 @@
 //! **Source**: rustls. **Not here**: sockets' life cycle (`stream`).
 
 use super::LinkError;
+use crate::keys::revocation::{self, Reason, Verified};
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, Connection, RootCertStore,
+    ServerConfig, ServerConnection,
+};
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex};
 
@@ -24,44 +29,80 @@ const RAW_BYTES: usize = 64 * 1024;
 pub(super) struct Configs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    revoked: Vec<Verified>,
+}
+
+/// What a host shows, and whom it believes. All PEM.
+pub(super) struct Files<'a> {
+    pub cert: &'a str,
+    pub key: &'a str,
+    /// One authority, or two while one follows the other.
+    pub ca: &'a str,
+    /// Revocation lists; of other authorities they do not count.
+    pub crl: Option<&'a str>,
 }
 
 impl Configs {
-    pub(super) fn new(cert_pem: &str, key_pem: &str, ca_pem: &str, host: &str) -> Result<Self, LinkError> {
+    pub(super) fn new(files: &Files<'_>, host: &str) -> Result<Self, LinkError> {
         let bad = |what: &str, e: &dyn std::fmt::Display| LinkError::BadKeys(format!("{what}: {e}"));
-        let cert = CertificateDer::from_pem_slice(cert_pem.as_bytes()).map_err(|e| bad("cert", &e))?;
-        let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|e| bad("ca", &e))?;
-        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| bad("key", &e))?;
+        let cert = CertificateDer::from_pem_slice(files.cert.as_bytes()).map_err(|e| bad("cert", &e))?;
+        let key = PrivateKeyDer::from_pem_slice(files.key.as_bytes()).map_err(|e| bad("key", &e))?;
         if !names(&cert, host) {
             return Err(LinkError::BadKeys(format!(
                 "the certificate is not for host {host:?}"
             )));
         }
         let mut roots = RootCertStore::empty();
-        roots.add(ca).map_err(|e| bad("ca", &e))?;
+        for ca in CertificateDer::pem_slice_iter(files.ca.as_bytes()) {
+            let ca = ca.map_err(|e| bad("ca", &e))?;
+            roots.add(ca).map_err(|e| bad("ca", &e))?;
+        }
         let roots = Arc::new(roots);
+        let revoked = revocation::verified(files.crl.unwrap_or_default(), files.ca);
+        let lists = || {
+            let lists = revoked.iter();
+            lists.map(|one| CertificateRevocationListDer::from_pem_slice(one.pem.as_bytes()))
+        };
+        let crls: Vec<_> = lists().collect::<Result<_, _>>().map_err(|e| bad("crl", &e))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+        // Where an authority has no list, nothing of it is revoked.
+        let of_clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .with_crls(crls.clone())
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status()
+            .build()
+            .map_err(|e| bad("ca", &e))?;
+        let of_servers = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+            .with_crls(crls)
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status()
             .build()
             .map_err(|e| bad("ca", &e))?;
         let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|e| bad("TLS 1.3", &e))?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(of_clients)
             .with_single_cert(vec![cert.clone()], key.clone_key())
             .map_err(|e| bad("cert and key", &e))?;
         server.send_tls13_tickets = 0; // connections live long: resumption buys nothing
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|e| bad("TLS 1.3", &e))?
-            .with_root_certificates(roots)
+            .with_webpki_verifier(of_servers)
             .with_client_auth_cert(vec![cert], key)
             .map_err(|e| bad("cert and key", &e))?;
         client.resumption = rustls::client::Resumption::disabled();
         Ok(Self {
             client: Arc::new(client),
             server: Arc::new(server),
+            revoked,
         })
+    }
+
+    /// Whether links of whoever has shown this certificate are to end.
+    pub(super) fn is_removed(&self, serial: &[u8]) -> bool {
+        let mut reasons = self.revoked.iter().filter_map(|one| one.list.reason(serial));
+        reasons.any(|reason| reason == Reason::Removed)
     }
 
     pub(super) fn client(&self, to: &str) -> Result<Connection, LinkError> {
@@ -80,11 +121,15 @@ impl Configs {
 }
 
 pub(super) fn untrusted(e: rustls::Error) -> LinkError {
-    LinkError::Untrusted(e.to_string())
+    match e {
+        rustls::Error::InvalidCertificate(CertificateError::Revoked) => LinkError::PeerRevoked,
+        rustls::Error::AlertReceived(AlertDescription::CertificateRevoked) => LinkError::Revoked,
+        other => LinkError::Untrusted(other.to_string()),
+    }
 }
 
 /// Whether `cert` is for `host`.
-pub(super) fn names(cert: &CertificateDer<'_>, host: &str) -> bool {
+pub(crate) fn names(cert: &CertificateDer<'_>, host: &str) -> bool {
     let Ok(name) = ServerName::try_from(host) else {
         return false;
     };
@@ -106,7 +151,10 @@ pub(super) fn handshake(conn: &mut Connection, sock: &mut (impl Read + Write)) -
 /// rustls reports its own errors as `InvalidData`.
 pub(super) fn from_io(e: io::Error, what: &'static str) -> LinkError {
     match e.kind() {
-        io::ErrorKind::InvalidData => LinkError::Untrusted(e.to_string()),
+        io::ErrorKind::InvalidData => match e.downcast::<rustls::Error>() {
+            Ok(e) => untrusted(e),
+            Err(e) => LinkError::Untrusted(e.to_string()),
+        },
         _ => LinkError::Io { what, source: e },
     }
 }

@@ -173,6 +173,7 @@ fn identity(config: &Config, me: u8) -> Result<Identity> {
         cert_pem: read(&format!("{me}.crt"))?,
         key_pem: read(&format!("{me}.key"))?,
         ca_pem: read("ca.crt")?,
+        crl_pem: None,
     };
     Ok(Identity::new([1; 16], &format!("r{me}"), &[], Some(auth))?)
 }
