@@ -2,7 +2,7 @@
 //!
 //! **Decides**: from when on it is worth a word. **Flow**: the files of `host.toml` -> [`of`] -> `check`, `status`, metrics; the daemon looks once a
 //! day -> [`word`]. **Invariants**: 1. a certificate that cannot be read has no end that could be told: whoever uses it says
-//! why. **Not here**: making and exchanging keys (`dunlin cluster`, `dunlin init`).
+//! why. **Not here**: making and exchanging keys (`dunlin cluster`, `daemon::identity`).
 
 use crate::config::Trust;
 use crate::control::report::Found;
@@ -72,7 +72,7 @@ pub fn found(host: &str, certificates: &[Certificate]) -> Vec<Found> {
 }
 
 /// What to do about it.
-pub const MEND: &str = "make new keys ('dunlin init' into another folder, with the old cluster's id in cluster.toml), and copy them to the hosts";
+pub const MEND: &str = "'dunlin cluster rotate' on the cluster's first host makes new keys, and with --authority a new authority, too";
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,8 @@ mod cluster;
 mod door;
 mod import;
 mod init;
+mod issued;
+mod keys;
 mod log;
 mod manual;
 mod program;

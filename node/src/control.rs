@@ -2,6 +2,7 @@
 
 pub mod client;
 mod figures;
+pub mod keys;
 pub mod log;
 mod member;
 mod notify;
@@ -109,6 +110,13 @@ pub enum Request {
     },
     /// How are the hosts of the cluster?
     Cluster,
+    /// A step in the exchange of a host's keys.
+    Keys {
+        /// Which host.
+        host: String,
+        /// What it is to do.
+        ask: keys::KeysStep,
+    },
     /// Daemon to daemon: how are you?
     Member,
     /// Daemon to daemon: what would you lack for this VM?
@@ -193,6 +201,8 @@ pub enum Answer {
     Member(Box<Member>),
     /// What this host lacks for a VM.
     Report(Box<Report>),
+    /// What a host shows, and whom it believes.
+    Keys(Box<keys::HostKeys>),
     /// About a log.
     Log(log::LogAnswer),
     /// Nothing happened: whoever follows is still listened to.
@@ -238,7 +248,7 @@ impl Answer {
     pub fn is_last(&self) -> bool {
         matches!(
             self,
-            Self::Done { .. } | Self::Failed { .. } | Self::Standing(_) | Self::Report(_)
+            Self::Done { .. } | Self::Failed { .. } | Self::Standing(_) | Self::Report(_) | Self::Keys(_)
         )
     }
 }

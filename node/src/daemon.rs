@@ -2,16 +2,18 @@
 
 mod examine;
 mod hand_over;
+pub mod identity;
 pub mod logs;
 mod members;
 mod peers;
 pub mod requests;
 mod reservations;
+mod roles;
 mod service;
 mod store;
 
-use crate::certificates::{self, Certificate};
-use crate::config::{HostConfig, Trust, VmConfig};
+use crate::certificates;
+use crate::config::{HostConfig, VmConfig};
 use crate::control::server::ControlSocket;
 use crate::events::{Events, now_ms};
 use crate::logs::LogHandle;
@@ -19,11 +21,13 @@ use crate::metrics;
 use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
 use crate::vm::{self, Ended, Host, VmHandle};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
-use dunlin_fabric::link::{Auth, Identity, LinkError, Listener, Refusals};
+use dunlin_fabric::link::{LinkError, Listener, Refusals};
+use identity::OwnKeys;
 use reservations::Reservations;
 pub use reservations::Ticket;
+use roles::Roles;
 use service::Service;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -50,8 +54,10 @@ pub struct Daemon {
     refusals: OnceLock<Refusals>,
     /// Posts events to somebody else, if that is asked for.
     notify: Option<Notify>,
-    /// How long the certificates that this daemon uses are good.
-    certificates: Vec<Certificate>,
+    /// Who may ask what.
+    roles: Arc<Roles>,
+    /// What this host shows to the others, and whom it believes.
+    keys: OwnKeys,
 }
 
 /// How often certificates are looked at.
@@ -108,7 +114,7 @@ impl Daemon {
 
     /// An event for each certificate that ends soon, or has ended.
     fn tell_of_certificates(&self) {
-        for certificate in &self.certificates {
+        for certificate in &self.keys.certificates() {
             if let Some((words, _)) = certificates::word(certificate, now_ms() / 1000) {
                 let words = format!("{words}: {}", certificates::MEND);
                 self.host.events.push("", "certificate-expires", words);
@@ -147,7 +153,7 @@ pub fn run(path: &Path) -> Result<()> {
     std::fs::create_dir_all(&config.state)
         .with_context(|| format!("{}: the state folder", config.state.display()))?;
     let _only_one = store::lock(&config.state).map_err(BadInput)?;
-    let identity = identity(&config)?;
+    let identity = identity::at_start(&config)?;
     let (ended, endings) = unbounded();
     let host = Arc::new(Host {
         name: config.name.clone(),
@@ -166,7 +172,8 @@ pub fn run(path: &Path) -> Result<()> {
     let daemon = Arc::new(Daemon {
         host,
         notify,
-        certificates: certificates::of(&config.trust),
+        roles: Roles::new(&config).map_err(BadInput)?,
+        keys: OwnKeys::new(&config.trust),
         vms: Mutex::default(),
         logs: Mutex::default(),
         changing_logs: Mutex::default(),
@@ -184,7 +191,8 @@ pub fn run(path: &Path) -> Result<()> {
     listener.keep_places_for(config.cluster.hosts.iter().map(|host| host.address.ip()));
     // Nobody else sets it.
     let _ = daemon.refusals.set(listener.refusals());
-    let socket = ControlSocket::bind(&config.control).map_err(|error| BadInput(error.to_string()))?;
+    let socket = ControlSocket::bind(&config.control, daemon.roles.is_open())
+        .map_err(|error| BadInput(error.to_string()))?;
     if let Some(address) = config.metrics {
         metrics::serve(address, &daemon)
             .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
@@ -204,6 +212,7 @@ pub fn run(path: &Path) -> Result<()> {
         .push("", "host-begins", "this host's daemon begins");
     daemon.tell_of_certificates();
     peers::accept(&daemon, listener)?;
+    identity::hear_of_revocations(&daemon).context("a thread for revocation lists")?;
     requests::accept(
         &daemon,
         socket.listener.try_clone().context("the control socket")?,
@@ -286,29 +295,4 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
     let logs = std::mem::take(&mut *daemon.logs());
     logs.into_values().for_each(LogHandle::end);
     Ok(())
-}
-
-fn identity(config: &HostConfig) -> Result<Identity> {
-    let read = |path: &Path| {
-        std::fs::read_to_string(path).map_err(|error| BadInput(format!("{}: {error}", path.display())))
-    };
-    let auth = match &config.trust {
-        Trust::Tls { key, cert, ca } => Auth::Tls {
-            cert_pem: read(cert)?,
-            key_pem: read(key)?,
-            ca_pem: read(ca)?,
-        },
-        Trust::Secret(path) => Auth::Secret(read(path)?.trim().as_bytes().to_vec()),
-        Trust::Insecure => Auth::Insecure,
-    };
-    let Some(id) = config.cluster.id_bytes() else {
-        bail!("the cluster's id was checked with its file")
-    };
-    let names: Vec<String> = config
-        .cluster
-        .hosts
-        .iter()
-        .map(|host| host.name.clone())
-        .collect();
-    Ok(Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| BadInput(error.to_string()))?)
 }

@@ -5,10 +5,11 @@
 //! authority's and cluster.toml -> the daemons are started. [`token`] opens the door again for one host.
 //! **Invariants**: 1. a private key is made on its host and never leaves it. 2. the authority's key is read by these commands alone, and no daemon.
 //! 3. a folder gets all files or none, and host.toml, without which a daemon does not start, last. 4. what is there is never written over.
-//! **Not here**: the way by hand, for sites where hosts do not reach each other yet (`init`), TLS (`dunlin_fabric::enroll`).
+//! **Not here**: new keys for hosts that are in (`keys`), the way by hand, for sites where hosts do not reach each other yet (`init`), TLS (`dunlin_fabric::enroll`).
 
 use super::door;
 use super::init::host as named;
+use super::issued::Issued;
 use crate::config::{CONTROL, Cluster, ClusterHost, HostFile};
 use crate::control::client::Client;
 use crate::control::{Answer, Request};
@@ -55,6 +56,34 @@ pub enum ClusterCommand {
     },
     /// Prints a token for one host of the cluster, and waits ten minutes for it to join. On the host where the cluster was begun
     Token {
+        /// The host's name
+        host: String,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Makes new keys for the hosts, or for these hosts, while they run; the old ones are refused from then on. On the host where
+    /// the cluster was begun
+    #[command(
+        after_help = "No VM stops, and no link between hosts ends. Exit codes: 0 all hosts have new keys; 1 one was not reached, and keeps its \
+                            keys: say it again for that host."
+    )]
+    Rotate {
+        /// Only these hosts
+        #[arg(value_name = "HOST", conflicts_with = "authority")]
+        hosts: Vec<String>,
+        /// Make a new authority, too. Every host has to be reached; if one is not, hosts go on with both authorities until this is said again
+        #[arg(long)]
+        authority: bool,
+        /// With --authority: not for these hosts, which are of the cluster no more
+        #[arg(long, value_name = "HOST", requires = "authority", value_delimiter = ',')]
+        without: Vec<String>,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Refuses every key that a machine of this name ever had, from now on and on all hosts, and ends its links. On the host where the
+    /// cluster was begun
+    #[command(after_help = "Exit codes: 0 it is refused; 2 nothing was changed.")]
+    Revoke {
         /// The host's name
         host: String,
         #[command(flatten)]
@@ -107,7 +136,15 @@ pub fn run(socket: &Path, command: &ClusterCommand) -> Result<ExitCode> {
             place,
             own,
         } => init(name, hosts, *no_wait, &place.dir, own),
-        ClusterCommand::Token { host, place } => token(host, &place.dir),
+        ClusterCommand::Token { host, place } => token(socket, host, &place.dir),
+        ClusterCommand::Rotate {
+            hosts: _,
+            authority: true,
+            without,
+            place,
+        } => super::keys::rotate_authority(socket, &place.dir, without),
+        ClusterCommand::Rotate { hosts, place, .. } => super::keys::rotate(socket, &place.dir, hosts),
+        ClusterCommand::Revoke { host, place } => super::keys::revoke(socket, &place.dir, host),
         ClusterCommand::Join { token, place, own } => join(token, &place.dir, own),
         ClusterCommand::Status { json } => status(socket, *json),
     }
@@ -125,7 +162,8 @@ fn init(
     own: &Own,
 ) -> Result<ExitCode> {
     is_free(dir)?;
-    let cluster = Cluster::begin(name, hosts, "dunlin cluster init").map_err(|error| bad(error.to_string()))?;
+    let cluster =
+        Cluster::begin(name, hosts, "dunlin cluster init").map_err(|error| bad(error.to_string()))?;
     let this = &cluster.hosts[0];
     has_address(this.address).map_err(|why| bad(format!("the first host named is this one: {why}")))?;
     // Before anything is written: another one may have this port.
@@ -134,6 +172,7 @@ fn init(
     let keyed = keys::make_host(&authority, &this.name).map_err(|error| bad(error.to_string()))?;
     let more = [(AUTHORITY, authority.keys.key_pem.as_str())];
     write_all(dir, &cluster, this, &keyed, &authority.keys.cert_pem, &more, own)?;
+    Issued::beside_key(dir).note(&keyed.cert_pem)?;
     let file = dir.join("host.toml");
     println!("host {} has begun cluster {name}: {}", this.name, file.display());
     println!(
@@ -142,55 +181,95 @@ fn init(
     );
     match listener {
         None => Ok(ExitCode::SUCCESS),
-        Some(listener) => wait_for(&cluster, this, &cluster.hosts[1..], &authority, &keyed, listener),
+        Some(listener) => {
+            let door = (listener, Issued::beside_key(dir));
+            wait_for(&cluster, this, &cluster.hosts[1..], &authority, &keyed, door)
+        }
     }
 }
 
-fn token(host: &str, dir: &Path) -> Result<ExitCode> {
-    let read = |name: &str| {
-        let path = dir.join(name);
-        std::fs::read_to_string(&path).map_err(|error| bad(format!("{}: {error}", path.display())))
-    };
-    let key_pem = read(AUTHORITY).map_err(|error| {
-        bad(format!(
-            "{error}: say this on the host where the cluster was begun"
-        ))
-    })?;
-    let cluster = Cluster::load(&dir.join("cluster.toml")).map_err(|error| bad(error.to_string()))?;
-    let own: HostFile =
-        toml::from_str(&read("host.toml")?).map_err(|error| bad(error.message().to_owned()))?;
-    let find = |name: &str| {
-        let found = cluster.host(name);
-        found.ok_or_else(|| {
+/// What the host with the authority's key has in its folder.
+pub struct First {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// This host's name.
+    pub this: String,
+    /// The authority.
+    pub authority: Authority,
+    keyed: KeyedCert,
+}
+
+impl First {
+    /// Reads it.
+    pub fn load(dir: &Path) -> Result<Self> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read_to_string(&path).map_err(|error| bad(format!("{}: {error}", path.display())))
+        };
+        let key_pem = read(AUTHORITY).map_err(|error| {
             bad(format!(
-                "host '{name}' is not in {}",
-                dir.join("cluster.toml").display()
+                "{error}: say this on the host where the cluster was begun"
             ))
-        })
-    };
-    let (this, wanted) = (find(&own.host)?, find(host)?);
+        })?;
+        let cluster = Cluster::load(&dir.join("cluster.toml")).map_err(|error| bad(error.to_string()))?;
+        let own: HostFile =
+            toml::from_str(&read("host.toml")?).map_err(|error| bad(error.message().to_owned()))?;
+        let cert_pem = super::keys::authority_of(dir, &key_pem, &read("ca.pem")?).ok_or_else(|| {
+            let (key, ca) = (dir.join(AUTHORITY), dir.join("ca.pem"));
+            bad(format!(
+                "{}: it is the key of no authority in {}",
+                key.display(),
+                ca.display()
+            ))
+        })?;
+        let this = Self {
+            authority: Authority {
+                cluster: cluster.name.clone(),
+                keys: KeyedCert { cert_pem, key_pem },
+            },
+            keyed: KeyedCert {
+                cert_pem: read("cert.pem")?,
+                key_pem: read("key.pem")?,
+            },
+            this: own.host,
+            cluster,
+        };
+        this.host(&this.this)?;
+        Ok(this)
+    }
+
+    /// A host of the cluster.
+    pub fn host(&self, name: &str) -> Result<&ClusterHost> {
+        let found = self.cluster.host(name);
+        found.ok_or_else(|| bad(format!("host '{name}' is not in this host's cluster.toml")))
+    }
+}
+
+fn token(socket: &Path, host: &str, dir: &Path) -> Result<ExitCode> {
+    let first = First::load(dir)?;
+    let (this, wanted) = (first.host(&first.this)?, first.host(host)?);
     if this.name == wanted.name {
         return Err(bad(format!("host '{host}' is this one: it is in the cluster")));
     }
-    let authority = Authority {
-        cluster: cluster.name.clone(),
-        keys: KeyedCert {
-            cert_pem: read("ca.pem")?,
-            key_pem,
-        },
-    };
-    let keyed = KeyedCert {
-        cert_pem: read("cert.pem")?,
-        key_pem: read("key.pem")?,
-    };
-    wait_for(
-        &cluster,
+    if !keys::is_signed_by(&first.keyed.cert_pem, &first.authority.keys.cert_pem) {
+        return Err(bad(
+            "one authority is following another just now: 'dunlin cluster rotate --authority' first",
+        ));
+    }
+    let code = wait_for(
+        &first.cluster,
         this,
         std::slice::from_ref(wanted),
-        &authority,
-        &keyed,
-        listen(this.address)?,
-    )
+        &first.authority,
+        &first.keyed,
+        (listen(this.address)?, Issued::beside_key(dir)),
+    )?;
+    if let Err(error) = super::keys::replaced(socket, dir, &first, host) {
+        eprintln!(
+            "dunlin: another machine's keys of that name, if there are any, still count ({error:#}): 'dunlin cluster rotate {host}' when this host's daemon runs"
+        );
+    }
+    Ok(code)
 }
 
 /// The port after the daemon's, which may run already.
@@ -210,7 +289,7 @@ fn wait_for(
     others: &[ClusterHost],
     authority: &Authority,
     keyed: &KeyedCert,
-    listener: TcpListener,
+    (listener, issued): (TcpListener, Issued),
 ) -> Result<ExitCode> {
     let until_s = now_ms() / 1000 + MINUTES * 60;
     let door = listener.local_addr().context("where hosts come in")?;
@@ -233,7 +312,7 @@ fn wait_for(
     }
     std::io::stdout().flush().context("saying the tokens")?;
     let text = toml::to_string(cluster).context("writing the cluster's file")?;
-    let left = door::let_in(listener, tokens, authority, keyed, &text, &mut |host| {
+    let left = door::let_in((listener, issued), tokens, authority, keyed, &text, &mut |host| {
         println!("host {host} has joined")
     })?;
     if left.is_empty() {

@@ -6,6 +6,7 @@
 //! threads, each with a bounded patience. 3. a refusal tells nothing but its reason.
 //! **Not here**: what a token is (`dunlin_fabric::enroll`), what is written (`cluster`).
 
+use super::issued::Issued;
 use crate::daemon::BadInput;
 use crate::events::now_ms;
 use anyhow::{Context, Result};
@@ -104,7 +105,7 @@ fn same(one: &[u8; 16], other: &[u8; 16]) -> bool {
 
 /// Lets hosts in until all tokens are used or have run out; returns the hosts that have not come.
 pub fn let_in(
-    listener: TcpListener,
+    (listener, issued): (TcpListener, Issued),
     tokens: Vec<Token>,
     authority: &Authority,
     keyed: &KeyedCert,
@@ -117,6 +118,7 @@ pub fn let_in(
         tokens: Mutex::new(Tokens { tokens }),
         door: Door::new(keyed, &authority.keys.cert_pem).map_err(|error| BadInput(error.to_string()))?,
         authority: authority.clone(),
+        issued: Mutex::new(issued),
         cluster: cluster.to_owned(),
     });
     let (tell, news) = bounded(PLACES);
@@ -165,6 +167,7 @@ struct Room {
     tokens: Mutex<Tokens>,
     door: Door,
     authority: Authority,
+    issued: Mutex<Issued>,
     cluster: String,
 }
 
@@ -218,6 +221,8 @@ impl Room {
             .take(ask, now_ms() / 1000)?;
         let cert =
             keys::sign_host(&self.authority, &ask.host, &ask.request).map_err(|error| error.to_string())?;
+        let issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        issued.note(&cert).map_err(|error| format!("{error:#}"))?;
         Ok(Welcome {
             cluster: self.cluster.clone(),
             cert,
@@ -312,10 +317,11 @@ mod tests {
         let good = token("b", soon, &authority, door);
         let known = vec![good.clone()];
         let (host_key, request) = keys::request_host("b").expect("a request");
+        let folder = tempfile::tempdir().expect("a folder");
         let inside = std::thread::spawn(move || {
             let mut came = Vec::new();
             let left = let_in(
-                listener,
+                (listener, Issued::beside_key(folder.path())),
                 known,
                 &authority,
                 &keyed,

@@ -1,5 +1,6 @@
 //! `init`: the files of a new cluster.
 
+use super::issued::Issued;
 use crate::config::{Cluster, HostFile};
 use crate::daemon::BadInput;
 use anyhow::{Context, Result};
@@ -51,6 +52,7 @@ pub fn run(
         let file = HostFile::with_keys(host, control, state);
         write(&own.join("cluster.toml"), &cluster_text, 0o644)?;
         write(&own.join("ca.pem"), &authority.keys.cert_pem, 0o644)?;
+        Issued::beside_key(dir).note(&keyed.cert_pem)?;
         write(&own.join("cert.pem"), &keyed.cert_pem, 0o644)?;
         write(&own.join("key.pem"), &keyed.key_pem, 0o600)?;
         write(

@@ -22,6 +22,12 @@ pub struct HostConfig {
     pub notify_url: Option<String>,
     /// How peers are believed.
     pub trust: Trust,
+    /// The group whose members may look, by the control socket.
+    pub viewers: Option<String>,
+    /// The group whose members may start, stop and move VMs, too.
+    pub operators: Option<String>,
+    /// The files of VMs that they may start: the folder `vms` beside host.toml.
+    pub vm_files: PathBuf,
 }
 
 /// How peers are believed.
@@ -61,6 +67,12 @@ pub struct HostFile {
     /// Where events are posted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify_url: Option<String>,
+    /// A group that may look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub viewers: Option<String>,
+    /// A group that may start, stop and move VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operators: Option<String>,
     /// TLS key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
@@ -92,6 +104,8 @@ impl HostFile {
             control: control.to_owned(),
             metrics: None,
             notify_url: None,
+            viewers: None,
+            operators: None,
             key: Some("key.pem".into()),
             cert: Some("cert.pem".into()),
             ca: Some("ca.pem".into()),
@@ -134,6 +148,9 @@ impl HostConfig {
             name: file.host,
             metrics: file.metrics,
             notify_url: file.notify_url,
+            viewers: file.viewers,
+            operators: file.operators,
+            vm_files: beside(path, Path::new("vms")),
             cluster,
             trust,
         })

@@ -32,8 +32,9 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Makes the socket, for this user alone, and its folder if there is none. One that a killed daemon left behind is replaced.
-    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+    /// Makes the socket, and its folder if there is none: for this user alone, or for whoever is let in by what is asked then
+    /// (`daemon::roles`). One that a killed daemon left behind is replaced.
+    pub fn bind(path: &Path, is_open: bool) -> Result<Self, SocketError> {
         let name = path.display().to_string();
         let io = |error| SocketError::Io(name.clone(), error);
         if UnixStream::connect(path).is_ok() {
@@ -50,7 +51,11 @@ impl ControlSocket {
             path: path.to_owned(),
             made,
         };
-        chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| io(error.into()))?;
+        let mode = match is_open {
+            true => 0o666,
+            false => 0o600,
+        };
+        chmod(path, Mode::from_raw_mode(mode)).map_err(|error| io(error.into()))?;
         Ok(this)
     }
 }
@@ -115,15 +120,18 @@ mod tests {
     fn its_folder_is_made_and_goes_with_it_and_another_s_stays() {
         let run = tempfile::tempdir().expect("a folder");
         let path = run.path().join("dunlin/dunlin.sock");
-        let socket = ControlSocket::bind(&path).expect("in a folder that it makes");
-        assert!(ControlSocket::bind(&path).is_err(), "somebody answers there");
+        let socket = ControlSocket::bind(&path, false).expect("in a folder that it makes");
+        assert!(
+            ControlSocket::bind(&path, false).is_err(),
+            "somebody answers there"
+        );
         drop(socket);
         assert!(!run.path().join("dunlin").exists());
 
         std::fs::create_dir(run.path().join("dunlin")).expect("as systemd makes it");
-        drop(ControlSocket::bind(&path).expect("in a folder that is there"));
+        drop(ControlSocket::bind(&path, true).expect("in a folder that is there"));
         assert!(run.path().join("dunlin").exists() && !path.exists());
-        ControlSocket::bind(&run.path().join("no/such/dunlin.sock"))
+        ControlSocket::bind(&run.path().join("no/such/dunlin.sock"), false)
             .err()
             .expect("one folder is made, not a path");
     }

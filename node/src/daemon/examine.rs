@@ -68,7 +68,7 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
     };
     report
         .found
-        .extend(certificates::found(host, &daemon.certificates));
+        .extend(certificates::found(host, &daemon.keys.certificates()));
     if member.witness {
         report
             .found

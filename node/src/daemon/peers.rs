@@ -45,6 +45,9 @@ pub fn accept(daemon: &Arc<Daemon>, listener: Listener) -> Result<()> {
 }
 
 fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
+    if hello.purpose == Purpose::Log {
+        daemon.keys.ask_soon(&hello.from);
+    }
     if hello.purpose != Purpose::Control {
         if let Some(log) = log_name(&hello) {
             if let Some(log) = daemon.logs().get(log) {

@@ -1,6 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, members, peers, store};
+use super::{Daemon, Ticket, examine, identity, members, peers, store};
 use crate::config::VmConfig;
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// How long a VM may take to leave this host after its end was agreed. Less than whoever tells it waits for the answer.
 const FORGOTTEN: Duration = Duration::from_secs(4);
 
+/// Whoever is not root says what they want within this time, and listens to each answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Accepts people on a thread of its own.
 pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
     let daemon = daemon.clone();
@@ -26,7 +29,14 @@ pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()
         .spawn(move || {
             for stream in listener.incoming().flatten() {
                 let daemon = daemon.clone();
-                let work = move || serve(&daemon, &stream);
+                let Some(place) = daemon.roles.enter(&stream) else {
+                    turn_away(&stream);
+                    continue;
+                };
+                let work = move || {
+                    let _place = place;
+                    serve(&daemon, &stream);
+                };
                 if let Err(error) = std::thread::Builder::new().name("request".into()).spawn(work) {
                     tracing::error!("a thread for a request: {error}");
                 }
@@ -35,8 +45,33 @@ pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()
     Ok(())
 }
 
+/// A user who has too many conversations; nobody waits for this one.
+fn turn_away(mut stream: &UnixStream) {
+    let refusal =
+        Answer::refused("this user has too many open conversations with the daemon: end one of them");
+    let _ = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.answer(&refusal));
+}
+
+/// What is asked, if it is this user's to ask.
+fn read_allowed(daemon: &Daemon, stream: &UnixStream) -> Result<Option<Request>, Answer> {
+    let who = daemon.roles.of(stream).map_err(Answer::refused)?;
+    let patience = (!who.is_administrator()).then_some(PATIENCE);
+    if stream.set_read_timeout(patience).is_err() || stream.set_write_timeout(patience).is_err() {
+        return Ok(None);
+    }
+    let Some(request) = read_request(stream)? else {
+        return Ok(None);
+    };
+    daemon.roles.check(&who, &request)?;
+    // A conversation of many lines may rest as long as it likes: it has its place.
+    let _ = stream.set_read_timeout(None);
+    Ok(Some(request))
+}
+
 fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
-    let answer = match read_request(stream) {
+    let answer = match read_allowed(daemon, stream) {
         Ok(Some(Request::Status)) => {
             // Whoever asked may have gone: here and below.
             let _ = stream.answer(&Answer::Status(Box::new(status(daemon))));
@@ -57,6 +92,10 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
         Ok(Some(Request::Cluster)) => members::all(daemon, &mut |answer| {
             let _ = stream.answer(&answer);
         }),
+        Ok(Some(Request::Keys { host, ask })) if host != daemon.host.name => {
+            peers::ask(daemon, &host.clone(), &Request::Keys { host, ask })
+        }
+        Ok(Some(request @ Request::Keys { .. })) => from_peer(daemon, request, &mut |_| {}),
         Ok(Some(Request::Log(ask))) => return super::logs::serve(daemon, ask, stream),
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
         Ok(Some(Request::Check { text, origin })) => examine::check(daemon, &text, &origin, &mut |found| {
@@ -106,7 +145,7 @@ pub fn status(daemon: &Daemon) -> HostStatus {
         logs: daemon.logs().values().map(LogHandle::status).collect(),
         refused: daemon.refused(),
         notify: daemon.notify.as_ref().map(Notify::status),
-        certificates: daemon.certificates.clone(),
+        certificates: daemon.keys.certificates(),
     }
 }
 
@@ -134,6 +173,7 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             Err(why) => Answer::refused(why),
         },
         Request::Replace { vm, host } => replace(daemon, &vm, &host),
+        Request::Keys { host, ask } if host == daemon.host.name => identity::step(daemon, ask),
         Request::Remove { vm } => remove(daemon, &vm),
         Request::Log(ask) => super::logs::from_peer(daemon, ask),
         Request::Standing { vm } => {

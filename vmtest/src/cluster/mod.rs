@@ -9,6 +9,7 @@
 
 mod events;
 mod faults;
+mod keys;
 mod log;
 mod plan;
 mod remains;

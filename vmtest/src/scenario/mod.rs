@@ -139,6 +139,10 @@ pub enum Action {
     HalfLoad,
     /// The leader loses its office and wins it back, so many times.
     NewTerms(usize),
+    /// All hosts get new keys, and a new authority, while the VM stays on its two hosts.
+    RotateKeys,
+    /// The backup's machine is removed from the cluster while it runs; then it comes in again with a token.
+    RevokeBackup,
     /// After `KillAll` and `Restart`: the VM runs again, on the host that was its last primary.
     AwaitBootOnLast,
 }

@@ -2,6 +2,7 @@
 
 mod away;
 mod boots;
+mod keys;
 mod stopped;
 mod stuck;
 mod verdict;
@@ -423,6 +424,8 @@ impl Stage<'_, '_> {
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
                 (vm.state == state).then_some(())
             }),
+            Action::RotateKeys => self.rotate_keys(),
+            Action::RevokeBackup => self.revoke_backup(),
             Action::HangBackup => self.hang_backup(),
             Action::HangPrimary => self.hang_primary(),
             Action::BreakHandOver => self.break_hand_over(),

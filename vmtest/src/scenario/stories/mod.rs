@@ -4,6 +4,7 @@ mod away;
 mod deaths;
 mod disks;
 mod guests;
+mod keys;
 mod ordered;
 
 use super::{Action, Action::*, Scenario};
@@ -16,6 +17,7 @@ pub fn all() -> Vec<Scenario> {
         away::all(),
         disks::all(),
         guests::all(),
+        keys::all(),
     ]
     .concat()
 }

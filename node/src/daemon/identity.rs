@@ -1,0 +1,404 @@
+//! What this host shows to the others, whom it believes, and how both change while its daemon runs.
+//!
+//! **Decides**: which new keys, authorities and revocation lists it takes. **Flow**: `dunlin cluster rotate` and `revoke` ask each host's daemon,
+//! step by step ([`step`]) -> the files that host.toml names are replaced -> `Identity::renew`: connections from now on are made with them.
+//! **Invariants**: 1. a private key is made here and never leaves this host. 2. what cannot be used is refused before a file is touched. 3. no
+//! other host can make this one believe an authority that the one before it has not named, nor forget what was revoked. 4. the files fit together
+//! whenever the daemon or the machine dies ([`place`], [`mend`]). **Not here**: who signs (`cli::keys`), TLS (`dunlin_fabric`).
+
+use super::{BadInput, Daemon, peers};
+use crate::certificates::{self, Certificate};
+use crate::config::{HostConfig, Trust};
+use crate::control::keys::{HostKeys, KeysStep};
+use crate::control::{Answer, Request};
+use anyhow::{Result, bail};
+use dunlin_fabric::keys::{self, revocation, succession};
+use dunlin_fabric::link::{Auth, Identity};
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A new authority, and the one that it follows.
+const MOST_AUTHORITIES: usize = 2;
+/// The other hosts' revocation lists are asked for this often, besides when one of them comes back.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// This host's keys.
+pub struct OwnKeys {
+    trust: Trust,
+    state: Mutex<State>,
+    /// Hosts whose revocation lists are to be asked for: no more than there are in the cluster.
+    to_ask: Mutex<BTreeSet<String>>,
+    asked: Condvar,
+}
+
+struct State {
+    /// The private key for which a certificate was asked, until it comes.
+    pending: Option<String>,
+    certificates: Vec<Certificate>,
+}
+
+impl OwnKeys {
+    pub fn new(trust: &Trust) -> Self {
+        Self {
+            trust: trust.clone(),
+            state: Mutex::new(State {
+                pending: None,
+                certificates: certificates::of(trust),
+            }),
+            to_ask: Mutex::default(),
+            asked: Condvar::new(),
+        }
+    }
+
+    /// How long the certificates in use are good.
+    pub fn certificates(&self) -> Vec<Certificate> {
+        self.state().certificates.clone()
+    }
+
+    /// A host is there again: it may have heard of a machine that was removed.
+    pub fn ask_soon(&self, host: &str) {
+        let mut to_ask = self.to_ask.lock().unwrap_or_else(PoisonError::into_inner);
+        to_ask.insert(host.to_owned());
+        self.asked.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn files(&self) -> Result<Files, String> {
+        match &self.trust {
+            Trust::Tls { key, cert, ca } => Files::read(key, cert, ca),
+            _ => Err("the hosts of this cluster have no certificates (host.toml has no 'cert')".into()),
+        }
+    }
+}
+
+/// The files of a host that uses TLS, and what is in them.
+struct Files {
+    key: (PathBuf, String),
+    cert: (PathBuf, String),
+    ca: (PathBuf, String),
+    crl: (PathBuf, String),
+}
+
+impl Files {
+    fn read(key: &Path, cert: &Path, ca: &Path) -> Result<Self, String> {
+        let read = |path: &Path| {
+            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+            text.map(|text| (path.to_owned(), text))
+        };
+        let crl = lists_beside(ca);
+        Ok(Self {
+            key: read(key)?,
+            cert: read(cert)?,
+            ca: read(ca)?,
+            crl: if crl.exists() {
+                read(&crl)?
+            } else {
+                (crl, String::new())
+            },
+        })
+    }
+
+    fn auth(&self) -> Auth {
+        Auth::Tls {
+            cert_pem: self.cert.1.clone(),
+            key_pem: self.key.1.clone(),
+            ca_pem: self.ca.1.clone(),
+            crl_pem: Some(self.crl.1.clone()),
+        }
+    }
+
+    fn shown(self) -> HostKeys {
+        HostKeys {
+            cert: self.cert.1,
+            ca: self.ca.1,
+            crl: self.crl.1,
+            ..HostKeys::default()
+        }
+    }
+}
+
+/// Where the revocation lists are.
+fn lists_beside(ca: &Path) -> PathBuf {
+    ca.with_file_name("crl.pem")
+}
+
+/// Who this host is when its daemon starts.
+pub fn at_start(config: &HostConfig) -> Result<Identity> {
+    let bad = |why: String| BadInput(why);
+    let auth = match &config.trust {
+        Trust::Tls { key, cert, ca } => {
+            mend(key, cert).map_err(|error| bad(format!("{}: {error}", key.display())))?;
+            Files::read(key, cert, ca).map_err(bad)?.auth()
+        }
+        Trust::Secret(path) => {
+            let secret =
+                std::fs::read_to_string(path).map_err(|error| bad(format!("{}: {error}", path.display())))?;
+            Auth::Secret(secret.trim().as_bytes().to_vec())
+        }
+        Trust::Insecure => Auth::Insecure,
+    };
+    let Some(id) = config.cluster.id_bytes() else {
+        bail!("the cluster's id was checked with its file")
+    };
+    let names: Vec<String> = config
+        .cluster
+        .hosts
+        .iter()
+        .map(|host| host.name.clone())
+        .collect();
+    Ok(Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| bad(error.to_string()))?)
+}
+
+/// Does what a person, by way of a daemon of the cluster, asks of this host's keys.
+pub fn step(daemon: &Daemon, step: KeysStep) -> Answer {
+    // One at a time, its files included.
+    let mut state = daemon.keys.state();
+    let host = &daemon.host;
+    let done = daemon.keys.files().and_then(|files| match step {
+        KeysStep::Show => Ok(files.shown()),
+        KeysStep::Begin => {
+            let (key_pem, request) = keys::request_host(&host.name).map_err(|error| error.to_string())?;
+            state.pending = Some(key_pem);
+            Ok(HostKeys {
+                request: Some(request),
+                ..files.shown()
+            })
+        }
+        KeysStep::Finish { cert } => finish(&host.identity, files, &mut state, cert).inspect(|_| {
+            let text = "this host shows a new certificate from now on; links that stand go on";
+            host.events.push("", "keys-renewed", text);
+        }),
+        KeysStep::Trust { ca, proof } => {
+            trust(&host.identity, files, ca, proof.as_deref()).inspect(|shown| {
+                let text = match keys::bundle(&shown.ca).len() {
+                    1 => "this host believes one authority",
+                    _ => "this host believes a new authority and the one before it",
+                };
+                host.events.push("", "authority-changed", text);
+            })
+        }
+        KeysStep::Revoke { crl } => revoke(daemon, files, &crl),
+    });
+    state.certificates = certificates::of(&daemon.keys.trust);
+    match done {
+        Ok(shown) => Answer::Keys(Box::new(shown)),
+        Err(why) => Answer::refused(format!("host '{}': {why}", host.name)),
+    }
+}
+
+fn finish(
+    identity: &Identity,
+    mut files: Files,
+    state: &mut State,
+    cert: String,
+) -> Result<HostKeys, String> {
+    let key = state.pending.as_ref().filter(|key| keys::is_for_key(&cert, key));
+    let Some(key) = key.cloned() else {
+        return Err("it waits for no such certificate (its daemon was started since, or somebody else exchanges keys): say it again".into());
+    };
+    if !keys::bundle(&files.ca.1)
+        .iter()
+        .any(|ca| keys::is_signed_by(&cert, ca))
+    {
+        return Err("the certificate is of an authority that this host does not believe".into());
+    }
+    (files.key.1, files.cert.1) = (key, cert);
+    let renewal = identity
+        .prepare(&files.auth())
+        .map_err(|error| error.to_string())?;
+    place(&files.key, &files.cert).map_err(|error| format!("{}: {error}", files.key.0.display()))?;
+    identity.renew(renewal);
+    state.pending = None;
+    Ok(files.shown())
+}
+
+fn trust(identity: &Identity, mut files: Files, ca: String, proof: Option<&str>) -> Result<HostKeys, String> {
+    let (known, wanted) = (keys::bundle(&files.ca.1), keys::bundle(&ca));
+    if wanted.is_empty() || wanted.len() > MOST_AUTHORITIES {
+        return Err(format!(
+            "a host believes one authority, or {MOST_AUTHORITIES} for a while"
+        ));
+    }
+    let is_known = |one: &String| {
+        let print = keys::fingerprint(one).ok();
+        print.is_some() && known.iter().any(|known| keys::fingerprint(known).ok() == print)
+    };
+    let is_named =
+        |one: &String| proof.is_some_and(|proof| succession::is_successor(one, proof, &files.ca.1));
+    if !wanted.iter().all(|one| is_known(one) || is_named(one)) {
+        return Err("that authority was not named by the one which this host believes".into());
+    }
+    if !wanted.iter().any(|ca| keys::is_signed_by(&files.cert.1, ca)) {
+        return Err("its own certificate is of none of these authorities".into());
+    }
+    files.ca.1 = wanted.concat();
+    // Lists of an authority that is believed no more say nothing any more.
+    let had_lists = !files.crl.1.is_empty();
+    files.crl.1 = lists(&files.crl.1, &files.ca.1);
+    let renewal = identity
+        .prepare(&files.auth())
+        .map_err(|error| error.to_string())?;
+    for (path, text) in [&files.ca, &files.crl]
+        .into_iter()
+        .take(1 + usize::from(had_lists))
+    {
+        replace(path, text, 0o644).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    identity.renew(renewal);
+    Ok(files.shown())
+}
+
+fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, String> {
+    if revocation::verified(crl, &files.ca.1).is_empty() {
+        return Err("that revocation list is of an authority that this host does not believe".into());
+    }
+    let before = lists(&files.crl.1, &files.ca.1);
+    let now = lists(&format!("{before}{crl}"), &files.ca.1);
+    if before == now {
+        return Ok(files.shown());
+    }
+    files.crl.1 = now;
+    let (identity, events) = (&daemon.host.identity, &daemon.host.events);
+    let renewal = identity
+        .prepare(&files.auth())
+        .map_err(|error| error.to_string())?;
+    let (path, text) = &files.crl;
+    replace(path, text, 0o644).map_err(|error| format!("{}: {error}", path.display()))?;
+    let ended_links = identity.renew(renewal);
+    let mut words = "certificates were revoked: whoever shows one is refused".to_owned();
+    if ended_links > 0 {
+        words = format!("{words}; {ended_links} links of a removed machine were ended");
+    }
+    events.push("", "certificates-revoked", words);
+    Ok(HostKeys {
+        ended_links,
+        ..files.shown()
+    })
+}
+
+/// The newest list of each of these authorities.
+fn lists(crl: &str, ca: &str) -> String {
+    let lists = revocation::verified(crl, ca).into_iter();
+    lists.map(|one| one.pem).collect()
+}
+
+/// Asks other hosts for their revocation lists, on a thread of its own: this host may have been away when a machine was removed.
+pub fn hear_of_revocations(daemon: &Arc<Daemon>) -> io::Result<()> {
+    if !matches!(daemon.keys.trust, Trust::Tls { .. }) {
+        return Ok(());
+    }
+    let daemon = daemon.clone();
+    let work = move || {
+        let all: BTreeSet<String> = daemon
+            .host
+            .cluster
+            .hosts
+            .iter()
+            .map(|host| host.name.clone())
+            .collect();
+        let mut hosts = all.clone();
+        loop {
+            hosts.remove(&daemon.host.name);
+            hosts.iter().for_each(|host| hear_of(&daemon, host));
+            let keys = &daemon.keys;
+            let to_ask = keys.to_ask.lock().unwrap_or_else(PoisonError::into_inner);
+            let waited = keys
+                .asked
+                .wait_timeout_while(to_ask, ASK_AGAIN, |hosts| hosts.is_empty());
+            let (mut to_ask, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            hosts = match timeout.timed_out() {
+                true => all.clone(),
+                false => std::mem::take(&mut *to_ask),
+            };
+        }
+    };
+    std::thread::Builder::new()
+        .name("revocations".into())
+        .spawn(work)?;
+    Ok(())
+}
+
+fn hear_of(daemon: &Daemon, host: &str) {
+    let request = Request::Keys {
+        host: host.to_owned(),
+        ask: KeysStep::Show,
+    };
+    // One that is not there is asked when it is.
+    if let Answer::Keys(shown) = peers::ask(daemon, host, &request)
+        && !shown.crl.is_empty()
+    {
+        step(daemon, KeysStep::Revoke { crl: shown.crl });
+    }
+}
+
+/// Where a new key waits until its certificate is in place.
+fn next_to(key: &Path) -> PathBuf {
+    let mut name = key.as_os_str().to_owned();
+    name.push(".next");
+    name.into()
+}
+
+/// Puts a key and its certificate in place. Two files are not replaced at one moment: whichever of them a crash leaves behind, `mend` finds
+/// a key for the certificate.
+fn place(key: &(PathBuf, String), cert: &(PathBuf, String)) -> io::Result<()> {
+    let next = next_to(&key.0);
+    replace(&next, &key.1, 0o600)?;
+    replace(&cert.0, &cert.1, 0o644)?;
+    std::fs::rename(&next, &key.0)?;
+    sync_folder(&key.0)
+}
+
+/// Ends what a crash has left half done.
+fn mend(key: &Path, cert: &Path) -> io::Result<()> {
+    let next = next_to(key);
+    let pending = match std::fs::read_to_string(&next) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        pending => pending?,
+    };
+    match keys::is_for_key(&std::fs::read_to_string(cert)?, &pending) {
+        true => std::fs::rename(&next, key)?,
+        false => std::fs::remove_file(&next)?,
+    }
+    sync_folder(key)
+}
+
+/// A file with this text, or the one that was there.
+pub fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&new)
+        .and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        })
+        .and_then(|()| std::fs::rename(&new, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    written?;
+    sync_folder(path)
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

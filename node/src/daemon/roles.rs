@@ -1,0 +1,362 @@
+//! Who may ask what on the control socket.
+//!
+//! **Decides**: the role of whoever connects, and the role that a request needs. **Flow**: the socket's peer (its user, as the kernel says) ->
+//! [`Roles::of`], by the groups that host.toml names -> [`Roles::check`] before anything of the request is done.
+//! **Invariants**: 1. without a group in host.toml the socket is for root alone. 2. a new request has no role by omission: [`needed`] is a
+//! complete match. 3. nobody but an administrator makes a host run a program, or open a file, that an administrator has not put into a VM's file.
+//! 4. users cost a bounded number of threads each, and none can keep root out.
+//! **Source**: unix(7), SO_PEERCRED. **Not here**: other hosts, which are believed by their keys (`peers`, `identity`).
+
+use crate::config::HostConfig;
+use crate::control::keys::KeysStep;
+use crate::control::log::LogRequest;
+use crate::control::{Answer, Request};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use rustix::net::sockopt::socket_peercred;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Conversations of one user at once, and of all users but administrators.
+const MOST_EACH: usize = 64;
+const MOST_IN_ALL: usize = 256;
+
+/// What somebody may do; each may do what those before may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Look.
+    Viewer,
+    /// Start, stop and move VMs that an administrator has prepared.
+    Operator,
+    /// Everything.
+    Administrator,
+}
+
+/// Who talks.
+#[derive(Debug)]
+pub struct Who {
+    name: String,
+    role: Option<Role>,
+}
+
+/// The groups that host.toml names, and who is inside just now.
+pub struct Roles {
+    viewers: Option<String>,
+    operators: Option<String>,
+    /// The files of VMs that operators may start.
+    files: PathBuf,
+    inside: Mutex<BTreeMap<u32, usize>>,
+}
+
+/// A conversation; dropped, it gives its place back.
+pub struct Place(Option<(Arc<Roles>, u32)>);
+
+impl Roles {
+    /// As host.toml says. A group that is not there is an error.
+    pub fn new(config: &HostConfig) -> Result<Arc<Self>, String> {
+        for (key, group) in [("viewers", &config.viewers), ("operators", &config.operators)] {
+            let Some(group) = group else { continue };
+            match Group::from_name(group) {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    return Err(format!(
+                        "host.toml: {key}: there is no group '{group}' on this host ('groupadd {group}' makes one)"
+                    ));
+                }
+                Err(error) => return Err(format!("host.toml: {key}: group '{group}': {error}")),
+            }
+        }
+        Ok(Arc::new(Self {
+            viewers: config.viewers.clone(),
+            operators: config.operators.clone(),
+            files: config.vm_files.clone(),
+            inside: Mutex::default(),
+        }))
+    }
+
+    /// Whether anybody but root may connect.
+    pub fn is_open(&self) -> bool {
+        self.viewers.is_some() || self.operators.is_some()
+    }
+
+    /// A place for a conversation with that user; none if it has too many.
+    pub fn enter(self: &Arc<Self>, stream: &UnixStream) -> Option<Place> {
+        let uid = socket_peercred(stream).ok()?.uid.as_raw();
+        match is_root(uid) {
+            true => Some(Place(None)),
+            false => self.take(uid),
+        }
+    }
+
+    fn take(self: &Arc<Self>, uid: u32) -> Option<Place> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = inside.values().sum();
+        let own = inside.entry(uid).or_default();
+        if *own >= MOST_EACH || all >= MOST_IN_ALL {
+            return None;
+        }
+        *own += 1;
+        Some(Place(Some((self.clone(), uid))))
+    }
+
+    /// Who talks, by the system's own list of users and groups.
+    pub fn of(&self, stream: &UnixStream) -> Result<Who, String> {
+        let peer = socket_peercred(stream).map_err(|error| format!("nobody knows who asks: {error}"))?;
+        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
+        let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+        let name = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
+        if is_root(uid) {
+            let role = Some(Role::Administrator);
+            return Ok(Who { name, role });
+        }
+        let mut groups = vec![Gid::from_raw(gid)];
+        if let Ok(user) = CString::new(name.as_str()) {
+            // A user that is on no list has the process's own group alone.
+            groups.extend(getgrouplist(&user, Gid::from_raw(gid)).unwrap_or_default());
+        }
+        let is_in = |group: &Option<String>| {
+            let group = group
+                .as_deref()
+                .and_then(|name| Group::from_name(name).ok().flatten());
+            group.is_some_and(|group| groups.contains(&group.gid))
+        };
+        let role = match (is_in(&self.operators), is_in(&self.viewers)) {
+            (true, _) => Some(Role::Operator),
+            (false, true) => Some(Role::Viewer),
+            (false, false) => None,
+        };
+        Ok(Who { name, role })
+    }
+
+    /// Whether that is theirs to ask; else one line that says whose it is.
+    pub fn check(&self, who: &Who, request: &Request) -> Result<(), Answer> {
+        let Who { name, role } = who;
+        let needed = needed(request);
+        let Some(role) = *role else {
+            return Err(Answer::refused(format!(
+                "user '{name}' may not talk to this daemon: it listens to root, and to the groups that 'viewers' and 'operators' in \
+                 host.toml name"
+            )));
+        };
+        if role < needed {
+            let whose = match (needed, &self.operators) {
+                (Role::Operator, Some(group)) => format!("members of group '{group}', and root"),
+                _ => "root".to_owned(),
+            };
+            return Err(Answer::refused(format!(
+                "user '{name}' may not do that ('{}'): it is for {whose}",
+                kind(request)
+            )));
+        }
+        match request {
+            Request::Up { text, .. } if role < Role::Administrator && !is_prepared(&self.files, text) => {
+                Err(Answer::refused(format!(
+                    "user '{name}' may start only VMs that root has prepared: none of the files in {} has this text",
+                    self.files.display()
+                )))
+            }
+            _ => Ok(()),
+        }
+        .inspect(|()| {
+            if role < Role::Administrator && needed > Role::Viewer {
+                tracing::info!(user = name, "asks for '{}'", kind(request));
+            }
+        })
+    }
+}
+
+impl Who {
+    /// Whether the daemon waits for this one however long it takes.
+    pub fn is_administrator(&self) -> bool {
+        self.role == Some(Role::Administrator)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Some((roles, uid)) = &self.0 else { return };
+        let mut inside = roles.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = inside.get_mut(uid) {
+            *own -= 1;
+            if *own == 0 {
+                inside.remove(uid);
+            }
+        }
+    }
+}
+
+/// Root, or whoever the daemon runs as.
+fn is_root(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// A VM's file names a program and files of the host, all of which its daemon opens as root: an operator chooses among files that root
+/// has put there (invariant 3).
+fn is_prepared(folder: &Path, text: &str) -> bool {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return false;
+    };
+    let files = entries.flatten().map(|entry| entry.path());
+    files
+        .filter(|path| path.extension().is_some_and(|kind| kind == "toml"))
+        .any(|path| std::fs::read_to_string(path).is_ok_and(|there| there == text))
+}
+
+/// The request's name on the socket.
+fn kind(request: &Request) -> String {
+    let value = serde_json::to_value(request).unwrap_or_default();
+    value["do"].as_str().unwrap_or("?").to_owned()
+}
+
+/// Who may ask that.
+fn needed(request: &Request) -> Role {
+    match request {
+        Request::Status | Request::Events { .. } | Request::Cluster | Request::Check { .. } => Role::Viewer,
+        Request::Log(LogRequest::Status { .. }) => Role::Viewer,
+        Request::Keys {
+            ask: KeysStep::Show, ..
+        } => Role::Viewer,
+        Request::Up { .. }
+        | Request::Down { force: false, .. }
+        | Request::Failover { .. }
+        | Request::Policy { .. }
+        | Request::Protect { alone: false, .. }
+        | Request::VerifyDisk { .. } => Role::Operator,
+        Request::Log(LogRequest::Write { .. } | LogRequest::Read { .. }) => Role::Operator,
+        // What is against the group's agreement, what changes hosts and keys, and what is for daemons to ask.
+        Request::Down { force: true, .. }
+        | Request::Protect { alone: true, .. }
+        | Request::Replace { .. }
+        | Request::Inject { .. }
+        | Request::Keys { .. }
+        | Request::Member
+        | Request::Examine { .. }
+        | Request::Prepare { .. }
+        | Request::Install { .. }
+        | Request::Undo { .. }
+        | Request::Standing { .. }
+        | Request::Remove { .. }
+        | Request::Log(
+            LogRequest::Create { .. }
+            | LogRequest::Remove { .. }
+            | LogRequest::Prepare { .. }
+            | LogRequest::Install { .. }
+            | LogRequest::Forget { .. },
+        ) => Role::Administrator,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roles(viewers: Option<&str>, operators: Option<&str>, files: &Path) -> Arc<Roles> {
+        Arc::new(Roles {
+            viewers: viewers.map(str::to_owned),
+            operators: operators.map(str::to_owned),
+            files: files.to_owned(),
+            inside: Mutex::default(),
+        })
+    }
+
+    fn who(role: Option<Role>) -> Who {
+        Who {
+            name: "ann".into(),
+            role,
+        }
+    }
+
+    fn up(text: &str) -> Request {
+        Request::Up {
+            text: text.into(),
+            origin: "shop.toml".into(),
+        }
+    }
+
+    #[test]
+    fn each_role_is_refused_what_is_above_it_with_a_line_that_says_whose_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let roles = roles(Some("look"), Some("run"), folder.path());
+        let vm = || "shop".to_owned();
+        let down = |force| Request::Down {
+            vm: vm(),
+            now: false,
+            force,
+        };
+        let protect = |alone| Request::Protect {
+            vm: vm(),
+            alone,
+            from_disk: false,
+            force_stale: false,
+        };
+        let look = Request::Status;
+        let keys = |ask| Request::Keys {
+            host: "b".into(),
+            ask,
+        };
+        let cases = [
+            (&look, Role::Viewer),
+            (&keys(KeysStep::Show), Role::Viewer),
+            (&down(false), Role::Operator),
+            (&Request::Failover { vm: vm() }, Role::Operator),
+            (&protect(false), Role::Operator),
+            (&down(true), Role::Administrator),
+            (&protect(true), Role::Administrator),
+            (&keys(KeysStep::Begin), Role::Administrator),
+            (&Request::Remove { vm: vm() }, Role::Administrator),
+        ];
+        for (request, least) in cases {
+            for role in [Role::Viewer, Role::Operator, Role::Administrator] {
+                let outcome = roles.check(&who(Some(role)), request);
+                assert_eq!(outcome.is_ok(), role >= least, "{role:?}: {request:?}");
+                if let Err(Answer::Failed { why, code }) = outcome {
+                    assert_eq!(code, 2);
+                    assert!(
+                        why.contains("ann") && why.contains("root") && !why.contains('\n'),
+                        "{why}"
+                    );
+                    assert_eq!(why.contains("'run'"), least == Role::Operator, "{why}");
+                }
+            }
+            assert!(roles.check(&who(None), request).is_err(), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn an_operator_starts_what_root_has_prepared_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let roles = roles(None, Some("run"), folder.path());
+        let operator = who(Some(Role::Operator));
+        assert!(roles.check(&operator, &up("name = 'shop'")).is_err());
+        std::fs::write(folder.path().join("shop.toml"), "name = 'shop'").expect("written");
+        std::fs::write(folder.path().join("notes.txt"), "name = 'other'").expect("written");
+        assert!(roles.check(&operator, &up("name = 'shop'")).is_ok());
+        for other in ["name = 'other'", "name = 'shop' ", ""] {
+            assert!(roles.check(&operator, &up(other)).is_err(), "{other}");
+            assert!(roles.check(&who(Some(Role::Administrator)), &up(other)).is_ok());
+        }
+        assert!(
+            roles
+                .check(&who(Some(Role::Viewer)), &up("name = 'shop'"))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn a_user_has_so_many_conversations_and_gets_their_places_back() {
+        let roles = roles(Some("look"), None, Path::new("/no/such/folder"));
+        let mut places: Vec<Place> = (0..MOST_EACH).filter_map(|_| roles.take(1000)).collect();
+        assert_eq!(places.len(), MOST_EACH);
+        assert!(roles.take(1000).is_none());
+        assert!(roles.take(1001).is_some(), "another user is not kept out");
+        places.pop();
+        assert!(roles.take(1000).is_some());
+        let crowd = (2000..3000).filter_map(|uid| roles.take(uid));
+        places.extend(crowd);
+        assert_eq!(places.len(), MOST_IN_ALL, "users are many, and threads are not");
+        drop(places);
+        assert!(roles.inside.lock().expect("a lock").values().sum::<usize>() == 0);
+    }
+}
