@@ -13,6 +13,7 @@ mod manual;
 mod program;
 mod show;
 mod talk;
+mod top;
 mod watch;
 
 use crate::config::CONTROL;
@@ -135,6 +136,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Shows what each VM of this host does and costs per second, and what happened last
+    Top,
     /// Shows what happened on this host
     Events {
         /// Go on with what happens
@@ -345,6 +348,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             talk::wait_until_up(socket, &name, None)
         }
         Command::Status { watch, json } => show::status(socket, watch, json),
+        Command::Top => top::run(socket),
         Command::Events { follow, since, json } => show::events(socket, follow, since, json),
         Command::Failover { vm } => talk::simple(socket, &Request::Failover { vm }),
         Command::Policy { vm, policy, no_wait } => {

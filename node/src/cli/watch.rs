@@ -46,7 +46,8 @@ pub fn run(socket: &Path) -> Result<HostStatus> {
     outcome
 }
 
-fn wants_to_leave(event: &Event) -> bool {
+/// Whether a person has seen enough.
+pub fn wants_to_leave(event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press && (interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
@@ -79,12 +80,17 @@ fn draw(frame: &mut Frame<'_>, status: &HostStatus) {
     frame.render_widget(Line::from(help).dim(), foot);
 }
 
-fn row(vm: &VmStatus) -> Row<'static> {
-    let (protection, colour) = match (vm.wants_protection, vm.protected) {
+/// Whether a VM is protected, and the colour of that word.
+pub fn protection(vm: &VmStatus) -> (&'static str, Color) {
+    match (vm.wants_protection, vm.protected) {
         (true, true) => ("protected", Color::Green),
         (true, false) => ("NOT PROTECTED", Color::Red),
         (false, _) => ("not asked for", Color::Reset),
-    };
+    }
+}
+
+fn row(vm: &VmStatus) -> Row<'static> {
+    let (protection, colour) = protection(vm);
     let state = match &vm.progress {
         Some(progress) => format!("{} {} %", vm.state, 100 * progress.done / progress.total.max(1)),
         None => vm.state.clone(),
