@@ -50,6 +50,14 @@ impl Issued {
         Ok(all)
     }
 
+    /// All certificates of a host, the newest last: also those of authorities that nobody believes any more, with which a link may have been
+    /// made that has outlived the exchange of keys.
+    pub fn ever_of(&self, host: &str) -> Result<Vec<String>> {
+        let mut all = self.all()?;
+        all.retain(|one| keys::is_for_host(one, host));
+        Ok(all)
+    }
+
     fn all(&self) -> Result<Vec<String>> {
         match std::fs::read_to_string(&self.0) {
             Ok(text) => Ok(keys::bundle(&text)),
@@ -87,6 +95,8 @@ mod tests {
         for cert in [&b, &elsewhere, &c, &again, &b] {
             issued.note(cert).expect("noted");
         }
+        let ever = [b.clone(), elsewhere.clone(), again.clone()];
+        assert_eq!(issued.ever_of("b").expect("read"), ever);
         assert_eq!(issued.of("b", &mine.keys.cert_pem).expect("read"), [b, again]);
         assert_eq!(issued.of("b", &other.keys.cert_pem).expect("read"), [elsewhere]);
         assert!(issued.note("no certificate").is_err());

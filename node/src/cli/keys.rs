@@ -171,18 +171,17 @@ pub fn revoke(socket: &Path, dir: &Path, host: &str) -> Result<ExitCode> {
         hosts.issued.note(&shown.cert)?;
     }
     let next = Next::load(dir, &first)?;
-    let mut count = 0;
-    for authority in [Some(&first.authority), next.as_ref().map(|next| &next.authority)] {
-        let Some(authority) = authority else { continue };
-        let all = hosts.issued.of(host, &authority.keys.cert_pem)?.into_iter();
-        let revoked: Vec<_> = all.map(|one| (one, Reason::Removed)).collect();
-        count += revoked.len();
-        hosts.refuse(authority, &revoked, host)?;
-    }
+    let all = hosts.issued.ever_of(host)?.into_iter();
+    let revoked: Vec<_> = all.map(|one| (one, Reason::Removed)).collect();
+    let count = revoked.len();
     if count == 0 {
         return Err(bad(format!(
             "no certificate of host '{host}' is on record here: 'dunlin cluster rotate --authority --without {host}' makes all that it has worthless"
         )));
+    }
+    for authority in [Some(&first.authority), next.as_ref().map(|next| &next.authority)] {
+        let Some(authority) = authority else { continue };
+        hosts.refuse(authority, &revoked, host)?;
     }
     println!(
         "{count} certificates of host {host} count no more, and its links have ended; 'dunlin cluster token {host}' lets a machine in again under that name"
@@ -197,7 +196,7 @@ pub fn replaced(socket: &Path, dir: &Path, first: &First, host: &str) -> Result<
         first,
         issued: Issued::beside_key(dir),
     };
-    let mut earlier = hosts.issued.of(host, &first.authority.keys.cert_pem)?;
+    let mut earlier = hosts.issued.ever_of(host)?;
     earlier.pop();
     let earlier: Vec<_> = earlier.into_iter().map(|one| (one, Reason::Removed)).collect();
     if earlier.is_empty() {
