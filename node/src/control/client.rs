@@ -56,7 +56,11 @@ impl<S: Read + Write> Client<S> {
 
     /// Asks; answers come from `next`.
     pub fn ask(&mut self, request: &Request) -> Result<(), ClientError> {
-        self.say(request)
+        match self.say(request) {
+            // A daemon that turns somebody away does not wait for the question. Why it did is there to be read.
+            Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            asked => asked,
+        }
     }
 
     /// Says a line of a longer conversation.

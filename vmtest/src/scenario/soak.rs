@@ -22,8 +22,8 @@ use crate::lab::LabSpec;
 use places::Places;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Clients that come and go.
-const WORKERS: u32 = 32;
+/// Clients that come and go. So many that the rate holds while each of them takes half a second.
+const WORKERS: u32 = 96;
 /// Connections of all of them together.
 const PER_MINUTE: u32 = 10_000;
 /// The part of that rate, in percent, that must really have been.
@@ -31,10 +31,13 @@ const LEAST_PERCENT: u64 = 95;
 /// A process may grow by this much, in percent, and by this much in any case: a thread's stack is no leak.
 const GROWTH_PERCENT: u64 = 5;
 const SLACK_KIB: u64 = 512;
-/// Memory is looked at so often, and each figure is the least of so many looks: the log and what waits to leave are as large as they
-/// are, until the next sync empties them, and a leak is what no sync empties.
+/// Memory is looked at so often, at least so many times and until so many syncs have ended, and each figure is the least of all: the log
+/// and what waits to leave are as large as they are, until the next sync empties them, and a leak is what no sync empties.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKS: usize = 30;
+const SYNCS: u64 = 3;
+/// A VM that needs no sync for so long is looked at without one.
+const MOST_LOOKS: usize = 240;
 
 /// One process' memory, in KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -110,7 +113,10 @@ fn play(
             .iter()
             .map(|(process, (_, memory, _))| format!("{process} {}", memory.own_kib));
         let own = own.collect::<Vec<_>>().join(", ");
-        say(&format!("soak: part {part} of {PARTS}: own KiB of {own}"));
+        let (connections, syncs) = (passers.connections(), epoch(cluster, &plan.name));
+        say(&format!(
+            "soak: part {part} of {PARTS}: {connections} connections, {syncs} syncs, own KiB of {own}"
+        ));
     }
     let (minutes, connected) = (
         begun.elapsed().as_secs_f64() / 60.0,
@@ -174,7 +180,7 @@ fn look(cluster: &Cluster<'_>, vm: &str) -> Result<Look> {
     let mut found = Look::new();
     for _ in 0..LOOKS_AGAIN {
         cluster.await_protected(vm, PATIENCE)?;
-        found = look_once(cluster);
+        found = look_once(cluster, vm);
         if found.len() == 5 {
             return Ok(found);
         }
@@ -182,9 +188,11 @@ fn look(cluster: &Cluster<'_>, vm: &str) -> Result<Look> {
     bail!("not five processes: {:?}", found.keys().collect::<Vec<_>>())
 }
 
-fn look_once(cluster: &Cluster<'_>) -> Look {
+fn look_once(cluster: &Cluster<'_>, vm: &str) -> Look {
     let mut looks: BTreeMap<(String, i32), Vec<Memory>> = BTreeMap::new();
-    for _ in 0..LOOKS {
+    let (begun, mut taken) = (epoch(cluster, vm), 0);
+    while taken < LOOKS || (taken < MOST_LOOKS && epoch(cluster, vm) < begun + SYNCS) {
+        taken += 1;
         for host in cluster.hosts() {
             for pid in cluster.lab().node(host).pids() {
                 if let Some((program, memory)) = memory_of(pid) {
@@ -197,7 +205,7 @@ fn look_once(cluster: &Cluster<'_>) -> Look {
     }
     let least = |looks: &[Memory], of: fn(&Memory) -> u64| looks.iter().map(of).min().unwrap_or_default();
     // What is not there every time is a command, not a part of the VM.
-    let staying = looks.into_iter().filter(|(_, looks)| looks.len() == LOOKS);
+    let staying = looks.into_iter().filter(|(_, looks)| looks.len() == taken);
     staying
         .map(|((process, pid), looks)| {
             let own_kib = least(&looks, |look| look.own_kib);
@@ -205,6 +213,16 @@ fn look_once(cluster: &Cluster<'_>) -> Look {
             (process, (pid, Memory { own_kib, shared_kib }, Places::of(pid)))
         })
         .collect()
+}
+
+/// Syncs of the VM so far, as the host knows it that knows of most.
+fn epoch(cluster: &Cluster<'_>, vm: &str) -> u64 {
+    let statuses = cluster.statuses();
+    let of_the_vm = statuses.iter().flat_map(|status| &status.vms);
+    let epochs = of_the_vm
+        .filter(|status| status.name == vm)
+        .map(|status| status.epoch);
+    epochs.max().unwrap_or_default()
 }
 
 pub(super) fn memory_of(pid: i32) -> Option<(String, Memory)> {
