@@ -22,18 +22,7 @@ pub fn verify() -> Result<()> {
     let dunlin = cargo::build_dunlin(false)?;
     for module in MODULES {
         let folder = paths::workspace().join(module);
-        let unformatted = Command::new("gofmt")
-            .args(["-l", "."])
-            .current_dir(&folder)
-            .output()
-            .context("gofmt is not here: apt-get install golang-go (or 'cargo xtask setup')")?;
-        if !unformatted.stdout.is_empty() {
-            let files = String::from_utf8_lossy(&unformatted.stdout);
-            bail!(
-                "{module}: 'gofmt -w' would change {}",
-                files.trim().replace('\n', ", ")
-            );
-        }
+        format(&folder)?;
         go(&folder, &dunlin, &["vet", "./..."])?;
         go(&folder, &dunlin, &["test", "-count=1", PATIENCE, "./..."])?;
         // Slower by ten: with fewer seeds.
@@ -46,11 +35,34 @@ pub fn verify() -> Result<()> {
     Ok(())
 }
 
+/// Whether `gofmt` has nothing to say of a module.
+///
+/// # Errors
+/// With what they say.
+pub fn format(folder: &Path) -> Result<()> {
+    let unformatted = Command::new("gofmt")
+        .args(["-l", "."])
+        .current_dir(folder)
+        .output()
+        .context("gofmt is not here: apt-get install golang-go (or 'cargo xtask setup')")?;
+    if !unformatted.stdout.is_empty() {
+        let files = String::from_utf8_lossy(&unformatted.stdout);
+        bail!(
+            "{}: 'gofmt -w' would change {}",
+            shown(folder),
+            files.trim().replace('\n', ", ")
+        );
+    }
+    Ok(())
+}
+
+fn shown(folder: &Path) -> String {
+    let inside = folder.strip_prefix(paths::workspace()).unwrap_or(folder);
+    inside.display().to_string()
+}
+
 fn go(folder: &Path, dunlin: &Path, arguments: &[&str]) -> Result<()> {
-    let shown = folder
-        .strip_prefix(paths::workspace())
-        .unwrap_or(folder)
-        .display();
+    let shown = shown(folder);
     println!("xtask: go {} in {shown}", arguments.join(" "));
     let status = Command::new("go")
         .args(arguments)

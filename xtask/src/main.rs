@@ -6,6 +6,7 @@ mod cargo;
 mod demo;
 mod fuzz;
 mod go;
+mod k8s;
 mod licences;
 mod package;
 mod scenarios;
@@ -54,6 +55,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     Demo(demo::Demo),
     Package(package::Package),
+    #[command(subcommand)]
+    K8s(k8s::K8s),
     Scenarios(scenarios::Scenarios),
     /// Measurements that compare in one run.
     #[command(subcommand)]
@@ -132,6 +135,7 @@ fn run(task: Task) -> Result<()> {
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Package(arguments) => package::run(&arguments),
+        Task::K8s(task) => k8s::run(&task),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
         Task::Bench(what) => bench::run(&what),
     }

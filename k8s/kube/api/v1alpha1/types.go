@@ -1,0 +1,104 @@
+// Package v1alpha1 has Dunlin's resources as Go values. What is a right one is said by the definitions (crds), which the API server checks.
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Version is the group and version of all of them.
+var Version = schema.GroupVersion{Group: "dunlin.dev", Version: "v1alpha1"}
+
+// ProtectedVM is a virtual machine that runs as copies on different nodes.
+type ProtectedVM struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              ProtectedVMSpec   `json:"spec"`
+	Status            ProtectedVMStatus `json:"status,omitempty"`
+}
+
+// ProtectedVMSpec is what is wanted.
+type ProtectedVMSpec struct {
+	// Strength is R: how many copies run, each on a node of its own.
+	Strength int `json:"strength,omitempty"`
+	// Policy is how the copies are kept alike.
+	Policy string `json:"policy,omitempty"`
+	// Storage is what a backup does with the primary's writes.
+	Storage string `json:"storage,omitempty"`
+	VM      VM     `json:"vm"`
+}
+
+// VM is the virtual hardware. It does not change.
+type VM struct {
+	MemoryMiB int64  `json:"memoryMiB"`
+	VCPUs     int    `json:"vcpus,omitempty"`
+	Machine   string `json:"machine,omitempty"`
+	Firmware  string `json:"firmware,omitempty"`
+	Accel     string `json:"accel,omitempty"`
+	CPU       string `json:"cpu,omitempty"`
+	Kernel    string `json:"kernel,omitempty"`
+	Initrd    string `json:"initrd,omitempty"`
+	Append    string `json:"append,omitempty"`
+	Disks     []Disk `json:"disks,omitempty"`
+	NICs      []NIC  `json:"nics,omitempty"`
+}
+
+// Disk is an image or a block device, the same path and size on each node.
+type Disk struct {
+	Path   string `json:"path"`
+	Format string `json:"format,omitempty"`
+}
+
+// NIC is a network card.
+type NIC struct {
+	MAC    string `json:"mac"`
+	Bridge string `json:"bridge,omitempty"`
+}
+
+// ProtectedVMStatus is what is there.
+type ProtectedVMStatus struct {
+	ObservedGeneration int64  `json:"observedGeneration,omitempty"`
+	State              string `json:"state,omitempty"`
+	Primary            string `json:"primary,omitempty"`
+	Backup             string `json:"backup,omitempty"`
+	Standby            string `json:"standby,omitempty"`
+	Witness            string `json:"witness,omitempty"`
+	// Strength is the one that is carried out.
+	Strength     int                `json:"strength,omitempty"`
+	LastFailOver *metav1.Time       `json:"lastFailOver,omitempty"`
+	Conditions   []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// DunlinHost is a node that can run copies, under the node's name.
+type DunlinHost struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              DunlinHostSpec   `json:"spec"`
+	Status            DunlinHostStatus `json:"status,omitempty"`
+}
+
+// DunlinHostSpec is what copies may take.
+type DunlinHostSpec struct {
+	// Copies says whether any are placed there; if it is left out, they are.
+	Copies *bool `json:"copies,omitempty"`
+	// MemoryMiB and DiskMiB bound what copies take; without them the node does.
+	MemoryMiB *int64 `json:"memoryMiB,omitempty"`
+	DiskMiB   *int64 `json:"diskMiB,omitempty"`
+	// Address is where other hosts reach its daemon.
+	Address string `json:"address,omitempty"`
+}
+
+// DunlinHostStatus is what its daemon reports.
+type DunlinHostStatus struct {
+	KVM         bool               `json:"kvm,omitempty"`
+	Version     string             `json:"version,omitempty"`
+	DiskFreeMiB int64              `json:"diskFreeMiB,omitempty"`
+	Links       []Link             `json:"links,omitempty"`
+	Conditions  []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Link is a connection with another host's daemon.
+type Link struct {
+	Host      string `json:"host"`
+	Connected bool   `json:"connected"`
+}

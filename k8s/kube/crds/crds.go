@@ -1,0 +1,9 @@
+// Package crds has the resource definitions, as 'kubectl apply' takes them.
+package crds
+
+import "embed"
+
+// Files are all of them.
+//
+//go:embed *.yaml
+var Files embed.FS

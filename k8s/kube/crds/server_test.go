@@ -1,0 +1,260 @@
+package crds_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+	"dunlin.dev/k8s/kube/lab"
+)
+
+const shop = `
+apiVersion: dunlin.dev/v1alpha1
+kind: ProtectedVM
+metadata: { name: shop }
+spec:
+  strength: 2
+  policy: dunlin
+  vm:
+    memoryMiB: 1024
+    vcpus: 2
+    disks: [ { path: /srv/shop.img } ]
+    nics: [ { mac: "52:54:00:12:34:56", bridge: br0 } ]
+`
+
+const host = `
+apiVersion: dunlin.dev/v1alpha1
+kind: DunlinHost
+metadata: { name: n1 }
+spec: { memoryMiB: 4096, address: "10.0.0.1:7700" }
+`
+
+// mistakes are what a person gets wrong, and what is said of it.
+var mistakes = []struct {
+	what, manifest, from, to, says string
+}{
+	{"too many copies", shop, "strength: 2", "strength: 4", "strength is 1 (unprotected), 2 (a primary and a backup) or 3 (with a standby)"},
+	{"no copies", shop, "strength: 2", "strength: 0", "spec.strength: Invalid value: \"integer\": strength is 1 (unprotected)"},
+	{"a word for a number", shop, "strength: 2", "strength: two", `spec.strength: Invalid value: "string": spec.strength in body must be of type integer`},
+	{"an unknown policy", shop, "policy: dunlin", "policy: raft", "policy is dunlin, plover, colo, str, remus or none, not raft"},
+	{"two copies that nothing keeps alike", shop, "policy: dunlin", "policy: none", "strength 1 is policy none, and more copies need a policy"},
+	{"one copy, protected", shop, "strength: 2", "strength: 1", "strength 1 is policy none, and more copies need a policy"},
+	{"an unknown storage", shop, "policy: dunlin", "storage: nfs", "storage is gannet, colo or sync, not nfs"},
+	{"an unknown part", shop, "vm:", "hardware:", `unknown field "spec.hardware"`},
+	{"no hardware", shop, shop[strings.Index(shop, "  vm:"):], "", "spec.vm: Required value"},
+	{"no memory", shop, "memoryMiB: 1024", "machine: pc", "spec.vm.memoryMiB: Required value"},
+	{"too little memory", shop, "memoryMiB: 1024", "memoryMiB: 1", "memoryMiB is from 8 to 4194304 (4 TiB)"},
+	{"a misspelt key", shop, "memoryMiB: 1024", "memoryMiB: 1024\n    memory: 1024", `unknown field "spec.vm.memory"`},
+	{"no CPUs", shop, "vcpus: 2", "vcpus: 0", "vcpus is from 1 to 64"},
+	{"nothing to boot", shop, "disks: [ { path: /srv/shop.img } ]", "disks: []", "the VM has nothing to boot: give it a disk, or a kernel"},
+	{"an initrd without a kernel", shop, "vcpus: 2", "initrd: /boot/initrd", "initrd and append belong to a kernel, and there is none"},
+	{"a microvm without a kernel", shop, "vcpus: 2", "machine: microvm", "a microvm boots a kernel directly, and there is none"},
+	{"a microvm with a UEFI", shop, "vcpus: 2", "machine: microvm\n    kernel: /boot/k\n    firmware: uefi", "firmware uefi needs machine pc or q35"},
+	{"an unknown machine", shop, "vcpus: 2", "machine: arm", "machine is pc, q35 or microvm, not arm"},
+	{"a disk by a relative path", shop, "/srv/shop.img", "shop.img", "a disk's path is absolute, and the same on each node"},
+	{"a disk twice", shop, "{ path: /srv/shop.img }", "{ path: /srv/shop.img }, { path: /srv/shop.img }", "two disks have the same path"},
+	{"a disk of an unknown format", shop, "path: /srv/shop.img", "path: /srv/shop.img, format: vmdk", "a disk's format is raw or qcow2"},
+	{"a mac that is none", shop, "52:54:00:12:34:56", "52-54-00-12-34-56", "a mac is one of a single card, as 52:54:00:12:34:56"},
+	{"a mac of many cards", shop, "52:54:00:12:34:56", "53:54:00:12:34:56", "a mac is one of a single card, as 52:54:00:12:34:56"},
+	{"a mac twice", shop, "bridge: br0 }", `bridge: br0 }, { mac: "52:54:00:12:34:56" }`, "two nics have the same mac"},
+	{"a bridge that no kernel names so", shop, "br0", "a-bridge-with-a-long-name", "a bridge's name has 1 to 15 characters"},
+	{"a long name", shop, "name: shop", "name: shop-" + strings.Repeat("x", 44), "a ProtectedVM's name has at most 48 characters"},
+	{"a name that is none", shop, "name: shop", "name: Shop", "a lowercase RFC 1123 subdomain must consist of"},
+	{"an address without a port", host, "10.0.0.1:7700", "10.0.0.1", "address is HOST:PORT, with a port from 1 to 65535"},
+	{"a port that is none", host, "10.0.0.1:7700", "10.0.0.1:77000", "address is HOST:PORT, with a port from 1 to 65535"},
+	{"memory below nothing", host, "4096", "-1", "memoryMiB is from 0 to 1073741824 (1 PiB)"},
+}
+
+var (
+	vms   = v1alpha1.Version.WithResource("protectedvms")
+	hosts = v1alpha1.Version.WithResource("dunlinhosts")
+)
+
+func objectOf(t *testing.T, manifest string) *unstructured.Unstructured {
+	t.Helper()
+	object := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(manifest), &object.Object); err != nil {
+		t.Fatalf("%v: %s", err, manifest)
+	}
+	return object
+}
+
+func resourceOf(client dynamic.Interface, object *unstructured.Unstructured) dynamic.ResourceInterface {
+	if object.GetKind() == "DunlinHost" {
+		return client.Resource(hosts)
+	}
+	return client.Resource(vms).Namespace("default")
+}
+
+// apply is what 'kubectl apply' asks of the server for an object that is not there yet.
+func apply(ctx context.Context, t *testing.T, client dynamic.Interface, manifest string) (*unstructured.Unstructured, error) {
+	t.Helper()
+	object := objectOf(t, manifest)
+	return resourceOf(client, object).Create(ctx, object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
+}
+
+func TestResourcesOnARealServer(t *testing.T) {
+	plane := lab.Begin(t)
+	plane.Install(t)
+	client, err := dynamic.NewForConfig(plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithTimeout(context.Background(), lab.Patience)
+	defer end()
+	t.Run("mistakes get one line", func(t *testing.T) { mistakesGetOneLine(ctx, t, client) })
+	t.Run("defaults", func(t *testing.T) { defaults(ctx, t, client) })
+	t.Run("changes", func(t *testing.T) { changes(ctx, t, client) })
+	t.Run("columns", func(t *testing.T) { columns(ctx, t, client, plane.Config()) })
+}
+
+func mistakesGetOneLine(ctx context.Context, t *testing.T, client dynamic.Interface) {
+	for _, mistake := range mistakes {
+		if !strings.Contains(mistake.manifest, mistake.from) {
+			t.Fatalf("%s: nothing to change", mistake.what)
+		}
+		_, err := apply(ctx, t, client, strings.Replace(mistake.manifest, mistake.from, mistake.to, 1))
+		var status *apierrors.StatusError
+		if !errors.As(err, &status) {
+			t.Errorf("%s: it is taken, or fails otherwise: %v", mistake.what, err)
+			continue
+		}
+		if testing.Verbose() {
+			t.Logf("%s: %v", mistake.what, err)
+		}
+		// A second cause says at most that rules wait for this one to be mended.
+		said := 0
+		if status.ErrStatus.Details != nil {
+			for _, cause := range status.ErrStatus.Details.Causes {
+				if !strings.Contains(cause.Message, "some validation rules were not checked") {
+					said++
+				}
+			}
+		}
+		if line := err.Error(); !strings.Contains(line, mistake.says) || strings.Contains(line, "\n") || said > 1 {
+			t.Errorf("%s: %d causes: %s", mistake.what, said, line)
+		}
+	}
+}
+
+func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
+	made, err := apply(ctx, t, client, strings.NewReplacer("strength: 2", "", "policy: dunlin", "", "name: shop", "name: plain", "vcpus: 2", "").Replace(shop))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := made.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vm v1alpha1.ProtectedVM
+	if err := json.Unmarshal(data, &vm); err != nil {
+		t.Fatal(err)
+	}
+	if vm.Spec.Strength != 2 || vm.Spec.Policy != "dunlin" || vm.Spec.Storage != "gannet" || vm.Spec.VM.VCPUs != 1 ||
+		vm.Spec.VM.Machine != "pc" || vm.Spec.VM.Firmware != "bios" || vm.Spec.VM.Disks[0].Format != "raw" {
+		t.Errorf("%+v", vm.Spec)
+	}
+}
+
+func changes(ctx context.Context, t *testing.T, client dynamic.Interface) {
+	if _, err := apply(ctx, t, client, shop); err != nil {
+		t.Fatal(err)
+	}
+	change := func(value any, path ...string) error {
+		object, err := client.Resource(vms).Namespace("default").Get(ctx, "shop", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if err := unstructured.SetNestedField(object.Object, value, path...); err != nil {
+			return err
+		}
+		_, err = client.Resource(vms).Namespace("default").Update(ctx, object, metav1.UpdateOptions{FieldValidation: metav1.FieldValidationStrict})
+		return err
+	}
+	if err := change(int64(3), "spec", "strength"); err != nil {
+		t.Errorf("a changed strength is refused: %v", err)
+	}
+	if err := change("remus", "spec", "policy"); err != nil {
+		t.Errorf("a changed policy is refused: %v", err)
+	}
+	const why = "the hardware of a VM does not change while it exists: make another one"
+	if err := change(int64(2048), "spec", "vm", "memoryMiB"); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("changed hardware: %v", err)
+	}
+	if err := change(int64(4), "spec", "strength"); err == nil {
+		t.Error("a wrong strength is taken when it comes later")
+	}
+}
+
+// columns are what 'kubectl get' shows: the server makes the table.
+func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config *rest.Config) {
+	object, err := client.Resource(vms).Namespace("default").Get(ctx, "shop", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.Now().Rfc3339Copy().Format("2006-01-02T15:04:05Z07:00")
+	object.Object["status"] = map[string]any{
+		"state": "protected", "primary": "n1", "backup": "n2", "witness": "n3", "lastFailOver": now,
+		"conditions": []any{map[string]any{"type": "Protected", "status": "True", "lastTransitionTime": now, "reason": "Synced", "message": "both copies run"}},
+	}
+	if _, err := client.Resource(vms).Namespace("default").UpdateStatus(ctx, object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := apply(ctx, t, client, host); err != nil {
+		t.Fatal(err)
+	}
+	names, cells := table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedvms/shop")
+	if names != "Name R State Primary Backup Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "shop 3 protected n1 n2 n3 True ") {
+		t.Errorf("%s\n%s", names, cells)
+	}
+	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/dunlinhosts/n1")
+	if names != "Name Ready Copies KVM Memory Disk Version Age" || !strings.HasPrefix(cells, "n1 <none> true <none> 4096 ") {
+		t.Errorf("%s\n%s", names, cells)
+	}
+}
+
+// table returns the columns' names and the first row.
+func table(ctx context.Context, t *testing.T, config *rest.Config, path string) (names, cells string) {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.GroupVersion = &v1alpha1.Version
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := client.Get().AbsPath(path).SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows metav1.Table
+	if err := json.Unmarshal(data, &rows); err != nil || len(rows.Rows) != 1 {
+		t.Fatalf("%v: %s", err, data)
+	}
+	for _, column := range rows.ColumnDefinitions {
+		names = strings.TrimSpace(names + " " + column.Name)
+	}
+	for _, cell := range rows.Rows[0].Cells {
+		text, err := json.Marshal(cell)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown := strings.Trim(string(text), `"`)
+		if cell == nil {
+			shown = "<none>"
+		}
+		cells = strings.TrimSpace(cells + " " + shown)
+	}
+	return names, cells
+}

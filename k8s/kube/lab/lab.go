@@ -1,0 +1,283 @@
+// Package lab is a Kubernetes control plane for tests: a real kube-apiserver over a real etcd, on loopback, without kubelets. Nodes are objects that
+// a test makes.
+//
+// The programs lie in the folder that DUNLIN_KUBE_TOOLS names; 'cargo xtask k8s test' builds them and sets it.
+// Not here: what a test says to it.
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+const (
+	// Patience is the longest that anything may take, on a machine however busy.
+	Patience = 120 * time.Second
+	// tries is how often a control plane is begun: another process may take a port that was free.
+	tries = 3
+	// again is when something that nothing tells of is asked again.
+	again = 100 * time.Millisecond
+)
+
+// Plane is a control plane that runs until the test ends.
+type Plane struct {
+	dir, token, address string
+}
+
+// Tool returns a program's path.
+func Tool(t testing.TB, name string) string {
+	t.Helper()
+	folder := os.Getenv("DUNLIN_KUBE_TOOLS")
+	if folder == "" {
+		t.Fatal("DUNLIN_KUBE_TOOLS has to name the folder with etcd and kube-apiserver: 'cargo xtask k8s test' does all of it")
+	}
+	path := filepath.Join(folder, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Begin starts one.
+func Begin(t testing.TB) *Plane {
+	t.Helper()
+	plane := &Plane{dir: t.TempDir()}
+	var bytes [16]byte
+	if _, err := rand.Read(bytes[:]); err != nil {
+		t.Fatal(err)
+	}
+	plane.token = hex.EncodeToString(bytes[:])
+	plane.write(t, "tokens.csv", []byte(plane.token+",admin,admin,system:masters\n"))
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane.write(t, "accounts.pem", pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+	for try := 1; ; try++ {
+		err := plane.begin(t, try)
+		if err == nil {
+			return plane
+		}
+		if try == tries {
+			t.Fatal(err)
+		}
+		t.Logf("try %d: %v", try, err)
+	}
+}
+
+func (plane *Plane) write(t testing.TB, name string, data []byte) {
+	if err := os.WriteFile(filepath.Join(plane.dir, name), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ports returns some that are free now.
+func ports(count int) ([]int, error) {
+	var free []int
+	for len(free) < count {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		// Kept until all are found, so that no two are the same.
+		defer listener.Close()
+		free = append(free, listener.Addr().(*net.TCPAddr).Port)
+	}
+	return free, nil
+}
+
+func (plane *Plane) begin(t testing.TB, try int) error {
+	free, err := ports(3)
+	if err != nil {
+		return err
+	}
+	store, peers := fmt.Sprintf("http://127.0.0.1:%d", free[0]), fmt.Sprintf("http://127.0.0.1:%d", free[1])
+	etcd, err := Start(t, nil, Tool(t, "etcd"), "--data-dir", filepath.Join(plane.dir, fmt.Sprintf("etcd-%d", try)), "--log-level", "error",
+		"--listen-client-urls", store, "--advertise-client-urls", store,
+		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
+	if err != nil {
+		return err
+	}
+	server, err := Start(t, nil, Tool(t, "kube-apiserver"), "--etcd-servers", store, "--bind-address", "127.0.0.1",
+		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
+		"--secure-port", fmt.Sprint(free[2]), "--cert-dir", filepath.Join(plane.dir, "certificates"),
+		"--token-auth-file", filepath.Join(plane.dir, "tokens.csv"), "--authorization-mode", "RBAC",
+		"--service-account-issuer", "https://lab.invalid", "--service-account-key-file", filepath.Join(plane.dir, "accounts.pem"),
+		"--service-account-signing-key-file", filepath.Join(plane.dir, "accounts.pem"), "--service-cluster-ip-range", "10.0.0.0/24",
+		// Nobody makes accounts here, and nobody would take the taint of a new node away.
+		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition")
+	if err != nil {
+		return err
+	}
+	plane.address = fmt.Sprintf("https://127.0.0.1:%d", free[2])
+	client, err := kubernetes.NewForConfig(plane.Config())
+	if err != nil {
+		return err
+	}
+	late := time.After(Patience)
+	for {
+		ctx, end := context.WithTimeout(context.Background(), 5*time.Second)
+		_, err = client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		end()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-etcd.Ended:
+			return fmt.Errorf("etcd has ended: %s", etcd.Said())
+		case <-server.Ended:
+			return fmt.Errorf("kube-apiserver has ended: %s", server.Said())
+		case <-late:
+			return fmt.Errorf("kube-apiserver is not ready: %w: %s", err, server.Said())
+		case <-time.After(again):
+		}
+	}
+}
+
+// Config is an administrator's.
+func (plane *Plane) Config() *rest.Config {
+	return &rest.Config{
+		Host: plane.address, BearerToken: plane.token, QPS: 1000, Burst: 1000,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // its certificate is its own, and it is on loopback
+	}
+}
+
+// Address is where it listens.
+func (plane *Plane) Address() string { return plane.address }
+
+// Kubeconfig writes an administrator's for a server at this address.
+func (plane *Plane) Kubeconfig(t testing.TB, name, address string) string {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["lab"] = &clientcmdapi.Cluster{Server: address, InsecureSkipTLSVerify: true}
+	config.AuthInfos["admin"] = &clientcmdapi.AuthInfo{Token: plane.token}
+	config.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab", AuthInfo: "admin"}
+	config.CurrentContext = "lab"
+	path := filepath.Join(plane.dir, name)
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Process is a program that runs until the test ends.
+type Process struct {
+	command *exec.Cmd
+	Ended   chan struct{}
+	mutex   sync.Mutex
+	said    bytes.Buffer
+	heard   chan struct{}
+}
+
+// kept is how much of what a program says is kept.
+const kept = 1 << 20
+
+// Write takes what the program says.
+func (process *Process) Write(data []byte) (int, error) {
+	process.mutex.Lock()
+	defer process.mutex.Unlock()
+	if process.said.Len() < kept {
+		process.said.Write(data)
+	}
+	close(process.heard)
+	process.heard = make(chan struct{})
+	return len(data), nil
+}
+
+// Said is what it said, the beginning of it.
+func (process *Process) Said() string {
+	process.mutex.Lock()
+	defer process.mutex.Unlock()
+	return process.said.String()
+}
+
+// Until waits until the program has said this.
+func (process *Process) Until(t testing.TB, what string) {
+	t.Helper()
+	late := time.After(Patience)
+	for {
+		process.mutex.Lock()
+		there, heard := bytes.Contains(process.said.Bytes(), []byte(what)), process.heard
+		process.mutex.Unlock()
+		if there {
+			return
+		}
+		select {
+		case <-heard:
+		case <-process.Ended:
+			t.Fatalf("it has ended, and never said '%s': %s", what, process.Said())
+		case <-late:
+			t.Fatalf("it does not say '%s': %s", what, process.Said())
+		}
+	}
+}
+
+// Start starts a program with further variables in its environment.
+func Start(t testing.TB, environment []string, program string, arguments ...string) (*Process, error) {
+	process := &Process{command: exec.Command(program, arguments...), Ended: make(chan struct{}), heard: make(chan struct{})}
+	process.command.Stdout, process.command.Stderr = process, process
+	process.command.Env = append(os.Environ(), environment...)
+	// It does not outlive a test that is killed.
+	process.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := process.command.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = process.command.Wait() // that it ended is what counts
+		close(process.Ended)
+	}()
+	t.Cleanup(func() {
+		process.Kill()
+		if t.Failed() && testing.Verbose() {
+			t.Logf("%s said: %s", filepath.Base(program), process.Said())
+		}
+	})
+	return process, nil
+}
+
+// Kill is SIGKILL; it returns when the program has ended.
+func (process *Process) Kill() {
+	_ = process.command.Process.Kill()
+	<-process.Ended
+}
+
+// Signal sends one.
+func (process *Process) Signal(t testing.TB, signal syscall.Signal) {
+	if err := process.command.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Until waits until something holds that is asked again and again, and fails with what it last said.
+func Until(t testing.TB, what string, holds func() error) {
+	t.Helper()
+	late := time.Now().Add(Patience)
+	for {
+		err := holds()
+		if err == nil {
+			return
+		}
+		if time.Now().After(late) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(again)
+	}
+}

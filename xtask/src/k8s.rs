@@ -1,0 +1,175 @@
+//! `cargo xtask k8s`: Dunlin's resources and scheduler against a real control plane of Kubernetes: etcd is Debian's package, unpacked and not
+//! installed; kube-apiserver is built from the module that `k8s/kube/go.mod` names. Both are kept under `target/tools`, by content.
+//!
+//! Not here: what needs no control plane (`go.rs`, a part of `verify`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use dunlin_vmtest::{image, paths};
+use sha2::{Digest, Sha256};
+
+use crate::{cargo, setup};
+
+/// Where the Go module is that needs Kubernetes' own.
+const MODULE: &str = "k8s/kube";
+/// The first Go that builds Kubernetes, as (major, minor).
+const OLDEST_GO: (u32, u32) = (1, 24);
+/// The same for the server and the tests, so that what both are made of is compiled once. The tree's own version control is none of Go's business.
+const FLAGS: &str = "-buildvcs=false -trimpath";
+/// No test of the module takes longer, on a machine however busy.
+const PATIENCE: &str = "-timeout=20m";
+
+/// Dunlin on Kubernetes: resources and scheduler, with a real API server.
+#[derive(clap::Subcommand)]
+pub enum K8s {
+    /// Build kube-apiserver (once, several minutes) and run every test that talks to one.
+    Test {
+        /// Only tests whose names match this regular expression.
+        #[arg(long, value_name = "REGEX")]
+        run: Option<String>,
+        /// Show what the tests say.
+        #[arg(long, short)]
+        verbose: bool,
+        /// How often each test runs.
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+    },
+}
+
+/// Runs it.
+///
+/// # Errors
+/// With the first command that failed, or what this machine lacks.
+pub fn run(task: &K8s) -> Result<()> {
+    let K8s::Test { run, verbose, count } = task;
+    let begun = Instant::now();
+    setup::run()?;
+    go_is_new_enough()?;
+    let tools = tools()?;
+    let dunlin = cargo::build_dunlin(false)?;
+    let folder = paths::workspace().join(MODULE);
+    crate::go::format(&folder)?;
+    let count = format!("-count={count}");
+    // To vet is to look at all that is imported, too: the whole of Kubernetes.
+    let mut arguments = vec!["test", "-vet=off", "-p=1", &count, PATIENCE];
+    if *verbose {
+        arguments.push("-v");
+    }
+    if let Some(run) = run {
+        arguments.extend(["-run", run]);
+    }
+    arguments.push("./...");
+    println!("xtask: go {} in {MODULE}", arguments.join(" "));
+    let status = Command::new("go")
+        .args(&arguments)
+        .current_dir(&folder)
+        .env("DUNLIN", &dunlin)
+        .env("DUNLIN_KUBE_TOOLS", &tools)
+        .env("GOFLAGS", FLAGS)
+        .status()?;
+    if !status.success() {
+        bail!("failed: go test in {MODULE}");
+    }
+    println!("xtask: k8s test passed in {:.0} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Debian 12 has an older one.
+fn go_is_new_enough() -> Result<()> {
+    let text = go_output(&["env", "GOVERSION"])?;
+    let mut numbers = text
+        .trim()
+        .trim_start_matches("go")
+        .split('.')
+        .map(str::parse::<u32>);
+    let version = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => bail!("cannot read the version of Go: {}", text.trim()),
+    };
+    if version < OLDEST_GO {
+        bail!(
+            "Kubernetes needs Go {}.{} and this is {}: take one from https://go.dev/dl or Debian 13",
+            OLDEST_GO.0,
+            OLDEST_GO.1,
+            text.trim()
+        );
+    }
+    Ok(())
+}
+
+fn go_output(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("go")
+        .args(arguments)
+        .current_dir(paths::workspace().join(MODULE))
+        .env("GOTOOLCHAIN", "local")
+        .output()
+        .context("go is not here: 'cargo xtask setup' installs it")?;
+    if !output.status.success() {
+        bail!(
+            "go {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The folder with etcd and kube-apiserver. Its name is made of all that the server is built from.
+fn tools() -> Result<PathBuf> {
+    let all = paths::target().join("tools");
+    let module = paths::workspace().join(MODULE);
+    let mut hash = Sha256::new();
+    for file in ["go.mod", "go.sum"] {
+        hash.update(fs::read(module.join(file))?);
+    }
+    hash.update(go_output(&["version"])?);
+    let sum = hash.finalize();
+    let key: String = sum.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let folder = all.join(format!("kubernetes-{key}"));
+    fs::create_dir_all(&folder)?;
+    etcd(&all, &folder)?;
+    let server = folder.join("kube-apiserver");
+    if server.is_file() {
+        return Ok(folder);
+    }
+    println!("k8s: building kube-apiserver");
+    let begun = Instant::now();
+    // One that was begun and not ended has no name that counts.
+    let half_made = folder.join(format!("making-{}", std::process::id()));
+    let status = Command::new("go")
+        .args(["build", "-ldflags=-s -w", "-o"])
+        .arg(&half_made)
+        .arg("k8s.io/kubernetes/cmd/kube-apiserver")
+        .current_dir(&module)
+        .env("GOFLAGS", FLAGS)
+        .status()?;
+    if !status.success() {
+        let _ = fs::remove_file(&half_made);
+        bail!("kube-apiserver could not be built");
+    }
+    fs::rename(&half_made, &server)?;
+    println!(
+        "k8s: kube-apiserver was built in {:.0} s",
+        begun.elapsed().as_secs_f64()
+    );
+    Ok(folder)
+}
+
+/// Its package is unpacked and not installed, since that would start a server.
+fn etcd(all: &Path, folder: &Path) -> Result<()> {
+    let unpacked = all.join("usr/bin/etcd");
+    if !unpacked.exists() {
+        println!("k8s: will unpack etcd-server: what Kubernetes keeps its objects in");
+        image::unpack("etcd-server", &paths::guest_images(), all)?;
+    }
+    let linked = folder.join("etcd");
+    if !linked.exists() {
+        let _ = fs::remove_file(&linked);
+        std::os::unix::fs::symlink("../usr/bin/etcd", &linked)?;
+    }
+    Ok(())
+}
