@@ -48,6 +48,8 @@ type Config struct {
 	Timing  allocation.Timing
 	// Say is told what happens, a line at a time.
 	Say func(line string)
+	// Leads is told when this controller begins to lead, and when it leads no more; it may be left out.
+	Leads func(leads bool)
 }
 
 // read is an entry, or the state to begin with.
@@ -163,6 +165,9 @@ func (controller *controller) take(item read) error {
 	controller.applied.Store(item.index)
 	if leads := controller.decides.Leads(); leads != led {
 		controller.Say(map[bool]string{true: "leads", false: "leads no more"}[leads])
+		if controller.Config.Leads != nil {
+			controller.Config.Leads(leads)
+		}
 	}
 	return nil
 }

@@ -1,0 +1,175 @@
+package scheduler
+
+import (
+	"context"
+	"sort"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"dunlin.dev/k8s/allocation"
+)
+
+const (
+	// quiet is how long a look waits for news.
+	quiet = time.Second
+	// idle is the same where another controller leads: nothing depends on what this one sees.
+	idle = 5 * time.Second
+	// mostStrength is the largest R in an application.
+	mostStrength = 3
+)
+
+// cluster is where copies run, as [controller.Cluster] says it.
+type cluster struct{ *Plugin }
+
+// Look returns what the cluster looks like, when there are news, or after a moment.
+//
+// Copies are read from what is agreed in etcd: what an informer has may be older than an entry that tells of a bind, and a copy that is missing there
+// would be taken for one that is gone. Nodes and ordinary Pods may be a little old.
+func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
+	cluster.openGate()
+	cluster.await(ctx)
+	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
+	if err != nil {
+		return allocation.Cluster{}, err
+	}
+	seen := allocation.Cluster{Nodes: cluster.look()}
+	var whole allocation.Resources
+	for _, node := range seen.Nodes {
+		whole = whole.Plus(node.Capacity)
+	}
+	tasks, applications := map[string]*task{}, map[string]bool{}
+	for at := range list.Items {
+		pod := &list.Items[at]
+		of, err := readCopy(pod)
+		if err != nil || !isCopy(pod) || hasEnded(pod) {
+			continue
+		}
+		if tasks[of.task] == nil {
+			tasks[of.task] = &task{since: pod.CreationTimestamp, strength: of.strength, copies: map[int]bool{}}
+		}
+		tasks[of.task].add(pod, of)
+		applications[pod.Namespace] = true
+		if known := claimOf(pod); pod.Spec.NodeName != "" && known.node == pod.Spec.NodeName {
+			seen.Bound = append(seen.Bound, allocation.Binding{Task: of.task, Copy: of.copy, Node: known.node, Ticket: known.ticket})
+		}
+	}
+	for name, task := range tasks {
+		if task.wanted() {
+			namespace, _ := split(name)
+			seen.Tasks = append(seen.Tasks, allocation.Task{Name: name, Application: namespace, Strength: task.strength, Demand: task.demand})
+		}
+	}
+	sort.Slice(seen.Tasks, func(i, j int) bool {
+		one, other := tasks[seen.Tasks[i].Name].since, tasks[seen.Tasks[j].Name].since
+		return one.Before(&other) || one.Equal(&other) && seen.Tasks[i].Name < seen.Tasks[j].Name
+	})
+	for name := range applications {
+		seen.Applications = append(seen.Applications, allocation.Application{Name: name, Quota: whole, MostStrength: mostStrength})
+	}
+	sort.Slice(seen.Applications, func(i, j int) bool { return seen.Applications[i].Name < seen.Applications[j].Name })
+	return seen, nil
+}
+
+// await waits for something that the last look has not seen, for a moment.
+func (cluster cluster) await(ctx context.Context) {
+	begun := time.Now()
+	for {
+		cluster.mutex.Lock()
+		news, leads, wait := cluster.news, cluster.leads, idle
+		if leads {
+			wait = quiet
+		}
+		wait -= time.Since(begun)
+		if leads && cluster.changes != cluster.looked || wait <= 0 || ctx.Err() != nil {
+			cluster.looked = cluster.changes
+			cluster.mutex.Unlock()
+			return
+		}
+		cluster.mutex.Unlock()
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-news:
+		}
+		timer.Stop()
+	}
+}
+
+// task is what Pods say of one.
+type task struct {
+	since    metav1.Time
+	strength int
+	copies   map[int]bool
+	demand   allocation.Resources
+	placed   bool
+	unlike   bool
+}
+
+func (task *task) add(pod *v1.Pod, of copyOf) {
+	if pod.CreationTimestamp.Before(&task.since) {
+		task.since = pod.CreationTimestamp
+	}
+	task.unlike = task.unlike || of.strength != task.strength
+	task.demand = most(task.demand, demand(pod))
+	if pod.DeletionTimestamp == nil {
+		task.copies[of.copy] = true
+		task.placed = task.placed || pod.Spec.NodeName != ""
+	}
+}
+
+// wanted says whether a task is to be placed, or stay so: all its Pods are there, or some are placed and the others are being made anew.
+func (task *task) wanted() bool {
+	return !task.unlike && (task.placed || len(task.copies) == task.strength)
+}
+
+// look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave.
+func (cluster cluster) look() []allocation.Node {
+	var nodes []allocation.Node
+	for _, object := range cluster.nodes.List() {
+		node, ok := object.(*v1.Node)
+		if !ok || ready(node) == v1.ConditionUnknown {
+			continue
+		}
+		room := amounts(node.Status.Allocatable, false)
+		pods, err := cluster.pods.ByIndex(byNode, node.Name)
+		if err != nil {
+			continue
+		}
+		for _, object := range pods {
+			if pod, ok := object.(*v1.Pod); ok && !isCopy(pod) && !hasEnded(pod) {
+				room = room.Minus(demand(pod))
+			}
+		}
+		if ready(node) != v1.ConditionTrue || node.Spec.Unschedulable || keepsOut(node) {
+			// What is there stays; nothing comes.
+			room = allocation.Resources{}
+		}
+		nodes = append(nodes, allocation.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Capacity: most(room, allocation.Resources{})})
+	}
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
+	return nodes
+}
+
+// keepsOut says whether a node has a taint that lets nothing new in. A Pod that tolerates it does not go there either: a task's copies are alike to the
+// controllers.
+func keepsOut(node *v1.Node) bool {
+	for _, taint := range node.Spec.Taints {
+		if taint.Effect == v1.TaintEffectNoSchedule || taint.Effect == v1.TaintEffectNoExecute {
+			return true
+		}
+	}
+	return false
+}
+
+// ready is what is known of a node: unknown is one of which nobody has heard for long, and it counts as dead.
+func ready(node *v1.Node) v1.ConditionStatus {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == v1.NodeReady {
+			return condition.Status
+		}
+	}
+	return v1.ConditionUnknown
+}

@@ -1,0 +1,117 @@
+package scheduler
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"dunlin.dev/k8s/allocation"
+)
+
+const (
+	// StrengthLabel is R, on each Pod of a task. Pods without it, or with "1", are ordinary ones.
+	StrengthLabel = "dunlin.dev/strength"
+	// TaskLabel is the same on all Pods of a task, and in its namespace on no others.
+	TaskLabel = "dunlin.dev/task"
+	// CopyLabel tells a task's Pods apart: from 0 to R - 1.
+	CopyLabel = "dunlin.dev/copy"
+	// ClaimAnnotation is the newest ticket that the Pod's place is known by, and the node; "-" where it was taken back.
+	ClaimAnnotation = "dunlin.dev/claim"
+)
+
+// taken is the node of a claim that was taken back.
+const taken = "-"
+
+// copyOf is a Pod that is a copy.
+type copyOf struct {
+	// task is NAMESPACE/NAME.
+	task     string
+	copy     int
+	strength int
+}
+
+// split takes a task's name apart.
+func split(task string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(task, "/")
+	return namespace, name
+}
+
+func (of copyOf) String() string { return fmt.Sprintf("copy %d of %s", of.copy, of.task) }
+
+// isCopy says whether a Pod wants to be one.
+func isCopy(pod *v1.Pod) bool {
+	strength, there := pod.Labels[StrengthLabel]
+	return there && strength != "1"
+}
+
+// readCopy returns what a Pod is a copy of, or why its labels are wrong.
+func readCopy(pod *v1.Pod) (copyOf, error) {
+	strength, err := strconv.Atoi(pod.Labels[StrengthLabel])
+	if err != nil || strength < 2 || strength > allocation.MostStrength {
+		return copyOf{}, fmt.Errorf("label %s is from 1 to %d, not '%s'", StrengthLabel, allocation.MostStrength, pod.Labels[StrengthLabel])
+	}
+	task := pod.Labels[TaskLabel]
+	if task == "" {
+		return copyOf{}, fmt.Errorf("label %s has to name the task: it is the same on all %d Pods", TaskLabel, strength)
+	}
+	number, err := strconv.Atoi(pod.Labels[CopyLabel])
+	if err != nil || number < 0 || number >= strength {
+		return copyOf{}, fmt.Errorf("label %s is from 0 to %d, not '%s'", CopyLabel, strength-1, pod.Labels[CopyLabel])
+	}
+	return copyOf{pod.Namespace + "/" + task, number, strength}, nil
+}
+
+// claim is a place by a ticket.
+type claim struct {
+	ticket uint64
+	node   string
+}
+
+// claimOf returns a Pod's; the ticket is 0 if it has none.
+func claimOf(pod *v1.Pod) claim {
+	ticket, node, _ := strings.Cut(pod.Annotations[ClaimAnnotation], " ")
+	number, err := strconv.ParseUint(ticket, 10, 64)
+	if err != nil || node == "" {
+		return claim{}
+	}
+	return claim{number, node}
+}
+
+func (claim claim) String() string { return fmt.Sprintf("%d %s", claim.ticket, claim.node) }
+
+// stands says whether it is one that may still be bound.
+func (claim claim) stands() bool { return claim.ticket > 0 && claim.node != taken }
+
+// hasEnded says whether a Pod needs nothing any more.
+func hasEnded(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// demand is what a Pod asks for.
+func demand(pod *v1.Pod) allocation.Resources {
+	return amounts(resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}), true)
+}
+
+// amounts are rounded up for what is needed, and down for what is there.
+func amounts(list v1.ResourceList, up bool) allocation.Resources {
+	mebi := func(name v1.ResourceName) int64 {
+		quantity := list[name]
+		bytes := quantity.Value()
+		if up {
+			bytes += 1<<20 - 1
+		}
+		return bytes >> 20
+	}
+	cpu := list[v1.ResourceCPU]
+	return allocation.Resources{MilliCPU: cpu.MilliValue(), MemoryMiB: mebi(v1.ResourceMemory), DiskMiB: mebi(v1.ResourceEphemeralStorage)}
+}
+
+// most returns the greater of two in each kind.
+func most(one, other allocation.Resources) allocation.Resources {
+	return allocation.Resources{
+		MilliCPU: max(one.MilliCPU, other.MilliCPU), MemoryMiB: max(one.MemoryMiB, other.MemoryMiB), DiskMiB: max(one.DiskMiB, other.DiskMiB),
+	}
+}

@@ -1,0 +1,225 @@
+package scheduler_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/k8s/kube/lab"
+)
+
+func bindsOf(task string) func(*http.Request) bool {
+	return func(in *http.Request) bool {
+		return in.Method == http.MethodPost && strings.Contains(in.URL.Path, "/pods/"+task+"-") && strings.HasSuffix(in.URL.Path, "/binding")
+	}
+}
+
+// writesOf are claims and binds.
+func writesOf(task string) func(*http.Request) bool {
+	return func(in *http.Request) bool {
+		return in.Method != http.MethodGet && strings.Contains(in.URL.Path, "/pods/"+task+"-")
+	}
+}
+
+func TestEachSchedulerBindsItsOwnCopies(t *testing.T) {
+	cluster := begin(t, 4)
+	cluster.submit("shop", 3)
+	cluster.submit("data", 2)
+	cluster.create(lab.Pod("plain", "100m", "64Mi"))
+	cluster.settled()
+	agreed := cluster.agreed()
+	for _, task := range []string{"shop", "data"} {
+		for number, copy := range agreed.Tasks["default/"+task].Copies {
+			path := fmt.Sprintf("/api/v1/namespaces/default/pods/%s-%d/binding", task, number)
+			if by := cluster.bound(path); len(by) != 1 || by[0] != copy.Controller {
+				t.Errorf("copy %d of %s is controller %s's, and was bound by %v", number, task, copy.Controller, by)
+			}
+		}
+	}
+	cluster.until("the ordinary Pod is bound", func() error { return isBound(cluster.pod("plain")) })
+	if by := cluster.bound("/api/v1/namespaces/default/pods/plain/binding"); len(by) != 1 || by[0] != agreed.Office.Leader {
+		t.Errorf("controller %s leads, and the ordinary Pod was bound by %v", agreed.Office.Leader, by)
+	}
+}
+
+// The leading controller dies when the places are agreed and nothing is bound: the others bind by the same assignment, all copies or none.
+func TestTheLeaderDiesBetweenAgreementAndBind(t *testing.T) {
+	cluster := begin(t, 5)
+	leader := cluster.leader()
+	cluster.proxies[leader].Hold(writesOf("shop"))
+	cluster.submit("shop", 3)
+	before := cluster.agreedUntil("the places are agreed", func(state *allocation.State) bool { return state.Tasks["default/shop"] != nil })
+	cluster.until("the leader's claim is on its way", func() error {
+		if cluster.proxies[leader].Waiting() == 0 {
+			return fmt.Errorf("nothing is")
+		}
+		return nil
+	})
+	for number := 0; number < 3; number++ {
+		if node := cluster.pod(fmt.Sprintf("shop-%d", number)).Spec.NodeName; node != "" {
+			t.Errorf("copy %d is bound to node %s, and not all have claimed theirs", number, node)
+		}
+	}
+	cluster.schedulers[leader].Kill()
+	cluster.settled()
+	for number, copy := range before.Tasks["default/shop"].Copies {
+		if node := cluster.pod(fmt.Sprintf("shop-%d", number)).Spec.NodeName; node != copy.Node {
+			t.Errorf("copy %d was agreed for node %s, and is on %s", number, copy.Node, node)
+		}
+	}
+	if now := cluster.agreed().Office.Leader; now == leader {
+		t.Errorf("controller %s is dead and leads", leader)
+	}
+	// What the dead leader had sent comes now.
+	cluster.late(leader)
+	cluster.settled()
+}
+
+// A controller stands still with a bind on its way. Its copy gets another place, nodes die and come back, and the copy's first node gets another copy of
+// the task. Then the bind arrives, and the controller goes on.
+func TestAControllerThatStandsStillDoesNoHarm(t *testing.T) {
+	cluster := begin(t, 4)
+	slow := cluster.leader()
+	cluster.proxies[slow].Hold(bindsOf("shop"))
+	cluster.submit("shop", 3)
+	cluster.until("a bind is on its way", func() error {
+		if cluster.proxies[slow].Waiting() == 0 {
+			return fmt.Errorf("none is")
+		}
+		return nil
+	})
+	cluster.schedulers[slow].Signal(t, syscall.SIGSTOP)
+	var first string
+	var held int
+	for number, copy := range cluster.agreed().Tasks["default/shop"].Copies {
+		if copy.Controller == slow {
+			first, held = copy.Node, number
+		}
+	}
+	cluster.setReady(first, v1.ConditionUnknown)
+	cluster.until("the copy is elsewhere", func() error {
+		return differs(cluster.pod(fmt.Sprintf("shop-%d", held)), first)
+	})
+	cluster.settled()
+	// One more node dies, and only the first one is left for its copy.
+	cluster.setReady(first, v1.ConditionTrue)
+	other := (held + 1) % 3
+	second := cluster.pod(fmt.Sprintf("shop-%d", other)).Spec.NodeName
+	cluster.setReady(second, v1.ConditionUnknown)
+	cluster.until("its copy is on the first node", func() error {
+		return isOn(cluster.pod(fmt.Sprintf("shop-%d", other)), first)
+	})
+	cluster.late(slow)
+	cluster.schedulers[slow].Signal(t, syscall.SIGCONT)
+	cluster.settled()
+	cluster.setReady(second, v1.ConditionTrue)
+	cluster.submit("data", 2)
+	cluster.settled()
+}
+
+func TestAllSchedulersBeginAgain(t *testing.T) {
+	cluster := begin(t, 4)
+	cluster.submit("shop", 3)
+	cluster.settled()
+	before := cluster.places()
+	for _, name := range cluster.hosts.Names {
+		cluster.schedulers[name].Kill()
+	}
+	cluster.submit("data", 3)
+	for _, name := range cluster.hosts.Names {
+		cluster.scheduler(name)
+	}
+	cluster.settled()
+	now := cluster.places()
+	for name, place := range before {
+		if now[name] != place {
+			t.Errorf("%s was %s and is %s", name, place, now[name])
+		}
+	}
+}
+
+func TestALostNodesCopyGoesElsewhere(t *testing.T) {
+	cluster := begin(t, 4)
+	cluster.submit("shop", 3)
+	cluster.settled()
+	before := cluster.places()
+	lost := cluster.pod("shop-1").Spec.NodeName
+	cluster.setReady(lost, v1.ConditionUnknown)
+	cluster.until("the copy is elsewhere", func() error { return differs(cluster.pod("shop-1"), lost) })
+	cluster.settled()
+	now := cluster.places()
+	if now["shop-0"] != before["shop-0"] || now["shop-2"] != before["shop-2"] {
+		t.Errorf("the other copies moved: %v, %v", before, now)
+	}
+}
+
+// A task whose copies do not fit now holds nothing, and is placed when there is room.
+func TestATaskThatDoesNotFitHoldsNothing(t *testing.T) {
+	cluster := begin(t, 3)
+	cluster.setReady("n2", v1.ConditionFalse)
+	cluster.submit("shop", 3)
+	cluster.submit("data", 2)
+	cluster.until("the one that fits is placed", func() error {
+		for number := 0; number < 2; number++ {
+			if err := isBound(cluster.pod(fmt.Sprintf("data-%d", number))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for number := 0; number < 3; number++ {
+		pod := cluster.pod(fmt.Sprintf("shop-%d", number))
+		if pod.Spec.NodeName != "" || pod.Annotations["dunlin.dev/claim"] != "" {
+			t.Errorf("copy %d holds something: %s %v", number, pod.Spec.NodeName, pod.Annotations)
+		}
+	}
+	cluster.setReady("n2", v1.ConditionTrue)
+	cluster.settled()
+}
+
+func TestWrongLabelsAreSaidOnThePod(t *testing.T) {
+	cluster := begin(t, 3)
+	for name, labels := range map[string]map[string]string{
+		"no-task":   {"dunlin.dev/strength": "2", "dunlin.dev/copy": "0"},
+		"no-number": {"dunlin.dev/strength": "2", "dunlin.dev/task": "shop"},
+		"too-many":  {"dunlin.dev/strength": "200", "dunlin.dev/task": "shop", "dunlin.dev/copy": "0"},
+		"no-such":   {"dunlin.dev/strength": "2", "dunlin.dev/task": "shop", "dunlin.dev/copy": "2"},
+	} {
+		pod := lab.Pod(name, "10m", "10Mi")
+		pod.Labels = labels
+		cluster.create(pod)
+		cluster.until(name, func() error {
+			for _, condition := range cluster.pod(name).Status.Conditions {
+				if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse && strings.Contains(condition.Message, "label dunlin.dev/") {
+					return nil
+				}
+			}
+			return fmt.Errorf("conditions are %v", cluster.pod(name).Status.Conditions)
+		})
+	}
+}
+
+func TestMistakesInTheConfigurationGetOneLine(t *testing.T) {
+	cluster := beginWithoutSchedulers(t, 0)
+	for args, says := range map[string]string{
+		`{}`:                           "plugin Tripod: args.controller has to name this controller",
+		`{controller: a, sokets: [x]}`: `unknown field`,
+		`{controller: a, aliveMilliseconds: 100, deadMilliseconds: 100}`: "deadMilliseconds at least twice that",
+	} {
+		process := cluster.run("a", args)
+		select {
+		case <-process.Ended:
+		case <-time.After(lab.Patience):
+			t.Fatalf("%s: it runs: %s", args, process.Said())
+		}
+		if said := process.Said(); !strings.Contains(said, says) {
+			t.Errorf("%s: %s", args, said)
+		}
+	}
+}
