@@ -7,6 +7,9 @@
  * 2. This guest's kernel runs on with user mode's selectors when it has returned from a trap to itself, and the host knows better as
  *    long as nobody sets registers. When they are set, it takes such a vCPU for one in user mode: one that was in HLT then
  *    sleeps for ever, with its timer's interrupt pending. The instruction pointer says which it is.
+ * 3. The host does not tell QEMU that its vCPUs have AVX, and cannot hide it from the guest, which asks the processor itself and uses it.
+ *    So QEMU read vector registers without their upper halves at each save, and put zeros there when the VM went on: a process that
+ *    was copying memory just then copied zeros. What the host can keep (CPUID leaf 13), QEMU is told of.
  */
 #define _GNU_SOURCE
 #include <linux/kvm.h>
@@ -21,6 +24,12 @@
 #define KERNEL_CS 0x10
 #define KERNEL_DS 0x18
 #define FDS 65536
+/* CPUID: leaf 1, ECX; leaf 7, EBX; leaf 13, EAX. */
+#define XSAVE_AND_AVX (1u << 26 | 1u << 28)
+#define AVX2 (1u << 5)
+#define AVX512 (1u << 16)
+#define KEEPS_AVX 0x4u
+#define KEEPS_AVX512 0xe0u
 
 enum { OTHER, VCPU, WAS_SET };
 static unsigned char kinds[FDS];
@@ -50,6 +59,22 @@ static void put_right(int fd)
     call(fd, KVM_SET_MSRS, &msr);
 }
 
+static void tell_of_vectors(struct kvm_cpuid2 *told)
+{
+    struct kvm_cpuid_entry2 *entry;
+    unsigned int keeps = 0;
+
+    for (entry = told->entries; entry < told->entries + told->nent; entry++)
+        if (entry->function == 13 && entry->index == 0)
+            keeps = entry->eax;
+    for (entry = told->entries; entry < told->entries + told->nent; entry++) {
+        if (entry->function == 1 && (keeps & KEEPS_AVX))
+            entry->ecx |= XSAVE_AND_AVX;
+        if (entry->function == 7 && entry->index == 0 && (keeps & KEEPS_AVX512) == KEEPS_AVX512)
+            entry->ebx |= AVX2 | AVX512;
+    }
+}
+
 int ioctl(int fd, unsigned long wide, ...)
 {
     /* QEMU passes an int. */
@@ -72,5 +97,7 @@ int ioctl(int fd, unsigned long wide, ...)
     answer = call(fd, request, argument);
     if (request == KVM_CREATE_VCPU && answer >= 0 && answer < FDS)
         kinds[answer] = WAS_SET;
+    if (request == (unsigned int)KVM_GET_SUPPORTED_CPUID && answer == 0)
+        tell_of_vectors(argument);
     return (int)answer;
 }
