@@ -15,6 +15,7 @@ use crate::answers::{Answers, Clock};
 use crate::copy::{Copy, CopyError, Prints};
 use crate::message::{Card, Heard, Spec, Walls};
 use crate::options::{CheckError, Clients, Options, mac_of, neighbour};
+use crate::printed::Printed;
 use crate::report::Report;
 use crate::sockets;
 use bytes::Bytes;
@@ -130,11 +131,11 @@ fn write(mut card: &File, frame: &[u8]) -> io::Result<()> {
 
 impl Tester {
     fn prepare(options: &Options) -> Result<Self, CheckError> {
-        let log = |name: &str| -> Result<Option<File>, CheckError> {
+        let log = |name: &str| -> Result<Option<Printed>, CheckError> {
             let Some(folder) = &options.logs else {
                 return Ok(None);
             };
-            let file = std::fs::create_dir_all(folder).and_then(|()| File::create(folder.join(name)));
+            let file = std::fs::create_dir_all(folder).and_then(|()| Printed::create(&folder.join(name)));
             file.map(Some)
                 .map_err(|error| CheckError::Host("the folder for logs", error))
         };
@@ -460,7 +461,7 @@ impl Tester {
                     self.answers
                         .push(answers.map_err(|error| CheckError::Host("a thread", error))?);
                 }
-                if let Some(line) = end_of(&heard) {
+                if let Some(line) = heard.end() {
                     self.ends.push(format!("{} {line}", copy.name()));
                 }
             }
@@ -470,7 +471,7 @@ impl Tester {
                 match &heard {
                     Heard::Ended { code: Some(0), .. } => {}
                     heard => {
-                        let line = end_of(heard);
+                        let line = heard.end();
                         self.faults.extend(line.map(|line| format!("client {line}")));
                     }
                 }
@@ -497,30 +498,9 @@ impl Tester {
     }
 }
 
-/// How a process ended, in words.
-fn end_of(heard: &Heard) -> Option<String> {
-    match heard {
-        Heard::Ended {
-            code: Some(code),
-            others,
-            ..
-        } => {
-            let others = if *others {
-                "; processes that it started go on"
-            } else {
-                ""
-            };
-            Some(format!("ended with exit code {code}{others}"))
-        }
-        Heard::Ended { signal, .. } => Some(format!("was ended by signal {}", signal.unwrap_or(0))),
-        Heard::Failed(why) => Some(format!("failed: {why}")),
-        _ => None,
-    }
-}
-
 /// A program that does not even listen.
 fn early_end(copy: &Copy) -> String {
-    let end = copy.ended().and_then(end_of).unwrap_or_default();
+    let end = copy.ended().and_then(Heard::end).unwrap_or_default();
     let words = copy.last_words(1).pop();
     let words = words.map_or_else(String::new, |words| format!("; its last words: {words}"));
     let hint = match copy.ended() {

@@ -8,6 +8,7 @@
 //! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
 
 use crate::message::{Go, Heard, Spec, receive, send};
+use crate::printed::Printed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::VecDeque;
@@ -62,7 +63,7 @@ pub struct CopyError {
 /// Where what a copy prints goes.
 pub enum Prints {
     /// The last of it is kept; all of it goes to this file, if there is one.
-    Kept(Option<File>),
+    Kept(Option<Printed>),
     /// To the tester's standard error.
     Through,
 }
@@ -259,7 +260,7 @@ fn stderr() -> io::Result<Stdio> {
 fn keep(
     mut stream: PipeReader,
     printed: Arc<Mutex<VecDeque<u8>>>,
-    mut file: Option<File>,
+    mut file: Option<Printed>,
 ) -> io::Result<Receiver<()>> {
     let (prints, printing) = channel::<()>();
     let run = move || {

@@ -15,5 +15,6 @@ pub mod copy;
 pub mod inside;
 pub mod message;
 pub mod options;
+pub mod printed;
 pub mod report;
 pub mod sockets;

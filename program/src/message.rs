@@ -78,6 +78,30 @@ pub enum Heard {
     },
 }
 
+impl Heard {
+    /// How a process ended, in words; none while it goes on.
+    #[must_use]
+    pub fn end(&self) -> Option<String> {
+        match self {
+            Self::Ended {
+                code: Some(code),
+                others,
+                ..
+            } => {
+                let others = if *others {
+                    "; processes that it started go on"
+                } else {
+                    ""
+                };
+                Some(format!("ended with exit code {code}{others}"))
+            }
+            Self::Ended { signal, .. } => Some(format!("was ended by signal {}", signal.unwrap_or(0))),
+            Self::Failed(why) => Some(format!("failed: {why}")),
+            _ => None,
+        }
+    }
+}
+
 /// What the keeper hears after its `Spec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Go;

@@ -95,16 +95,34 @@ pub fn neighbour(address: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::from_bits(if bits & 3 == 1 { bits + 1 } else { bits & !3 | 1 })
 }
 
+/// An address and the bits of its network.
+///
+/// # Errors
+/// One line, where the text is something else.
+pub fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
+    let hint = || format!("{text:?} is not an IPv4 address and its network's bits, such as 10.0.0.57/24");
+    let (address, bits) = text.split_once('/').ok_or_else(hint)?;
+    let bits: u8 = bits.parse().map_err(|_| hint())?;
+    let address = address.parse().map_err(|_| hint())?;
+    // A smaller network has no room for a client.
+    (8..=30)
+        .contains(&bits)
+        .then_some((address, bits))
+        .ok_or_else(|| {
+            format!("{text:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")
+        })
+}
+
 /// A user's numbers.
 ///
 /// # Errors
 /// Where there is none of this name, or this process may not become somebody else.
 pub fn user(name: &str) -> Result<(u32, u32), CheckError> {
     if !nix::unistd::geteuid().is_root() {
-        let why = format!("--user {name} needs root: without it the program runs as yourself");
+        let why = format!("to run as user {name:?} needs root: without it the program runs as yourself");
         return Err(CheckError::Program(why));
     }
     let found = nix::unistd::User::from_name(name).ok().flatten();
-    let found = found.ok_or_else(|| CheckError::Program(format!("--user {name}: there is no such user")))?;
+    let found = found.ok_or_else(|| CheckError::Program(format!("user {name:?}: there is no such user")))?;
     Ok((found.uid.as_raw(), found.gid.as_raw()))
 }

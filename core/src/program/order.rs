@@ -189,6 +189,18 @@ impl Gate {
         self.queue.is_empty() && self.waiting.is_none()
     }
 
+    /// What waits to be delivered.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.queue_bytes
+    }
+
+    /// What may wait.
+    #[must_use]
+    pub fn most_waiting_bytes(&self) -> usize {
+        MOST_WAITING_BYTES
+    }
+
     /// A frame of a client arrived. Given back where it is no input: every copy gets it now (invariant 3).
     #[must_use]
     pub fn arrived(&mut self, frame: Frame) -> Option<Frame> {

@@ -359,7 +359,8 @@ fn memory(spec: &VmSpec) -> Finding {
     }
 }
 
-fn network(spec: &VmSpec) -> Vec<Finding> {
+/// Whether cards can be made here: TAPs, and the bridges that they join.
+pub fn network(spec: &VmSpec) -> Vec<Finding> {
     const WHAT: &str = "network";
     if spec.nics.is_empty() {
         return vec![];

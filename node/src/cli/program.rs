@@ -61,7 +61,7 @@ pub(super) struct Check {
     #[arg(long)]
     port: Option<u16>,
     /// The copies' address and network
-    #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = network)]
+    #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = options::network)]
     address: (Ipv4Addr, u8),
     /// Clients come from this bridge of the host (root only); give the copies a free address of its network
     #[arg(long)]
@@ -108,21 +108,6 @@ enum Source {
     Own,
     /// The same for all copies
     Agreed,
-}
-
-/// An address and the bits of its network.
-fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
-    let hint = || format!("{text:?} is not an IPv4 address and its network's bits, such as 10.0.0.57/24");
-    let (address, bits) = text.split_once('/').ok_or_else(hint)?;
-    let bits: u8 = bits.parse().map_err(|_| hint())?;
-    let address = address.parse().map_err(|_| hint())?;
-    // A smaller network has no room for a client.
-    (8..=30)
-        .contains(&bits)
-        .then_some((address, bits))
-        .ok_or_else(|| {
-            format!("{text:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")
-        })
 }
 
 /// Runs it: the exit code says what came of it.

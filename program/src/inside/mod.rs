@@ -115,7 +115,7 @@ fn enter_namespaces(spec: &Spec) -> Result<(), Failure> {
     let (uid, gid) = (geteuid(), getegid());
     let mut flags = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS;
     if spec.walls.is_some() {
-        flags |= CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+        flags |= CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWCGROUP;
     }
     if !uid.is_root() {
         flags |= CloneFlags::CLONE_NEWUSER;
