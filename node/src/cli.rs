@@ -227,6 +227,14 @@ enum Command {
         #[arg(long, default_value = "/etc/dunlin/host.toml", value_name = "HOST.TOML")]
         config: PathBuf,
     },
+    /// Shows what the copy of a bare program on this host has printed
+    Logs {
+        /// The program
+        vm: String,
+        /// So many lines, the last ones
+        #[arg(short = 'n', long, default_value_t = 200)]
+        lines: u32,
+    },
     /// A bare server program, without a VM
     Program {
         #[command(subcommand)]
@@ -384,6 +392,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 code => Ok(code),
             }
         }
+        Command::Logs { vm, lines } => talk::simple(socket, &Request::Logs { vm, lines }),
         Command::Log { what } => log::run(socket, what),
         Command::Version { json } => Ok(manual::version(json)),
         Command::Completions { shell } => manual::completions::<Arguments>(shell),

@@ -8,11 +8,13 @@ pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
 
 mod cluster;
 mod host;
+mod program;
 mod vm;
 
 pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
 pub use host::{HostConfig, HostFile, Trust};
+pub use program::ProgramSpec;
 pub use vm::{DiskReplication, VmConfig};
 
 use serde::de::DeserializeOwned;

@@ -12,7 +12,7 @@ pub mod server;
 use crate::certificates::Certificate;
 use crate::daemon::Ticket;
 use crate::vm::Note;
-pub use figures::SyncFigures;
+pub use figures::{ProgramStatus, QueueFigures, SyncFigures};
 pub use member::Member;
 pub use notify::NotifyStatus;
 use report::{Found, Report};
@@ -100,6 +100,13 @@ pub enum Request {
         disk: usize,
         /// What, as `write-error=on`.
         fault: String,
+    },
+    /// What has the copy of a bare program on this host printed?
+    Logs {
+        /// Which program.
+        vm: String,
+        /// So many lines, the last ones.
+        lines: u32,
     },
     /// What would the hosts of this VM lack for it?
     Check {
@@ -394,6 +401,9 @@ pub struct VmStatus {
     /// Times that the log began to refuse entries of its own, which are said again.
     #[serde(default)]
     pub unsaid: u64,
+    /// A bare program in a VM's place: what was read and compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramStatus>,
 }
 
 /// A wait of docs/waits.md.
@@ -405,19 +415,6 @@ pub struct WaitStatus {
     pub for_what: String,
     /// How long it has lasted.
     pub us: u64,
-}
-
-/// One queue of a VM on this host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueFigures {
-    /// Which.
-    pub name: String,
-    /// What it holds.
-    pub bytes: u64,
-    /// What it may hold.
-    pub limit_bytes: u64,
-    /// How many frames or messages found no room.
-    pub dropped: u64,
 }
 
 /// What a VM's group heard that was counted, told once per host and minute, and dropped.

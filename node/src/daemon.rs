@@ -6,6 +6,7 @@ pub mod identity;
 pub mod logs;
 mod members;
 mod peers;
+mod program;
 pub mod requests;
 mod reservations;
 mod roles;

@@ -16,12 +16,14 @@ mod machine;
 mod nics;
 mod noted;
 mod primary;
+mod program;
 mod queues;
 pub use cold::Holding;
 pub use connect::{Connector, ask_host, open};
 pub use fault_at::{Asked, FaultAt, Line};
 pub use noted::Note;
 pub use primary::AGAIN;
+pub use program::PRINTED;
 mod run;
 mod session;
 mod status;
@@ -97,17 +99,25 @@ impl VmHandle {
         let shared = Arc::new(Shared::default());
         let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
         shared.fault_at.tell(to_loop.clone());
-        let vm_loop = run::VmLoop::new(
-            host.clone(),
-            config.clone(),
-            shared.clone(),
-            to_loop.clone(),
-            events,
-        )?;
-        let thread = std::thread::Builder::new()
-            .name(format!("vm-{}", config.name))
-            .spawn(move || vm_loop.run())
-            .map_err(|error| format!("a thread for the VM: {error}"))?;
+        let (host_of, config_of, shared_of) = (host.clone(), config.clone(), shared.clone());
+        let begun = match config.program.clone() {
+            Some(program) => {
+                let program_loop = program::ProgramLoop::new(
+                    host_of,
+                    config_of,
+                    program,
+                    shared_of,
+                    to_loop.clone(),
+                    events,
+                )?;
+                named("program-loop", &config.name).spawn(move || program_loop.run())
+            }
+            None => {
+                let vm_loop = run::VmLoop::new(host_of, config_of, shared_of, to_loop.clone(), events)?;
+                named("vm", &config.name).spawn(move || vm_loop.run())
+            }
+        };
+        let thread = begun.map_err(|error| format!("a thread for the VM: {error}"))?;
         let holding = Holding::new(to_loop.clone(), shared.clone(), config.clone(), host);
         Ok(Self {
             to_loop,
@@ -177,6 +187,10 @@ impl VmHandle {
     pub fn take_thread(&mut self) -> Option<JoinHandle<()>> {
         self.thread.take()
     }
+}
+
+fn named(kind: &str, vm: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(format!("{kind}-{vm}"))
 }
 
 /// Waits until a loop has ended.

@@ -19,6 +19,7 @@ pub mod image;
 pub mod lab;
 pub mod linear;
 pub mod paths;
+pub mod program;
 /// The simulator's, so that chance is the same thing everywhere.
 #[path = "../../sim/src/random.rs"]
 mod random;

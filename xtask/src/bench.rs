@@ -1,11 +1,12 @@
 //! `cargo xtask bench`: measurements that compare in one run.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
-use dunlin_vmtest::{bench_consensus, bench_disk, image, paths};
+use dunlin_vmtest::{bench_consensus, bench_disk, image, paths, program};
 
 use crate::accel::Accel;
 
@@ -16,6 +17,8 @@ pub enum Bench {
     Vm(Vm),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
+    /// What running a bare program on two hosts costs: redis, beside the same redis without Dunlin.
+    Programs(Programs),
     /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
     /// For figures: `cargo run --release -p xtask -- bench consensus`.
     Consensus {
@@ -78,6 +81,23 @@ pub struct Vm {
     svg: Option<PathBuf>,
 }
 
+/// The options of `bench programs`.
+#[derive(clap::Args)]
+pub struct Programs {
+    /// Numbers of parallel connections, by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,50")]
+    connections: Vec<u32>,
+    /// How often each is measured; medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// About how long one load takes.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 /// The options of `bench failover`.
 #[derive(clap::Args)]
 pub struct Kills {
@@ -121,6 +141,7 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Vm(options) => vm(options),
         Bench::Failover(options) => failover(options),
+        Bench::Programs(options) => programs(options),
         Bench::Consensus { args } => bench_consensus::run(args),
         Bench::Disk { args } => bench_disk::run(args, || {
             let dunlin = super::ready(true)?;
@@ -276,4 +297,25 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(&half, text)
         .and_then(|()| std::fs::rename(&half, file))
         .with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn programs(options: &Programs) -> Result<()> {
+    let dunlin = super::ready(true)?;
+    let about = Duration::from_secs_f64(options.seconds);
+    let figures = program::bench::run(
+        &dunlin,
+        &options.connections,
+        options.rounds,
+        about,
+        &mut |line| {
+            println!("{line}");
+        },
+    )?;
+    match &options.json {
+        Some(file) => {
+            let text = serde_json::to_string_pretty(&figures)?;
+            std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        }
+        None => Ok(()),
+    }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::demo::{self, DemoReport, DemoSpec};
+use dunlin_vmtest::program;
 
 use crate::accel::Accel;
 
@@ -32,6 +33,9 @@ pub struct Demo {
     /// A longer time without an answer fails the run.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     gap_limit_ms: u64,
+    /// A bare program instead: redis without a VM, on two hosts; its primary's host is killed once.
+    #[arg(long, conflicts_with_all = ["policy", "disk"])]
+    program: bool,
     #[command(flatten)]
     accel: Accel,
 }
@@ -39,6 +43,9 @@ pub struct Demo {
 /// Runs it; an error is a run that did not pass.
 pub fn run(arguments: &Demo) -> Result<()> {
     let dunlin = super::ready(false)?;
+    if arguments.program {
+        return run_program(arguments, dunlin);
+    }
     let (_, image) = arguments.accel.choose()?;
     let spec = DemoSpec {
         dunlin,
@@ -77,6 +84,56 @@ pub fn run(arguments: &Demo) -> Result<()> {
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     conclude(&reports, &broken)
+}
+
+/// As `run`, for a bare program; a line for each run, and one for all.
+fn run_program(arguments: &Demo, dunlin: PathBuf) -> Result<()> {
+    let spec = program::DemoSpec {
+        dunlin,
+        connections: arguments.connections,
+        load_connections: arguments.load,
+        gap_limit: Duration::from_millis(arguments.gap_limit_ms),
+    };
+    let mut reports = Vec::new();
+    for number in 1..=arguments.times {
+        if arguments.times > 1 {
+            println!("demo: run {number} of {}", arguments.times);
+        }
+        let begun = Instant::now();
+        let said = program::demo(&spec, &mut |line| {
+            println!("[{:6.2} s] {line}", begun.elapsed().as_secs_f64())
+        });
+        match said {
+            Ok(report) => {
+                println!("{}", report.verdict());
+                reports.push(report);
+            }
+            Err(error) => println!("demo: FAIL {error:#}"),
+        }
+    }
+    if let Some(file) = &arguments.json {
+        let text = serde_json::to_string_pretty(&reports)?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let passed = reports.iter().filter(|report| report.passed()).count() as u32;
+    if arguments.times > 1 {
+        let worst_us = reports.iter().map(|report| report.gap_us).max().unwrap_or(0);
+        let lost: u64 = reports.iter().map(|report| report.clients.lost).sum();
+        println!(
+            "demo: {} lost={lost} gap_ms={} passed={passed}/{} program=redis",
+            if passed == arguments.times { "PASS" } else { "FAIL" },
+            worst_us.div_ceil(1000),
+            arguments.times
+        );
+    }
+    if passed < arguments.times {
+        bail!(
+            "{} of {} runs did not pass",
+            arguments.times - passed,
+            arguments.times
+        );
+    }
+    Ok(())
 }
 
 /// Prints the last line and turns it into the exit code.

@@ -62,7 +62,7 @@ pub struct Scenarios {
     #[command(flatten)]
     accel: Accel,
     /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `life`, `two-vms`, `flood`, `outpour`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
+    /// mistakes, `program` is about bare programs, `life`, `two-vms`, `flood`, `outpour`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 
@@ -195,6 +195,11 @@ fn play(
         let begun = Instant::now();
         let outcome = joining::run(&world).map(|refused| format!(", {refused} refused"));
         tell("cluster-join", begun, outcome);
+    }
+    if wanted("program", true) {
+        let begun = Instant::now();
+        let outcome = dunlin_vmtest::program::stories(&world.dunlin).map(|told| format!(", {told} stories"));
+        tell("program", begun, outcome);
     }
     if wanted("life", true) {
         let begun = Instant::now();

@@ -158,9 +158,10 @@ enum Outcome {
 /// it is; or until it is clear why not.
 pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<ExitCode> {
     let mut teller = Teller::new()?;
-    let mut outcome = None;
+    let (mut outcome, mut is_program) = (None, false);
     watch(socket, || {
         let host = status(socket)?;
+        is_program |= host.vms.iter().any(|vm| vm.name == name && vm.program.is_some());
         let vm = host.vms.iter().find(|vm| vm.name == name);
         // A host that has not heard of the new policy yet speaks of the old backup.
         let counts = |vm: &&VmStatus| policy.is_none_or(|policy| vm.policy == policy);
@@ -179,10 +180,15 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
         Ok(outcome.is_some())
     })?;
     drop(teller);
+    let kind = if is_program { "program" } else { "VM" };
     Ok(match outcome {
         Some(Outcome::Failed(why)) => {
-            eprintln!("dunlin: VM '{name}' did not start: {why}; end it with 'dunlin down {name}'");
+            eprintln!("dunlin: {kind} '{name}' did not start: {why}; end it with 'dunlin down {name}'");
             ExitCode::FAILURE
+        }
+        Some(Outcome::Alone(why)) if is_program => {
+            eprintln!("dunlin: program '{name}' runs and is NOT protected: {why}");
+            ExitCode::from(UNPROTECTED)
         }
         Some(Outcome::Alone(why)) => {
             eprintln!(
@@ -192,11 +198,11 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
             ExitCode::from(UNPROTECTED)
         }
         Some(Outcome::Unprotected) => {
-            println!("VM '{name}' is up");
+            println!("{kind} '{name}' is up");
             ExitCode::SUCCESS
         }
         Some(Outcome::Protected) | None => {
-            println!("VM '{name}' is up and protected");
+            println!("{kind} '{name}' is up and protected");
             ExitCode::SUCCESS
         }
     })

@@ -152,6 +152,8 @@ fn every_key_is_in_the_documentation_and_no_other() {
         ("### `[vm]`", keys_of::<dunlin_guest::VmSpec>()),
         ("### Each `[[vm.disks]]`", keys_of::<dunlin_guest::DiskSpec>()),
         ("### Each `[[vm.nics]]`", keys_of::<dunlin_guest::NicSpec>()),
+        ("### `[program]`", keys_of::<program::ProgramFile>()),
+        ("### Each `[[program.nics]]`", keys_of::<program::ProgramNic>()),
     ] {
         assert!(keys.len() > 1, "{heading}: {keys:?}");
         assert_eq!(keys_under(page, heading), keys, "{heading}");
@@ -167,4 +169,67 @@ fn a_mistake_at_the_beginning_of_a_line_is_on_that_line() {
         message.starts_with("cluster.toml: line 3: unknown field `elektion`"),
         "{message}"
     );
+}
+
+const PROGRAM: &str = "name = 'p'\nmembers = ['a', 'b']\nwitness = 'c'\n[program]\ncommand = ['/usr/bin/redis-server', '--save', '']\n\
+     [[program.nics]]\nmac = '52:54:00:12:34:57'\nbridge = 'br0'\naddress = '10.0.0.57/24'\n";
+
+#[test]
+fn a_program_stands_in_a_vms_place() {
+    let config = VmConfig::parse(PROGRAM, "p.toml", &cluster()).expect("a good file");
+    let program = config.program.expect("a program");
+    assert_eq!(program.command.len(), 3);
+    assert_eq!(
+        (program.address.to_string().as_str(), program.prefix),
+        ("10.0.0.57", 24)
+    );
+    assert_eq!(program.order, dunlin_core::program::order::Order::Read);
+    // Both copies have the same environment, whatever the daemons have.
+    assert!(program.environment.iter().any(|(name, _)| name == "PATH"));
+    assert_eq!(config.spec.nics[0].bridge.as_deref(), Some("br0"));
+    assert!(vm(GOOD).expect("a VM").program.is_none());
+}
+
+#[test]
+fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
+    let card = &PROGRAM[PROGRAM.find("[[program.nics]]").expect("a card")..];
+    let mistakes = [
+        (PROGRAM.replace("/usr/bin/", ""), "program.command"),
+        (
+            PROGRAM.replace("['/usr/bin/redis-server', '--save', '']", "[]"),
+            "program.command",
+        ),
+        (
+            PROGRAM.replace("10.0.0.57/24", "10.0.0.57"),
+            "program.nics.address",
+        ),
+        (PROGRAM.replace("52:54", "53:54"), "unicast MAC"),
+        (format!("{PROGRAM}{card}"), "one card"),
+        (
+            PROGRAM.replace("[program]", "[program]\norder = 'sometimes'"),
+            "sometimes",
+        ),
+        (
+            PROGRAM.replace("[program]", "[program]\npatience_ms = 0"),
+            "patience_ms",
+        ),
+        (PROGRAM.replace("[program]", "[program]\nroot = '/srv'"), "root"),
+        (
+            PROGRAM.replace("[program]", "policy = 'remus'\n[program]"),
+            "policy 'dunlin'",
+        ),
+        (
+            format!("{PROGRAM}[vm]\nmemory_mib = 64\nkernel = '/k'\n"),
+            "either [vm] or [program]",
+        ),
+    ];
+    for (text, words) in mistakes {
+        let error = VmConfig::parse(&text, "p.toml", &cluster())
+            .expect_err(words)
+            .to_string();
+        assert!(
+            error.starts_with("p.toml: ") && error.contains(words) && !error.contains('\n'),
+            "{words}: {error}"
+        );
+    }
 }

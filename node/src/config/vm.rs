@@ -1,5 +1,6 @@
 //! vm.toml: one VM, and how it is replicated.
 
+use super::program::{ProgramFile, ProgramSpec};
 use super::{Cluster, ConfigError, parse};
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::{Manner, Policy};
@@ -24,8 +25,10 @@ pub struct VmConfig {
     pub disks: DiskReplication,
     /// What its queues may take of a host's memory.
     pub memory: MemoryConfig,
-    /// The VM itself.
+    /// The VM itself. Of a program it has the name and the card, and nothing else of it is meant.
     pub spec: VmSpec,
+    /// A bare program in the VM's place.
+    pub program: Option<ProgramSpec>,
 }
 
 /// A host's part in a VM's group.
@@ -207,7 +210,10 @@ pub(super) struct VmFile {
     sync: SyncConfig,
     #[serde(default)]
     memory: MemoryConfig,
-    vm: VmSpec,
+    #[serde(default)]
+    vm: Option<VmSpec>,
+    #[serde(default)]
+    program: Option<ProgramFile>,
 }
 
 fn gannet() -> String {
@@ -320,12 +326,22 @@ impl VmConfig {
             limits: DiskReplication::limits(file.disk_memory_mib),
             settle_when_idle: file.settle_when_idle,
         };
-        let spec = VmSpec {
-            name: file.name.clone(),
-            ..file.vm
+        let (spec, program) = match (file.vm, file.program) {
+            (Some(vm), None) => {
+                let name = file.name.clone();
+                let spec = VmSpec { name, ..vm };
+                spec.validate()
+                    .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
+                (spec, None)
+            }
+            (None, Some(program)) if policy == Policy::Dunlin => {
+                let checked = program.check(&file.name);
+                let (spec, program) = checked.map_err(|why| ConfigError::senseless(origin, why))?;
+                (spec, Some(program))
+            }
+            (None, Some(_)) => return senseless("a program has policy 'dunlin'".into()),
+            _ => return senseless("either [vm] or [program] is needed".into()),
         };
-        spec.validate()
-            .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
         Ok(Self {
             name: file.name,
             group,
@@ -334,6 +350,7 @@ impl VmConfig {
             disks,
             memory: file.memory,
             spec,
+            program,
         })
     }
 

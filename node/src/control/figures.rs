@@ -1,4 +1,4 @@
-//! What syncs took, one by one and summed up.
+//! What syncs took, what a program's copies said, what queues hold.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,4 +82,32 @@ impl SyncFigures {
             *sum += figure;
         }
     }
+}
+
+/// What a program's copy on this host read, and, on its primary, how it compared with the backup's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramStatus {
+    /// Outputs (frames) that both copies have said.
+    pub matched: u64,
+    /// Differences.
+    pub differing: u64,
+    /// Inputs that were delivered: payloads, ends, new connections.
+    pub inputs: u64,
+    /// Of these, the ones that were not read within the program's patience.
+    pub not_read: u64,
+    /// Frames lost because too many waited to be read.
+    pub lost: u64,
+}
+
+/// One queue of a VM on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueFigures {
+    /// Which.
+    pub name: String,
+    /// What it holds.
+    pub bytes: u64,
+    /// What it may hold.
+    pub limit_bytes: u64,
+    /// How many frames or messages found no room.
+    pub dropped: u64,
 }

@@ -5,7 +5,7 @@
 //! that does not answer is something missing.
 //! **Not here**: the findings on one host (`dunlin_guest::probe`), the start (`requests`), which asks again by itself.
 
-use super::{Daemon, peers, requests};
+use super::{Daemon, peers, program, requests};
 use crate::certificates;
 use crate::config::VmConfig;
 use crate::control::report::{Facts, Found, Report};
@@ -73,6 +73,16 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
         report
             .found
             .push(good(host, "witness: it agrees, and runs no copy".into()));
+        return Ok(report);
+    }
+    if let Some(spec) = &config.program {
+        let found = program::findings(&config, spec).into_iter();
+        report
+            .found
+            .extend(found.map(|(what, mend)| match mend.is_empty() {
+                true => good(host, what),
+                false => bad(host, what, mend),
+            }));
         return Ok(report);
     }
     report

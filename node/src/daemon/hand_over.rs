@@ -80,7 +80,9 @@ impl Leaving {
         if status.role != "primary" {
             return true;
         }
-        let may_be_protected = status.protected || status.wants_protection;
+        // Nobody joins a program that runs.
+        let may_be_joined = status.wants_protection && status.program.is_none();
+        let may_be_protected = status.protected || may_be_joined;
         if !may_be_protected || self.is_alone(handle, &status) {
             daemon.host.events.push(
                 &self.name,

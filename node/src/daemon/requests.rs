@@ -1,7 +1,7 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, identity, members, peers, store};
-use crate::config::VmConfig;
+use super::{Daemon, Ticket, examine, identity, members, peers, program, store};
+use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, HostStatus, Request};
 use crate::logs::LogHandle;
@@ -96,6 +96,7 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
             peers::ask(daemon, &host.clone(), &Request::Keys { host, ask })
         }
         Ok(Some(request @ Request::Keys { .. })) => from_peer(daemon, request, &mut |_| {}),
+        Ok(Some(Request::Logs { vm, lines })) => program::logs(daemon, &vm, lines),
         Ok(Some(Request::Log(ask))) => return super::logs::serve(daemon, ask, stream),
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
         Ok(Some(Request::Check { text, origin })) => examine::check(daemon, &text, &origin, &mut |found| {
@@ -306,7 +307,7 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
-    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
+    let qemu_version = match runs_by(&config) {
         Ok(version) => version,
         Err(why) => return Answer::refused(format!("{origin}: {why}")),
     };
@@ -359,9 +360,19 @@ fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         }
     }
     Answer::done(format!(
-        "VM '{}' is being started on host '{}'",
-        config.name, hosts[0]
+        "{} '{}' is being started on host '{}'",
+        if config.program.is_some() { "program" } else { "VM" },
+        config.name,
+        hosts[0]
     ))
+}
+
+/// What both hosts have to have the same of: QEMU's version, or a program's executable.
+fn runs_by(config: &VmConfig) -> Result<String, String> {
+    match &config.program {
+        Some(spec) => program::executable(spec),
+        None => dunlin_guest::probe::qemu_version(&config.spec),
+    }
 }
 
 /// Whether this host could take part; then the name is kept for whoever asked.
@@ -406,6 +417,9 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
     if member.witness {
         return Answer::done("ready");
     }
+    if let Some(spec) = &config.program {
+        return could_run_program(name, config, spec, qemu_version);
+    }
     match dunlin_guest::probe::qemu_version(&config.spec) {
         Ok(version) if version == qemu_version => {}
         Ok(version) => {
@@ -435,6 +449,22 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
     Answer::done("ready")
 }
 
+fn could_run_program(name: &str, config: &VmConfig, spec: &ProgramSpec, executable: &str) -> Answer {
+    for (what, mend) in program::findings(config, spec) {
+        if !mend.is_empty() {
+            return Answer::refused(format!("host '{name}': {what}: {mend}"));
+        }
+    }
+    match program::executable(spec) {
+        Ok(here) if here == executable => Answer::done("ready"),
+        Ok(_) => Answer::refused(format!(
+            "host '{name}' has another {} than the host that was asked: install the same on all hosts",
+            spec.command[0]
+        )),
+        Err(why) => Answer::refused(format!("host '{name}': {why}")),
+    }
+}
+
 /// Brings a new machine in, in the place of a dead one of that name; asked of the host that serves the VM.
 fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
     let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -447,8 +477,10 @@ fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
         Ok(config) => config,
         Err(error) => return Answer::failed(error.to_string()),
     };
-    let Some(member) = config.member(host) else {
-        return Answer::refused(format!("host '{host}' has no part in VM '{vm}'"));
+    let Some(member) = config.member(host).filter(|_| config.program.is_none()) else {
+        return Answer::refused(format!(
+            "host '{host}' has no part in VM '{vm}', or it is a program, which nobody joins"
+        ));
     };
     let Some(to_loop) = sender(daemon, vm) else {
         return Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name));

@@ -215,6 +215,8 @@ fn needed(request: &Request) -> Role {
     match request {
         Request::Status | Request::Events { .. } | Request::Cluster | Request::Check { .. } => Role::Viewer,
         Request::Log(LogRequest::Status { .. }) => Role::Viewer,
+        // What a program prints may be its users' business.
+        Request::Logs { .. } => Role::Operator,
         Request::Keys {
             ask: KeysStep::Show, ..
         } => Role::Viewer,

@@ -38,7 +38,7 @@ pub struct Agreement {
     /// Where to cut the log when the sync that was agreed there is done, and the state there.
     cut: Option<(Index, Bytes)>,
     /// Up to where it was cut.
-    cut_at: Index,
+    pub(super) cut_at: Index,
     /// Where nobody else needs it: where it is cut next, and the state there.
     mark: Option<(Index, Bytes)>,
     /// Bytes that were applied since that mark.
@@ -52,13 +52,13 @@ pub struct Agreement {
     /// Another policy was agreed: whoever is complete by an older entry is about to be dropped.
     pub another_policy: bool,
     /// Invariant 5; whether the last one was refused, and how often that began.
-    unsaid: Unsaid,
+    pub(super) unsaid: Unsaid,
     refuses: bool,
     pub refused: u64,
     /// Entries appended so far were looked at for one that drops this host.
     looked_at: Index,
     /// An entry that is appended here, agreed or not, drops this host.
-    may_be_dropped: bool,
+    pub(super) may_be_dropped: bool,
     /// The newest entry appended here that ends the VM, agreed or not.
     pub end_appended: Option<Index>,
     /// Who holds a complete copy by the newest such entry that is appended here, agreed or not; nobody in a VM's youth.
@@ -75,7 +75,7 @@ impl Agreement {
         ))
     }
 
-    fn at(index: Index, state: AgreedState) -> Self {
+    pub(super) fn at(index: Index, state: AgreedState) -> Self {
         Self {
             state,
             applied: index,
@@ -87,7 +87,7 @@ impl Agreement {
     }
 
     /// Entries count as soon as they are appended where they drop this host, and where they say that the VM has lived.
-    fn look_at_appended(&mut self, group: &KeptGroup, me: ReplicaId) {
+    pub(super) fn look_at_appended(&mut self, group: &KeptGroup, me: ReplicaId) {
         self.looked_at = self.looked_at.max(self.applied);
         while self.looked_at < group.appended().index {
             self.looked_at = self.looked_at.next();

@@ -11,6 +11,7 @@ use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskEvent, Fault};
+use dunlin_program::copy::Copy;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -125,6 +126,8 @@ pub enum LoopEvent {
     },
     /// What this host's disks and the other hosts said of a VM that nobody leads.
     Inquest(Inquest),
+    /// A bare program's namespaces are there, or not.
+    ProgramPrepared(Result<Box<Copy>, String>),
     /// The VM's end is agreed, and every other host that can be reached was told.
     EndTold,
     /// The backup's VM is an ordinary VM now, or is lost.

@@ -356,6 +356,8 @@ impl VmLoop {
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::EndTold => self.forget_vm(),
+            // A program's loop has asked for it.
+            LoopEvent::ProgramPrepared(_) => {}
             LoopEvent::TookOver { session, result } => self.took_over(session, result),
         }
     }
@@ -514,6 +516,7 @@ impl VmLoop {
             queues: self.queues(),
             full: self.waits + self.agreement.log_waits,
             unsaid: self.agreement.refused,
+            program: None,
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

@@ -48,7 +48,8 @@ pub fn run(node: &Node, spec: &LoadSpec) -> Result<LoadReport> {
     run_requests(node, spec, requests.max(u64::from(spec.connections) * 8))
 }
 
-fn run_requests(node: &Node, spec: &LoadSpec, requests: u64) -> Result<LoadReport> {
+/// Runs a load of `requests`.
+pub fn run_requests(node: &Node, spec: &LoadSpec, requests: u64) -> Result<LoadReport> {
     let output = command(node, spec, requests)?
         .arg("--csv")
         .output()

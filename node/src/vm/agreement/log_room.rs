@@ -23,7 +23,11 @@ impl Agreement {
 
     /// An entry of so many bytes was applied, and no backup needs the log. Where it may be cut now, and the state there: not at
     /// the newest entry, which the other members may not have got yet, but where it was an eighth of its limit ago.
-    pub(super) fn cut_alone(&mut self, entry_bytes: usize, limits: (usize, usize)) -> Option<(Index, Bytes)> {
+    pub(in crate::vm) fn cut_alone(
+        &mut self,
+        entry_bytes: usize,
+        limits: (usize, usize),
+    ) -> Option<(Index, Bytes)> {
         self.since_mark_bytes += entry_bytes;
         let from = self.mark.as_ref().map_or(self.cut_at, |(index, _)| *index);
         let entries = self.applied.0.saturating_sub(from.0) as usize;

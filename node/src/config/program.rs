@@ -1,0 +1,209 @@
+//! `[program]` of a VM's file: a bare server program in the VM's place.
+//!
+//! **Decides**: which values make sense, before anything is started. **Not here**: who may run it (`vm`), whether this host can (the
+//! daemon's `program`), the namespaces (`dunlin_program`).
+
+use dunlin_core::program::order::Order;
+use dunlin_guest::{Accel, FirmwareKind, Machine, NicSpec, VmSpec};
+use dunlin_program::options::network;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where a program is looked for, unless its file says otherwise. Not the daemon's: both hosts' copies have the same environment.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A program that is run twice.
+#[derive(Debug, Clone)]
+pub struct ProgramSpec {
+    /// The executable, by its whole path, and its arguments.
+    pub command: Vec<String>,
+    /// Where it starts.
+    pub directory: PathBuf,
+    /// All of its environment.
+    pub environment: Vec<(String, String)>,
+    /// The user that it runs as; root of its namespaces, if none is named.
+    pub user: Option<String>,
+    /// The TCP port at which it serves; any, if none is named.
+    pub port: Option<u16>,
+    /// What the next input waits for.
+    pub order: Order,
+    /// How long it waits for that.
+    pub patience: Duration,
+    /// What each copy may write, in memory, in MiB.
+    pub scratch_mib: u32,
+    /// How long it may take until it serves.
+    pub start_within: Duration,
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// How many bits of that name the network.
+    pub prefix: u8,
+    /// The way to other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// Its card's hardware address.
+    pub mac: [u8; 6],
+}
+
+/// The table's shape.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProgramFile {
+    command: Vec<String>,
+    #[serde(default = "root")]
+    directory: PathBuf,
+    #[serde(default)]
+    environment: BTreeMap<String, String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    port: Option<u16>,
+    #[serde(default)]
+    order: OrderName,
+    #[serde(default = "patience_ms")]
+    patience_ms: u64,
+    #[serde(default = "scratch_mib")]
+    scratch_mib: u32,
+    #[serde(default = "start_within_s")]
+    start_within_s: u64,
+    nics: Vec<ProgramNic>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProgramNic {
+    mac: String,
+    #[serde(default)]
+    bridge: Option<String>,
+    #[serde(default)]
+    tap: Option<String>,
+    address: String,
+    #[serde(default)]
+    gateway: Option<Ipv4Addr>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OrderName {
+    Delivery,
+    #[default]
+    Read,
+    Answer,
+}
+
+fn root() -> PathBuf {
+    "/".into()
+}
+
+fn patience_ms() -> u64 {
+    500
+}
+
+fn scratch_mib() -> u32 {
+    256
+}
+
+fn start_within_s() -> u64 {
+    30
+}
+
+impl ProgramFile {
+    /// What is meant, with the card as a VM has one.
+    pub(super) fn check(self, name: &str) -> Result<(VmSpec, ProgramSpec), String> {
+        let wrong = |key: &str, why: String| Err(format!("program.{key}: {why}"));
+        match self.command.first() {
+            Some(executable) if executable.starts_with('/') => {}
+            _ => {
+                return wrong(
+                    "command",
+                    "the executable's whole path is needed, such as \"/usr/bin/redis-server\"".into(),
+                );
+            }
+        }
+        if !self.directory.is_absolute() {
+            return wrong("directory", format!("{:?} is no whole path", self.directory));
+        }
+        if !(1..=10_000).contains(&self.patience_ms) {
+            return wrong("patience_ms", "is from 1 to 10000 (500 if it is left out)".into());
+        }
+        if !(1..=1 << 20).contains(&self.scratch_mib) {
+            return wrong(
+                "scratch_mib",
+                "is from 1 to 1048576 (256 if it is left out)".into(),
+            );
+        }
+        if !(1..=3600).contains(&self.start_within_s) {
+            return wrong(
+                "start_within_s",
+                "is from 1 to 3600 (30 if it is left out)".into(),
+            );
+        }
+        let Ok([nic]) = <[ProgramNic; 1]>::try_from(self.nics) else {
+            return wrong("nics", "a program has one card".into());
+        };
+        let (address, prefix) =
+            network(&nic.address).map_err(|why| format!("program.nics.address: {why}"))?;
+        let card = NicSpec {
+            mac: nic.mac,
+            bridge: nic.bridge,
+            tap: nic.tap,
+        };
+        let mac = card
+            .mac_bytes()
+            .map_err(|error| format!("program.nics: {error}"))?;
+        for (key, name) in [("bridge", &card.bridge), ("tap", &card.tap)] {
+            if let Some(name) = name.as_deref().filter(|name| name.is_empty() || name.len() > 15) {
+                return wrong("nics", format!("{key} {name:?} must have 1 to 15 characters"));
+            }
+        }
+        let mut environment = self.environment;
+        environment
+            .entry("PATH".to_owned())
+            .or_insert_with(|| PATH.to_owned());
+        let program = ProgramSpec {
+            command: self.command,
+            directory: self.directory,
+            environment: environment.into_iter().collect(),
+            user: self.user,
+            port: self.port,
+            order: match self.order {
+                OrderName::Delivery => Order::Delivery,
+                OrderName::Read => Order::Read,
+                OrderName::Answer => Order::Answer,
+            },
+            patience: Duration::from_millis(self.patience_ms),
+            scratch_mib: self.scratch_mib,
+            start_within: Duration::from_secs(self.start_within_s),
+            address,
+            prefix,
+            gateway: nic.gateway,
+            mac,
+        };
+        Ok((only_a_card(name, card), program))
+    }
+}
+
+/// What a program has of a VM.
+fn only_a_card(name: &str, card: NicSpec) -> VmSpec {
+    VmSpec {
+        name: name.to_owned(),
+        accel: Accel::Auto,
+        machine: Machine::Pc,
+        firmware: FirmwareKind::Bios,
+        qemu: None,
+        cpu: None,
+        vcpus: 1,
+        memory_mib: 0,
+        memory_overcommit: false,
+        kernel: None,
+        initrd: None,
+        append: None,
+        disks: Vec::new(),
+        nics: vec![card],
+        run_as: None,
+        sandbox: true,
+        preload: None,
+        serial_log: None,
+    }
+}

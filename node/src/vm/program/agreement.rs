@@ -1,0 +1,257 @@
+//! What a program's group agrees on, applied: the same entries in the same order on every member.
+//!
+//! Invariants: 1. an input reaches a copy only from an agreed entry, in log order; 2. an entry that drops this host counts as soon as
+//! it is appended here; 3. a host that gets a snapshot instead of entries ends its copy: it never saw the inputs below it.
+//!
+//! Source: as `vm::agreement`. Not here: what a change of roles means for a copy (`serving`).
+
+use super::{ProgramLoop, Role};
+use crate::vm::Ended;
+use crate::vm::agreement::Agreement;
+use bytes::Bytes;
+use dunlin_core::agreed::{Agreed, Life};
+use dunlin_core::consensus::{EntryKind, Refusal, Role as ConsensusRole};
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::{Index, ReplicaId, Term};
+use dunlin_core::wire::agreed;
+use dunlin_fabric::group::GroupEvent;
+
+impl ProgramLoop {
+    /// True: it is proposed, or will be as soon as the log takes it. Inputs that are refused are lost: the network sends them again.
+    pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
+        let payload = agreed::encode(entry);
+        if matches!(entry, Agreed::Frames(_)) {
+            return self.group.propose(payload).is_ok();
+        }
+        let proposed = match self.agreement.unsaid.is_empty() {
+            true => self.group.propose_control(payload).map(drop),
+            false => Err(Refusal::RingFull),
+        };
+        match proposed {
+            Ok(()) => true,
+            Err(Refusal::NotLeader { .. }) => false,
+            Err(_) => self.agreement.unsaid.keep(entry),
+        }
+    }
+
+    pub(super) fn propose_unsaid(&mut self) {
+        while let Some(entry) = self.agreement.unsaid.next() {
+            match self.group.propose_control(agreed::encode(entry)) {
+                Ok(_) => self.agreement.unsaid.said(),
+                Err(Refusal::NotLeader { .. }) => self.agreement.unsaid.clear(),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Lets the consensus work, and follows what it says.
+    pub(super) fn follow_group(&mut self) {
+        let now_us = self.now_us();
+        self.stand_or_not();
+        while let Some(event) = self.group.poll(now_us) {
+            match event {
+                GroupEvent::Committed { .. }
+                | GroupEvent::ReadReady { .. }
+                | GroupEvent::ReadRefused { .. } => {}
+                GroupEvent::BecameLeader { term, .. } => {
+                    self.agreement.leads = false;
+                    self.agreement.unsaid.clear();
+                    self.event("elected", format!("this host leads the group in term {}", term.0));
+                    self.elected();
+                }
+                GroupEvent::BecameFollower { term, leader } => {
+                    self.agreement.leads = false;
+                    self.follows(term, leader);
+                }
+                GroupEvent::LinkUp { peer } => self.event(
+                    "link-up",
+                    format!("the log's link to host '{}' stands", self.config.host_name(peer)),
+                ),
+                GroupEvent::LinkLost { peer, why, .. } => {
+                    let host = self.config.host_name(peer).to_owned();
+                    self.event(
+                        "link-lost",
+                        format!("the log's link to host '{host}' is lost: {why}"),
+                    );
+                    self.connect_again(peer);
+                    if Some(peer) == self.other() {
+                        self.backup_is_lost("its host's link is lost");
+                    }
+                }
+                GroupEvent::SnapshotInstalled(snapshot) => {
+                    self.install_snapshot(snapshot.last.index, snapshot.state);
+                }
+                GroupEvent::TransferFailed { .. } => {
+                    self.answer_hand_over(&crate::control::Answer::failed(
+                        "the other host did not take the lead; say it again",
+                    ));
+                }
+                GroupEvent::DiskFull(why) => self.event("log-disk-full", why),
+                GroupEvent::DiskRoom => self.event("log-disk-room", "the log's disk has room again"),
+                GroupEvent::DiskFailed(why) => self.event("log-disk-failed", why),
+                GroupEvent::Breach { peer, what, count } => {
+                    let host = self.config.host_name(peer);
+                    self.event(
+                        "breach",
+                        format!("host '{host}' said what is not believed ({count} times so far): {what}"),
+                    );
+                }
+            }
+            self.stand_or_not();
+        }
+    }
+
+    fn stand_or_not(&mut self) {
+        self.watch_election();
+        let may_lead = self.may_lead();
+        self.group.may_lead(may_lead);
+    }
+
+    /// Whether this host may win an election (invariant 2).
+    fn may_lead(&mut self) -> bool {
+        self.agreement.look_at_appended(&self.group, self.me);
+        let alive = self.role != Role::None && (self.running.is_some() || self.starting.is_some());
+        let first = self.config.group[0].member.id;
+        let state = &self.agreement.state;
+        let by_life = match state.life {
+            // A program that has run here before has lost what it knew: a person begins it anew.
+            Life::Fresh => {
+                !self.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads)
+            }
+            Life::Running | Life::Down => state.may_lead(self.me, alive, first),
+        };
+        let dropped = self.agreement.may_be_dropped && !self.agreement.leads;
+        !self.witness && ((self.failure.is_none() && by_life && !dropped) || self.leads_to_end())
+    }
+
+    /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
+    fn watch_election(&mut self) {
+        let now_us = self.now_us();
+        match (self.group.role(), self.group.leader()) {
+            (ConsensusRole::Candidate { .. }, _) => {
+                self.election.campaign_us.get_or_insert(now_us);
+            }
+            (ConsensusRole::Follower { .. }, Some(leader)) => {
+                self.election.campaign_us = None;
+                if let Some(link) = self.group.links().into_iter().find(|link| link.peer == leader) {
+                    self.election.leader_heard_us = link.heard_us.unwrap_or(self.election.leader_heard_us);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.
+    fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
+        self.begins_by_us = None;
+        if self.role != Role::Primary {
+            return;
+        }
+        self.output.set_voice(Voice::Shut);
+        match leader {
+            Some(leader) if leader != self.me => {
+                let host = self.config.host_name(leader).to_owned();
+                let text = format!(
+                    "host '{host}' leads in term {}: this one no longer speaks",
+                    term.0
+                );
+                self.event("deposed", text);
+            }
+            _ => self.event(
+                "no-majority",
+                "no majority of the group answers: nothing is served until one does",
+            ),
+        }
+    }
+
+    /// Applies what is agreed.
+    pub(super) fn apply_agreed_entries(&mut self) {
+        while self.agreement.applied < self.group.committed() {
+            let index = self.agreement.applied.next();
+            let Some(entry) = self.group.entry(index) else {
+                // Below a snapshot that is about to be installed.
+                return;
+            };
+            self.agreement.applied = index;
+            let bytes = entry.payload.len();
+            match entry.kind {
+                EntryKind::Members => {}
+                EntryKind::Barrier => {
+                    if entry.stamp.term == self.group.term() && self.group.is_leader() {
+                        self.agreement.leads = true;
+                        self.leads();
+                    }
+                }
+                EntryKind::Data => match agreed::decode(entry.payload) {
+                    Ok(decoded) => self.apply(index, decoded),
+                    Err(error) => {
+                        let why = format!("entry {} of the log cannot be understood: {error}", index.0);
+                        self.fails(&why);
+                    }
+                },
+            }
+            self.group.applied(self.agreement.applied);
+            // No sync cuts this log. Who is more than a part of it behind has missed inputs, and gets a snapshot (invariant 3).
+            let limits = self.group.log_limits();
+            if let Some((at, state)) = self.agreement.cut_alone(bytes, limits)
+                && at > self.agreement.cut_at
+            {
+                self.agreement.cut_at = at;
+                self.group.truncate(at, state);
+            }
+        }
+    }
+
+    fn apply(&mut self, index: Index, entry: Agreed) {
+        let life = self.agreement.state.life;
+        self.agreement.state.apply(&entry);
+        match entry {
+            Agreed::Frames(frames) => {
+                for frame in frames {
+                    self.input(frame);
+                }
+            }
+            Agreed::Complete { set, .. } => {
+                self.agreement.may_be_dropped = !set.contains(self.me);
+                self.agreement.appended_complete = set;
+                let begins = life == Life::Fresh && index > self.found;
+                if begins && set.contains(self.me) && !self.witness && !self.ran {
+                    self.start_copy();
+                } else if self.agreement.leads {
+                    self.set_agreed(set);
+                } else if !set.contains(self.me) && self.role != Role::None {
+                    self.end_here("another host serves the program now; the copy here is ended");
+                }
+            }
+            Agreed::Down => {
+                self.event("down", "the program is ended");
+                self.drop_copy();
+                if self.group.is_leader() || self.tells_end {
+                    self.tell_the_end();
+                } else {
+                    self.await_word_of_the_end();
+                }
+            }
+            Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) => {}
+        }
+    }
+
+    fn install_snapshot(&mut self, index: Index, state: Bytes) {
+        match agreed::decode_state(state) {
+            Ok(state) => {
+                self.agreement = Agreement::at(index, state);
+                if self.role != Role::None {
+                    self.end_here("this host missed inputs; its copy of the program is ended");
+                }
+                self.group.applied(self.agreement.applied);
+                if self.agreement.state.life == Life::Down {
+                    self.ending = Some(Ended {
+                        vm: self.config.name.clone(),
+                        forget: true,
+                    });
+                }
+            }
+            Err(error) => self.fails(&format!("the group's snapshot cannot be understood: {error}")),
+        }
+    }
+}

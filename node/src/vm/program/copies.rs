@@ -1,0 +1,217 @@
+//! The copy of a program on this host: how it begins and how it ends.
+//!
+//! Invariants: 1. the thread that makes a copy outlives it: the copy's processes die with that thread; 2. a copy that has ended is never
+//! begun again by this host.
+//!
+//! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
+
+use super::{PRINTED, ProgramLoop, RAN, Role, Running};
+use crate::config::ProgramSpec;
+use crate::vm::event::LoopEvent;
+use crossbeam_channel::bounded;
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::program::order::Gate;
+use dunlin_core::units::Epoch;
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::message::{Card, Heard, Spec, Walls};
+use dunlin_program::printed::Printed;
+use dunlin_program::{options, sockets};
+use std::path::PathBuf;
+
+/// The epoch of all that a program says. The one before it is what both copies are when they begin: nothing.
+const ONLY_EPOCH: Epoch = Epoch(2);
+
+impl ProgramLoop {
+    /// The group has agreed that both copies begin.
+    pub(super) fn start_copy(&mut self) {
+        let is_backed = self.agreement.state.complete.0.count_ones() > 1;
+        self.role = if self.agreement.leads {
+            Role::Primary
+        } else {
+            Role::Backup
+        };
+        self.output = match (self.role, is_backed) {
+            (Role::Primary, true) => compared(self.config.memory.outbound_bytes()),
+            (Role::Primary, false) => Output::new(Voice::Alone, ONLY_EPOCH),
+            _ => Output::new(Voice::Kept, ONLY_EPOCH),
+        };
+        let folder = self.host.state.join("vms").join(&self.config.name);
+        if let Err(error) = std::fs::write(folder.join(RAN), []) {
+            return self.fails(&format!("{}: {error}", folder.display()));
+        }
+        let (keeper, kept) = bounded::<()>(0);
+        let (program, to_loop) = (self.program.clone(), self.to_loop.clone());
+        let work = move || {
+            let result = prepare(&program, folder.join(PRINTED));
+            to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
+            // Invariant 1: until the loop lets go of its end.
+            kept.iter().for_each(drop);
+        };
+        let name = format!("program-{}", self.config.name);
+        match std::thread::Builder::new().name(name).spawn(work) {
+            Ok(_) => self.starting = Some(keeper),
+            Err(error) => return self.fails(&format!("a thread for the program: {error}")),
+        }
+        if self.role == Role::Primary && is_backed {
+            self.followed_us = self.now_us();
+            self.connect_session();
+        }
+    }
+
+    /// Its namespaces are there, or not.
+    pub(super) fn prepared(&mut self, result: Result<Box<Copy>, String>) {
+        // Its end may have been agreed meanwhile.
+        let (Some(keeper), true) = (self.starting.take(), self.role != Role::None) else {
+            return;
+        };
+        let copy = match result {
+            Ok(copy) => *copy,
+            Err(why) => return self.fails(&why),
+        };
+        if let Err(error) = copy.go() {
+            return self.fails(&error.to_string());
+        }
+        let now_us = self.now_us();
+        self.running = Some(Running {
+            copy,
+            _keeper: keeper,
+            gate: Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64),
+            look_again_us: 0,
+            look_at_us: u64::MAX,
+            ready: false,
+            until_us: now_us + self.program.start_within.as_micros() as u64,
+        });
+    }
+
+    /// What its keeper has to say.
+    pub(super) fn hear_copy(&mut self) {
+        loop {
+            let Some(running) = &mut self.running else { return };
+            let heard = match running.copy.heard() {
+                Ok(Some((heard, _))) => heard,
+                Ok(None) => return,
+                Err(error) => return self.fails(&error.to_string()),
+            };
+            let Some(how) = heard.end() else { continue };
+            let words = running.copy.last_words(1).pop();
+            let words = words.map_or_else(String::new, |words| format!("; its last words: {words}"));
+            let hint = match heard {
+                Heard::Ended { others: true, .. } => " (a program has to stay in the foreground)",
+                _ => "",
+            };
+            return self.fails(&format!("the program {how}{hint}{words}"));
+        }
+    }
+
+    /// It may take inputs as soon as it listens.
+    pub(super) fn look_whether_it_listens(&mut self) {
+        let now_us = self.now_us();
+        let port = self.program.port;
+        let Some(running) = self.running.as_mut().filter(|running| !running.ready) else {
+            return;
+        };
+        let ports = match sockets::listeners(running.copy.queues()) {
+            Ok(ports) => ports,
+            Err(error) => return self.fails(&format!("sock_diag: {error}")),
+        };
+        running.ready = port.map_or(!ports.is_empty(), |port| ports.contains(&port));
+        if running.ready {
+            self.event("listens", "the program's copy on this host listens");
+            self.tell_listening();
+        } else if now_us > running.until_us {
+            let where_at = port.map_or("any TCP port".to_owned(), |port| format!("TCP port {port}"));
+            self.fails(&format!(
+                "the program does not listen at {where_at} (beyond loopback) after {} s ('port', 'start_within_s' in its file)",
+                self.program.start_within.as_secs()
+            ));
+        }
+    }
+
+    /// A backup tells its primary.
+    pub(super) fn tell_listening(&self) {
+        let ready = self.running.as_ref().is_some_and(|running| running.ready);
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        if let (Some(talker), true) = (talker, ready && self.role == Role::Backup) {
+            talker.say(SyncMessage::Idle {
+                applied: self.agreement.applied,
+            });
+        }
+    }
+
+    /// The copy here cannot go on. Another host's may.
+    pub(super) fn fails(&mut self, why: &str) {
+        self.event("program-ended", why);
+        self.failure = Some(why.to_owned());
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        if let Some(talker) = talker {
+            talker.say(SyncMessage::Refused { why: why.to_owned() });
+        }
+        self.drop_copy();
+        self.group.may_lead(false);
+        if self.group.is_leader() {
+            self.group.step_down();
+        }
+    }
+
+    /// Another host's copy is the program now.
+    pub(super) fn end_here(&mut self, why: &str) {
+        self.answer_hand_over(&crate::control::Answer::done(
+            "another host serves the program now",
+        ));
+        self.event("ended-here", why);
+        self.drop_copy();
+    }
+
+    /// Ends the copy here, and all around it.
+    pub(super) fn drop_copy(&mut self) {
+        self.answer_hand_over(&crate::control::Answer::failed("the copy on this host has ended"));
+        self.role = Role::None;
+        self.door = None;
+        self.running = None;
+        self.take_over = None;
+        self.session = None;
+        self.backup_ready = false;
+        self.output = Output::new(Voice::Shut, ONLY_EPOCH);
+    }
+}
+
+/// The output of a primary whose backup begins with it, and so is what it is.
+fn compared(budget_bytes: usize) -> Output {
+    let before = Epoch(ONLY_EPOCH.0 - 1);
+    let mut output = Output::new(Voice::Protected, before).with_budget(budget_bytes);
+    output.compare_from(before);
+    output.draw_line();
+    output.acknowledged(before);
+    output.backup_loaded(before);
+    output
+}
+
+fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
+    let user = program.user.as_deref().map(options::user).transpose();
+    let spec = Spec {
+        command: program.command.clone(),
+        directory: program.directory.clone(),
+        environment: program.environment.clone(),
+        card: Card {
+            address: program.address,
+            prefix: program.prefix,
+            gateway: program.gateway,
+            mac: program.mac,
+        },
+        walls: Some(Walls {
+            user: user.map_err(|error| error.to_string())?,
+            scratch_mib: program.scratch_mib,
+            agreed_chance: None,
+            agreed_clock: false,
+        }),
+    };
+    let inside = Inside {
+        program: "/proc/self/exe".into(),
+        arguments: vec!["program".into(), "inside".into()],
+    };
+    let printed = Printed::create(&printed).map_err(|error| format!("{}: {error}", printed.display()))?;
+    Copy::prepare("the program's copy", &inside, &spec, Prints::Kept(Some(printed)))
+        .map_err(|error| error.to_string())
+}

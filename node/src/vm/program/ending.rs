@@ -1,0 +1,159 @@
+//! The end of a program: by its group's agreement, or, where no group is left to agree, on this host alone.
+//!
+//! Flow and invariants are those of a VM's end (`vm::ending`), but that a program is not asked to switch itself off: it gets SIGKILL
+//! with its namespaces, on every host, when the end is agreed.
+//!
+//! Not here: what is forgotten (`daemon::store`).
+
+use super::{ProgramLoop, Role};
+use crate::control::{Answer, Request};
+use crate::vm::Ended;
+use crate::vm::connect::ask_host;
+use crate::vm::event::LoopEvent;
+use crate::vm::primary::AGAIN;
+use crossbeam_channel::Sender;
+use dunlin_core::agreed::{Agreed, Life};
+use std::time::Duration;
+
+/// How long an order waits for a leader.
+const PATIENCE_US: u64 = 5_000_000;
+/// How long another host may take to hear of the end and to end its copy.
+const TOLD: Duration = Duration::from_secs(5);
+
+/// A person's order to end the program everywhere.
+pub(super) struct Order {
+    until_us: u64,
+    reply: Sender<Answer>,
+}
+
+impl ProgramLoop {
+    pub(super) fn order_down(&mut self, reply: Sender<Answer>) {
+        self.orders.push(Order {
+            until_us: self.now_us() + PATIENCE_US,
+            reply,
+        });
+    }
+
+    /// Whether this host may lead although it has nothing to serve: all that it does is to have the end agreed.
+    pub(super) fn leads_to_end(&self) -> bool {
+        !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
+    }
+
+    /// The group has agreed, and if it is for this host to tell the others, that is done.
+    pub(super) fn answer_ended(&mut self) {
+        let still_tells = self.tells_end && self.ending.is_none();
+        if self.agreement.state.life == Life::Down && !still_tells {
+            self.answer_orders(&Answer::done("the program is ended"));
+        }
+    }
+
+    /// Carries out what was ordered, if it can be now.
+    pub(super) fn end_by_order(&mut self) {
+        self.answer_ended();
+        let now_us = self.now_us();
+        if self.forgets_at_us.is_some_and(|at_us| at_us <= now_us) {
+            self.forget();
+        }
+        if self.orders.is_empty() || self.agreement.state.life == Life::Down {
+            return;
+        }
+        if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
+            let why = format!(
+                "host '{}' leads the program's group",
+                self.config.host_name(leader)
+            );
+            return self.answer_orders(&Answer::Failed { why, code: AGAIN });
+        }
+        let term = self.group.term();
+        if self.agreement.leads
+            && self.group.is_leader()
+            && self.down_proposed != Some(term)
+            && self.propose(&Agreed::Down)
+        {
+            self.down_proposed = Some(term);
+        }
+        if self.orders.iter().any(|order| order.until_us <= now_us) {
+            let name = &self.config.name;
+            self.answer_orders(&Answer::failed(format!(
+                "program '{name}' is not ended: no majority of its hosts agrees to that now. If no host serves it any more, \
+                 'dunlin down --force {name}' takes it away from host '{}' alone",
+                self.host.name
+            )));
+        }
+    }
+
+    fn answer_orders(&mut self, answer: &Answer) {
+        for order in self.orders.drain(..) {
+            // Whoever asked may have gone.
+            let _ = order.reply.send(answer.clone());
+        }
+    }
+
+    /// This host leads, and the end is agreed.
+    pub(super) fn tell_the_end(&mut self) {
+        if std::mem::replace(&mut self.tells_end, true) {
+            return;
+        }
+        let others = self.config.group.iter().filter(|host| host.member.id != self.me);
+        let others: Vec<String> = others.map(|host| host.name.clone()).collect();
+        let (host, to_loop, vm) = (self.host.clone(), self.to_loop.clone(), self.config.name.clone());
+        let work = move || {
+            std::thread::scope(|scope| {
+                for other in &others {
+                    let request = Request::Remove { vm: vm.clone() };
+                    let host = &host;
+                    // One that cannot be reached keeps its part: there a person says 'down --force'.
+                    scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
+                }
+            });
+            to_loop.send(LoopEvent::EndTold);
+        };
+        if let Err(error) = std::thread::Builder::new().name("tell-end".into()).spawn(work) {
+            tracing::error!("a thread to tell the other hosts of the program's end: {error}");
+            self.forget();
+        }
+    }
+
+    /// Another host led when the end was agreed: it still needs this host's word that it holds the entry.
+    pub(super) fn await_word_of_the_end(&mut self) {
+        let until_us = self.now_us() + TOLD.as_micros() as u64;
+        self.forgets_at_us.get_or_insert(until_us);
+    }
+
+    /// Nothing of it is left to do here.
+    pub(super) fn forget(&mut self) {
+        self.drop_copy();
+        self.ending = Some(Ended {
+            vm: self.config.name.clone(),
+            forget: true,
+        });
+    }
+
+    /// On this host alone.
+    pub(super) fn force_down(&mut self) -> Answer {
+        let name = self.config.name.clone();
+        if let Some(leader) = self.group.leader() {
+            return Answer::refused(format!(
+                "host '{}' leads the program's group: 'dunlin down {name}' ends it on all hosts, and --force is for one that nobody leads",
+                self.config.host_name(leader)
+            ));
+        }
+        let text = format!(
+            "program '{name}' is taken away from host '{}', and nobody has agreed to it; the other hosts keep their part until \
+             'dunlin down --force {name}' is said there",
+            self.host.name
+        );
+        self.event("down-by-force", text.clone());
+        self.answer_orders(&Answer::done(
+            "the program was taken away from this host by force",
+        ));
+        self.forget();
+        Answer::done(text)
+    }
+
+    /// Whether the loop may end: not while a thread makes a copy that the next program of this name would meet.
+    pub(super) fn is_over(&self) -> bool {
+        let making = self.starting.is_some() && self.role == Role::None;
+        self.ending.as_ref().is_some_and(|ended| !ended.forget || !making)
+    }
+}

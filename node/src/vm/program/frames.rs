@@ -1,0 +1,241 @@
+//! Frames of a program: from the network into the log, from the log through the order of reading into the copy, and what it says.
+//!
+//! Invariants: 1. only a leader, as of an entry of its own term, takes inputs and releases outputs; 2. each copy gets the next input
+//! when it has read the last one, or after its patience; 3. (memory) inputs that wait for a copy here stop the network at
+//! [`MOST_WAITING_BYTES`] on the primary; what its backup has beyond core's own bound is lost to it alone, and found as a difference.
+//!
+//! Not here: what may leave and when (core's `output`), the order itself (core's `program::order`).
+
+use super::{ProgramLoop, Role};
+use bytes::Bytes;
+use dunlin_core::agreed::{Agreed, Frame};
+use dunlin_core::output::gate::Voice;
+use dunlin_core::output::packet::{Direction, Parsed, parse};
+use dunlin_core::program::order::Next;
+use dunlin_core::units::Epoch;
+use dunlin_core::wire::agreed::MOST_FRAMES;
+use dunlin_core::wire::sync::{SyncMessage, parts};
+use dunlin_program::sockets;
+use std::io::{ErrorKind, Read, Write};
+
+/// No Ethernet frame with an MTU up to 64 KiB is larger.
+pub(super) const FRAME_BYTES: usize = 65_600;
+const BATCH_BYTES: usize = 1 << 20;
+/// The most that a batch takes in the log.
+const MOST_BATCH_BYTES: usize = BATCH_BYTES + FRAME_BYTES + 8 * MOST_FRAMES;
+/// Entries under way to the group beyond which the network has to wait.
+const INPUTS_UNDER_WAY: u64 = 1024;
+/// What may wait for the copy here before the network has to.
+const MOST_WAITING_BYTES: usize = 4 << 20;
+/// Frames of the copy that are read in one turn.
+const FRAMES_A_TURN: usize = 256;
+/// So long is waited before an unread socket is looked at again, at first and at most.
+const LOOK_AGAIN_US: (u64, u64) = (20, 500);
+/// Inputs that were not read in time are told of once in this time.
+const QUIET_US: u64 = 60_000_000;
+
+impl ProgramLoop {
+    /// Whether frames from the network are taken (invariant 1).
+    pub(super) fn takes_inputs(&self) -> bool {
+        self.role == Role::Primary
+            && self.agreement.leads
+            && self.group.is_leader()
+            && self.output.voice() != Voice::Shut
+            && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
+            && self.group.has_input_room(MOST_BATCH_BYTES)
+            && self
+                .running
+                .as_ref()
+                .is_some_and(|running| running.gate.waiting_bytes() < MOST_WAITING_BYTES)
+    }
+
+    pub(super) fn read_door(&mut self) {
+        if !self.takes_inputs() {
+            return;
+        }
+        let Some(door) = &self.door else { return };
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        while frames.len() < MOST_FRAMES && bytes < BATCH_BYTES {
+            // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
+            let Ok(Some(length)) = door.read(&mut self.buffer) else {
+                break;
+            };
+            bytes += length;
+            if self.announcer.is_from_here(&self.buffer[..length]) {
+                self.announcements.old_source_seen();
+            }
+            let bytes = Bytes::copy_from_slice(&self.buffer[..length]);
+            frames.push(Frame { nic: 0, bytes });
+        }
+        if !frames.is_empty() {
+            self.propose(&Agreed::Frames(frames));
+        }
+    }
+
+    /// An agreed frame, in log order.
+    pub(super) fn input(&mut self, frame: Frame) {
+        let Some(running) = &mut self.running else { return };
+        self.frames_in += 1;
+        if let Some(frame) = running.gate.arrived(frame) {
+            self.deliver(&frame);
+        }
+    }
+
+    fn deliver(&mut self, frame: &Frame) {
+        let frame = self.output.heard(frame);
+        let Some(running) = &self.running else { return };
+        match running.copy.card().write(&frame.bytes) {
+            Ok(_) => {}
+            // What finds no room is lost, as on any wire, and TCP sends it again.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+            Err(error) => self.fails(&format!("the copy's card: {error}")),
+        }
+    }
+
+    /// Delivers what may be delivered (invariant 2).
+    pub(super) fn pass(&mut self) {
+        let now_us = self.now_us();
+        loop {
+            let Some(running) = &mut self.running else { return };
+            match running.gate.next(now_us) {
+                Next::Idle => {
+                    running.look_at_us = u64::MAX;
+                    break;
+                }
+                Next::Wait(until_us) => {
+                    running.look_at_us = until_us;
+                    break;
+                }
+                Next::Deliver(frame) => {
+                    running.look_again_us = LOOK_AGAIN_US.0;
+                    self.deliver(&frame);
+                }
+                Next::Ask(questions) => {
+                    let mut told = false;
+                    for question in questions {
+                        match sockets::look(running.copy.queues(), &question) {
+                            Ok(found) => told |= running.gate.told(question.copy, found),
+                            Err(error) => return self.fails(&format!("sock_diag: {error}")),
+                        }
+                    }
+                    if !told {
+                        running.look_at_us = now_us + running.look_again_us;
+                        running.look_again_us = (running.look_again_us * 2).min(LOOK_AGAIN_US.1);
+                        break;
+                    }
+                }
+            }
+        }
+        self.tell_unread(now_us);
+    }
+
+    fn tell_unread(&mut self, now_us: u64) {
+        let Some(running) = &self.running else { return };
+        let impatient = running.gate.counters().impatient;
+        let (told, at_us) = self.impatient_told;
+        if impatient > told && at_us.is_none_or(|at_us| now_us - at_us > QUIET_US) {
+            self.impatient_told = (impatient, Some(now_us));
+            self.event(
+                "not-read",
+                format!(
+                    "the program did not read an input within {} ms ({impatient} so far): the next one was delivered all the same, so \
+                     the copies may read in another order ('patience_ms' in the program's file)",
+                    self.program.patience.as_millis()
+                ),
+            );
+        }
+    }
+
+    /// What the copy here has sent: held on a primary, kept on a backup, which tells the primary too.
+    pub(super) fn read_card(&mut self) {
+        let now_us = self.now_us();
+        let mut told = Vec::new();
+        for _ in 0..FRAMES_A_TURN {
+            let Some(running) = self.running.as_mut().filter(|_| !self.output.is_full()) else {
+                break;
+            };
+            let length = match running.copy.card().read(&mut self.buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return self.fails(&format!("the copy's card: {error}")),
+            };
+            let bytes = Bytes::copy_from_slice(&self.buffer[..length]);
+            self.announcer.learn(&bytes);
+            let frame = Frame { nic: 0, bytes };
+            match parse(&frame, Direction::FromVm) {
+                Parsed::Tcp(segment) if !segment.is_pure_ack() && !segment.syn() => {
+                    running.gate.answered(0, &segment.key);
+                }
+                Parsed::Datagram(datagram) => running.gate.answered(0, &datagram.key),
+                _ => {}
+            }
+            if self.role == Role::Backup {
+                told.push(frame.clone());
+            }
+            self.output.said(frame, now_us);
+        }
+        let epoch = self.output.epoch();
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        if let (Some(talker), false) = (talker, told.is_empty()) {
+            for frames in parts::frames(told) {
+                // Dropped where the primary does not read: it misses them, and drops this copy.
+                talker.say(SyncMessage::Said { epoch, frames });
+            }
+        }
+    }
+
+    /// The backup's copy has said these.
+    pub(super) fn backup_said(&mut self, session: u64, epoch: Epoch, frames: Vec<Frame>) {
+        let lost = self.to_loop.words_taken(&frames);
+        if lost > 0 {
+            self.output.backup_was_not_heard(lost);
+        }
+        let is_current = self.session.as_ref().is_some_and(|current| current.id == session);
+        if is_current && self.role == Role::Primary {
+            self.output.backup_said(epoch, frames);
+        }
+    }
+
+    /// Whether the network may hear this host now (invariant 1): while another complete copy could be elected, only as long as a
+    /// majority has promised to elect nobody.
+    fn may_speak(&self, now_us: u64) -> bool {
+        self.group.is_leader()
+            && self.agreement.leads
+            && match self.output.voice() {
+                Voice::Alone => true,
+                Voice::Protected => self.group.may_speak(now_us),
+                Voice::Kept | Voice::Shut => false,
+            }
+    }
+
+    /// Lets out what may leave.
+    pub(super) fn release(&mut self) {
+        loop {
+            let now_us = self.now_us();
+            if self.door.is_none() || !self.may_speak(now_us) {
+                return;
+            }
+            if self.announcements.take_due(now_us) {
+                self.announce();
+            }
+            let Some(frame) = self.output.release(now_us) else {
+                return;
+            };
+            self.frames_out += 1;
+            if let Some(door) = &self.door {
+                // One that the kernel has no room for is lost, as on any wire.
+                let _ = door.write(&frame.bytes);
+            }
+        }
+    }
+
+    /// Tells the network's switches that the program is here now.
+    pub(super) fn announce(&self) {
+        if let Some(door) = &self.door {
+            for frame in self.announcer.frames() {
+                let _ = door.write(&frame);
+            }
+        }
+    }
+}

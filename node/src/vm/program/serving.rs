@@ -1,0 +1,386 @@
+//! Who serves a program: the beginning, the primary and its backup, the take-over.
+//!
+//! Invariants: 1. a lost backup is dropped from the complete set by an agreed entry before outputs leave without it; 2. a new primary
+//! speaks when the group has agreed that it alone is complete.
+//!
+//! Not here: the copy itself (`copies`), frames (`frames`).
+
+use super::{ProgramLoop, Role, Session, TakeOver};
+use crate::control::{Answer, FailoverStatus};
+use crate::vm::connect::open;
+use crate::vm::event::LoopEvent;
+use crate::vm::session::link::{Closer, SyncLink};
+use crate::vm::session::talker::Talker;
+use crossbeam_channel::Sender;
+use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
+use dunlin_core::output::announcements::Announcements;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::{Epoch, ReplicaId};
+use dunlin_fabric::link::{Purpose, Stream};
+use dunlin_guest::frames::Tap;
+
+/// So long a program that never ran waits for the other host before it begins without it.
+const BOTH_WITHIN_US: u64 = 10_000_000;
+/// A backup whose host says nothing for so long is given up: it answers heartbeats many times as often.
+const SILENCE_US: u64 = 400_000;
+/// A word of the backup's copy that a client waits for, later than this: the copy does not get on.
+const LATE_US: u64 = 3_000_000;
+/// What the backup's copy may take to listen beyond the program's own time for that.
+const SLACK_US: u64 = 5_000_000;
+
+impl ProgramLoop {
+    /// This host leads, and has applied everything that was agreed before.
+    pub(super) fn leads(&mut self) {
+        let state = self.agreement.state;
+        match self.role {
+            // All that it was elected for; the order is carried out in this step.
+            Role::None if self.leads_to_end() => {}
+            Role::None if state.life == Life::Fresh => {
+                self.begins_by_us = Some(self.now_us() + BOTH_WITHIN_US);
+            }
+            Role::Backup if state.complete.contains(self.me) => self.claim(),
+            Role::Primary if state.complete.contains(self.me) => self.speak_again(state.complete),
+            _ => {
+                self.event(
+                    "cannot-lead",
+                    "this host was elected without a copy of the program; it steps down",
+                );
+                self.drop_copy();
+                self.group.step_down();
+            }
+        }
+    }
+
+    /// A program that never ran begins on both hosts, by one entry.
+    pub(super) fn begin(&mut self) {
+        let Some(until_us) = self.begins_by_us else { return };
+        let term = self.group.term();
+        if !self.agreement.leads || self.agreement.state.life != Life::Fresh || self.begun_in == Some(term) {
+            return;
+        }
+        let other = self.other().filter(|other| self.is_connected(*other));
+        if other.is_none() && self.now_us() < until_us {
+            return;
+        }
+        let mut set = ReplicaSet::one(self.me);
+        if let Some(other) = other {
+            set = set.with(other);
+        }
+        if self.propose(&Agreed::Complete { set, epoch: Epoch(1) }) {
+            self.begun_in = Some(term);
+        }
+    }
+
+    /// The same primary again: inputs that were lost with the old term were lost to both copies.
+    fn speak_again(&mut self, complete: ReplicaSet) {
+        self.answer_hand_over(&Answer::failed("this host was elected itself; say it again"));
+        self.event("majority", "a majority of the group answers again");
+        self.dropping = None;
+        if complete == ReplicaSet::one(self.me) {
+            self.set_agreed(complete);
+        } else {
+            self.output.set_voice(Voice::Protected);
+            if self.session.is_none() {
+                self.backup_is_lost("the stream of its copy's words has ended");
+            }
+        }
+    }
+
+    /// The group has agreed on who holds a complete copy; this host leads.
+    pub(super) fn set_agreed(&mut self, set: ReplicaSet) {
+        if set != ReplicaSet::one(self.me) {
+            return;
+        }
+        match self.role {
+            Role::Backup => self.speak_after_take_over(),
+            Role::Primary => {
+                self.compared = self.counters();
+                self.session = None;
+                self.output.set_voice(Voice::Alone);
+                self.event(
+                    "unprotected",
+                    "the program runs without a second copy, and gets none while it runs: if this host dies now, what it knows is lost \
+                     ('dunlin down' and 'dunlin up' begin it anew)",
+                );
+            }
+            Role::None => {}
+        }
+    }
+
+    /// Opens the way from and to the network, when every copy that counts listens.
+    pub(super) fn open_door(&mut self) {
+        let listens = self.running.as_ref().is_some_and(|running| running.ready);
+        let voice = self.output.voice();
+        let due = voice == Voice::Alone || (voice == Voice::Protected && self.backup_ready);
+        if self.door.is_some() || self.role != Role::Primary || !self.agreement.leads || !listens || !due {
+            return;
+        }
+        if !self.make_door() {
+            return;
+        }
+        self.event(
+            "serves",
+            format!("the program serves at {} from this host", self.program.address),
+        );
+        if voice == Voice::Protected {
+            self.event(
+                "protected",
+                "a second copy of the program runs on the same inputs",
+            );
+        }
+    }
+
+    fn make_door(&mut self) -> bool {
+        let card = &self.config.spec.nics[0];
+        match Tap::open(card.tap.as_deref().unwrap_or("dunlin%d"), card.bridge.as_deref()) {
+            Ok(door) => {
+                self.door = Some(door);
+                self.announcer.add(self.program.address.into());
+                self.announce();
+                true
+            }
+            Err(error) => {
+                self.fails(&error.to_string());
+                false
+            }
+        }
+    }
+
+    // The backup, seen from its primary.
+
+    /// Opens the stream on which its copy's words come.
+    pub(super) fn connect_session(&mut self) {
+        let Some(other) = self.other() else { return };
+        self.next_session += 1;
+        let id = self.next_session;
+        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
+        let term = self.group.term();
+        let work = move || {
+            let peer = config.host_name(other);
+            let result = open(&host, &config.name, peer, Purpose::Sync, term, Vec::new());
+            to_loop.send(LoopEvent::SessionConnected { session: id, result });
+        };
+        if let Err(error) = std::thread::Builder::new()
+            .name("words-connect".into())
+            .spawn(work)
+        {
+            self.backup_is_lost(&format!("a thread to reach it: {error}"));
+        }
+    }
+
+    pub(super) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
+        if id != self.next_session || self.role != Role::Primary {
+            return;
+        }
+        let opened = result.and_then(|stream| self.opened(id, stream));
+        match opened {
+            Ok((link, closer)) => {
+                self.session = Some(Session {
+                    id,
+                    link,
+                    closer,
+                    talker: None,
+                });
+            }
+            Err(why) => self.backup_is_lost(&why),
+        }
+    }
+
+    fn opened(&self, id: u64, stream: Stream) -> Result<(SyncLink, Closer), String> {
+        SyncLink::open(stream, id, self.to_loop.clone()).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn backup_listens(&mut self, id: u64) {
+        let is_current = self.session.as_ref().is_some_and(|session| session.id == id);
+        self.backup_ready |= is_current && self.role == Role::Primary;
+    }
+
+    pub(super) fn session_ended(&mut self, id: u64) {
+        let Some(session) = self.session.take_if(|session| session.id == id) else {
+            return;
+        };
+        if self.role == Role::Primary {
+            let why = session.link.last_words();
+            self.backup_is_lost(
+                &why.unwrap_or_else(|| "the stream of its copy's words has ended".to_owned()),
+            );
+        }
+    }
+
+    /// A backup that is cut off, says something else, or does not get on (invariant 3 of the loop).
+    pub(super) fn watch_backup(&mut self) {
+        if self.role != Role::Primary || self.output.voice() != Voice::Protected {
+            return;
+        }
+        let now_us = self.now_us();
+        let other = self.other();
+        let heard_us = self
+            .group
+            .links()
+            .iter()
+            .find(|link| Some(link.peer) == other)
+            .and_then(|link| link.heard_us);
+        // A link may stand for a moment before anything is heard on it.
+        let heard_us = heard_us.unwrap_or(0).max(self.followed_us);
+        if now_us.saturating_sub(heard_us) > SILENCE_US {
+            return self.backup_is_lost("its host is silent");
+        }
+        if self.output.differs() {
+            let counters = self.counters();
+            return self.backup_is_lost(&format!(
+                "its copy has said something else (after {} outputs that were alike; differences in bytes {}, ends {}, datagrams {}, \
+                 not understood {}): 'dunlin program check' shows what differs",
+                counters.matched, counters.bytes, counters.flags, counters.datagrams, counters.not_understood
+            ));
+        }
+        if self.output.waited_for_word_us(now_us) > LATE_US {
+            return self.backup_is_lost(&format!(
+                "its copy has not said within {} s what the one here has",
+                LATE_US / 1_000_000
+            ));
+        }
+        let listens_by_us = self.running.as_ref().map(|running| running.until_us + SLACK_US);
+        if !self.backup_ready && listens_by_us.is_some_and(|by_us| now_us > by_us) {
+            self.backup_is_lost("its copy does not listen");
+        }
+    }
+
+    /// Invariant 1. What it has not matched stays held until that is agreed.
+    pub(super) fn backup_is_lost(&mut self, why: &str) {
+        let term = self.group.term();
+        let is_followed = self.role == Role::Primary && self.output.voice() == Voice::Protected;
+        if !is_followed || !self.agreement.leads || self.dropping == Some(term) {
+            return;
+        }
+        let other = self.other().map_or("?", |other| self.config.host_name(other));
+        let text = format!("host '{other}' is dropped as the backup: {why}");
+        self.event("backup-lost", text);
+        self.compared = self.counters();
+        self.session = None;
+        let entry = Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch: self.agreement.state.epoch,
+        };
+        if self.propose(&entry) {
+            self.dropping = Some(term);
+        }
+    }
+
+    /// A person's order, or the daemon's end.
+    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), String> {
+        let serves = self.role == Role::Primary && self.agreement.leads && self.door.is_some();
+        let is_backed =
+            self.output.voice() == Voice::Protected && self.backup_ready && self.dropping.is_none();
+        match self.other() {
+            Some(other) if serves && is_backed && self.hand_over.is_none() => {
+                self.hand_over = Some(reply.clone());
+                self.group.transfer_to(other);
+                Ok(())
+            }
+            _ if !serves => Err("this host does not serve the program".to_owned()),
+            _ => Err("the program has no second copy to hand over to".to_owned()),
+        }
+    }
+
+    pub(super) fn answer_hand_over(&mut self, answer: &Answer) {
+        if let Some(reply) = self.hand_over.take() {
+            // Whoever asked may have gone.
+            let _ = reply.send(answer.clone());
+        }
+    }
+
+    // The backup itself.
+
+    /// The primary wants to hear what the copy here says.
+    pub(super) fn accept_session(&mut self, primary: ReplicaId, stream: Stream) {
+        if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
+            return;
+        }
+        self.next_session += 1;
+        let id = self.next_session;
+        let talking = self.opened(id, stream).and_then(|(link, closer)| {
+            let talker = Talker::start(link.writer.clone()).map_err(|error| error.to_string())?;
+            Ok(Session {
+                id,
+                link,
+                closer,
+                talker: Some(talker),
+            })
+        });
+        match talking {
+            Ok(session) => {
+                self.session = Some(session);
+                self.tell_listening();
+            }
+            Err(why) => tracing::warn!(program = self.config.name, "a stream to the primary: {why}"),
+        }
+    }
+
+    /// Elected: no word of the old primary counts any more.
+    pub(super) fn elected(&mut self) {
+        let now_us = self.now_us();
+        if self.role != Role::Backup {
+            return;
+        }
+        self.session = None;
+        if self.take_over.is_none() {
+            let campaign_us = self.election.campaign_us.unwrap_or(now_us);
+            let status = FailoverStatus {
+                detected_us: campaign_us.saturating_sub(self.election.leader_heard_us),
+                elected_us: now_us.saturating_sub(campaign_us),
+                ..FailoverStatus::default()
+            };
+            self.take_over = Some(TakeOver {
+                elected_us: now_us,
+                status,
+            });
+        }
+    }
+
+    /// Every agreed input is with the copy here: nobody else is complete now.
+    fn claim(&mut self) {
+        let now_us = self.now_us();
+        let entry = Agreed::Complete {
+            set: ReplicaSet::one(self.me),
+            epoch: self.agreement.state.epoch,
+        };
+        if self.propose(&entry)
+            && let Some(take_over) = &mut self.take_over
+        {
+            take_over.status.applied_us = now_us - take_over.elected_us;
+        }
+    }
+
+    /// Invariant 2.
+    fn speak_after_take_over(&mut self) {
+        let now_us = self.now_us();
+        self.role = Role::Primary;
+        let mut status = self
+            .take_over
+            .take()
+            .map_or_else(FailoverStatus::default, |take_over| FailoverStatus {
+                announced_us: now_us - take_over.elected_us - take_over.status.applied_us,
+                ..take_over.status
+            });
+        if self.running.as_ref().is_some_and(|running| running.ready) && !self.make_door() {
+            return;
+        }
+        status.announced_us += self.now_us() - now_us;
+        self.announcements = Announcements::after_take_over(now_us);
+        self.output.take_over(now_us);
+        self.output.set_voice(Voice::Alone);
+        self.release();
+        self.event(
+            "took-over",
+            format!(
+                "this host serves the program now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms; it has no \
+                 second copy, and gets none while it runs",
+                status.detected_us as f64 / 1e3,
+                status.elected_us as f64 / 1e3,
+                status.applied_us as f64 / 1e3,
+                status.announced_us as f64 / 1e3,
+            ),
+        );
+        self.failover = Some(status);
+    }
+}

@@ -1,0 +1,152 @@
+//! What a program's loop shows of itself: as a VM's, and what was compared.
+
+use super::{ProgramLoop, Role, SHOW_US};
+use crate::control::{JoinProblem, PeerStatus, ProgramStatus, QueueFigures, Standing, SyncStatus, VmStatus};
+use crate::vm::session::talker::Talker;
+use dunlin_core::agreed::Life;
+use dunlin_core::output::compare::Counters;
+use dunlin_core::output::gate::Voice;
+use std::sync::PoisonError;
+
+impl ProgramLoop {
+    /// What was compared so far; after the comparison's end what it had come to.
+    pub(super) fn counters(&self) -> Counters {
+        self.output.counters().copied().unwrap_or(self.compared)
+    }
+
+    /// What the loop itself knows, for another host.
+    pub(super) fn standing(&self) -> Standing {
+        let last = self.group.appended();
+        Standing {
+            alive: self.role != Role::None,
+            led: self.group.leader().is_some(),
+            last: (last.term.0, last.index.0),
+            complete: self.agreement.appended_complete.0,
+            disks: Vec::new(),
+            noted: None,
+            recovering: false,
+        }
+    }
+
+    /// Brings what others see up to date, not too often.
+    pub(super) fn show(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.shown_us) < SHOW_US {
+            return;
+        }
+        self.shown_us = now_us;
+        let role = match self.role {
+            Role::Primary => "primary",
+            Role::Backup => "backup",
+            Role::None if self.witness => "witness",
+            Role::None => "none",
+        };
+        let state = match &self.failure {
+            Some(why) => format!("failed: {why}"),
+            None => self.state().to_owned(),
+        };
+        let complete = self.agreement.state.complete.0.count_ones() > 1;
+        let listens = self.running.as_ref().is_some_and(|running| running.ready);
+        let serves = match self.role {
+            Role::Primary => self.door.is_some(),
+            Role::Backup => listens,
+            Role::None => true,
+        };
+        // For who waits for its start.
+        let alone = self.role == Role::Primary && self.door.is_some() && self.output.voice() == Voice::Alone;
+        let join_problem = alone.then(|| JoinProblem {
+            why: "it has no second copy, and gets none while it runs ('dunlin events' says why)".to_owned(),
+            times: u32::MAX,
+            passes: false,
+        });
+        let peers = self.config.group.iter().filter(|peer| peer.member.id != self.me);
+        let status = VmStatus {
+            name: self.config.name.clone(),
+            role: role.to_owned(),
+            state,
+            protected: complete && serves && self.group.leader().is_some(),
+            wants_protection: true,
+            policy: self.config.policy.name().to_owned(),
+            leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
+            term: self.group.term().0,
+            epoch: self.output.epoch().0,
+            committed: self.group.committed().0,
+            applied: self.agreement.applied.0,
+            held_frames: self.output.held_frames(),
+            log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
+            frames_in: self.frames_in,
+            frames_out: self.frames_out,
+            peers: peers
+                .map(|peer| PeerStatus {
+                    host: peer.name.clone(),
+                    connected: self.is_connected(peer.member.id),
+                })
+                .collect(),
+            sync: SyncStatus::default(),
+            failover: self.failover.clone(),
+            join_problem,
+            queues: self.queues(),
+            program: Some(self.program_status()),
+            ..VmStatus::default()
+        };
+        *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    fn state(&self) -> &'static str {
+        let listens = self.running.as_ref().is_some_and(|running| running.ready);
+        match (self.role, self.output.voice()) {
+            (Role::None, _) if self.agreement.state.life == Life::Down => "stopped",
+            (Role::None, _) if !self.witness && self.ran => "lost: its copy here has ended with the daemon",
+            (Role::None, _) => "waiting",
+            _ if !listens => "starting",
+            (Role::Backup, _) => "running",
+            (Role::Primary, Voice::Shut) => "no-majority",
+            (Role::Primary, Voice::Alone) => "alone",
+            (Role::Primary, _) => "running",
+        }
+    }
+
+    fn program_status(&self) -> ProgramStatus {
+        let counters = self.counters();
+        let inputs = self.running.as_ref().map(|running| *running.gate.counters());
+        let inputs = inputs.unwrap_or_default();
+        ProgramStatus {
+            matched: counters.matched,
+            differing: counters.differences(),
+            inputs: inputs.inputs,
+            not_read: inputs.impatient,
+            lost: inputs.lost,
+        }
+    }
+
+    fn queues(&self) -> Vec<QueueFigures> {
+        let ((_, log), (_, log_limit)) = (self.group.log_size(), self.group.log_limits());
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        let waiting = self.running.as_ref().map(|running| &running.gate);
+        let queues = [
+            ("log", (log, log_limit, 0)),
+            ("links", self.group.link_queue()),
+            (
+                "inbound",
+                waiting.map_or((0, 0, 0), |gate| {
+                    (
+                        gate.waiting_bytes(),
+                        gate.most_waiting_bytes(),
+                        gate.counters().lost,
+                    )
+                }),
+            ),
+            ("outbound", self.output.held()),
+            ("kept", self.output.kept()),
+            ("compared", self.output.compared()),
+            ("words-in", self.to_loop.words()),
+            ("words-out", talker.map(Talker::queue).unwrap_or_default()),
+        ];
+        let shown = |(name, (bytes, limit_bytes, dropped)): (&str, (usize, usize, u64))| QueueFigures {
+            name: name.to_owned(),
+            bytes: bytes as u64,
+            limit_bytes: limit_bytes as u64,
+            dropped,
+        };
+        queues.into_iter().map(shown).collect()
+    }
+}

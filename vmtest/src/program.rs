@@ -1,0 +1,298 @@
+//! A bare program survives its host: redis, unmodified, without a VM, on two hosts of a lab.
+//!
+//! * **Decides:** what passes: nothing lost, doubled, reset or refused, whoever dies; what a person is told where it cannot go on.
+//! * **Flow:** three hosts -> `dunlin up` of a file with `[program]` -> clients that check each answer -> a fault -> their verdict ->
+//!   `down` -> nothing is left.
+//! * **Invariants:** (1) the clients' answers depend on the order in which connections were served ([`CounterSpec::together`]): copies
+//!   that read in another order say something else; (2) a story that did not see what it should see fails.
+//! * **Source:** docs/programs.md. **Not here:** VMs ([`crate::demo`], [`crate::scenario`]).
+
+pub mod bench;
+mod stories;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::client::{Counter, CounterReport, CounterSpec, load};
+use crate::cluster::{Cluster, in_a_lab};
+use crate::demo::service;
+use crate::lab::{Lab, LabSpec};
+use crate::traces;
+
+pub use stories::run as stories;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Acknowledged INCRs before and after the kill.
+const ACKNOWLEDGED: u64 = 500;
+/// Debian's redis-tools have the server under this name; it is what it is called.
+const REDIS: &str = "/usr/bin/redis-check-rdb";
+/// Its name in the cluster.
+const NAME: &str = "sessions";
+
+/// A program's file, written for the lab.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Further lines of `[program]`.
+    pub lines: Vec<String>,
+}
+
+impl Plan {
+    /// redis without a file, as nobody.
+    pub fn redis(lab: &Lab) -> Result<Self> {
+        let server = lab.dir().join("redis-server");
+        if !server.exists() {
+            std::fs::copy(REDIS, &server)
+                .with_context(|| format!("{REDIS} is not here: cargo xtask setup"))?;
+        }
+        let server = server.to_str().context("a path of text")?;
+        let words = [
+            server,
+            "--protected-mode",
+            "no",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ];
+        Ok(Self {
+            command: words.map(str::to_owned).to_vec(),
+            lines: vec!["user = \"nobody\"".to_owned(), "port = 6379".to_owned()],
+        })
+    }
+
+    /// A shell's command.
+    pub fn shell(command: &str) -> Self {
+        Self {
+            command: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
+            lines: Vec::new(),
+        }
+    }
+
+    /// Writes it, and says where.
+    pub fn write(&self, lab: &Lab) -> Result<PathBuf> {
+        let file = lab.dir().join(format!("{NAME}.toml"));
+        let address = format!("{}/16", service().ip());
+        let text = format!(
+            "name = \"{NAME}\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n\n[program]\ncommand = {:?}\n{}\n\n[[program.nics]]\n\
+             mac = \"52:54:00:12:34:57\"\nbridge = \"br0\"\naddress = \"{address}\"\n",
+            self.command,
+            self.lines.join("\n")
+        );
+        std::fs::write(&file, text)?;
+        Ok(file)
+    }
+}
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct DemoSpec {
+    /// The executable.
+    pub dunlin: PathBuf,
+    /// Counting clients, who count on a common key too.
+    pub connections: usize,
+    /// redis-benchmark's connections beside them; 0 for none.
+    pub load_connections: u32,
+    /// The longest gap that passes.
+    pub gap_limit: Duration,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct DemoReport {
+    /// Why it did not pass.
+    pub failures: Vec<String>,
+    /// What the counting clients saw.
+    pub clients: CounterReport,
+    /// The longest time that a client had no answer around the kill, in microseconds.
+    pub gap_us: u64,
+    /// Outputs that both copies had said alike before the kill.
+    pub matched: u64,
+}
+
+impl DemoReport {
+    /// Whether all of it was as it should be.
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// The last line.
+    pub fn verdict(&self) -> String {
+        let mut line = format!(
+            "demo: {} lost={} gap_ms={} doubled={} resets={} acknowledged={} kills=1 policy=dunlin program=redis",
+            if self.passed() { "PASS" } else { "FAIL" },
+            self.clients.lost,
+            self.gap_us.div_ceil(1000),
+            self.clients.doubled,
+            self.clients.resets,
+            self.clients.acknowledged
+        );
+        if !self.passed() {
+            line.push_str(&format!(" ({})", self.failures.join("; ")));
+        }
+        line
+    }
+}
+
+/// Runs the demonstration once. `say` gets a line for each thing that happens.
+///
+/// # Errors
+/// When something did not happen at all; what happened wrongly is in the report.
+pub fn demo(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
+    in_a_lab("program", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+        tell(cluster, spec, say)
+    })
+}
+
+fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
+    let lab = cluster.lab();
+    let client = lab.node("client");
+    cluster.start_hosts()?;
+    let (primary, backup) = up(cluster, &Plan::redis(lab)?)?;
+    say(&format!(
+        "redis-server, without a VM, serves at {}: {primary} is the primary, {backup} the backup, each with a copy of its own",
+        service()
+    ));
+    let counter = count(cluster, spec.connections)?;
+    let mut beside = match spec.load_connections {
+        0 => None,
+        connections => {
+            let load = load::LoadSpec {
+                target: service(),
+                test: "set".to_owned(),
+                connections,
+                about: Duration::ZERO,
+            };
+            let mut command = load::command(client, &load, 1_000_000_000)?;
+            command.arg("-q").stdin(std::process::Stdio::null());
+            command
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null());
+            Some(
+                command
+                    .spawn()
+                    .context("redis-benchmark is not here: cargo xtask setup")?,
+            )
+        }
+    };
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    let matched = figure(cluster, &primary, "matched")?;
+    say(&format!(
+        "load: {} clients count, each on a key of its own and all on one; redis-benchmark with {} connections; both copies have said \
+         the same {matched} times",
+        spec.connections, spec.load_connections
+    ));
+    let before = counter.acknowledged();
+    let killed_at = cluster.kill_host(&primary)?;
+    say(&format!(
+        "SIGKILL to every process of host {primary} (after {before} acknowledged requests)"
+    ));
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .context("no answers after the kill")?;
+    let answered_at = Instant::now();
+    let (took_over, vm) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    let steps: Vec<String> = vm
+        .failover
+        .unwrap_or_default()
+        .steps()
+        .iter()
+        .map(|(name, us)| format!("{name} {:.1}", *us as f64 / 1e3))
+        .collect();
+    say(&format!(
+        "host {took_over} took over; its steps in ms: {}",
+        steps.join(", ")
+    ));
+    let mut failures = Vec::new();
+    if let Some(load) = &mut beside {
+        if let Some(status) = load.try_wait()? {
+            failures.push(format!("redis-benchmark gave up on its connections: {status}"));
+        }
+        let _ = load.kill();
+        load.wait()?;
+    }
+    let (clients, answers) = counter.finish()?;
+    let gap_us = answers.longest_gap_us(killed_at, answered_at);
+    say(&format!(
+        "clients: {} acknowledged, {} lost, {} doubled, {} connections broken; p50 {:.1} ms; no answer for at most {:.0} ms",
+        clients.acknowledged,
+        clients.lost,
+        clients.doubled,
+        clients.resets,
+        clients.latency_p50_us as f64 / 1e3,
+        gap_us as f64 / 1e3
+    ));
+    if !clients.is_clean() {
+        failures.push(format!("clients were let down: {clients:?}"));
+    }
+    if matched == 0 {
+        failures.push("nothing was compared".to_owned());
+    }
+    if Duration::from_micros(gap_us) > spec.gap_limit {
+        failures.push(format!(
+            "a gap of {} ms is more than {} ms",
+            gap_us.div_ceil(1000),
+            spec.gap_limit.as_millis()
+        ));
+    }
+    cluster.start_host(&primary)?;
+    down(cluster, &took_over)?;
+    say("the program is down; its processes, TAPs and files are gone");
+    Ok(DemoReport {
+        failures,
+        clients,
+        gap_us,
+        matched,
+    })
+}
+
+/// Starts it, and waits until both copies run: the primary's and the backup's host.
+fn up(cluster: &Cluster<'_>, plan: &Plan) -> Result<(String, String)> {
+    let file = plan.write(cluster.lab())?;
+    cluster.dunlin("a", &["up", path(&file)?])?;
+    cluster.await_protected(NAME, PATIENCE)
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str().context("a path of text")
+}
+
+/// Clients on so many connections.
+fn count(cluster: &Cluster<'_>, connections: usize) -> Result<Counter> {
+    Counter::start(
+        cluster.lab().node("client"),
+        &CounterSpec {
+            target: service(),
+            connections,
+            together: true,
+            give_up: PATIENCE,
+        },
+    )
+}
+
+/// A number of `status --json` on that host, of the program.
+fn figure(cluster: &Cluster<'_>, host: &str, name: &str) -> Result<u64> {
+    cluster.await_status("the program's figures", PATIENCE, |hosts| {
+        let host = hosts.iter().find(|known| known.host == host)?;
+        host.vm(NAME)?.more.get("program")?.get(name)?.as_u64()
+    })
+}
+
+/// Ends it, and looks for what is left on hosts that run.
+fn down(cluster: &Cluster<'_>, host: &str) -> Result<()> {
+    cluster.dunlin(host, &["down", NAME])?;
+    cluster.await_status("no host knows the program", PATIENCE, |hosts| {
+        hosts.iter().all(|host| host.vms.is_empty()).then_some(())
+    })?;
+    let left = traces::after_down(cluster)?;
+    ensure!(left.is_empty(), "left after down: {}", left.join(", "));
+    for host in cluster.running() {
+        let folder = cluster.dir().join(&host).join("state/vms").join(NAME);
+        ensure!(!folder.exists(), "host {host}: {} is left", folder.display());
+    }
+    Ok(())
+}

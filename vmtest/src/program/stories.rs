@@ -1,0 +1,261 @@
+//! What may happen to a bare program on two hosts, one story after the other in one lab.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, count, down, path, up};
+use crate::client::Connection;
+use crate::cluster::{Cluster, in_a_lab};
+use crate::demo::service;
+use crate::lab::LabSpec;
+
+/// Clients of each story, who count on one key as well.
+const CONNECTIONS: usize = 8;
+/// Starts of both copies in one story: more than what [`Holds`] takes for no leak.
+const STARTS: usize = 20;
+/// A program that does not begin to serve says so within this time.
+const SOON: Duration = Duration::from_secs(30);
+
+type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
+
+/// Plays them all. Returns how many there were.
+///
+/// # Errors
+/// When one does not go as it should; the daemons' logs are kept.
+pub fn run(binary: &std::path::Path) -> Result<usize> {
+    in_a_lab("program-stories", &LabSpec::three_hosts(), binary, |cluster| {
+        cluster.start_hosts()?;
+        let stories: [Story; 9] = [
+            ("the primary's host dies", primary_dies),
+            ("the primary's daemon alone dies", daemon_dies),
+            ("the backup's host dies", backup_dies),
+            ("the witness dies", witness_dies),
+            ("a planned hand-over", hands_over),
+            ("a daemon is told to end", daemon_ends),
+            ("answers that no two copies give alike", differs),
+            ("programs that do not serve", does_not_serve),
+            ("start after start", leaves_nothing),
+        ];
+        for (name, story) in stories {
+            story(cluster).with_context(|| name.to_owned())?;
+        }
+        for host in cluster.running() {
+            cluster.stop_host(&host, Signal::SIGTERM)?;
+        }
+        Ok(stories.len())
+    })
+}
+
+/// Clients count before and after what `happens` to the hosts, and nothing is lost. Then all hosts run again, and it is ended.
+fn under_load(
+    cluster: &mut Cluster<'_>,
+    happens: impl FnOnce(&mut Cluster<'_>, &str, &str) -> Result<()>,
+) -> Result<()> {
+    let (primary, backup) = up(cluster, &Plan::redis(cluster.lab())?)?;
+    let counter = count(cluster, CONNECTIONS)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    happens(cluster, &primary, &backup)?;
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .context("no answers afterwards")?;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let running = cluster.running();
+    for host in cluster.hosts().to_vec() {
+        if !running.contains(&host) {
+            cluster.start_host(&host)?;
+        }
+    }
+    // Whoever is asked finds who leads.
+    down(cluster, "c")
+}
+
+fn primary_dies(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, _| {
+        cluster.kill_host(primary)?;
+        cluster.await_take_over(NAME, primary, PATIENCE).map(drop)
+    })
+}
+
+/// Its copy has to go with it, and no other speaks before.
+fn daemon_dies(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, _| {
+        cluster.kill_daemon(primary)?;
+        cluster.await_take_over(NAME, primary, PATIENCE)?;
+        let left = cluster.lab().node(primary).pids();
+        ensure!(left.is_empty(), "host {primary}: processes {left:?}");
+        Ok(())
+    })
+}
+
+fn backup_dies(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, backup| {
+        cluster.kill_host(backup)?;
+        await_alone(cluster, primary)
+    })
+}
+
+fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, _, _| {
+        cluster.kill_host("c")?;
+        let (primary, _) = cluster.await_protected(NAME, PATIENCE)?;
+        cluster.start_host("c")?;
+        cluster.await_status("the witness takes part", PATIENCE, |hosts| {
+            let host = hosts.iter().find(|host| host.host == primary)?;
+            host.vm(NAME)?
+                .peers
+                .iter()
+                .all(|peer| peer.connected)
+                .then_some(())
+        })?;
+        cluster.kill_host(&primary)?;
+        cluster.await_take_over(NAME, &primary, PATIENCE).map(drop)
+    })
+}
+
+fn hands_over(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, _| {
+        cluster.dunlin(primary, &["failover", NAME])?;
+        cluster.await_take_over(NAME, primary, PATIENCE).map(drop)
+    })
+}
+
+fn daemon_ends(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, _| {
+        cluster.stop_host(primary, Signal::SIGTERM)?;
+        cluster.await_take_over(NAME, primary, PATIENCE).map(drop)
+    })
+}
+
+/// The copies have clocks of their own: a client that asks for the time makes them differ. The service goes on, and says that it is
+/// not protected, and why.
+fn differs(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_load(cluster, |cluster, primary, _| {
+        let asked = cluster.lab().node("client").spawn("time", || {
+            let mut connection = Connection::open(service(), PATIENCE)?;
+            let microseconds = "return redis.call('TIME')[2]";
+            connection.ask(&["EVAL", microseconds, "0"], PATIENCE).map(drop)
+        })?;
+        await_alone(cluster, primary)?;
+        asked
+            .join()
+            .map_err(|_| anyhow::anyhow!("the client panicked"))??
+            .context("no answer to who asks for the time")?;
+        let events = cluster.dunlin(primary, &["events"])?;
+        ensure!(
+            events.contains("its copy has said something else"),
+            "host {primary} does not say why:\n{events}"
+        );
+        Ok(())
+    })
+}
+
+/// Many copies begin and end: no process, card or file of theirs stays, and none of the daemons keeps a descriptor, a thread or a mount.
+fn leaves_nothing(cluster: &mut Cluster<'_>) -> Result<()> {
+    let plan = Plan::redis(cluster.lab())?;
+    let mut first = None;
+    for number in 1..=STARTS {
+        up(cluster, &plan).with_context(|| format!("start {number}"))?;
+        down(cluster, "a").with_context(|| format!("end {number}"))?;
+        let holds: Vec<Holds> = ["a", "b"]
+            .iter()
+            .map(|host| Holds::of(cluster.pid(host).context("a daemon")?))
+            .collect::<Result<_>>()?;
+        // The first ones may begin something that stays: a thread of a library, a descriptor for chance.
+        if number == 2 {
+            first = Some(holds);
+        } else if let (Some(first), true) = (&first, number == STARTS) {
+            let more = holds.iter().zip(first).any(|(now, then)| now.is_more_than(then));
+            ensure!(
+                !more,
+                "after {STARTS} starts the daemons hold {holds:?}, after two {first:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a process holds.
+#[derive(Debug)]
+struct Holds {
+    descriptors: usize,
+    threads: usize,
+    mounts: usize,
+}
+
+impl Holds {
+    fn of(pid: u32) -> Result<Self> {
+        let entries =
+            |of: &str| Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{pid}/{of}"))?.count());
+        Ok(Self {
+            descriptors: entries("fd")?,
+            threads: entries("task")?,
+            mounts: std::fs::read_to_string(format!("/proc/{pid}/mountinfo"))?
+                .lines()
+                .count(),
+        })
+    }
+
+    /// Links and requests come and go: a few of each are no leak, one for each start is.
+    fn is_more_than(&self, then: &Self) -> bool {
+        const FEW: usize = 8;
+        self.descriptors > then.descriptors + FEW
+            || self.threads > then.threads + FEW
+            || self.mounts > then.mounts
+    }
+}
+
+fn await_alone(cluster: &Cluster<'_>, primary: &str) -> Result<()> {
+    cluster.await_status("the program runs alone", PATIENCE, |hosts| {
+        let host = hosts.iter().find(|host| host.host == primary)?;
+        host.vm(NAME)
+            .is_some_and(|vm| vm.state == "alone" && !vm.protected)
+            .then_some(())
+    })
+}
+
+/// One that ends, one that goes into the background, one that is not there: each is told in one line, with what it said last.
+fn does_not_serve(cluster: &mut Cluster<'_>) -> Result<()> {
+    let cases = [
+        (
+            "echo no such table; exit 7",
+            "ended with exit code 7; its last words: no such table",
+        ),
+        ("sleep 600 & exit 0", "has to stay in the foreground"),
+        ("kill -11 $$", "was ended by signal 11"),
+    ];
+    for (command, words) in cases {
+        let file = Plan::shell(command).write(cluster.lab())?;
+        let output = cluster.output("a", &["up", path(&file)?])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1) && said.contains(words),
+            "{command}: {:?}: {said}",
+            output.status
+        );
+        cluster.await_status("both copies have failed", SOON, |hosts| {
+            let failed = |name: &str| {
+                let host = hosts.iter().find(|host| host.host == name);
+                host.and_then(|host| host.vm(NAME))
+                    .is_some_and(|vm| vm.state.starts_with("failed: "))
+            };
+            (failed("a") && failed("b")).then_some(())
+        })?;
+        down(cluster, "b").with_context(|| command.to_owned())?;
+    }
+    let nowhere = Plan {
+        command: vec!["/no/such/server".to_owned()],
+        lines: Vec::new(),
+    };
+    let file = nowhere.write(cluster.lab())?;
+    let output = cluster.output("a", &["up", path(&file)?])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.code() == Some(2) && said.contains("/no/such/server") && said.lines().count() == 1,
+        "{:?}: {said}",
+        output.status
+    );
+    Ok(())
+}
