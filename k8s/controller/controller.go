@@ -50,6 +50,8 @@ type Config struct {
 	Say func(line string)
 	// Leads is told when this controller begins to lead, and when it leads no more; it may be left out.
 	Leads func(leads bool)
+	// Waits is told again and again, while this controller leads, which tasks wait and why; it may be left out. It is not to change the map.
+	Waits func(waits map[string]error)
 }
 
 // read is an entry, or the state to begin with.
@@ -143,6 +145,9 @@ func (controller *controller) loop(caughtUp <-chan struct{}) error {
 		}
 		for _, effect := range controller.decides.Step(controller.now()) {
 			go controller.carryOut(effect)
+		}
+		if controller.Config.Waits != nil && controller.decides.Leads() {
+			controller.Config.Waits(controller.decides.Waits())
 		}
 	}
 }

@@ -6,9 +6,12 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
 const (
@@ -34,7 +37,11 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
-	seen := allocation.Cluster{Nodes: cluster.look()}
+	limits, err := cluster.limits(ctx)
+	if err != nil {
+		return allocation.Cluster{}, err
+	}
+	seen := allocation.Cluster{Nodes: cluster.look(limits)}
 	var whole allocation.Resources
 	for _, node := range seen.Nodes {
 		whole = whole.Plus(node.Capacity)
@@ -126,7 +133,7 @@ func (task *task) wanted() bool {
 }
 
 // look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave.
-func (cluster cluster) look() []allocation.Node {
+func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) []allocation.Node {
 	var nodes []allocation.Node
 	for _, object := range cluster.nodes.List() {
 		node, ok := object.(*v1.Node)
@@ -143,7 +150,9 @@ func (cluster cluster) look() []allocation.Node {
 				room = room.Minus(demand(pod))
 			}
 		}
-		if ready(node) != v1.ConditionTrue || node.Spec.Unschedulable || keepsOut(node) {
+		limit := limits[node.Name]
+		room = within(room, limit)
+		if ready(node) != v1.ConditionTrue || node.Spec.Unschedulable || keepsOut(node) || limit.Copies != nil && !*limit.Copies {
 			// What is there stays; nothing comes.
 			room = allocation.Resources{}
 		}
@@ -151,6 +160,37 @@ func (cluster cluster) look() []allocation.Node {
 	}
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
 	return nodes
+}
+
+// limits are what each DunlinHost says that copies may take; a node without one gives all that it has. There are none where nobody has made the
+// resource known.
+func (cluster cluster) limits(ctx context.Context) (map[string]v1alpha1.DunlinHostSpec, error) {
+	list, err := cluster.hosts.List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	limits := map[string]v1alpha1.DunlinHostSpec{}
+	for _, object := range list.Items {
+		var host v1alpha1.DunlinHost
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &host); err != nil {
+			return nil, err
+		}
+		limits[host.Name] = host.Spec
+	}
+	return limits, nil
+}
+
+func within(room allocation.Resources, limit v1alpha1.DunlinHostSpec) allocation.Resources {
+	if limit.MemoryMiB != nil {
+		room.MemoryMiB = min(room.MemoryMiB, *limit.MemoryMiB)
+	}
+	if limit.DiskMiB != nil {
+		room.DiskMiB = min(room.DiskMiB, *limit.DiskMiB)
+	}
+	return room
 }
 
 // keepsOut says whether a node has a taint that lets nothing new in. A Pod that tolerates it does not go there either: a task's copies are alike to the

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -31,6 +33,7 @@ import (
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/controller"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/log"
 )
 
@@ -76,6 +79,7 @@ func read(object runtime.Object) (Arguments, allocation.Timing, error) {
 type Plugin struct {
 	handle framework.Handle
 	claims claims
+	hosts  dynamic.NamespaceableResourceInterface
 	pods   cache.Indexer
 	nodes  cache.Indexer
 	say    func(string)
@@ -91,6 +95,8 @@ type Plugin struct {
 	// gated are ordinary Pods that wait for this controller to lead; the API server bounds them, and a Pod that is gone is taken out.
 	gated map[types.UID]*v1.Pod
 	leads bool
+	// told is why each task waits, as was said last; only the controller's loop uses it.
+	told map[string]string
 }
 
 // attempt is a bind under way.
@@ -129,11 +135,16 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 	if err != nil {
 		return nil, err
 	}
+	resources, err := dynamic.NewForConfig(resourceConfig(handle.KubeConfig()))
+	if err != nil {
+		return nil, err
+	}
 	factory := handle.SharedInformerFactory()
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	plugin := &Plugin{
-		handle: handle, claims: claims{handle.ClientSet()}, pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
-		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{},
+		handle: handle, claims: claims{handle.ClientSet()}, hosts: resources.Resource(v1alpha1.Version.WithResource("dunlinhosts")),
+		pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
+		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{},
 		say: func(line string) { fmt.Printf("controller %s: %s\n", arguments.Controller, line) },
 	}
 	if err := pods.AddIndexers(cache.Indexers{byTask: taskOf, byNode: nodeOf}); err != nil {
@@ -154,7 +165,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 		}
 		err := controller.Run(ctx, controller.Config{
 			Name: arguments.Controller, Log: arguments.Log, Client: log.New(arguments.Sockets...), Cluster: cluster{plugin}, Timing: timing,
-			Say: plugin.say, Leads: plugin.lead,
+			Say: plugin.say, Leads: plugin.lead, Waits: plugin.tellWaits,
 		})
 		if ctx.Err() == nil {
 			// A scheduler without its controller would place nothing, and say nothing.
@@ -221,6 +232,33 @@ func (plugin *Plugin) lead(leads bool) {
 	plugin.mutex.Unlock()
 	plugin.change()
 	plugin.openGate()
+}
+
+// tellWaits says on a task's Pods why it waits, when that has changed.
+func (plugin *Plugin) tellWaits(waits map[string]error) {
+	for task := range plugin.told {
+		if waits[task] == nil {
+			delete(plugin.told, task)
+		}
+	}
+	for task, why := range waits {
+		if plugin.told[task] == why.Error() {
+			continue
+		}
+		plugin.told[task] = why.Error()
+		for _, pod := range plugin.known(task) {
+			if pod.Spec.NodeName == "" {
+				plugin.handle.EventRecorder().Eventf(pod, nil, v1.EventTypeWarning, "WaitsForPlaces", "Scheduling", "the task waits: %s", why.Error())
+			}
+		}
+	}
+}
+
+// resourceConfig is for objects of our own, which are JSON.
+func resourceConfig(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.AcceptContentTypes, config.ContentType = "application/json", "application/json"
+	return config
 }
 
 // openGate lets ordinary Pods go that waited for this controller to lead. One that is just on its way behind the gate goes with the next look.

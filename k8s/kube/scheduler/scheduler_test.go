@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -9,8 +10,12 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 
 	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
 )
 
@@ -179,8 +184,56 @@ func TestATaskThatDoesNotFitHoldsNothing(t *testing.T) {
 			t.Errorf("copy %d holds something: %s %v", number, pod.Spec.NodeName, pod.Annotations)
 		}
 	}
+	// It is said on its Pods.
+	cluster.until("an event says why", func() error {
+		events, err := cluster.client.EventsV1().Events("default").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, event := range events.Items {
+			if event.Regarding.Name == "shop-0" && event.Reason == "WaitsForPlaces" && strings.Contains(event.Note, "fewer than 3 nodes") {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d events, and none of it", len(events.Items))
+	})
 	cluster.setReady("n2", v1.ConditionTrue)
 	cluster.settled()
+}
+
+// What a DunlinHost says of a node is what copies may take of it.
+func TestCopiesKeepToWhatAHostGives(t *testing.T) {
+	cluster := begin(t, 5)
+	cluster.plane.Install(t)
+	client, err := dynamic.NewForConfig(cluster.plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts := client.Resource(v1alpha1.Version.WithResource("dunlinhosts"))
+	for node, spec := range map[string]map[string]any{"n0": {"copies": false}, "n1": {"memoryMiB": int64(600)}, "n2": {"memoryMiB": int64(500)}} {
+		host := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "dunlin.dev/v1alpha1", "kind": "DunlinHost", "metadata": map[string]any{"name": node}, "spec": spec,
+		}}
+		if _, err := hosts.Create(context.Background(), host, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// It holds for what comes once it is agreed.
+	cluster.agreedUntil("the limits are agreed", func(state *allocation.State) bool {
+		for node, memory := range map[string]int64{"n0": 0, "n1": 600, "n2": 500} {
+			if known := state.Nodes[node]; known == nil || known.Capacity.MemoryMiB != memory {
+				return false
+			}
+		}
+		return true
+	})
+	cluster.submit("shop", 3)
+	cluster.settled()
+	for number := 0; number < 3; number++ {
+		if node := cluster.pod(fmt.Sprintf("shop-%d", number)).Spec.NodeName; node == "n0" || node == "n2" {
+			t.Errorf("copy %d needs 512 MiB, and is on node %s", number, node)
+		}
+	}
 }
 
 func TestWrongLabelsAreSaidOnThePod(t *testing.T) {
