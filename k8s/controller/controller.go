@@ -52,6 +52,8 @@ type Config struct {
 	Leads func(leads bool)
 	// Waits is told again and again, while this controller leads, which tasks wait and why; it may be left out. It is not to change the map.
 	Waits func(waits map[string]error)
+	// Offers is told likewise what each application is offered, and where the rest of its quota is.
+	Offers func(offers map[string]allocation.Offer)
 }
 
 // read is an entry, or the state to begin with.
@@ -146,9 +148,24 @@ func (controller *controller) loop(caughtUp <-chan struct{}) error {
 		for _, effect := range controller.decides.Step(controller.now()) {
 			go controller.carryOut(effect)
 		}
-		if controller.Config.Waits != nil && controller.decides.Leads() {
-			controller.Config.Waits(controller.decides.Waits())
+		if controller.decides.Leads() {
+			controller.tell()
 		}
+	}
+}
+
+// tell tells what only the leading controller knows.
+func (controller *controller) tell() {
+	if controller.Config.Waits != nil {
+		controller.Config.Waits(controller.decides.Waits())
+	}
+	if controller.Config.Offers != nil {
+		state := controller.decides.State()
+		offers := make(map[string]allocation.Offer, len(state.Applications))
+		for name := range state.Applications {
+			offers[name] = state.Offer(name)
+		}
+		controller.Config.Offers(offers)
 	}
 }
 

@@ -40,6 +40,13 @@ metadata: { name: n1 }
 spec: { memoryMiB: 4096, address: "10.0.0.1:7700" }
 `
 
+const quota = `
+apiVersion: dunlin.dev/v1alpha1
+kind: ReplicaQuota
+metadata: { name: quota }
+spec: { mostStrength: 2, memoryMiB: 4096 }
+`
+
 // mistakes are what a person gets wrong, and what is said of it.
 var mistakes = []struct {
 	what, manifest, from, to, says string
@@ -73,6 +80,8 @@ var mistakes = []struct {
 	{"a name that is none", shop, "name: shop", "name: Shop", "a lowercase RFC 1123 subdomain must consist of"},
 	{"an address without a port", host, "10.0.0.1:7700", "10.0.0.1", "address is HOST:PORT, with a port from 1 to 65535"},
 	{"a port that is none", host, "10.0.0.1:7700", "10.0.0.1:77000", "address is HOST:PORT, with a port from 1 to 65535"},
+	{"a second quota", quota, "name: quota", "name: more", "a namespace has one ReplicaQuota, and its name is quota"},
+	{"a quota for no copies", quota, "mostStrength: 2", "mostStrength: 0", "mostStrength is from 1 to 127"},
 	{"memory below nothing", host, "4096", "-1", "memoryMiB is from 0 to 1073741824 (1 PiB)"},
 }
 
@@ -93,6 +102,9 @@ func objectOf(t *testing.T, manifest string) *unstructured.Unstructured {
 func resourceOf(client dynamic.Interface, object *unstructured.Unstructured) dynamic.ResourceInterface {
 	if object.GetKind() == "DunlinHost" {
 		return client.Resource(hosts)
+	}
+	if object.GetKind() == "ReplicaQuota" {
+		return client.Resource(v1alpha1.Version.WithResource("replicaquotas")).Namespace("default")
 	}
 	return client.Resource(vms).Namespace("default")
 }

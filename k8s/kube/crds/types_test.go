@@ -16,7 +16,7 @@ import (
 
 // The Go values and the definitions name the same fields, all the way down.
 func TestGoValuesAreWhatTheDefinitionsSay(t *testing.T) {
-	for file, value := range map[string]any{"protectedvm.yaml": v1alpha1.ProtectedVM{}, "dunlinhost.yaml": v1alpha1.DunlinHost{}} {
+	for file, value := range map[string]any{"protectedvm.yaml": v1alpha1.ProtectedVM{}, "dunlinhost.yaml": v1alpha1.DunlinHost{}, "replicaquota.yaml": v1alpha1.ReplicaQuota{}} {
 		data, err := crds.Files.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -6,9 +6,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
@@ -19,7 +17,7 @@ const (
 	quiet = time.Second
 	// idle is the same where another controller leads: nothing depends on what this one sees.
 	idle = 5 * time.Second
-	// mostStrength is the largest R in an application.
+	// mostStrength is the largest R in a namespace without a quota.
 	mostStrength = 3
 )
 
@@ -46,7 +44,14 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	for _, node := range seen.Nodes {
 		whole = whole.Plus(node.Capacity)
 	}
+	quotas, err := cluster.readQuotas(ctx)
+	if err != nil {
+		return allocation.Cluster{}, err
+	}
 	tasks, applications := map[string]*task{}, map[string]bool{}
+	for namespace := range quotas {
+		applications[namespace] = true
+	}
 	for at := range list.Items {
 		pod := &list.Items[at]
 		of, err := readCopy(pod)
@@ -73,7 +78,11 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 		return one.Before(&other) || one.Equal(&other) && seen.Tasks[i].Name < seen.Tasks[j].Name
 	})
 	for name := range applications {
-		seen.Applications = append(seen.Applications, allocation.Application{Name: name, Quota: whole, MostStrength: mostStrength})
+		application := allocation.Application{Name: name, Quota: whole, MostStrength: mostStrength}
+		if quota, there := quotas[name]; there {
+			application.Quota, application.MostStrength = quotaOf(whole, quota), quota.MostStrength
+		}
+		seen.Applications = append(seen.Applications, application)
 	}
 	sort.Slice(seen.Applications, func(i, j int) bool { return seen.Applications[i].Name < seen.Applications[j].Name })
 	return seen, nil
@@ -160,37 +169,6 @@ func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) []allocat
 	}
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
 	return nodes
-}
-
-// limits are what each DunlinHost says that copies may take; a node without one gives all that it has. There are none where nobody has made the
-// resource known.
-func (cluster cluster) limits(ctx context.Context) (map[string]v1alpha1.DunlinHostSpec, error) {
-	list, err := cluster.hosts.List(ctx, metav1.ListOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	limits := map[string]v1alpha1.DunlinHostSpec{}
-	for _, object := range list.Items {
-		var host v1alpha1.DunlinHost
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &host); err != nil {
-			return nil, err
-		}
-		limits[host.Name] = host.Spec
-	}
-	return limits, nil
-}
-
-func within(room allocation.Resources, limit v1alpha1.DunlinHostSpec) allocation.Resources {
-	if limit.MemoryMiB != nil {
-		room.MemoryMiB = min(room.MemoryMiB, *limit.MemoryMiB)
-	}
-	if limit.DiskMiB != nil {
-		room.DiskMiB = min(room.DiskMiB, *limit.DiskMiB)
-	}
-	return room
 }
 
 // keepsOut says whether a node has a taint that lets nothing new in. A Pod that tolerates it does not go there either: a task's copies are alike to the

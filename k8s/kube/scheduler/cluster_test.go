@@ -359,6 +359,23 @@ func (cluster *cluster) read(what string, follow bool, is func(*allocation.State
 	return state
 }
 
+// event waits until a Pod has an event that says why its task waits.
+func (cluster *cluster) event(pod, why string) {
+	cluster.t.Helper()
+	cluster.until("an event says why", func() error {
+		events, err := cluster.client.EventsV1().Events("default").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, event := range events.Items {
+			if event.Regarding.Name == pod && event.Reason == "WaitsForPlaces" && strings.Contains(event.Note, why) {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d events, and none of it", len(events.Items))
+	})
+}
+
 // setReady says of a node what is known of it.
 func (cluster *cluster) setReady(name string, ready v1.ConditionStatus) {
 	cluster.t.Helper()

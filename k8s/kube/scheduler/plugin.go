@@ -80,6 +80,7 @@ type Plugin struct {
 	handle framework.Handle
 	claims claims
 	hosts  dynamic.NamespaceableResourceInterface
+	quotas dynamic.NamespaceableResourceInterface
 	pods   cache.Indexer
 	nodes  cache.Indexer
 	say    func(string)
@@ -97,6 +98,10 @@ type Plugin struct {
 	leads bool
 	// told is why each task waits, as was said last; only the controller's loop uses it.
 	told map[string]string
+	// statuses are those of the ReplicaQuotas that there are, by their namespaces.
+	statuses map[string]v1alpha1.ReplicaQuotaStatus
+	// offered is the newest word of what namespaces are offered.
+	offered chan map[string]allocation.Offer
 }
 
 // attempt is a bind under way.
@@ -143,6 +148,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	plugin := &Plugin{
 		handle: handle, claims: claims{handle.ClientSet()}, hosts: resources.Resource(v1alpha1.Version.WithResource("dunlinhosts")),
+		quotas: resources.Resource(v1alpha1.Version.WithResource("replicaquotas")), offered: make(chan map[string]allocation.Offer, 1),
 		pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
 		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{},
 		say: func(line string) { fmt.Printf("controller %s: %s\n", arguments.Controller, line) },
@@ -158,6 +164,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 			return nil, err
 		}
 	}
+	go plugin.writeOffers(ctx)
 	go func() {
 		// It needs nothing of the scheduler's but these two.
 		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, nodes.HasSynced) {
@@ -165,7 +172,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 		}
 		err := controller.Run(ctx, controller.Config{
 			Name: arguments.Controller, Log: arguments.Log, Client: log.New(arguments.Sockets...), Cluster: cluster{plugin}, Timing: timing,
-			Say: plugin.say, Leads: plugin.lead, Waits: plugin.tellWaits,
+			Say: plugin.say, Leads: plugin.lead, Waits: plugin.tellWaits, Offers: plugin.tellOffers,
 		})
 		if ctx.Err() == nil {
 			// A scheduler without its controller would place nothing, and say nothing.

@@ -102,3 +102,35 @@ type Link struct {
 	Host      string `json:"host"`
 	Connected bool   `json:"connected"`
 }
+
+// ReplicaQuota is what a namespace's tasks may have, with all their copies.
+type ReplicaQuota struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              ReplicaQuotaSpec   `json:"spec"`
+	Status            ReplicaQuotaStatus `json:"status,omitempty"`
+}
+
+// ReplicaQuotaSpec bounds the sum over all copies; what is left out is the whole cluster's.
+type ReplicaQuotaSpec struct {
+	// MostStrength is the largest R: what is free is divided by it.
+	MostStrength int    `json:"mostStrength,omitempty"`
+	MilliCPU     *int64 `json:"milliCPU,omitempty"`
+	MemoryMiB    *int64 `json:"memoryMiB,omitempty"`
+	DiskMiB      *int64 `json:"diskMiB,omitempty"`
+}
+
+// ReplicaQuotaStatus is where the quota is. Free = Offered * R, and what is left over by rounding.
+type ReplicaQuotaStatus struct {
+	Used     Amounts `json:"used"`
+	Free     Amounts `json:"free"`
+	Offered  Amounts `json:"offered"`
+	Reserved Amounts `json:"reserved"`
+}
+
+// Amounts are of what nodes have.
+type Amounts struct {
+	MilliCPU  int64 `json:"milliCPU"`
+	MemoryMiB int64 `json:"memoryMiB"`
+	DiskMiB   int64 `json:"diskMiB"`
+}
