@@ -214,6 +214,10 @@ fn sync() -> Vec<Vec<u8>> {
             epoch,
             part: Bytes::from_static(b"QEVM"),
         },
+        SyncMessage::Connections {
+            epoch,
+            part: Bytes::from_static(b"flows"),
+        },
     ];
     let encode = |message| {
         let mut out = BytesMut::new();

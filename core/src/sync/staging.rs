@@ -59,6 +59,7 @@ pub struct Staging {
     bytes: usize,
     deltas: BTreeMap<u32, PageDelta>,
     device_state: Vec<Bytes>,
+    connections: Vec<Bytes>,
 }
 
 /// A sync that has arrived whole.
@@ -70,6 +71,8 @@ pub struct Staged {
     pub deltas: Vec<PageDelta>,
     /// The devices' and processors' state.
     pub device_state: Bytes,
+    /// What the connections need.
+    pub connections: Bytes,
 }
 
 impl Staging {
@@ -83,6 +86,7 @@ impl Staging {
             bytes: 0,
             deltas: BTreeMap::new(),
             device_state: Vec::new(),
+            connections: Vec::new(),
         }
     }
 
@@ -126,19 +130,34 @@ impl Staging {
         self.check_size()
     }
 
-    /// The last piece, the rest of the device state: the sync is whole.
-    pub fn complete(mut self, epoch: Epoch, rest: Bytes) -> Result<Staged, StagingError> {
+    /// Keeps a part of what the connections need.
+    pub fn add_connections(&mut self, epoch: Epoch, part: Bytes) -> Result<(), StagingError> {
         self.check_epoch(epoch)?;
-        let device_state = if self.device_state.is_empty() {
-            rest
-        } else {
-            self.device_state.push(rest);
-            self.device_state.concat().into()
+        self.bytes += part.len().max(1);
+        self.connections.push(part);
+        self.check_size()
+    }
+
+    /// The last piece, the rest of the connections' part and of the device state: the sync is whole.
+    pub fn complete(
+        self,
+        epoch: Epoch,
+        connections: Bytes,
+        device_state: Bytes,
+    ) -> Result<Staged, StagingError> {
+        self.check_epoch(epoch)?;
+        let whole = |mut first: Vec<Bytes>, rest: Bytes| match first.is_empty() {
+            true => rest,
+            false => {
+                first.push(rest);
+                first.concat().into()
+            }
         };
         Ok(Staged {
             epoch,
             deltas: self.deltas.into_values().collect(),
-            device_state,
+            device_state: whole(self.device_state, device_state),
+            connections: whole(self.connections, connections),
         })
     }
 
@@ -187,10 +206,13 @@ mod tests {
         for part in ["one ", "two "] {
             staging.add_device_state(Epoch(4), part.into()).unwrap();
         }
-        let staged = staging.complete(Epoch(4), "three".into()).unwrap();
+        staging.add_connections(Epoch(4), "some ".into()).unwrap();
+        let staged = staging
+            .complete(Epoch(4), "flows".into(), "three".into())
+            .unwrap();
         assert_eq!(
-            (staged.deltas.len(), staged.device_state),
-            (1, "one two three".into())
+            (staged.deltas.len(), staged.device_state, staged.connections),
+            (1, "one two three".into(), "some flows".into())
         );
     }
 
@@ -207,7 +229,7 @@ mod tests {
                 vec![delta(2, 0b10, BLOCK_BYTES), delta(3, 0b11, 2 * BLOCK_BYTES)],
             )
             .unwrap();
-        let staged = staging.complete(Epoch(1), Bytes::new()).unwrap();
+        let staged = staging.complete(Epoch(1), Bytes::new(), Bytes::new()).unwrap();
         let kept: Vec<_> = staged
             .deltas
             .iter()

@@ -92,13 +92,21 @@ pub enum SyncMessage {
         /// Opaque.
         part: Bytes,
     },
+    /// Primary: a part of what the connections need (`shadow`), but not its last.
+    Connections {
+        /// The epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+    },
     /// Primary: the rest of the device state, and with it the sync is whole.
     State {
         /// The epoch that ends.
         epoch: Epoch,
         /// How the copies are kept in the next one.
         next: Manner,
-        /// The connections that do not speak the VM's own numbers (`output::shadow`).
+        /// What the connections need: those that do not speak the VM's own numbers (`output::shadow`), or what speculation keeps
+        /// of them; the rest of it.
         shadow: Bytes,
         /// Opaque.
         device_state: Bytes,
@@ -172,6 +180,7 @@ impl SyncMessage {
             Self::Hashes { .. } => "Hashes",
             Self::Delta { .. } => "Delta",
             Self::DeviceState { .. } => "DeviceState",
+            Self::Connections { .. } => "Connections",
             Self::State { .. } => "State",
             Self::Staged { .. } => "Staged",
             Self::Loaded { .. } => "Loaded",
@@ -277,6 +286,10 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
         }
         SyncMessage::DeviceState { epoch, part } => {
             put_epoch(out, 19, *epoch);
+            out.put_slice(part);
+        }
+        SyncMessage::Connections { epoch, part } => {
+            put_epoch(out, 20, *epoch);
             out.put_slice(part);
         }
     }
@@ -401,6 +414,10 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             part: reader.rest(),
         },
+        20 => SyncMessage::Connections {
+            epoch: Epoch(reader.u64()?),
+            part: reader.rest(),
+        },
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
@@ -473,6 +490,12 @@ mod tests {
             }),
             (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
                 SyncMessage::DeviceState {
+                    epoch,
+                    part: part.into(),
+                }
+            }),
+            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
+                SyncMessage::Connections {
                     epoch,
                     part: part.into(),
                 }

@@ -439,6 +439,11 @@ impl Backup {
                 staged.map_err(|error| refuse(error.to_string(), effects))?;
                 Ok(State::AwaitsDevices { epoch })
             }
+            (State::AwaitsDevices { epoch }, SyncMessage::Connections { epoch: got, part }) => {
+                let staged = self.staging(epoch).add_connections(got, part);
+                staged.map_err(|error| refuse(error.to_string(), effects))?;
+                Ok(State::AwaitsDevices { epoch })
+            }
             (
                 State::AwaitsDevices { epoch },
                 SyncMessage::State {

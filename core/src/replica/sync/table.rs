@@ -95,7 +95,7 @@ const fn state(
 }
 
 /// Which message may be sent where, and where it is due.
-pub const MESSAGES: [Row; 19] = [
+pub const MESSAGES: [Row; 20] = [
     row(
         "Join",
         Side::Primary,
@@ -179,6 +179,13 @@ pub const MESSAGES: [Row; 19] = [
         At::States(&["sending-state"]),
         At::States(&["awaits-state"]),
         "a part of the devices' state",
+    ),
+    row(
+        "Connections",
+        Side::Primary,
+        At::States(&["sending-state"]),
+        At::States(&["awaits-state"]),
+        "a part of what the connections need",
     ),
     row(
         "State",

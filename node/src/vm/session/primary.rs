@@ -316,6 +316,10 @@ impl Worker {
         for part in first {
             link.send(&SyncMessage::DeviceState { epoch, part })?;
         }
+        let (first, shadow) = parts::bytes(shadow);
+        for part in first {
+            link.send(&SyncMessage::Connections { epoch, part })?;
+        }
         link.send(&SyncMessage::State {
             epoch,
             next,

@@ -11,7 +11,6 @@ use crate::replica::sync::PAGES_AT_ONCE;
 pub(super) struct Whole {
     pub(super) staged: Staged,
     next: Manner,
-    shadow: Bytes,
     pub(super) audit: Option<u128>,
     joining: bool,
 }
@@ -52,12 +51,11 @@ impl Backup {
     ) -> Next {
         let staging = self.staging.take().expect("a sync that is awaited is staged");
         let staged = staging
-            .complete(epoch, rest)
+            .complete(epoch, shadow, rest)
             .map_err(|error| refuse(error.to_string(), effects))?;
         let whole = Whole {
             staged,
             next,
-            shadow,
             audit: None,
             joining: self.applied.is_none(),
         };
@@ -85,7 +83,7 @@ impl Backup {
         effects.push(Effect::Report(Report::Staged {
             epoch,
             next: whole.next,
-            shadow: whole.shadow.clone(),
+            shadow: whole.staged.connections.clone(),
         }));
         State::AwaitsLeave(whole)
     }

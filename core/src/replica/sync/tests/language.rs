@@ -160,6 +160,10 @@ impl<'a> Words<'a> {
                 epoch: self.epoch(),
                 part: self.bytes("state"),
             },
+            "Connections" => SyncMessage::Connections {
+                epoch: self.epoch(),
+                part: self.bytes("shadow"),
+            },
             "State" => SyncMessage::State {
                 epoch: self.epoch(),
                 next: self.next(),
