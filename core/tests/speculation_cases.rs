@@ -51,6 +51,54 @@ fn several_epochs_wait_and_are_released_in_their_order() {
 }
 
 #[test]
+fn what_the_vm_said_in_the_running_epoch_waits_for_its_end() {
+    let mut talk = Talk::open();
+    assert!(!talk.core.waits());
+    talk.data(0, b"one");
+    assert!(talk.core.waits());
+    let one = talk.cut();
+    assert!(!talk.core.waits(), "that epoch has ended");
+    // A client's word changes what a checkpoint says, and waits for nothing.
+    let word = talk.of_client(0, 0);
+    talk.says(&word);
+    assert!(!talk.core.waits());
+    talk.safe(one);
+    // An acknowledgement of the VM's has to leave, too.
+    let word = talk.of_vm(3, 0);
+    talk.says(&word);
+    assert!(talk.core.waits());
+}
+
+#[test]
+fn without_another_copy_all_is_safe_at_once_also_what_waited_for_a_sync() {
+    let mut talk = Talk::open();
+    talk.data(0, b"one");
+    let one = talk.cut();
+    talk.data(3, b"two");
+    assert_eq!(talk.alone(), ["write"]);
+    assert_eq!(talk.write().0, b"onetwo");
+    assert!(!talk.core.waits());
+    assert_eq!(talk.alone(), NOTHING, "nothing is said twice");
+    // The word of a backup that was lost says nothing more.
+    assert_eq!(talk.safe(one), NOTHING);
+    // The next backup gets all, and epochs count again.
+    talk.replica = Replica::new(limits());
+    talk.epoch = Epoch(1);
+    talk.data(6, b"three");
+    let whole = talk.cut();
+    assert_eq!(talk.write().0, b"");
+    assert_eq!(talk.safe(whole), ["write"]);
+    assert_eq!(talk.write().0, b"three");
+    talk.die();
+    let answer = talk.of_client(0, 3);
+    assert_eq!(
+        talk.says(&answer)[0],
+        "build at 3 mss 1460 scale Some((7, 7)) sack true"
+    );
+    assert_eq!(talk.write().0, b"twothree");
+}
+
+#[test]
 fn after_a_gap_nothing_new_is_acknowledged_and_repetitions_are_answered() {
     let mut talk = Talk::open();
     talk.data(0, b"abc");

@@ -12,7 +12,7 @@ pub mod server;
 use crate::certificates::Certificate;
 use crate::daemon::Ticket;
 use crate::vm::Note;
-pub use figures::{ProgramStatus, QueueFigures, SyncFigures};
+pub use figures::{ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures};
 pub use member::Member;
 pub use notify::NotifyStatus;
 use report::{Found, Report};
@@ -390,7 +390,6 @@ pub struct VmStatus {
     #[serde(default)]
     pub stalls: u64,
     /// What the thread between the two copies waits for now.
-    #[serde(default)]
     pub waits: Option<WaitStatus>,
     /// What its queues hold, and may hold (docs/budgets.md).
     #[serde(default)]
@@ -404,6 +403,8 @@ pub struct VmStatus {
     /// A bare program in a VM's place: what was read and compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramStatus>,
+    /// Of a VM whose file says `speculative = true`, where it is here.
+    pub speculation: Option<SpeculationFigures>,
 }
 
 /// A wait of docs/waits.md.

@@ -26,6 +26,7 @@ pub use primary::AGAIN;
 pub use program::PRINTED;
 mod run;
 mod session;
+mod speculating;
 mod status;
 mod verification;
 mod wait;

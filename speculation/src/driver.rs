@@ -121,17 +121,28 @@ impl Driver {
         self.act(now_us, out, ports)
     }
 
+    /// No other host holds a copy that could go on: all that the VM has said is safe.
+    ///
+    /// # Errors
+    /// Those of the TUN.
+    pub fn all_is_safe(&mut self, now_us: u64, ports: &mut impl Ports) -> io::Result<()> {
+        let mut out = Vec::new();
+        self.core.all_is_safe(now_us, &mut out);
+        self.act(now_us, out, ports)
+    }
+
     /// When `turn` has something to do without a descriptor.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.core.deadline()
     }
 
-    /// Takes what the sockets said and what happened to them, and what is due. True: there may be more at once.
+    /// Takes what the sockets said and what happened to them, and what is due. `speaks`: what they said may leave; else it waits in
+    /// the TUN. True: there may be more at once.
     ///
     /// # Errors
     /// Those of the TUN.
-    pub fn turn(&mut self, now_us: u64, ports: &mut impl Ports) -> io::Result<bool> {
+    pub fn turn(&mut self, now_us: u64, speaks: bool, ports: &mut impl Ports) -> io::Result<bool> {
         let mut out = Vec::new();
         self.core.poll(now_us, &mut out);
         for happened in self.sockets.happened()? {
@@ -141,6 +152,9 @@ impl Driver {
             }
         }
         self.act(now_us, out, ports)?;
+        if !speaks {
+            return Ok(false);
+        }
         for _ in 0..MOST_PACKETS {
             let Some((frame, offload)) = self.sockets.read()? else {
                 return Ok(false);

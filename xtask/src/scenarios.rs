@@ -4,11 +4,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::accel::RunsUnder;
+use dunlin_vmtest::client::streams::StreamsReport;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, flood, interrupt, joining, ledger::LedgerSpec, life, orders, outpour,
-    overload, passers, rejoins, sizes, soak, stalls, two_vms, upload,
+    overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -32,7 +33,7 @@ pub struct Scenarios {
     /// Say which there are.
     #[arg(long)]
     list: bool,
-    /// How often `connections-come-and-go` and `ledger` kill the primary's host.
+    /// How often `connections-come-and-go`, `speculative-deaths` and `ledger` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
     /// `long-upload` uploads for so many seconds at least, once protected and once not.
@@ -141,6 +142,10 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         for size in &sizes::SIZES {
             println!("{:40} dunlin", size.name);
         }
+        for name in ["speculative-streams", "speculative-hand-over"] {
+            println!("{name:40} remus+spec pcx1");
+        }
+        println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
         println!("{:40} dunlin pcx1, --seconds N", "overload");
         println!("{:40} dunlin pcx1", "rejoins");
         println!("{:40} dunlin pcx1, --minutes N", "soak");
@@ -261,6 +266,36 @@ fn play(
             )
         });
         tell("long-upload", begun, outcome);
+    }
+    if wanted("speculative-streams", false) {
+        let begun = Instant::now();
+        let outcome = speculative::timed(&world, 64).map(|[plain, with]| {
+            let seconds = |report: &StreamsReport| (report.up.as_secs_f64(), report.down.as_secs_f64());
+            let (plain, with) = (seconds(&plain), seconds(&with));
+            format!(
+                ", 64 MiB there and back, sha256 right: remus {:.1} and {:.1} s, remus+spec {:.1} and {:.1} s",
+                plain.0, plain.1, with.0, with.1
+            )
+        });
+        tell("speculative-streams", begun, outcome);
+    }
+    let kills = [
+        ("speculative-hand-over", 2, 0),
+        ("speculative-deaths", 0, arguments.kills),
+    ];
+    for (name, hand_overs, kills) in kills {
+        if wanted(name, false) {
+            let begun = Instant::now();
+            let outcome = speculative::faults(&world, hand_overs, kills).map(|report| {
+                format!(
+                    ", {hand_overs} hand-overs, {kills} kills, {} MiB there and {} MiB back, every byte right; longest standstill {} ms",
+                    report.up_bytes >> 20,
+                    report.down_bytes >> 20,
+                    report.longest.as_millis()
+                )
+            });
+            tell(name, begun, outcome);
+        }
     }
     if wanted("connections-come-and-go", true) {
         let begun = Instant::now();

@@ -144,6 +144,12 @@ impl Gate {
         self.acknowledged = self.acknowledged.max(epoch);
     }
 
+    /// The newest epoch whose sync the backup has acknowledged.
+    #[must_use]
+    pub fn newest_acknowledged(&self) -> Epoch {
+        self.acknowledged
+    }
+
     /// Sync `epoch` was applied (on the backup): what its VM says from now on is of the next one.
     pub fn applied(&mut self, epoch: Epoch) {
         assert_eq!(self.voice, Voice::Kept, "only a backup applies");

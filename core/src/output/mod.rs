@@ -237,6 +237,12 @@ impl Output {
         self.line_is_covered();
     }
 
+    /// The newest epoch whose sync the backup has acknowledged.
+    #[must_use]
+    pub fn newest_acknowledged(&self) -> Epoch {
+        self.gate.newest_acknowledged()
+    }
+
     /// The backup holds all that the primary was up to the line. At a join the group's word comes after that.
     pub fn line_is_covered(&mut self) {
         if let Some(comparison) = &mut self.comparison

@@ -158,6 +158,8 @@ pub(super) struct Connection {
     /// `nxt` of the last cut that a backup was told of.
     pub(super) exported: u32,
     pub(super) dirty: bool,
+    /// The VM has said something since the last cut.
+    pub(super) unmarked: bool,
     pub(super) due: bool,
 }
 
@@ -236,6 +238,7 @@ impl Connection {
             forget_at: None,
             exported: vm_start,
             dirty: true,
+            unmarked: false,
             due: false,
         })
     }
@@ -439,6 +442,7 @@ impl Connection {
         self.bytes = VecDeque::new();
         self.words.clear();
         self.marks.clear();
+        self.unmarked = false;
         self.due = false;
         self.dirty = true;
         self.dummy = Dummy::Over;

@@ -30,6 +30,7 @@ impl Speculation {
                 if connection.mark(epoch) {
                     marked.push(*flow);
                 }
+                self.unmarked.remove(flow);
             }
             if let Some(handshake) = self.handshakes.get_mut(flow) {
                 handshake.exported = true;
@@ -46,6 +47,19 @@ impl Speculation {
         }
         self.marked.push_back((epoch, marked));
         bytes
+    }
+
+    /// No other host holds a copy that could go on: all that the VM has said so far is safe, with no cut for it.
+    pub fn all_is_safe(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let mut flows = std::mem::take(&mut self.unmarked);
+        let marked = std::mem::take(&mut self.marked);
+        flows.extend(marked.into_iter().flat_map(|(_, flows)| flows));
+        for flow in flows {
+            self.with(now_us, flow, out, |connection, cx| {
+                connection.mark(Epoch(u64::MAX));
+                connection.release(cx, Epoch(u64::MAX));
+            });
+        }
     }
 
     /// Whatever ended with `epoch` or before it is safe.
@@ -66,6 +80,7 @@ pub(super) fn next_until<T>(queue: &mut VecDeque<T>, so: impl Fn(&T) -> bool) ->
 impl Connection {
     /// Marks the end of `epoch`; false if nothing of it waits.
     fn mark(&mut self, epoch: Epoch) -> bool {
+        self.unmarked = false;
         if !matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
             return false;
         }

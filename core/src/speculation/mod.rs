@@ -180,6 +180,8 @@ pub struct Speculation {
     /// Who has an acknowledgement to get.
     due: BTreeSet<Flow>,
     timers: BTreeSet<(u64, Flow)>,
+    /// Whose VM has said something since the last cut.
+    unmarked: BTreeSet<Flow>,
     kept_bytes: usize,
     counts: Counts,
 }
@@ -210,6 +212,7 @@ impl Speculation {
             marked: VecDeque::new(),
             due: BTreeSet::new(),
             timers: BTreeSet::new(),
+            unmarked: BTreeSet::new(),
             kept_bytes: 0,
             counts: Counts::default(),
         }
@@ -225,6 +228,12 @@ impl Speculation {
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (self.connections.len(), self.kept_bytes)
+    }
+
+    /// Whether the VM has said something in the running epoch that waits for its end.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        !self.unmarked.is_empty()
     }
 
     /// Handshakes in progress that are remembered.
@@ -383,6 +392,10 @@ impl Speculation {
         if connection.due {
             self.due.insert(flow);
         }
+        match connection.unmarked {
+            true => self.unmarked.insert(flow),
+            false => self.unmarked.remove(&flow),
+        };
         let gone = connection.phase == Phase::Gone;
         if timer != connection.timer() || gone {
             timer.map(|at| self.timers.remove(&(at, flow)));
@@ -393,6 +406,7 @@ impl Speculation {
         if gone {
             self.kept_bytes -= connection.kept();
             self.connections.remove(&flow);
+            self.unmarked.remove(&flow);
             self.dirty.insert(flow);
         }
     }

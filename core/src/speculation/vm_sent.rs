@@ -35,6 +35,7 @@ impl Connection {
             Phase::Probing { .. } | Phase::Speculative | Phase::Gone => {}
         }
         self.dirty = true;
+        self.unmarked = true;
         if segment.rst() {
             if self.reset == Reset::No {
                 self.reset = Reset::Said;

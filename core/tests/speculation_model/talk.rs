@@ -135,6 +135,13 @@ impl Talk {
         self.told(out)
     }
 
+    /// No other host holds a copy.
+    pub fn alone(&mut self) -> Vec<String> {
+        let mut out = vec![];
+        self.core.all_is_safe(self.now, &mut out);
+        self.told(out)
+    }
+
     /// A cut that is safe at once.
     pub fn sync(&mut self) -> Vec<String> {
         let epoch = self.cut();

@@ -81,6 +81,13 @@ fn describe(text: &mut String, vm: &VmStatus) {
         "  frames: {} in, {} out, {} held; log: {} agreed, {lag} to apply",
         vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
     );
+    if let Some(speculation) = &vm.speculation {
+        let _ = writeln!(
+            text,
+            "  speculation: {} connections, {} begun, {} held as before, {} given up",
+            speculation.connections, speculation.begun, speculation.held, speculation.failed
+        );
+    }
     if vm.leader.is_none() {
         let _ = writeln!(
             text,

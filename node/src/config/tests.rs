@@ -61,6 +61,10 @@ fn every_mistake_is_one_line_that_names_the_file() {
         ),
         (format!("{GOOD}\ncopy_mib_per_s = -1"), "line 5"),
         (
+            format!("{GOOD}\nspeculative = true"),
+            "goes with policy 'remus' alone, and here it is 'plover'",
+        ),
+        (
             format!("{GOOD}\ndisk_memory_mib = 1"),
             "disk_memory_mib is from 8",
         ),

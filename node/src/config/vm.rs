@@ -19,6 +19,8 @@ pub struct VmConfig {
     pub group: Vec<GroupHost>,
     /// How it is replicated.
     pub policy: Policy,
+    /// Its TCP connections are acknowledged before they may leave, and sent by shadow sockets.
+    pub speculative: bool,
     /// When to sync.
     pub sync: SyncConfig,
     /// How its disks are replicated.
@@ -198,6 +200,8 @@ pub(super) struct VmFile {
     witness: Option<String>,
     #[serde(default = "usual_policy")]
     policy: String,
+    #[serde(default)]
+    speculative: bool,
     #[serde(default = "gannet")]
     storage: String,
     #[serde(default)]
@@ -290,6 +294,12 @@ impl VmConfig {
                 ));
             }
         }
+        if file.speculative && policy != Policy::Remus {
+            return senseless(format!(
+                "speculative = true goes with policy 'remus' alone, and here it is '{}'",
+                policy.name()
+            ));
+        }
         let sync = &file.sync;
         let times = [
             sync.shortest_ms,
@@ -346,6 +356,7 @@ impl VmConfig {
             name: file.name,
             group,
             policy,
+            speculative: file.speculative,
             sync: file.sync,
             disks,
             memory: file.memory,

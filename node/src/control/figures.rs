@@ -1,4 +1,4 @@
-//! What syncs took, what a program's copies said, what queues hold.
+//! What syncs took, what a program's copies said, what queues hold, what speculation does.
 
 use serde::{Deserialize, Serialize};
 
@@ -110,4 +110,17 @@ pub struct QueueFigures {
     pub limit_bytes: u64,
     /// How many frames or messages found no room.
     pub dropped: u64,
+}
+
+/// What speculation does for a VM's connections (docs/speculation.md).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpeculationFigures {
+    /// Connections that are known now.
+    pub connections: u64,
+    /// Connections that were begun with a shadow socket.
+    pub begun: u64,
+    /// Connections held as before: odd ones, or beyond a limit.
+    pub held: u64,
+    /// Connections that a shadow socket gave up.
+    pub failed: u64,
 }

@@ -25,6 +25,7 @@ use super::session::jobs::Jobs;
 use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
+use super::speculating::Speculating;
 use crate::control::FailoverStatus;
 use bytes::Bytes;
 use dunlin_core::agreed::ReplicaSet;
@@ -179,7 +180,7 @@ impl VmLoop {
         let term = hello.term;
         let free = matches!(self.role, Role::None) && !self.witness && self.failure.is_none();
         // A policy that was agreed a moment ago may not have come here yet.
-        let knows_policy = hello.extra == self.policy().name().as_bytes();
+        let knows_policy = hello.extra == self.policy_name().as_bytes();
         let follows = term == self.group.term().0 && self.group.leader() == Some(primary) && knows_policy;
         if !free || !follows || self.agreement.state.complete.contains(self.me) {
             tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
@@ -264,6 +265,7 @@ impl VmLoop {
             let talker = Talker::start(link.writer.clone())
                 .map_err(|error| format!("a thread to talk to the primary: {error}"))?;
             let machine = started.machine;
+            let sockets = started.sockets;
             let waiting = link.waiting.clone();
             let worker = Backup {
                 session,
@@ -280,17 +282,19 @@ impl VmLoop {
                 .name("sync-backup".into())
                 .spawn(move || worker.run(term, first_manner.backup_runs()))
                 .map_err(|error| error.to_string())?;
-            Ok((machine, nics, closer, talker, waiting))
+            Ok((machine, nics, closer, talker, waiting, sockets))
         };
         let followed: Result<_, String> = follow(started);
         match followed {
-            Ok((machine, nics, closer, talker, waiting)) => {
+            Ok((machine, nics, closer, talker, waiting, sockets)) => {
                 backup.waiting = waiting;
                 backup.machine = Some(machine);
                 backup.jobs = Some(jobs);
                 backup.closer = Some(closer);
                 backup.talker = Some(talker);
                 self.nics = Some(nics);
+                let total_bytes = self.config.memory.outbound_bytes();
+                self.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
                 self.output = self.new_output(Voice::Kept, self.agreement.state.epoch.next());
                 self.join_begins("this host is being brought in as backup");
             }

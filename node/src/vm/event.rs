@@ -12,6 +12,7 @@ use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskEvent, Fault};
 use dunlin_program::copy::Copy;
+use dunlin_speculation::Sockets;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -147,6 +148,8 @@ pub struct Started {
     pub ports: FramePorts,
     /// A backup's port for states.
     pub colo: Option<Colo>,
+    /// Where shadow sockets are to be, for a VM that speculates.
+    pub sockets: Option<Sockets>,
 }
 
 /// How far the primary's sync is.

@@ -80,6 +80,8 @@ impl VmLoop {
             {
                 nics.lost(count);
             }
+        } else if self.speculating.is_some() {
+            self.speculate_on_heard(frames);
         } else {
             frames.iter().for_each(|frame| self.queue_input(frame));
         }
@@ -87,6 +89,9 @@ impl VmLoop {
 
     /// What the VM here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_ports(&mut self) {
+        if self.speculating.is_some() {
+            return self.read_ports_speculatively();
+        }
         let now_us = self.now_us();
         let Some(nics) = &mut self.nics else { return };
         let talker = match &self.role {
@@ -115,6 +120,19 @@ impl VmLoop {
         }
     }
 
+    /// The same of a VM whose connections are acknowledged before they may leave.
+    fn read_ports_speculatively(&mut self) {
+        let Some(nics) = &mut self.nics else { return };
+        let mut said = Vec::new();
+        let read = nics.read_ports(|frame| said.push(frame));
+        if !said.is_empty() {
+            self.speculate_on_said(said);
+        }
+        if let Err(error) = read {
+            self.machine_died(&error.to_string());
+        }
+    }
+
     pub(super) fn flush_ports(&mut self) {
         let Some(nics) = &mut self.nics else { return };
         if let Err(error) = nics.flush() {
@@ -136,6 +154,9 @@ impl VmLoop {
 
     /// Lets out what may leave.
     pub(super) fn release(&mut self) {
+        if self.speculating.is_some() {
+            self.release_speculation();
+        }
         loop {
             let now_us = self.now_us();
             if !self.may_speak(now_us) {
@@ -150,6 +171,9 @@ impl VmLoop {
                 return;
             };
             self.frames_out += 1;
+            if self.speculating.is_some() {
+                self.speculation_sees_leaving(&frame);
+            }
             if let Some(nics) = &self.nics {
                 nics.send(&frame);
             }

@@ -2,6 +2,7 @@
 
 use super::disks::Disks;
 use super::event::{LoopSender, Started};
+use super::speculating::Speculating;
 use super::{FaultAt, Shared};
 use crate::config::VmConfig;
 use dunlin_core::units::Term;
@@ -53,6 +54,10 @@ impl Machine {
         }
         let mut qemu = Qemu::start(&config.spec, start, ports).map_err(|error| error.to_string())?;
         let colo = qemu.take_colo();
+        let sockets = match config.speculative {
+            true => Some(Speculating::sockets()?),
+            false => None,
+        };
         Ok(Started {
             machine: Arc::new(Self {
                 qemu,
@@ -61,6 +66,7 @@ impl Machine {
             }),
             ports: frames,
             colo,
+            sockets,
         })
     }
 }

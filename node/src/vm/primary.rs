@@ -247,6 +247,7 @@ impl VmLoop {
         }
         self.close_backup_session();
         self.role = Role::None;
+        self.speculating = None;
         self.nics = None;
         self.output = self.new_output(Voice::Shut, self.agreement.state.epoch.next());
         self.forget_cut();

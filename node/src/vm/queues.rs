@@ -19,7 +19,7 @@ impl VmLoop {
             Role::Primary(_) | Role::None => None,
         };
         let (disk, disk_limit) = self.group.disk_queue();
-        let queues: [(&str, Held); 9] = [
+        let mut queues: Vec<(&str, Held)> = vec![
             ("log", (log, log_limit, 0)),
             ("log-disk", (disk, disk_limit, 0)),
             ("links", self.group.link_queue()),
@@ -33,6 +33,9 @@ impl VmLoop {
             ("words-in", self.to_loop.words()),
             ("words-out", talker.unwrap_or_default()),
         ];
+        if let Some(speculating) = &self.speculating {
+            queues.push(("speculation", speculating.kept()));
+        }
         let shown = |(name, (bytes, limit_bytes, dropped)): (&str, Held)| QueueFigures {
             name: name.to_owned(),
             bytes: bytes as u64,

@@ -11,6 +11,7 @@ use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
 use super::noted::Notebook;
 use super::primary::PrimaryRole;
+use super::speculating::Speculating;
 use super::wait::Ready;
 use super::{Ended, Host, NEWCOMER, Shared};
 use crate::config::{Durability, VmConfig};
@@ -56,6 +57,8 @@ pub struct VmLoop {
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
+    /// Only of a VM whose file asks for it, and that is here.
+    pub(super) speculating: Option<Box<Speculating>>,
     /// The VM has to wait until its output has left; how often it had to, and when that was told.
     pub(super) output_waits: bool,
     waits: u64,
@@ -173,6 +176,7 @@ impl VmLoop {
             role: Role::None,
             nics: None,
             output: Output::new(Voice::Shut, Epoch(1)).with_budget(config.memory.outbound_bytes()),
+            speculating: None,
             output_waits: false,
             waits: 0,
             waits_told_us: None,
@@ -254,6 +258,9 @@ impl VmLoop {
         }
         if self.ready.taps {
             self.read_taps();
+        }
+        if self.speculation_is_due() {
+            self.turn_speculation();
         }
         self.follow_group();
         self.apply_agreed_entries();
@@ -483,7 +490,7 @@ impl VmLoop {
                 && !self.agreement.another_policy
                 && self.group.leader().is_some(),
             wants_protection: self.policy().is_replicated(),
-            policy: self.policy().name().to_owned(),
+            policy: self.policy_name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
             term: self.group.term().0,
             epoch: self.output.epoch().0,
@@ -517,6 +524,7 @@ impl VmLoop {
             full: self.waits + self.agreement.log_waits,
             unsaid: self.agreement.refused,
             program: None,
+            speculation: self.speculating.as_ref().map(|speculating| speculating.figures()),
         };
         *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

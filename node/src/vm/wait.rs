@@ -17,6 +17,7 @@ pub struct Ready {
     pub ports: bool,
     pub taps: bool,
     pub qemu_ended: bool,
+    pub shadow: bool,
 }
 
 impl Ready {
@@ -27,6 +28,7 @@ impl Ready {
         ports: true,
         taps: true,
         qemu_ended: true,
+        shadow: true,
     };
 }
 
@@ -54,6 +56,10 @@ impl VmLoop {
         if let Some(machine) = self.machine() {
             fds.push(watch(machine.qemu.pidfd()));
         }
+        let shadow = fds.len();
+        if let Some(speculating) = &self.speculating {
+            fds.extend(speculating.fds(self.may_speak(self.now_us())));
+        }
         if poll(&mut fds, Some(&timeout)).is_err() {
             return Ready::ALL;
         }
@@ -64,7 +70,8 @@ impl VmLoop {
             group: any(&fds[1..2]),
             ports: any(&fds[2..taps]),
             taps: any(&fds[taps..qemu]),
-            qemu_ended: any(&fds[qemu..]),
+            qemu_ended: any(&fds[qemu..shadow]),
+            shadow: any(&fds[shadow..]),
         }
     }
 
@@ -75,6 +82,9 @@ impl VmLoop {
             self.group.next_deadline_us(),
             self.primary_deadline_us(),
             self.backup_deadline_us(),
+            self.speculating
+                .as_ref()
+                .and_then(|speculating| speculating.deadline_us()),
         ]
         .into_iter()
         .flatten()

@@ -235,7 +235,7 @@ impl Host {
             let now = self.now();
             self.hear_vm(&mut driver, &mut buffer);
             self.hear_client(&mut driver, &mut buffer);
-            more = driver.turn(now, self).expect("the TUN");
+            more = driver.turn(now, true, self).expect("the TUN");
             driver.flush(now, self).expect("the TUN");
             if now >= cut_at {
                 // Drained: the VM's frames so far are of this epoch.
@@ -257,7 +257,7 @@ impl Host {
                     while self.now() < dies_at {
                         self.wait(&driver, dies_at);
                         self.hear_client(&mut driver, &mut buffer);
-                        driver.turn(self.now(), self).expect("the TUN");
+                        driver.turn(self.now(), true, self).expect("the TUN");
                     }
                     drop(driver);
                     self.held.clear();

@@ -17,6 +17,7 @@ pub mod passers;
 pub mod postgres;
 pub mod registers;
 mod resp;
+pub mod streams;
 pub mod upload;
 
 pub use boots::Boots;

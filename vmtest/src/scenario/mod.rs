@@ -24,6 +24,7 @@ mod run;
 mod secrets;
 pub mod sizes;
 pub mod soak;
+pub mod speculative;
 pub mod stalls;
 mod stories;
 mod told;

@@ -7,6 +7,7 @@
 use super::{Phase, StagedSync};
 use crate::vm::event::BackupStep;
 use crate::vm::run::VmLoop;
+use bytes::Bytes;
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Leave;
 use dunlin_core::units::Term;
@@ -78,7 +79,17 @@ impl VmLoop {
             backup.phase = Phase::Syncing;
         }
         backup.next = next;
-        if let Err(error) = self.output.applied(epoch, &shadow) {
+        let table = match self.speculation_applies(epoch, &shadow) {
+            Some(Err(error)) => {
+                // Not acknowledged: the session ends, and with it this copy.
+                self.join_failed(format!("the primary's connections: {error}"));
+                return self.drop_machine();
+            }
+            // None of them has numbers other than the VM's own.
+            Some(Ok(())) => Bytes::new(),
+            None => shadow,
+        };
+        if let Err(error) = self.output.applied(epoch, &table) {
             // Not acknowledged: the session ends, and with it this copy.
             self.join_failed(format!("the primary's connections: {error}"));
             return self.drop_machine();

@@ -158,8 +158,11 @@ impl VmLoop {
             status.announced_us as f64 / 1000.0,
         );
         self.become_primary(machine, status);
-        self.output.take_over(now_us);
+        if self.speculating.is_none() {
+            self.output.take_over(now_us);
+        }
         self.output.set_voice(Voice::Alone);
+        self.speculation_takes_over();
         self.release();
         self.event("took-over", text);
         self.stands_alone();

@@ -6,6 +6,7 @@ use crate::vm::event::{LoopEvent, Started};
 use crate::vm::machine::Machine;
 use crate::vm::nics::Nics;
 use crate::vm::run::{Role, VmLoop};
+use crate::vm::speculating::Speculating;
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::Start;
 use std::sync::Arc;
@@ -50,10 +51,12 @@ impl VmLoop {
             return;
         }
         primary.starting = None;
-        let opened = result
-            .and_then(|started| Nics::open(&self.config, started.ports).map(|nics| (started.machine, nics)));
+        let opened = result.and_then(|started| {
+            let nics = Nics::open(&self.config, started.ports)?;
+            Ok((started.machine, nics, started.sockets))
+        });
         match opened {
-            Ok((machine, nics)) => {
+            Ok((machine, nics, sockets)) => {
                 let (accel, why) = machine.qemu.accel();
                 let how = why.map_or(String::new(), |why| format!(" ({why})"));
                 self.event(
@@ -61,6 +64,8 @@ impl VmLoop {
                     format!("QEMU {} runs, {accel:?}{how}", machine.qemu.version()),
                 );
                 self.nics = Some(nics);
+                let total_bytes = self.config.memory.outbound_bytes();
+                self.speculating = sockets.map(|sockets| Speculating::primary(sockets, total_bytes));
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }

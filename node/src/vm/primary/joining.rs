@@ -83,7 +83,7 @@ impl VmLoop {
         let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
         let term = self.group.term();
         // Both sides begin in this policy's first manner.
-        let policy = self.policy().name().as_bytes().to_vec();
+        let policy = self.policy_name().as_bytes().to_vec();
         let work = move || {
             let result = open(
                 &host,

@@ -16,13 +16,30 @@ use dunlin_core::policy::Policy;
 impl VmLoop {
     /// How the VM is replicated: as its file says, unless the group has agreed on something else.
     pub(in crate::vm) fn policy(&self) -> Policy {
-        self.agreement.state.policy.unwrap_or(self.config.policy)
+        match self.config.speculative {
+            // Its shadow sockets are for `remus` alone, whatever was agreed before its file said so.
+            true => self.config.policy,
+            false => self.agreement.state.policy.unwrap_or(self.config.policy),
+        }
+    }
+
+    /// Its name for people, and for the host that is to follow: both have to do the same.
+    pub(in crate::vm) fn policy_name(&self) -> &'static str {
+        match self.config.speculative {
+            true => "remus+spec",
+            false => self.policy().name(),
+        }
     }
 
     /// A person wants another policy. The answer comes when it is agreed, and the old backup dropped.
     pub(super) fn order_policy(&mut self, policy: Policy, reply: &Sender<Answer>) -> Option<Answer> {
         if policy == self.policy() {
             return Some(Answer::done(format!("the policy is '{}' already", policy.name())));
+        }
+        if self.config.speculative {
+            return Some(Answer::refused(
+                "this VM's file says 'speculative = true', which goes with policy 'remus' alone: change the file, and start it anew",
+            ));
         }
         if policy.is_replicated()
             && self

@@ -148,7 +148,8 @@ impl VmLoop {
         let output_waits = if matches {
             word_since_us.is_some()
         } else {
-            self.output.waits()
+            let speculates = self.speculating.as_ref();
+            self.output.waits() || speculates.is_some_and(|speculating| speculating.waits())
         };
         let stall_us = self.output.stall_us();
         let overtaken_us = if matches { self.output.overtaken_us() } else { 0 };
@@ -385,7 +386,9 @@ impl VmLoop {
         if last_of_join && self.policy().compares_output() {
             self.output.compare_from(self.output.epoch());
         }
-        let shadow = self.output.draw_line();
+        let ended = self.output.epoch();
+        let table = self.output.draw_line();
+        let shadow = self.speculation_cut(ended, last_of_join).unwrap_or(table);
         let Some(primary) = self.primary() else { return };
         if let Some(run) = &mut primary.sync {
             run.drawn = true;

@@ -1,0 +1,335 @@
+//! Speculative communication in the loop: what the VM and its clients say passes through core's `speculation`, whose sockets speak
+//! instead of the gate. Only for a VM whose file says `speculative = true`; for others nothing here is there.
+//!
+//! Decides:    nothing: what is safe the output says (`newest_acknowledged`, `voice`), who may speak the group, the rest core.
+//! Flow:       primary: a frame of the VM or of a client -> `Driver` -> VM, client, gate or a shadow socket; the line of a sync -> what has
+//!             changed, as the sync's `shadow`; its acknowledgement -> the sockets may say what came before the line.
+//!             backup: the sync's `shadow` -> `Replica`; at a take-over -> `Driver`, which asks each client how far it is.
+//! Invariants: 1. all that the VM said before its stop is taken before the line is drawn.
+//!             2. whether this host may speak is looked at for each frame; what may not leave is lost, as on a wire.
+//!             3. between its take-over and this host's first word the VM's frames wait here, in no more than their budget.
+//! Source:     VEE'12; docs/speculation.md.
+//! Not here:   connections (core), sockets (`dunlin_speculation`), syncs (`session`).
+
+use super::run::VmLoop;
+use crate::control::SpeculationFigures;
+use bytes::Bytes;
+use dunlin_core::agreed::Frame;
+use dunlin_core::output::gate::{Voice, cost};
+use dunlin_core::speculation::{Limits, Offload, Replica};
+use dunlin_core::units::Epoch;
+use dunlin_core::wire::WireError;
+use dunlin_speculation::{Driver, Ports, Sockets};
+use rustix::event::{PollFd, PollFlags};
+use std::io;
+
+/// What the shadow sockets cut streams to. A client that takes less says so.
+const MTU: u16 = 1500;
+
+/// What speculation needs on this host, in whichever role.
+pub struct Speculating {
+    limits: Limits,
+    side: Side,
+    /// The sockets may have more to say at once.
+    pub more: bool,
+}
+
+enum Side {
+    /// A primary's.
+    Speaks(Driver),
+    /// A backup's.
+    Follows {
+        replica: Replica,
+        sockets: Sockets,
+        /// Invariant 3.
+        said: Vec<Frame>,
+        said_bytes: usize,
+    },
+}
+
+impl Speculating {
+    fn limits(total_bytes: usize) -> Limits {
+        Limits {
+            total_bytes,
+            ..Limits::default()
+        }
+    }
+
+    /// Of a VM that begins to run here.
+    pub fn primary(sockets: Sockets, total_bytes: usize) -> Box<Self> {
+        let limits = Self::limits(total_bytes);
+        Box::new(Self {
+            limits,
+            side: Side::Speaks(Driver::new(limits, sockets)),
+            more: true,
+        })
+    }
+
+    /// Of a VM that runs on another host.
+    pub fn backup(sockets: Sockets, total_bytes: usize) -> Box<Self> {
+        let limits = Self::limits(total_bytes);
+        Box::new(Self {
+            limits,
+            side: Side::Follows {
+                replica: Replica::new(limits),
+                sockets,
+                said: Vec::new(),
+                said_bytes: 0,
+            },
+            more: false,
+        })
+    }
+
+    /// The namespace with its TUN; blocks for some 10 ms.
+    pub fn sockets() -> Result<Sockets, String> {
+        Sockets::open(MTU, false, None).map_err(|error| error.to_string())
+    }
+
+    fn driver(&mut self) -> Option<&mut Driver> {
+        match &mut self.side {
+            Side::Speaks(driver) => Some(driver),
+            Side::Follows { .. } => None,
+        }
+    }
+
+    fn speaks(&self) -> Option<&Driver> {
+        match &self.side {
+            Side::Speaks(driver) => Some(driver),
+            Side::Follows { .. } => None,
+        }
+    }
+
+    /// What is to be waited for. While this host may not speak, what the sockets say waits in their TUN.
+    pub fn fds(&self, may_speak: bool) -> impl Iterator<Item = PollFd<'_>> {
+        let sockets = self.speaks().map(Driver::sockets);
+        let fds = sockets.map(|sockets| [Some(sockets.events()), may_speak.then(|| sockets.tun())]);
+        fds.into_iter()
+            .flatten()
+            .flatten()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+    }
+
+    /// When it has something to do without a descriptor.
+    pub fn deadline_us(&self) -> Option<u64> {
+        match self.more {
+            true => Some(0),
+            false => self.speaks().and_then(Driver::deadline),
+        }
+    }
+
+    /// Whether the VM has said something in the running epoch that waits for its end.
+    pub fn waits(&self) -> bool {
+        self.speaks().is_some_and(|driver| driver.core().waits())
+    }
+
+    /// What is kept, what may be, and how many segments that has cost.
+    pub fn kept(&self) -> (usize, usize, u64) {
+        match &self.side {
+            Side::Speaks(driver) => {
+                let core = driver.core();
+                (core.size().1, self.limits.total_bytes, core.counts().dropped)
+            }
+            Side::Follows { replica, .. } => (replica.size().1, 2 * self.limits.total_bytes, 0),
+        }
+    }
+
+    /// What it does, for people.
+    pub fn figures(&self) -> SpeculationFigures {
+        match &self.side {
+            Side::Speaks(driver) => {
+                let (core, counts) = (driver.core(), driver.core().counts());
+                SpeculationFigures {
+                    connections: core.size().0 as u64,
+                    begun: counts.begun,
+                    held: counts.held,
+                    failed: counts.failed,
+                }
+            }
+            Side::Follows { replica, .. } => SpeculationFigures {
+                connections: replica.size().0 as u64,
+                ..SpeculationFigures::default()
+            },
+        }
+    }
+
+    /// What a sync brings to the backup.
+    fn stage(&mut self, epoch: Epoch, part: Bytes) -> Result<(), WireError> {
+        match &mut self.side {
+            Side::Follows { replica, .. } => {
+                replica.stage(epoch, part)?;
+                replica.complete(epoch);
+                Ok(())
+            }
+            Side::Speaks(_) => Err(WireError::Invalid("receiver")),
+        }
+    }
+}
+
+impl Ports for VmLoop {
+    fn to_vm(&mut self, frame: Frame) {
+        if let Some(nics) = &mut self.nics {
+            nics.queue(&frame);
+        }
+    }
+
+    fn to_client(&mut self, frame: Frame, _offload: Offload) {
+        // Invariant 2.
+        if !self.may_speak(self.now_us()) {
+            return;
+        }
+        self.frames_out += 1;
+        if let Some(nics) = &self.nics {
+            nics.send(&frame);
+        }
+    }
+
+    fn hold(&mut self, frame: Frame) {
+        let now_us = self.now_us();
+        self.output.said(frame, now_us);
+    }
+}
+
+impl VmLoop {
+    /// Does something with the driver, where there is one; none if there is not.
+    fn with_driver<T>(
+        &mut self,
+        act: impl FnOnce(&mut Driver, u64, &mut Self) -> io::Result<T>,
+    ) -> Option<T> {
+        let mut speculating = self.speculating.take()?;
+        let now_us = self.now_us();
+        let done = speculating.driver().map(|driver| act(driver, now_us, self));
+        self.speculating = Some(speculating);
+        match done? {
+            Ok(done) => Some(done),
+            Err(error) => {
+                // What the VM was told is acknowledged could not leave any more.
+                self.event("qemu-died", format!("the TUN of the shadow sockets: {error}"));
+                self.end_copy("its shadow sockets are gone");
+                None
+            }
+        }
+    }
+
+    /// The VM here has sent these.
+    pub(super) fn speculate_on_said(&mut self, frames: Vec<Frame>) {
+        let budget = self.config.memory.outbound_bytes();
+        if let Some(Side::Follows { said, said_bytes, .. }) =
+            self.speculating.as_mut().map(|speculating| &mut speculating.side)
+        {
+            for frame in frames {
+                // Invariant 3. What is lost the VM says again.
+                if *said_bytes + cost(&frame) <= budget {
+                    *said_bytes += cost(&frame);
+                    said.push(frame);
+                }
+            }
+            return;
+        }
+        self.with_driver(|driver, now_us, ports| {
+            for frame in frames {
+                driver.vm_sent(now_us, frame, ports)?;
+            }
+            driver.flush(now_us, ports)
+        });
+    }
+
+    /// The network has sent these.
+    pub(super) fn speculate_on_heard(&mut self, frames: Vec<Frame>) {
+        self.frames_in += frames.len() as u64;
+        self.with_driver(|driver, now_us, ports| {
+            for frame in frames {
+                driver.client_sent(now_us, frame, ports)?;
+            }
+            driver.flush(now_us, ports)
+        });
+    }
+
+    /// Whether `turn_speculation` has something to do.
+    pub(super) fn speculation_is_due(&self) -> bool {
+        self.speculating.as_ref().is_some_and(|speculating| {
+            self.ready.shadow
+                || speculating
+                    .deadline_us()
+                    .is_some_and(|at_us| at_us <= self.now_us())
+        })
+    }
+
+    /// What the sockets say, and what is due.
+    pub(super) fn turn_speculation(&mut self) {
+        let more = self.with_driver(|driver, now_us, ports| {
+            let more = driver.turn(now_us, ports.may_speak(now_us), ports)?;
+            driver.flush(now_us, ports)?;
+            Ok(more)
+        });
+        if let Some(speculating) = &mut self.speculating {
+            speculating.more = more.unwrap_or(false);
+        }
+    }
+
+    /// Lets the sockets say what is safe now.
+    pub(super) fn release_speculation(&mut self) {
+        let (voice, epoch) = (self.output.voice(), self.output.newest_acknowledged());
+        self.with_driver(|driver, now_us, ports| match voice {
+            Voice::Alone => driver.all_is_safe(now_us, ports),
+            Voice::Protected => driver.released(now_us, epoch, ports),
+            Voice::Kept | Voice::Shut => Ok(()),
+        });
+    }
+
+    /// A frame that was held has left.
+    pub(super) fn speculation_sees_leaving(&mut self, frame: &Frame) {
+        self.with_driver(|driver, now_us, _| {
+            driver.leaves(now_us, frame);
+            Ok(())
+        });
+    }
+
+    /// The VM stands at the end of `epoch`, and all that it said is taken (invariant 1). What a backup needs of its connections; a
+    /// new backup needs all of it.
+    pub(super) fn speculation_cut(&mut self, epoch: Epoch, new_backup: bool) -> Option<Bytes> {
+        self.with_driver(|driver, _, _| Ok(driver.cut(epoch, new_backup)))
+    }
+
+    /// A sync is here whole. None: nothing here speculates.
+    pub(super) fn speculation_applies(
+        &mut self,
+        epoch: Epoch,
+        part: &Bytes,
+    ) -> Option<Result<(), WireError>> {
+        let speculating = self.speculating.as_mut()?;
+        Some(speculating.stage(epoch, part.clone()))
+    }
+
+    /// This host speaks for the VM from now on.
+    pub(super) fn speculation_takes_over(&mut self) {
+        let Some(speculating) = self.speculating.take() else {
+            return;
+        };
+        let limits = speculating.limits;
+        let Side::Follows {
+            replica,
+            sockets,
+            said,
+            ..
+        } = speculating.side
+        else {
+            self.speculating = Some(speculating);
+            return;
+        };
+        let now_us = self.now_us();
+        match Driver::take_over(limits, replica, sockets, now_us, self) {
+            Ok(driver) => {
+                self.speculating = Some(Box::new(Speculating {
+                    limits,
+                    side: Side::Speaks(driver),
+                    more: true,
+                }));
+                self.speculate_on_said(said);
+            }
+            Err(error) => {
+                self.event("qemu-died", format!("the TUN of the shadow sockets: {error}"));
+                self.end_copy("its shadow sockets are gone");
+            }
+        }
+    }
+}
