@@ -142,7 +142,10 @@ struct Input {
 enum End {
     Accepted,
     /// As far as this segment's last sequence number.
-    Read(u32),
+    Read {
+        from: u32,
+        to: u32,
+    },
     Datagram,
     /// A reset is seen by a program when it next looks.
     Reset,
@@ -265,7 +268,10 @@ impl Gate {
             heard.ended = true;
         }
         if !segment.is_pure_ack() {
-            return Some(End::Read(segment.seq_end()));
+            return Some(End::Read {
+                from: segment.seq,
+                to: segment.seq_end(),
+            });
         }
         let heard = self.heard.get_mut(&segment.key)?;
         std::mem::take(&mut heard.opening).then_some(End::Accepted)
@@ -281,14 +287,22 @@ impl Gate {
                 self.heard.remove(&input.key);
                 None
             }
-            (End::Read(seq_end), Some(heard)) => {
-                let end = seq_end.wrapping_sub(heard.isn).wrapping_sub(1);
+            (End::Read { from, to }, Some(heard)) => {
                 // The difference of two places in the circle, as far as half of it.
-                let more = end.wrapping_sub(heard.said_to as u32) as i32;
-                heard.said_to = heard.said_to.saturating_add_signed(i64::from(more.max(0)));
-                (more > 0).then_some((Of::Connection, heard.said_to))
+                let beyond = |place: u32| {
+                    let place = place.wrapping_sub(heard.isn).wrapping_sub(1);
+                    place.wrapping_sub(heard.said_to as u32) as i32
+                };
+                let (begins, more) = (beyond(from), beyond(to));
+                // Behind a hole nobody can read before it is filled, and what fills it may wait behind this one: after a loss a client
+                // repeats its last segment first (RFC 8985, 7.3).
+                if begins > 0 || more <= 0 {
+                    return None;
+                }
+                heard.said_to = heard.said_to.saturating_add_signed(i64::from(more));
+                Some((Of::Connection, heard.said_to))
             }
-            (End::Read(_), None) => Some((Of::Connection, 0)),
+            (End::Read { .. }, None) => Some((Of::Connection, 0)),
         };
         self.counters.inputs += u64::from(read_to.is_some());
         read_to

@@ -96,6 +96,35 @@ fn the_next_input_waits_until_every_copy_has_read_the_last() {
 }
 
 #[test]
+fn what_is_behind_a_hole_is_not_waited_for_and_what_fills_it_is() {
+    let mut gate = connected(Order::Read, &[1, 2]);
+    let (filling, behind) = (client(1, ACK, 100, b"first"), client(1, ACK, 105, b"second"));
+    let other = client(2, ACK, 100, b"x");
+    for frame in [&behind, &other, &filling] {
+        assert_eq!(gate.arrived(frame.clone()), None);
+    }
+    assert_eq!(gate.next(0), Next::Deliver(behind.clone()));
+    assert_eq!(
+        gate.next(0),
+        Next::Deliver(other),
+        "nobody can read what is behind a hole"
+    );
+    answer(&mut gate, 1, &[socket(1, 0), socket(1, 0)], Of::Connection);
+    assert_eq!(gate.next(2), Next::Deliver(filling));
+    // Both have come together now, and one copy has read the first alone.
+    answer(&mut gate, 3, &[socket(11, 0), socket(11, 6)], Of::Connection);
+    assert!(matches!(gate.next(4), Next::Ask(_)));
+    assert!(gate.told(1, socket(11, 0)));
+    assert_eq!(gate.next(5), Next::Idle);
+    // Said once more, it has been read long since; the gate cannot know that, and asks.
+    assert_eq!(gate.arrived(behind.clone()), None);
+    assert_eq!(gate.next(6), Next::Deliver(behind));
+    answer(&mut gate, 7, &[socket(11, 0), socket(11, 0)], Of::Connection);
+    assert_eq!(gate.next(8), Next::Idle);
+    assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
 fn an_acknowledgement_waits_for_nothing() {
     let mut gate = connected(Order::Read, &[1]);
     assert_eq!(gate.arrived(client(1, ACK, 100, b"x")), None);
