@@ -1,98 +1,45 @@
 package controller_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/trial"
 	"dunlin.dev/log"
+	"dunlin.dev/log/testbed"
 )
 
 // patience is the longest that anything may take, on a machine however busy.
-const patience = 90 * time.Second
+const patience = testbed.Patience
 
 // timing is short enough for tests, and long enough for a busy machine.
 var timing = allocation.Timing{Alive: 200 * time.Millisecond, Dead: 2 * time.Second}
 
-var names = []string{"a", "b", "c"}
+var buildFlags []string
 
-// program is dunlin-controller, built once.
-var program struct {
-	once sync.Once
-	path string
-	err  error
-}
-
-var buildFlags = []string{"build", "-buildvcs=false"}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if program.path != "" {
-		os.RemoveAll(filepath.Dir(program.path))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 func build(t *testing.T) string {
-	program.once.Do(func() {
-		dir, err := os.MkdirTemp("", "dunlin-controller-")
-		if err != nil {
-			program.err = err
-			return
-		}
-		program.path = filepath.Join(dir, "dunlin-controller")
-		arguments := append(buildFlags, "-o", program.path, "dunlin.dev/k8s/cmd/dunlin-controller")
-		out, err := exec.Command("go", arguments...).CombinedOutput()
-		if err != nil {
-			program.err = fmt.Errorf("%w: %s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal(program.err)
-	}
-	return program.path
+	return testbed.Build(t, "dunlin.dev/k8s/cmd/dunlin-controller", buildFlags...)
 }
 
 // lab is three real daemons with a shared log, a controller beside each as a process of its own, and a cluster for trying.
 type lab struct {
-	t       *testing.T
-	dir     string
-	server  *trial.Server
-	client  *log.Client
-	running map[string]*exec.Cmd
+	t           *testing.T
+	hosts       *testbed.Hosts
+	server      *trial.Server
+	client      *log.Client
+	controllers map[string]*testbed.Process
 }
 
 func newLab(t *testing.T) *lab {
-	dunlin := os.Getenv("DUNLIN")
-	if dunlin == "" {
-		t.Fatal("DUNLIN has to name the dunlin program: DUNLIN=$PWD/../target/debug/dunlin go test ./...")
-	}
-	lab := &lab{t: t, dir: filepath.Join(t.TempDir(), "c"), server: trial.NewServer(), running: map[string]*exec.Cmd{}}
-	arguments := []string{"init", lab.dir, "--cluster", "tripod", "--control", "control.sock"}
-	for _, host := range names {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Kept until all have one, so that no two are the same.
-		defer listener.Close()
-		arguments = append(arguments, "--host", host+"="+listener.Addr().String())
-	}
-	if out, err := exec.Command(dunlin, arguments...).CombinedOutput(); err != nil {
-		t.Fatalf("dunlin init: %v: %s", err, out)
-	}
-	listener, err := net.Listen("unix", filepath.Join(lab.dir, "trial.sock"))
+	lab := &lab{t: t, hosts: testbed.OnLoopback(t), server: trial.NewServer(), controllers: map[string]*testbed.Process{}}
+	listener, err := net.Listen("unix", lab.trial())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,90 +48,41 @@ func newLab(t *testing.T) *lab {
 	return lab
 }
 
+// trial is where the cluster for trying listens.
+func (lab *lab) trial() string { return filepath.Join(lab.hosts.Folder("a"), "trial.sock") }
+
 // begin starts everything, on so many nodes that are alike.
 func (lab *lab) begin(nodes int, capacity allocation.Resources) {
-	var sockets []string
-	for _, host := range names {
-		lab.daemon(host)
-		sockets = append(sockets, lab.socket(host))
-	}
-	lab.client = log.New(sockets...)
+	lab.hosts.Start(lab.t)
+	lab.client = log.New(lab.hosts.Sockets("a")...)
 	ctx, end := contextWithPatience()
 	defer end()
-	if err := lab.client.Create(ctx, "tripod", names...); err != nil {
+	if err := lab.client.Create(ctx, "tripod", lab.hosts.Names...); err != nil {
 		lab.t.Fatal(err)
 	}
 	for at := 0; at < nodes; at++ {
 		lab.server.SetNode(allocation.Node{Name: fmt.Sprintf("node-%d", at), Capacity: capacity})
 	}
 	lab.server.SetApplication(allocation.Application{Name: "shop", Quota: capacity.Times(nodes), MostStrength: 3})
-	for _, name := range names {
+	for _, name := range lab.hosts.Names {
 		lab.controller(name)
 	}
-}
-
-// daemon starts a host's.
-func (lab *lab) daemon(host string) {
-	lab.start("daemon "+host, "ready:", os.Getenv("DUNLIN"), "host", filepath.Join(lab.dir, host, "host.toml"))
 }
 
 func contextWithPatience() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), patience)
 }
 
-func (lab *lab) socket(host string) string { return filepath.Join(lab.dir, host, "control.sock") }
-
-// controller starts one.
+// controller starts one, and waits until it has read the log.
 func (lab *lab) controller(name string) {
-	lab.start("controller "+name, "has read what is agreed", build(lab.t), "--name", name, "--socket", lab.socket(name),
-		"--trial", filepath.Join(lab.dir, "trial.sock"), "--alive", timing.Alive.String(), "--dead", timing.Dead.String())
-}
-
-// start runs a program until the test ends, and waits until it says that it is ready.
-func (lab *lab) start(name, ready, program string, arguments ...string) {
-	command := exec.Command(program, arguments...)
-	command.Stderr = os.Stderr
-	out, err := command.StdoutPipe()
-	if err == nil {
-		err = command.Start()
-	}
+	lab.t.Helper()
+	process, err := testbed.Start(lab.t, nil, build(lab.t), "--name", name, "--socket", lab.hosts.Socket(name),
+		"--trial", lab.trial(), "--alive", timing.Alive.String(), "--dead", timing.Dead.String())
 	if err != nil {
 		lab.t.Fatal(err)
 	}
-	lab.running[name] = command
-	lab.t.Cleanup(func() { lab.kill(name) })
-	said, once := make(chan struct{}), sync.Once{}
-	go func() {
-		lines := bufio.NewScanner(out)
-		for lines.Scan() {
-			if testing.Verbose() {
-				fmt.Println(lines.Text())
-			}
-			if strings.Contains(lines.Text(), ready) {
-				once.Do(func() { close(said) })
-			}
-		}
-	}()
-	select {
-	case <-said:
-	case <-time.After(patience):
-		lab.t.Fatalf("%s is not ready", name)
-	}
-}
-
-// kill is SIGKILL.
-func (lab *lab) kill(name string) {
-	if command := lab.running[name]; command != nil {
-		delete(lab.running, name)
-		_ = command.Process.Kill()
-		_ = command.Wait()
-	}
-}
-
-func (lab *lab) signal(name string, signal syscall.Signal) {
-	if err := lab.running[name].Process.Signal(signal); err != nil {
-		lab.t.Fatal(err)
-	}
+	lab.controllers[name] = process
+	process.Until(lab.t, "has read what is agreed")
 }
 
 // until reads the log from its beginning until what is agreed is so, and returns it.

@@ -61,7 +61,7 @@ func TestTheLeaderIsKilledBetweenAgreementAndBind(t *testing.T) {
 	if state, ok := lab.server.Until(patience, waits); !ok {
 		t.Fatalf("%+v", state.Waiting)
 	}
-	lab.kill("controller " + leader)
+	lab.controllers[leader].Kill()
 	lab.server.Hold(nil)
 	state := lab.settled()
 
@@ -108,7 +108,7 @@ func TestALeaderThatStandsStillDoesNoHarm(t *testing.T) {
 	if state, ok := lab.server.Until(patience, func(state trial.State) bool { return len(state.Waiting) >= 2 }); !ok {
 		t.Fatalf("%+v", state.Waiting)
 	}
-	lab.signal("controller "+leader, syscall.SIGSTOP)
+	lab.controllers[leader].Signal(t, syscall.SIGSTOP)
 	others := lab.until("another leader has its copies", func(state *allocation.State, _ allocation.Entry) bool {
 		task := state.Tasks["critical"]
 		if task == nil || state.Office.Leader == leader || state.Tasks["single"] == nil {
@@ -146,7 +146,7 @@ func TestALeaderThatStandsStillDoesNoHarm(t *testing.T) {
 	before := lab.settled()
 
 	lab.server.Hold(nil)
-	lab.signal("controller "+leader, syscall.SIGCONT)
+	lab.controllers[leader].Signal(t, syscall.SIGCONT)
 	number := lab.until("it says something again", func(state *allocation.State, entry allocation.Entry) bool {
 		return entry.By == leader && state.Office.Leader != leader && state.Office.Number > agreed.Office.Number && state.Nodes[node.Name] != nil
 	}).Office.Number
@@ -186,12 +186,12 @@ func TestTheLogsLeaderIsKilled(t *testing.T) {
 	if err != nil || status.Leader == "" {
 		t.Fatalf("%+v, %v", status, err)
 	}
-	lab.kill("daemon " + status.Leader)
+	lab.hosts.Kill(status.Leader)
 	for at := 0; at < 3; at++ {
 		lab.server.Submit(copies(2, fmt.Sprintf("pair-%d", at)))
 	}
 	lab.settled()
-	lab.daemon(status.Leader)
+	lab.hosts.Start(t, status.Leader)
 	lab.server.Submit(copies(3, "last"))
 	lab.settled()
 }

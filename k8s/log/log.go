@@ -7,36 +7,26 @@
 package log
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"sync/atomic"
-	"time"
+
+	"dunlin.dev/log/lines"
 )
 
 // MostEntryBytes is the size of the largest entry.
 const MostEntryBytes = 256 << 10
 
 // Socket is where a daemon listens if its file does not say otherwise.
-const Socket = "/run/dunlin/dunlin.sock"
-
-// silent is how long a daemon may say nothing: it says that it is alive every five seconds.
-const silent = 30 * time.Second
+const Socket = lines.Socket
 
 // ErrCompacted says that what was to be read is not kept any more. Its text names the oldest index.
 var ErrCompacted = errors.New("compacted")
 
 // Refused is a daemon's word that it did not do what it was asked for, in one line that says what to do.
-type Refused struct {
-	Why string
-	// Code is 2 for bad input, and 1 for what may go well another time.
-	Code int
-}
-
-func (refused *Refused) Error() string { return refused.Why }
+type Refused = lines.Refused
 
 // Client asks the daemons at its sockets.
 type Client struct {
@@ -88,7 +78,6 @@ type answer struct {
 	Answer string `json:"answer"`
 	Said   string `json:"said"`
 	Why    string `json:"why"`
-	Code   int    `json:"code"`
 	Number uint64 `json:"number"`
 	Index  uint64 `json:"index"`
 	First  uint64 `json:"first"`
@@ -97,10 +86,7 @@ type answer struct {
 }
 
 // conversation is a connection on which one request was made.
-type conversation struct {
-	conn  net.Conn
-	lines *bufio.Reader
-}
+type conversation struct{ *lines.Conversation }
 
 // ask begins a conversation with the next daemon that listens.
 func (client *Client) ask(ctx context.Context, request map[string]any) (*conversation, error) {
@@ -108,14 +94,13 @@ func (client *Client) ask(ctx context.Context, request map[string]any) (*convers
 	for range client.sockets {
 		at := client.next.Load()
 		socket := client.sockets[int(at)%len(client.sockets)]
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		talk, err := lines.Dial(ctx, socket)
 		if err == nil {
 			request["do"] = "log"
-			talk := &conversation{conn, bufio.NewReaderSize(conn, 64<<10)}
-			if err = talk.say(request); err == nil {
-				return talk, nil
+			if err = talk.Say(request); err == nil {
+				return &conversation{talk}, nil
 			}
-			conn.Close()
+			talk.Close()
 		}
 		problem = err
 		client.next.CompareAndSwap(at, at+1)
@@ -126,54 +111,23 @@ func (client *Client) ask(ctx context.Context, request map[string]any) (*convers
 // another says that the daemon that is asked now is of no use.
 func (client *Client) another() { client.next.Add(1) }
 
-func (talk *conversation) say(value any) error {
-	line, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	if err = talk.conn.SetWriteDeadline(time.Now().Add(silent)); err != nil {
-		return err
-	}
-	_, err = talk.conn.Write(append(line, '\n'))
-	return err
-}
-
 // hear returns the next line that says something.
 func (talk *conversation) hear() (answer, error) {
 	for {
-		if err := talk.conn.SetReadDeadline(time.Now().Add(silent)); err != nil {
+		line, err := talk.Hear()
+		if err != nil {
 			return answer{}, err
 		}
-		line, err := talk.lines.ReadBytes('\n')
-		if err != nil {
-			return answer{}, fmt.Errorf("the daemon hung up: %w", err)
+		if line.Kind == "alive" {
+			continue
 		}
 		var said answer
-		if err := json.Unmarshal(line, &said); err != nil {
+		if err := json.Unmarshal(line.Line, &said); err != nil {
 			return answer{}, fmt.Errorf("the daemon's answer cannot be understood: %w", err)
 		}
-		said.line = line
-		switch said.Answer {
-		case "alive":
-		case "failed":
-			return said, &Refused{said.Why, said.Code}
-		default:
-			return said, nil
-		}
+		said.line = line.Line
+		return said, nil
 	}
-}
-
-// until ends the conversation when the context does; the returned function ends that watch.
-func (talk *conversation) until(ctx context.Context) func() {
-	done := make(chan struct{})
-	go func() {
-		select {
-		case <-ctx.Done():
-			talk.conn.Close()
-		case <-done:
-		}
-	}()
-	return func() { close(done) }
 }
 
 func (client *Client) do(ctx context.Context, request map[string]any, each func(answer) error) error {
@@ -181,8 +135,8 @@ func (client *Client) do(ctx context.Context, request map[string]any, each func(
 	if err != nil {
 		return err
 	}
-	defer talk.conn.Close()
-	defer talk.until(ctx)()
+	defer talk.Close()
+	defer talk.Until(ctx)()
 	for {
 		said, err := talk.hear()
 		if err != nil {

@@ -1,94 +1,39 @@
 package log
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"dunlin.dev/log/testbed"
 )
 
 // patience is the longest that anything may take, on a machine however busy.
-const patience = 90 * time.Second
+const patience = testbed.Patience
 
 var hosts = []string{"a", "b", "c"}
 
 // cluster is three real daemons on this machine, each with a folder and an address of its own.
 type cluster struct {
-	t       *testing.T
-	program string
-	dir     string
-	running map[string]*exec.Cmd
+	t *testing.T
+	*testbed.Hosts
 }
 
-func newCluster(t *testing.T) *cluster {
-	program := os.Getenv("DUNLIN")
-	if program == "" {
-		t.Fatal("DUNLIN has to name the dunlin program: DUNLIN=../../target/debug/dunlin go test ./...")
-	}
-	cluster := &cluster{t, program, filepath.Join(t.TempDir(), "c"), map[string]*exec.Cmd{}}
-	arguments := []string{"init", cluster.dir, "--cluster", "go", "--control", "control.sock"}
-	for _, host := range hosts {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Kept until all have one, so that no two are the same.
-		defer listener.Close()
-		arguments = append(arguments, "--host", host+"="+listener.Addr().String())
-	}
-	if out, err := exec.Command(program, arguments...).CombinedOutput(); err != nil {
-		t.Fatalf("dunlin init: %v: %s", err, out)
-	}
-	return cluster
-}
+func newCluster(t *testing.T) *cluster { return &cluster{t, testbed.OnLoopback(t)} }
 
 // start runs a host's daemon and waits until it is ready.
-func (cluster *cluster) start(host string) {
-	command := exec.Command(cluster.program, "host", filepath.Join(cluster.dir, host, "host.toml"))
-	command.Stderr = os.Stderr
-	out, err := command.StdoutPipe()
-	if err == nil {
-		err = command.Start()
-	}
-	if err != nil {
-		cluster.t.Fatal(err)
-	}
-	cluster.running[host] = command
-	cluster.t.Cleanup(func() { cluster.kill(host) })
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		if strings.HasPrefix(lines.Text(), "ready:") {
-			return
-		}
-	}
-	cluster.t.Fatalf("the daemon of host %s ended before it was ready", host)
-}
+func (cluster *cluster) start(host string) { cluster.Start(cluster.t, host) }
 
 // kill is SIGKILL.
-func (cluster *cluster) kill(host string) {
-	if command := cluster.running[host]; command != nil {
-		delete(cluster.running, host)
-		_ = command.Process.Kill()
-		_ = command.Wait()
-	}
-}
-
-func (cluster *cluster) socket(host string) string {
-	return filepath.Join(cluster.dir, host, "control.sock")
-}
+func (cluster *cluster) kill(host string) { cluster.Kill(host) }
 
 func (cluster *cluster) client(names ...string) *Client {
 	var sockets []string
 	for _, host := range names {
-		sockets = append(sockets, cluster.socket(host))
+		sockets = append(sockets, cluster.Socket(host))
 	}
 	return New(sockets...)
 }

@@ -128,8 +128,8 @@ func (writer *Writer) converse(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer talk.conn.Close()
-	defer talk.until(ctx)()
+	defer talk.Close()
+	defer talk.Until(ctx)()
 	if said, err := talk.hear(); err != nil || said.Said != "open" {
 		return err
 	}
@@ -143,8 +143,8 @@ func (writer *Writer) converse(ctx context.Context) error {
 				break
 			}
 			told = line.number
-			if err := talk.say(map[string]any{"number": line.number, "data": line.data}); err != nil {
-				talk.conn.Close()
+			if err := talk.Say(map[string]any{"number": line.number, "data": line.data}); err != nil {
+				talk.Close()
 				<-heard
 				return err
 			}
@@ -188,7 +188,7 @@ func (writer *Writer) listen(talk *conversation) error {
 			if said.Again {
 				return errors.New(said.Why)
 			}
-			return &Refused{said.Why, 2}
+			return &Refused{Why: said.Why, Code: 2}
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/log/testbed"
 )
 
 const shop = `
@@ -123,7 +124,7 @@ func TestResourcesOnARealServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, end := context.WithTimeout(context.Background(), lab.Patience)
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	t.Run("mistakes get one line", func(t *testing.T) { mistakesGetOneLine(ctx, t, client) })
 	t.Run("defaults", func(t *testing.T) { defaults(ctx, t, client) })
@@ -231,7 +232,7 @@ func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config
 		t.Errorf("%s\n%s", names, cells)
 	}
 	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/dunlinhosts/n1")
-	if names != "Name Ready Copies KVM Memory Disk Version Age" || !strings.HasPrefix(cells, "n1 <none> true <none> 4096 ") {
+	if names != "Name Ready Copies KVM Memory Disk Version Heard Age" || !strings.HasPrefix(cells, "n1 <none> true <none> 4096 ") {
 		t.Errorf("%s\n%s", names, cells)
 	}
 }

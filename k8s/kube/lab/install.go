@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"dunlin.dev/k8s/kube/crds"
+	"dunlin.dev/log/testbed"
 )
 
 // Install gives it Dunlin's resources, and waits until it serves them.
@@ -22,7 +23,7 @@ func (plane *Plane) Install(t testing.TB) {
 		t.Fatal(err)
 	}
 	definitions := client.ApiextensionsV1().CustomResourceDefinitions()
-	ctx, end := context.WithTimeout(context.Background(), Patience)
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	files, err := fs.Glob(crds.Files, "*.yaml")
 	if err != nil || len(files) == 0 {
@@ -40,7 +41,7 @@ func (plane *Plane) Install(t testing.TB) {
 		if _, err := definitions.Create(ctx, &definition, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		Until(t, file+" is served", func() error {
+		testbed.Until(t, file+" is served", func() error {
 			now, err := definitions.Get(ctx, definition.Name, metav1.GetOptions{})
 			if err != nil {
 				return err

@@ -6,7 +6,6 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -16,10 +15,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,11 +23,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"dunlin.dev/log/testbed"
 )
 
 const (
-	// Patience is the longest that anything may take, on a machine however busy.
-	Patience = 120 * time.Second
 	// tries is how often a control plane is begun: another process may take a port that was free.
 	tries = 3
 	// again is when something that nothing tells of is asked again.
@@ -111,13 +107,13 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 		return err
 	}
 	store, peers := fmt.Sprintf("http://127.0.0.1:%d", free[0]), fmt.Sprintf("http://127.0.0.1:%d", free[1])
-	etcd, err := Start(t, nil, Tool(t, "etcd"), "--data-dir", filepath.Join(plane.dir, fmt.Sprintf("etcd-%d", try)), "--log-level", "error",
+	etcd, err := testbed.Start(t, nil, Tool(t, "etcd"), "--data-dir", filepath.Join(plane.dir, fmt.Sprintf("etcd-%d", try)), "--log-level", "error",
 		"--listen-client-urls", store, "--advertise-client-urls", store,
 		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
 	if err != nil {
 		return err
 	}
-	server, err := Start(t, nil, Tool(t, "kube-apiserver"), "--etcd-servers", store, "--bind-address", "127.0.0.1",
+	server, err := testbed.Start(t, nil, Tool(t, "kube-apiserver"), "--etcd-servers", store, "--bind-address", "127.0.0.1",
 		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
 		"--secure-port", fmt.Sprint(free[2]), "--cert-dir", filepath.Join(plane.dir, "certificates"),
 		"--token-auth-file", filepath.Join(plane.dir, "tokens.csv"), "--authorization-mode", "RBAC",
@@ -133,7 +129,7 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 	if err != nil {
 		return err
 	}
-	late := time.After(Patience)
+	late := time.After(testbed.Patience)
 	for {
 		ctx, end := context.WithTimeout(context.Background(), 5*time.Second)
 		_, err = client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
@@ -176,108 +172,4 @@ func (plane *Plane) Kubeconfig(t testing.TB, name, address string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// Process is a program that runs until the test ends.
-type Process struct {
-	command *exec.Cmd
-	Ended   chan struct{}
-	mutex   sync.Mutex
-	said    bytes.Buffer
-	heard   chan struct{}
-}
-
-// kept is how much of what a program says is kept.
-const kept = 1 << 20
-
-// Write takes what the program says.
-func (process *Process) Write(data []byte) (int, error) {
-	process.mutex.Lock()
-	defer process.mutex.Unlock()
-	if process.said.Len() < kept {
-		process.said.Write(data)
-	}
-	close(process.heard)
-	process.heard = make(chan struct{})
-	return len(data), nil
-}
-
-// Said is what it said, the beginning of it.
-func (process *Process) Said() string {
-	process.mutex.Lock()
-	defer process.mutex.Unlock()
-	return process.said.String()
-}
-
-// Until waits until the program has said this.
-func (process *Process) Until(t testing.TB, what string) {
-	t.Helper()
-	late := time.After(Patience)
-	for {
-		process.mutex.Lock()
-		there, heard := bytes.Contains(process.said.Bytes(), []byte(what)), process.heard
-		process.mutex.Unlock()
-		if there {
-			return
-		}
-		select {
-		case <-heard:
-		case <-process.Ended:
-			t.Fatalf("it has ended, and never said '%s': %s", what, process.Said())
-		case <-late:
-			t.Fatalf("it does not say '%s': %s", what, process.Said())
-		}
-	}
-}
-
-// Start starts a program with further variables in its environment.
-func Start(t testing.TB, environment []string, program string, arguments ...string) (*Process, error) {
-	process := &Process{command: exec.Command(program, arguments...), Ended: make(chan struct{}), heard: make(chan struct{})}
-	process.command.Stdout, process.command.Stderr = process, process
-	process.command.Env = append(os.Environ(), environment...)
-	// It does not outlive a test that is killed.
-	process.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := process.command.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = process.command.Wait() // that it ended is what counts
-		close(process.Ended)
-	}()
-	t.Cleanup(func() {
-		process.Kill()
-		if t.Failed() && testing.Verbose() {
-			t.Logf("%s said: %s", filepath.Base(program), process.Said())
-		}
-	})
-	return process, nil
-}
-
-// Kill is SIGKILL; it returns when the program has ended.
-func (process *Process) Kill() {
-	_ = process.command.Process.Kill()
-	<-process.Ended
-}
-
-// Signal sends one.
-func (process *Process) Signal(t testing.TB, signal syscall.Signal) {
-	if err := process.command.Process.Signal(signal); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Until waits until something holds that is asked again and again, and fails with what it last said.
-func Until(t testing.TB, what string, holds func() error) {
-	t.Helper()
-	late := time.Now().Add(Patience)
-	for {
-		err := holds()
-		if err == nil {
-			return
-		}
-		if time.Now().After(late) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(again)
-	}
 }

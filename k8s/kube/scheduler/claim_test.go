@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/log/testbed"
 )
 
 // step is a request of a binder that waits to be let go.
@@ -110,7 +111,7 @@ func (world *world) fail(format string, arguments ...any) {
 
 // play lets binders race, and returns how many bound their Pod and how many were refused.
 func (world *world) play() (bound, refused int) {
-	ctx, end := context.WithTimeout(context.Background(), lab.Patience)
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	copies, nodes := 2+world.random.Intn(2), 2
 	var pods []*v1.Pod

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -20,51 +17,21 @@ import (
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/log"
+	"dunlin.dev/log/testbed"
 )
 
-// program is dunlin-scheduler, built once.
-var program struct {
-	once sync.Once
-	path string
-	err  error
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if program.path != "" {
-		os.RemoveAll(filepath.Dir(program.path))
-	}
-	os.Exit(code)
-}
-
-func build(t *testing.T) string {
-	program.once.Do(func() {
-		dir, err := os.MkdirTemp("", "dunlin-scheduler-")
-		if err != nil {
-			program.err = err
-			return
-		}
-		program.path = filepath.Join(dir, "dunlin-scheduler")
-		out, err := exec.Command("go", "build", "-o", program.path, "dunlin.dev/k8s/kube/cmd/dunlin-scheduler").CombinedOutput()
-		if err != nil {
-			program.err = fmt.Errorf("%w: %s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal(program.err)
-	}
-	return program.path
-}
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 // cluster is a control plane with nodes on which nothing runs, three daemons with a shared log, and a scheduler beside each, which reaches the
 // API server through a proxy of its own. The test does what kubelets and the Pods' owner would: it lets deleted Pods go, and makes lost copies anew.
 type cluster struct {
 	t          *testing.T
 	plane      *lab.Plane
-	hosts      *lab.Hosts
+	hosts      *testbed.Hosts
+	log        *log.Client
 	client     kubernetes.Interface
 	proxies    map[string]*lab.Proxy
-	schedulers map[string]*lab.Process
+	schedulers map[string]*testbed.Process
 	wanted     map[string]*v1.Pod
 	mutex      sync.Mutex
 	broken     error
@@ -73,6 +40,7 @@ type cluster struct {
 func begin(t *testing.T, nodes int) *cluster {
 	cluster := beginWithoutSchedulers(t, nodes)
 	cluster.hosts.Start(t)
+	cluster.log = lab.BeginLog(t, cluster.hosts)
 	for _, name := range cluster.hosts.Names {
 		cluster.scheduler(name)
 	}
@@ -82,7 +50,7 @@ func begin(t *testing.T, nodes int) *cluster {
 
 func beginWithoutSchedulers(t *testing.T, nodes int) *cluster {
 	cluster := &cluster{
-		t: t, plane: lab.Begin(t), hosts: lab.BeginHosts(t), proxies: map[string]*lab.Proxy{}, schedulers: map[string]*lab.Process{}, wanted: map[string]*v1.Pod{},
+		t: t, plane: lab.Begin(t), hosts: testbed.OnLoopback(t), proxies: map[string]*lab.Proxy{}, schedulers: map[string]*testbed.Process{}, wanted: map[string]*v1.Pod{},
 	}
 	client, err := kubernetes.NewForConfig(cluster.plane.Config())
 	if err != nil {
@@ -115,37 +83,14 @@ func beginWithoutSchedulers(t *testing.T, nodes int) *cluster {
 
 // scheduler starts one, and waits until its controller has read what is agreed.
 func (cluster *cluster) scheduler(name string) {
-	sockets := strings.Join(cluster.hosts.Sockets(name), ", ")
-	args := fmt.Sprintf("{controller: %s, sockets: [%s], aliveMilliseconds: 200, deadMilliseconds: 2000}", name, sockets)
+	args := lab.SchedulerArgs(name, cluster.hosts.Sockets(name))
 	cluster.schedulers[name] = cluster.run(name, args)
 	cluster.schedulers[name].Until(cluster.t, "has read what is agreed")
 }
 
-func (cluster *cluster) run(name, args string) *lab.Process {
+func (cluster *cluster) run(name, args string) *testbed.Process {
 	cluster.t.Helper()
-	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: { leaderElect: false }
-clientConnection: { kubeconfig: %s, qps: 500, burst: 500 }
-profiles:
-  - schedulerName: dunlin-scheduler
-    plugins:
-      multiPoint: { enabled: [ { name: Tripod } ] }
-      postFilter: { enabled: [ { name: Tripod } ] }
-      bind: { enabled: [ { name: Tripod } ] }
-    pluginConfig:
-      - name: Tripod
-        args: %s
-`, cluster.plane.Kubeconfig(cluster.t, "kubeconfig-"+name, cluster.proxies[name].Address), args)
-	path := filepath.Join(cluster.t.TempDir(), "scheduler.yaml")
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		cluster.t.Fatal(err)
-	}
-	process, err := lab.Start(cluster.t, nil, build(cluster.t), "--config", path, "--secure-port", "0")
-	if err != nil {
-		cluster.t.Fatal(err)
-	}
-	return process
+	return lab.Scheduler(cluster.t, cluster.plane.Kubeconfig(cluster.t, "kubeconfig-"+name, cluster.proxies[name].Address), args)
 }
 
 // guard looks at every state of the Pods that there ever is, and does a kubelet's and an owner's work.
@@ -265,7 +210,7 @@ func differs(pod *v1.Pod, node string) error {
 
 func (cluster *cluster) until(what string, holds func() error) {
 	cluster.t.Helper()
-	lab.Until(cluster.t, what, func() error {
+	testbed.Until(cluster.t, what, func() error {
 		cluster.mutex.Lock()
 		broken := cluster.broken
 		cluster.mutex.Unlock()
@@ -335,11 +280,11 @@ func (cluster *cluster) leader() string {
 // read reads the log from its beginning.
 func (cluster *cluster) read(what string, follow bool, is func(*allocation.State) bool) *allocation.State {
 	cluster.t.Helper()
-	ctx, end := context.WithTimeout(context.Background(), lab.Patience)
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	enough := errors.New("enough")
 	state := allocation.NewState()
-	err := cluster.hosts.Client.Read(ctx, lab.LogName, 1, follow, func(kept log.Entry) error {
+	err := cluster.log.Read(ctx, lab.LogName, 1, follow, func(kept log.Entry) error {
 		entry, err := allocation.Decode(kept.Data)
 		if err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/log/testbed"
 )
 
 func bindsOf(task string) func(*http.Request) bool {
@@ -306,7 +307,7 @@ func TestMistakesInTheConfigurationGetOneLine(t *testing.T) {
 		process := cluster.run("a", args)
 		select {
 		case <-process.Ended:
-		case <-time.After(lab.Patience):
+		case <-time.After(testbed.Patience):
 			t.Fatalf("%s: it runs: %s", args, process.Said())
 		}
 		if said := process.Said(); !strings.Contains(said, says) {

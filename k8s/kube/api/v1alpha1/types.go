@@ -1,4 +1,6 @@
 // Package v1alpha1 has Dunlin's resources as Go values. What is a right one is said by the definitions (crds), which the API server checks.
+//
+// +kubebuilder:object:generate=true
 package v1alpha1
 
 import (
@@ -10,6 +12,8 @@ import (
 var Version = schema.GroupVersion{Group: "dunlin.dev", Version: "v1alpha1"}
 
 // ProtectedVM is a virtual machine that runs as copies on different nodes.
+//
+// +kubebuilder:object:root=true
 type ProtectedVM struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -64,12 +68,44 @@ type ProtectedVMStatus struct {
 	Standby            string `json:"standby,omitempty"`
 	Witness            string `json:"witness,omitempty"`
 	// Strength is the one that is carried out.
-	Strength     int                `json:"strength,omitempty"`
-	LastFailOver *metav1.Time       `json:"lastFailOver,omitempty"`
-	Conditions   []metav1.Condition `json:"conditions,omitempty"`
+	Strength     int          `json:"strength,omitempty"`
+	LastFailOver *metav1.Time `json:"lastFailOver,omitempty"`
+	// VM is its name on its hosts, as 'dunlin status' shows it.
+	VM string `json:"vm,omitempty"`
+	// Placement is what it was started with.
+	Placement *Placement `json:"placement,omitempty"`
+	// Started is when it was first seen on its hosts.
+	Started *metav1.Time `json:"started,omitempty"`
+	// Term is the reign of the primary that said this: who led in an earlier one says nothing any more.
+	Term int64 `json:"term,omitempty"`
+	// Gone are the hosts that have nothing of it, or nothing any more.
+	Gone       []string           `json:"gone,omitempty"`
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Placement is where a VM is, and what cannot be changed while it is there.
+type Placement struct {
+	// Members have the copies, by the copies' numbers.
+	Members []string `json:"members"`
+	// Witness only agrees; there is none of an unprotected VM.
+	Witness string `json:"witness,omitempty"`
+	// Strength and Storage are those of when it was placed.
+	Strength int    `json:"strength"`
+	Storage  string `json:"storage,omitempty"`
+}
+
+// Hosts are all that have a part in the VM.
+func (placement *Placement) Hosts() []string {
+	hosts := append([]string(nil), placement.Members...)
+	if placement.Witness != "" {
+		hosts = append(hosts, placement.Witness)
+	}
+	return hosts
 }
 
 // DunlinHost is a node that can run copies, under the node's name.
+//
+// +kubebuilder:object:root=true
 type DunlinHost struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -90,11 +126,23 @@ type DunlinHostSpec struct {
 
 // DunlinHostStatus is what its daemon reports.
 type DunlinHostStatus struct {
-	KVM         bool               `json:"kvm,omitempty"`
-	Version     string             `json:"version,omitempty"`
-	DiskFreeMiB int64              `json:"diskFreeMiB,omitempty"`
-	Links       []Link             `json:"links,omitempty"`
-	Conditions  []metav1.Condition `json:"conditions,omitempty"`
+	KVM         bool   `json:"kvm,omitempty"`
+	Version     string `json:"version,omitempty"`
+	DiskFreeMiB int64  `json:"diskFreeMiB,omitempty"`
+	Links       []Link `json:"links,omitempty"`
+	// Heard is when the operator on the host said this last.
+	Heard *metav1.Time `json:"heard,omitempty"`
+	// VMs are those of ProtectedVMs in which the host has, or had, a part: what is left of one that is no more is taken away.
+	VMs        []HostVM           `json:"vms,omitempty"`
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// HostVM is a ProtectedVM's VM on a host.
+type HostVM struct {
+	// VM is its name there.
+	VM        string `json:"vm"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 }
 
 // Link is a connection with another host's daemon.
@@ -104,6 +152,8 @@ type Link struct {
 }
 
 // ReplicaQuota is what a namespace's tasks may have, with all their copies.
+//
+// +kubebuilder:object:root=true
 type ReplicaQuota struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

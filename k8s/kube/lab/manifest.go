@@ -1,0 +1,85 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"dunlin.dev/log/testbed"
+)
+
+// Apply makes all objects of a manifest, as an administrator's 'kubectl create' does.
+func (plane *Plane) Apply(t testing.TB, manifest []byte) {
+	t.Helper()
+	client, err := dynamic.NewForConfig(plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	served, err := discovery.NewDiscoveryClientForConfig(plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(served))
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
+	defer end()
+	reader := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := reader.Decode(&object.Object); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		kind := object.GroupVersionKind()
+		mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
+		if _, err := client.Resource(mapping.Resource).Namespace(object.GetNamespace()).Create(ctx, object, options); err != nil {
+			t.Fatalf("%s '%s': %v", kind.Kind, object.GetName(), err)
+		}
+	}
+}
+
+// As is somebody else's config: the server judges what they ask by their own rights.
+func (plane *Plane) As(user string, groups ...string) *rest.Config {
+	config := plane.Config()
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
+	return config
+}
+
+// KubeconfigAs writes one with which a program is a service account.
+func (plane *Plane) KubeconfigAs(t testing.TB, name, namespace, account string) string {
+	t.Helper()
+	path := plane.Kubeconfig(t, name, plane.address)
+	config, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range config.AuthInfos {
+		impersonate(who, namespace, account)
+	}
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func impersonate(who *clientcmdapi.AuthInfo, namespace, account string) {
+	who.Impersonate = "system:serviceaccount:" + namespace + ":" + account
+	who.ImpersonateGroups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+}

@@ -1,0 +1,304 @@
+package operator_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+	"dunlin.dev/k8s/kube/deploy"
+	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/k8s/kube/operator"
+	"dunlin.dev/log/testbed"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// cluster is a control plane with a node object for each of three real daemons in networks of their own, and on each an operator and a scheduler. No
+// kubelet is there: Pods stand for copies, and nothing has to run in them.
+type cluster struct {
+	*testing.T
+	plane     *lab.Plane
+	hosts     *testbed.Hosts
+	api       client.Client
+	images    string
+	metrics   string
+	operators map[string]*testbed.Process
+}
+
+func begin(t *testing.T) *cluster {
+	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t), operators: map[string]*testbed.Process{}}
+	cluster.plane.Install(t)
+	cluster.plane.Apply(t, deploy.RBAC)
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	api, err := client.New(cluster.plane.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.api = api
+	cluster.guest()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.metrics = listener.Addr().String()
+	listener.Close()
+	cluster.hosts.Start(t)
+	lab.BeginLog(t, cluster.hosts)
+	for _, name := range cluster.hosts.Names {
+		cluster.create(lab.Node(name, "", "4", "4Gi"))
+		scheduler := lab.Scheduler(t, cluster.plane.Kubeconfig(t, "scheduler-"+name, cluster.plane.Address()), lab.SchedulerArgs(name, cluster.hosts.Sockets(name)))
+		scheduler.Until(t, "has read what is agreed")
+		cluster.operator(name)
+	}
+	return cluster
+}
+
+// guest gives each host the same kernel and initrd, which the environment names: 'cargo xtask k8s test' does.
+func (cluster *cluster) guest() {
+	// QEMU runs as an ordinary user, who may look into this folder.
+	folder, err := os.MkdirTemp("/var/tmp", "dunlin-images-")
+	if err != nil {
+		cluster.Fatal(err)
+	}
+	cluster.Cleanup(func() { os.RemoveAll(folder) })
+	cluster.images = folder
+	if err := os.MkdirAll(filepath.Join(folder, "default"), 0o755); err != nil {
+		cluster.Fatal(err)
+	}
+	if err := os.Chmod(folder, 0o755); err != nil {
+		cluster.Fatal(err)
+	}
+	for variable, name := range map[string]string{"DUNLIN_GUEST_KERNEL": "vmlinuz", "DUNLIN_GUEST_INITRD": "initrd.img"} {
+		data, err := os.ReadFile(os.Getenv(variable))
+		if err != nil {
+			cluster.Fatalf("%s has to name a part of the redis guest: %v", variable, err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, "default", name), data, 0o644); err != nil {
+			cluster.Fatal(err)
+		}
+	}
+}
+
+// operator starts a host's, with no more rights than the manifest gives it.
+func (cluster *cluster) operator(name string) {
+	cluster.Helper()
+	kubeconfig := cluster.plane.KubeconfigAs(cluster.T, "operator-"+name, "dunlin-system", "dunlin-operator")
+	metrics := "0"
+	if name == "a" {
+		metrics = cluster.metrics
+	}
+	process, err := testbed.Start(cluster.T, nil, testbed.Build(cluster.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
+		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s")
+	if err != nil {
+		cluster.Fatal(err)
+	}
+	cluster.operators[name] = process
+}
+
+func (cluster *cluster) create(object client.Object) {
+	cluster.Helper()
+	if err := cluster.api.Create(context.Background(), object); err != nil {
+		cluster.Fatalf("%s: %v", object.GetName(), err)
+	}
+}
+
+// shop is a ProtectedVM with the redis guest.
+func (cluster *cluster) shop(name string) *v1alpha1.ProtectedVM {
+	image := func(name string) string { return filepath.Join(cluster.images, "default", name) }
+	return &v1alpha1.ProtectedVM{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		Spec: v1alpha1.ProtectedVMSpec{Strength: 2, Policy: "dunlin", VM: v1alpha1.VM{
+			MemoryMiB: 256, Accel: "tcg", Kernel: image("vmlinuz"), Initrd: image("initrd.img"), Append: os.Getenv("DUNLIN_GUEST_APPEND"),
+			NICs: []v1alpha1.NIC{{MAC: "52:54:00:12:34:56", Bridge: "br0"}},
+		}},
+	}
+}
+
+func (cluster *cluster) get(name string) *v1alpha1.ProtectedVM {
+	cluster.Helper()
+	vm := &v1alpha1.ProtectedVM{}
+	if err := cluster.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: name}, vm); err != nil {
+		cluster.Fatal(err)
+	}
+	return vm
+}
+
+// until waits until a ProtectedVM is so.
+func (cluster *cluster) until(name, what string, is func(*v1alpha1.ProtectedVM) bool) *v1alpha1.ProtectedVM {
+	cluster.Helper()
+	var vm *v1alpha1.ProtectedVM
+	testbed.Until(cluster.T, what, func() error {
+		if vm = cluster.get(name); !is(vm) {
+			return fmt.Errorf("%+v", vm.Status)
+		}
+		return nil
+	})
+	cluster.Logf("%s: %s", time.Now().UTC().Format("15:04:05"), what)
+	return vm
+}
+
+// untilSays waits for a condition with these words.
+func (cluster *cluster) untilSays(name, kind string, status metav1.ConditionStatus, words string) *v1alpha1.ProtectedVM {
+	cluster.Helper()
+	return cluster.until(name, fmt.Sprintf("%s of '%s' is %s: %s", kind, name, status, words), func(vm *v1alpha1.ProtectedVM) bool {
+		condition := meta.FindStatusCondition(vm.Status.Conditions, kind)
+		return condition != nil && condition.Status == status && strings.Contains(condition.Message, words)
+	})
+}
+
+// change changes a ProtectedVM's spec as 'kubectl apply' does.
+func (cluster *cluster) change(name string, edit func(*v1alpha1.ProtectedVMSpec)) {
+	cluster.Helper()
+	vm := cluster.get(name)
+	before := vm.DeepCopy()
+	edit(&vm.Spec)
+	if err := cluster.api.Patch(context.Background(), vm, client.MergeFrom(before)); err != nil {
+		cluster.Fatal(err)
+	}
+}
+
+// event waits until an object has an event with these words.
+func (cluster *cluster) event(name, reason, words string) {
+	cluster.Helper()
+	testbed.Until(cluster.T, "an event "+reason+": "+words, func() error {
+		list := &v1.EventList{}
+		if err := cluster.api.List(context.Background(), list, client.InNamespace("default")); err != nil {
+			return err
+		}
+		var all []string
+		for _, event := range list.Items {
+			if event.InvolvedObject.Name == name && event.Reason == reason && strings.Contains(event.Message, words) {
+				return nil
+			}
+			all = append(all, event.InvolvedObject.Name+" "+event.Reason+": "+event.Message)
+		}
+		return fmt.Errorf("there are %s", strings.Join(all, "\n"))
+	})
+}
+
+// host waits until a DunlinHost's Ready is so.
+func (cluster *cluster) host(name string, status metav1.ConditionStatus) *v1alpha1.DunlinHost {
+	cluster.Helper()
+	host := &v1alpha1.DunlinHost{}
+	testbed.Until(cluster.T, fmt.Sprintf("host %s: Ready is %s", name, status), func() error {
+		if err := cluster.api.Get(context.Background(), client.ObjectKey{Name: name}, host); err != nil {
+			return err
+		}
+		if !meta.IsStatusConditionPresentAndEqual(host.Status.Conditions, operator.Ready, status) {
+			return fmt.Errorf("%+v", host.Status)
+		}
+		return nil
+	})
+	return host
+}
+
+// end deletes a ProtectedVM and waits until it is gone, with its Pods.
+func (cluster *cluster) end(name string) {
+	cluster.Helper()
+	vm := cluster.get(name)
+	if err := cluster.api.Delete(context.Background(), vm); err != nil {
+		cluster.Fatal(err)
+	}
+	cluster.isGone(vm)
+}
+
+// isGone waits until a deleted ProtectedVM is gone, and looks for its Pods.
+func (cluster *cluster) isGone(vm *v1alpha1.ProtectedVM) {
+	cluster.Helper()
+	testbed.Until(cluster.T, "the ProtectedVM is gone", func() error {
+		err := cluster.api.Get(context.Background(), client.ObjectKeyFromObject(vm), vm)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("%v: %+v", err, vm.Status)
+	})
+	pods := &v1.PodList{}
+	err := cluster.api.List(context.Background(), pods, client.InNamespace(vm.Namespace), client.MatchingLabels{operator.VMLabel: vm.Name})
+	if err != nil || len(pods.Items) > 0 {
+		cluster.Errorf("Pods are left: %v, %v", pods.Items, err)
+	}
+	cluster.Logf("%s: '%s' is gone", time.Now().UTC().Format("15:04:05"), vm.Name)
+}
+
+// status is what a host's daemon says.
+func (cluster *cluster) status(name string) control.Host {
+	cluster.Helper()
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
+	defer end()
+	host, err := control.New(cluster.hosts.Socket(name)).Status(ctx)
+	if err != nil {
+		cluster.Fatal(err)
+	}
+	return host
+}
+
+// nothingIsLeft waits until a host has nothing of any VM: not in its daemon, its object, its network, and no process.
+func (cluster *cluster) nothingIsLeft(name string) {
+	cluster.Helper()
+	testbed.Until(cluster.T, "nothing is left on host "+name, func() error {
+		if host := cluster.status(name); len(host.VMs) > 0 {
+			return fmt.Errorf("its daemon has %+v", host.VMs)
+		}
+		host := &v1alpha1.DunlinHost{}
+		if err := cluster.api.Get(context.Background(), client.ObjectKey{Name: name}, host); err != nil || len(host.Status.VMs) > 0 {
+			return fmt.Errorf("its object has %+v, %v", host.Status.VMs, err)
+		}
+		for _, interfaceName := range cluster.hosts.Interfaces(cluster.T, name) {
+			if interfaceName != "lo" && interfaceName != "br0" && interfaceName != "up0" {
+				return fmt.Errorf("interface %s", interfaceName)
+			}
+		}
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", cluster.hosts.Process(name).Pid()))
+		if err != nil || strings.TrimSpace(string(children)) != "" {
+			return fmt.Errorf("processes %s, %v", children, err)
+		}
+		kept, err := filepath.Glob(filepath.Join(cluster.hosts.Folder(name), "state", "vms", "*"))
+		if err != nil || len(kept) > 0 {
+			return fmt.Errorf("files %v, %v", kept, err)
+		}
+		return nil
+	})
+}
+
+// increments asks the guest's redis to count, from a host's network, until it answers.
+func (cluster *cluster) increments(from string, want string) {
+	cluster.Helper()
+	const line = `exec 3<>/dev/tcp/10.77.0.10/6379 && printf 'INCR served\r\n' >&3 && head -n 1 <&3`
+	testbed.Until(cluster.T, "redis answers", func() error {
+		command := cluster.hosts.Command(from, "timeout", "10", "bash", "-c", line)
+		out, err := command.Output()
+		said := strings.TrimSpace(string(out))
+		if err != nil || said == "" {
+			exit, _ := err.(*exec.ExitError)
+			if exit != nil {
+				err = fmt.Errorf("%w: %s", err, exit.Stderr)
+			}
+			return fmt.Errorf("'%s', %v", said, err)
+		}
+		if said != want {
+			cluster.Fatalf("redis says %s and not %s: what was acknowledged is not there", said, want)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,157 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+// byVMName is the cache's index of ProtectedVMs.
+const byVMName = "vm-name"
+
+// follower hears the daemon beside this operator: what happens there becomes an event of the object, and a VM that is another than it was is looked at.
+type follower struct {
+	client.Client
+	name   string
+	daemon *control.Client
+	report *report
+	host   *host
+	live   client.Reader
+	events record.EventRecorder
+	// changed are objects to be looked at.
+	changed chan event.TypedGenericEvent[*v1alpha1.ProtectedVM]
+	// beat is how often the host says that it is there.
+	beat time.Duration
+}
+
+// NeedLeaderElection says that every operator does this.
+func (follower *follower) NeedLeaderElection() bool { return false }
+
+// Start runs until the context ends.
+func (follower *follower) Start(ctx context.Context) error {
+	beats := make(chan struct{})
+	go func() {
+		defer close(beats)
+		follower.beats(ctx)
+	}()
+	for ctx.Err() == nil {
+		err := follower.follow(ctx)
+		klog.V(1).InfoS("the daemon is not followed", "problem", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second): // nothing tells when a daemon is there
+		}
+	}
+	<-beats
+	return nil
+}
+
+// beats says how the host is, again and again.
+func (follower *follower) beats(ctx context.Context) {
+	beat := time.NewTicker(follower.beat)
+	defer beat.Stop()
+	for {
+		if err := follower.report.write(ctx); err != nil && ctx.Err() == nil {
+			klog.InfoS("the DunlinHost's status was not written; it is tried again", "problem", err)
+		}
+		if err := follower.host.tidy(ctx, follower.live); err != nil && ctx.Err() == nil {
+			klog.InfoS("not tidied up; it is tried again", "problem", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+		}
+	}
+}
+
+// follow hears a daemon until it is gone.
+func (follower *follower) follow(ctx context.Context) error {
+	seen := map[string]string{}
+	return follower.daemon.Follow(ctx, func(happened *control.Event) error {
+		if happened != nil && happened.VM != "" {
+			follower.pass(ctx, happened)
+		}
+		status, err := follower.daemon.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if len(seen) == 0 {
+			// It is there, or there again.
+			if version, err := follower.daemon.Version(ctx, status.Host); err == nil {
+				follower.report.setVersion(version)
+			}
+			seen[""] = ""
+			follower.all(ctx)
+		}
+		now := map[string]string{"": ""}
+		for _, vm := range status.VMs {
+			joins := ""
+			if vm.JoinProblem != nil {
+				joins = vm.JoinProblem.Why
+			}
+			now[vm.Name] = fmt.Sprint(vm.Role, vm.State, vm.Leader, vm.Term, vm.Protected, vm.Policy, vm.Peers, joins)
+		}
+		for name := range seen {
+			if _, there := now[name]; !there {
+				follower.look(ctx, name)
+			}
+		}
+		for name, as := range now {
+			if seen[name] != as {
+				follower.look(ctx, name)
+			}
+		}
+		seen = now
+		return nil
+	})
+}
+
+// find returns the object that has this VM, if there is one.
+func (follower *follower) find(ctx context.Context, vm string) *v1alpha1.ProtectedVM {
+	list := &v1alpha1.ProtectedVMList{}
+	if err := follower.List(ctx, list, client.MatchingFields{byVMName: vm}); err != nil || len(list.Items) != 1 {
+		return nil
+	}
+	return &list.Items[0]
+}
+
+// look has an object looked at.
+func (follower *follower) look(ctx context.Context, vm string) {
+	if object := follower.find(ctx, vm); object != nil {
+		follower.send(ctx, object)
+	}
+}
+
+// all has all objects looked at.
+func (follower *follower) all(ctx context.Context) {
+	list := &v1alpha1.ProtectedVMList{}
+	if err := follower.List(ctx, list); err != nil {
+		return
+	}
+	for at := range list.Items {
+		follower.send(ctx, &list.Items[at])
+	}
+}
+
+func (follower *follower) send(ctx context.Context, object *v1alpha1.ProtectedVM) {
+	select {
+	case follower.changed <- event.TypedGenericEvent[*v1alpha1.ProtectedVM]{Object: object}:
+	case <-ctx.Done():
+	}
+}
+
+// pass makes the daemon's event one of the object's.
+func (follower *follower) pass(ctx context.Context, happened *control.Event) {
+	if object := follower.find(ctx, happened.VM); object != nil {
+		follower.events.Eventf(object, kindOf(happened.Kind), reason(happened.Kind), "on host %s: %s", happened.Host, happened.Text)
+	}
+}

@@ -1,0 +1,350 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+const (
+	// soon is when an object that somebody else has changed is looked at again.
+	soon = 100 * time.Millisecond
+	// later is when a daemon that refused, or did not answer, is asked again.
+	later = 5 * time.Second
+	// longest is how long a daemon may take to do what it is asked: more than it gives itself.
+	longest = 2 * time.Minute
+)
+
+// host is what every operator does for the VMs in whose groups its own host is, elected or not: it asks the daemon beside it.
+//
+// Who speaks: the operator on the host that leads the VM's group writes the object's status, ends the VM and changes its policy. So it is agreed who
+// speaks for the object, by those who agree who speaks for the VM: when a host dies with its operator, the one on the new primary goes on.
+//
+// Invariants: 1. before a VM is started the object says "starting", in a version in which it was not being deleted. 2. a status of an earlier term never
+// takes the place of a later one's. 3. what this host may have of a VM is written into its DunlinHost before the daemon can have it.
+type host struct {
+	client.Client
+	name   string
+	daemon *control.Client
+	report *report
+	events record.EventRecorder
+	limits Limits
+	// grace is how long a guest may take to switch itself off.
+	grace time.Duration
+	mutex sync.Mutex
+	// asked are the VMs whose guests were asked to switch themselves off, and in which term.
+	asked map[string]uint64
+}
+
+func (host *host) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	vm := &v1alpha1.ProtectedVM{}
+	if err := host.Get(ctx, request.NamespacedName, vm); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	placement := vm.Status.Placement
+	if placement == nil || !has(placement.Hosts(), host.name) {
+		return ctrl.Result{}, nil
+	}
+	if err := host.report.remember(ctx, vm); err != nil {
+		return settle(ctrl.Result{}, err)
+	}
+	status, err := host.daemon.Status(ctx)
+	if err != nil {
+		// The DunlinHost says that the daemon does not answer.
+		return ctrl.Result{RequeueAfter: later}, nil
+	}
+	here, isHere := status.Find(VMName(vm))
+	switch {
+	case isHere && vm.DeletionTimestamp != nil:
+		return settle(host.end(ctx, vm, here))
+	case isHere:
+		return settle(host.serve(ctx, vm, here))
+	case vm.DeletionTimestamp == nil && vm.Status.Started == nil:
+		if host.name != placement.Members[0] {
+			return ctrl.Result{}, nil
+		}
+		return settle(host.start(ctx, vm))
+	}
+	forget(vm)
+	return settle(ctrl.Result{}, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+		if !has(status.Gone, host.name) {
+			status.Gone = append(status.Gone, host.name)
+		}
+	}))
+}
+
+// start starts a VM on its hosts.
+func (host *host) start(ctx context.Context, vm *v1alpha1.ProtectedVM) (ctrl.Result, error) {
+	text, err := host.limits.File(vm)
+	if err != nil {
+		// It stays so: the hardware of a ProtectedVM does not change.
+		return ctrl.Result{}, host.refused(ctx, vm, "NotAllowed", err)
+	}
+	err = change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+		status.State = "starting"
+		set(&status.Conditions, vm.Generation, Running, metav1.ConditionFalse, "Starting", "it is being started on "+host.name)
+	})
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	ctx, end := context.WithTimeout(ctx, longest)
+	defer end()
+	if err := host.daemon.Up(ctx, vm.Name, text); err != nil {
+		return ctrl.Result{RequeueAfter: later}, host.refused(ctx, vm, "Refused", err)
+	}
+	// The daemon tells what becomes of it.
+	return ctrl.Result{}, nil
+}
+
+// refused says why a VM is not started, once for each reason.
+func (host *host) refused(ctx context.Context, vm *v1alpha1.ProtectedVM, reason string, why error) error {
+	isNew := false
+	err := change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+		status.State = "refused"
+		before := append([]metav1.Condition(nil), status.Conditions...)
+		set(&status.Conditions, vm.Generation, Running, metav1.ConditionFalse, reason, why.Error())
+		isNew = !said(before, why.Error())
+	})
+	if err == nil && isNew {
+		host.events.Event(vm, v1.EventTypeWarning, reason, "it is not started: "+why.Error())
+	}
+	return err
+}
+
+func said(conditions []metav1.Condition, message string) bool {
+	for _, condition := range conditions {
+		if condition.Message == message {
+			return true
+		}
+	}
+	return false
+}
+
+// serve says how a VM is, and carries out what is asked of it, if this host leads its group.
+func (host *host) serve(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
+	if here.Leader != host.name || int64(here.Term) < vm.Status.Term {
+		forget(vm)
+		return ctrl.Result{}, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+			status.Gone = without(status.Gone, host.name)
+		})
+	}
+	asAsked, again := host.carryOut(ctx, vm, here)
+	before := vm.Status.Primary
+	err := change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) { host.tell(vm, here, asAsked, status) })
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if before != "" && before != vm.Status.Primary {
+		host.events.Eventf(vm, v1.EventTypeWarning, "FailedOver", "host %s serves the VM since %s; before it was host %s",
+			host.name, vm.Status.LastFailOver.UTC().Format("15:04:05 UTC"), before)
+		failOvers.WithLabelValues(vm.Namespace, vm.Name).Inc()
+	}
+	protectedVMs.WithLabelValues(vm.Namespace, vm.Name).Set(map[bool]float64{true: 1}[here.Protected])
+	if here.Protected {
+		drained, err := host.drain(ctx, vm)
+		return ctrl.Result{RequeueAfter: earlier(again, drained)}, err
+	}
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+func earlier(one, other time.Duration) time.Duration {
+	if one == 0 || other != 0 && other < one {
+		return other
+	}
+	return one
+}
+
+// tell writes how a VM is that this host serves.
+func (host *host) tell(vm *v1alpha1.ProtectedVM, here control.VM, asAsked []string, status *v1alpha1.ProtectedVMStatus) {
+	now := metav1.Now().Rfc3339Copy()
+	if status.Started == nil {
+		status.Started = &now
+	}
+	if here.Role == "primary" {
+		if status.Primary != "" && status.Primary != host.name {
+			status.LastFailOver = &now
+		}
+		status.Primary = host.name
+	}
+	status.State, status.Term, status.Witness = here.State, int64(here.Term), status.Placement.Witness
+	status.ObservedGeneration, status.Gone = vm.Generation, without(status.Gone, host.name)
+	status.Backup, status.Strength = "", 1
+	if here.Protected {
+		status.Backup, status.Strength = without(status.Placement.Members, host.name)[0], 2
+	}
+	word := control.Word(here.State)
+	runs := here.Role == "primary" && word != "starting" && word != "no-majority" && word != "stopped" && word != "failed"
+	why := fmt.Sprintf("host '%s' serves it", host.name)
+	if !runs {
+		why = fmt.Sprintf("host '%s' leads its group and does not serve it: %s", host.name, here.State)
+	}
+	set(&status.Conditions, vm.Generation, Running, truth(runs), reason(word), why)
+	switch {
+	case here.Protected:
+		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionTrue, "SecondCopy", fmt.Sprintf("host '%s' holds a complete second copy", status.Backup))
+	case here.Policy == "none":
+		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NotAsked", "its policy is none: if its host dies, it is lost")
+	case here.JoinProblem != nil:
+		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NoBackupJoins", "no backup joins: "+here.JoinProblem.Why)
+	default:
+		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NoSecondCopy", "there is no complete second copy: if its host dies now, it is lost")
+	}
+	if len(asAsked) == 0 {
+		set(&status.Conditions, vm.Generation, AsAsked, metav1.ConditionTrue, "CarriedOut", "it runs as its spec says")
+	} else {
+		set(&status.Conditions, vm.Generation, AsAsked, metav1.ConditionFalse, "NotCarriedOut", sentences(asAsked))
+	}
+}
+
+// carryOut changes what a daemon can change while a VM runs, and returns what it cannot.
+func (host *host) carryOut(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (cannot []string, again time.Duration) {
+	placement := vm.Status.Placement
+	if vm.Spec.Policy != here.Policy && here.Role == "primary" {
+		ctx, end := context.WithTimeout(ctx, longest)
+		defer end()
+		err := host.daemon.Policy(ctx, here.Name, vm.Spec.Policy)
+		if err == nil {
+			host.events.Eventf(vm, v1.EventTypeNormal, "PolicyChanged", "its policy was %s and is %s now", here.Policy, vm.Spec.Policy)
+		} else {
+			cannot, again = append(cannot, fmt.Sprintf("policy %s: %v", vm.Spec.Policy, err)), later
+		}
+	}
+	if vm.Spec.Storage != placement.Storage {
+		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
+	}
+	if vm.Spec.Strength > 2 {
+		cannot = append(cannot, "strength 3 asks for a standby, which daemons do not have yet: two copies run")
+	}
+	if vm.Spec.Strength != placement.Strength && vm.Spec.Strength > len(placement.Members) && vm.Spec.Strength < 3 {
+		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))
+	}
+	return cannot, again
+}
+
+// drain hands a VM over that this host serves when its node is being drained: it is cordoned, and the Pod that stood for the copy is gone from it.
+func (host *host) drain(ctx context.Context, vm *v1alpha1.ProtectedVM) (time.Duration, error) {
+	node := &v1.Node{}
+	if err := host.Get(ctx, client.ObjectKey{Name: host.name}, node); err != nil || !node.Spec.Unschedulable {
+		return 0, client.IgnoreNotFound(err)
+	}
+	number := 0
+	for at, member := range vm.Status.Placement.Members {
+		if member == host.name {
+			number = at
+		}
+	}
+	pod := &v1.Pod{}
+	err := host.Get(ctx, client.ObjectKey{Namespace: vm.Namespace, Name: podName(vm, number)}, pod)
+	if client.IgnoreNotFound(err) != nil || err == nil && pod.Spec.NodeName == host.name && !isGone(pod) {
+		return 0, client.IgnoreNotFound(err)
+	}
+	other := &v1.Node{}
+	err = host.Get(ctx, client.ObjectKey{Name: vm.Status.Backup}, other)
+	if err != nil || other.Spec.Unschedulable {
+		// There is no better place.
+		return later, client.IgnoreNotFound(err)
+	}
+	ctx, end := context.WithTimeout(ctx, longest)
+	defer end()
+	if err := host.daemon.Failover(ctx, VMName(vm)); err != nil {
+		host.events.Eventf(vm, v1.EventTypeWarning, "NotHandedOver", "node %s is being drained, and the VM stays there for now: %v", host.name, err)
+		return later, nil
+	}
+	host.events.Eventf(vm, v1.EventTypeNormal, "HandedOver", "node %s is being drained: the VM goes to host %s", host.name, vm.Status.Backup)
+	return 0, nil
+}
+
+// end ends the VM of a deleted object: its guest is asked, and after a while it is not asked any more.
+func (host *host) end(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
+	forget(vm)
+	again := ctrl.Result{RequeueAfter: later}
+	if here.Leader != "" && here.Leader != host.name || here.Leader == "" && here.Role == "witness" {
+		return again, nil
+	}
+	left := host.grace - time.Since(vm.DeletionTimestamp.Time)
+	if left > 0 {
+		again.RequeueAfter = left
+	}
+	// A guest is asked once by each leader.
+	if !host.asks(here, left <= 0) {
+		return again, nil
+	}
+	ctx, end := context.WithTimeout(ctx, longest)
+	defer end()
+	err := host.daemon.Down(ctx, here.Name, left <= 0)
+	if err != nil {
+		again.RequeueAfter = later
+		host.forgetAsked(here.Name)
+	}
+	var refused *control.Refused
+	if errors.As(err, &refused) {
+		return again, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+			set(&status.Conditions, vm.Generation, Running, metav1.ConditionUnknown, "Ending", refused.Why)
+		})
+	}
+	return again, nil
+}
+
+func (host *host) asks(here control.VM, now bool) bool {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	if term, asked := host.asked[here.Name]; asked && term == here.Term && !now {
+		return false
+	}
+	host.asked[here.Name] = here.Term
+	return true
+}
+
+func (host *host) forgetAsked(vm string) {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	delete(host.asked, vm)
+}
+
+// tidy takes away what is left here of objects that are no more: of a host that was not there when its VM was ended. A VM that is led by somebody is
+// never ended because an object is not found: somebody may have brought an old state of Kubernetes back.
+func (host *host) tidy(ctx context.Context, live client.Reader) error {
+	status, err := host.daemon.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, mine := range host.report.remembered() {
+		vm := &v1alpha1.ProtectedVM{}
+		err := live.Get(ctx, client.ObjectKey{Namespace: mine.Namespace, Name: mine.Name}, vm)
+		if err == nil && VMName(vm) == mine.VM {
+			continue
+		}
+		// A server that does not know the kind says that there is none of it, too.
+		if err != nil && (!apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)) {
+			return err
+		}
+		host.forgetAsked(mine.VM)
+		left, isLeft := status.Find(mine.VM)
+		if !isLeft {
+			host.report.forget(mine.VM)
+			continue
+		}
+		if left.Leader != "" {
+			return fmt.Errorf("VM '%s' has no ProtectedVM any more and host '%s' serves it: 'dunlin down %s' ends it", mine.VM, left.Leader, mine.VM)
+		}
+		ctx, end := context.WithTimeout(ctx, longest)
+		err = host.daemon.Forget(ctx, mine.VM)
+		end()
+		if err != nil {
+			return fmt.Errorf("what is left of VM '%s': %w", mine.VM, err)
+		}
+	}
+	return nil
+}

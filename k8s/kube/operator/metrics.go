@@ -1,0 +1,23 @@
+package operator
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+// What is told beside what controller-runtime counts, by the operator on the host that serves a VM.
+var (
+	protectedVMs = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "dunlin_operator_vm_protected", Help: "1 if a complete second copy of a ProtectedVM exists.",
+	}, []string{"namespace", "name"})
+	failOvers = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "dunlin_operator_fail_overs_total", Help: "Times that this host took a ProtectedVM over.",
+	}, []string{"namespace", "name"})
+)
+
+func init() { metrics.Registry.MustRegister(protectedVMs, failOvers) }
+
+// forget says nothing more of a VM that this host does not serve.
+func forget(vm *v1alpha1.ProtectedVM) { protectedVMs.DeleteLabelValues(vm.Namespace, vm.Name) }

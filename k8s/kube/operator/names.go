@@ -1,0 +1,104 @@
+package operator
+
+import (
+	"context"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+const (
+	// Finalizer keeps a ProtectedVM until its VM has ended on its hosts.
+	Finalizer = "dunlin.dev/vm"
+	// VMLabel is on the Pods that stand for a ProtectedVM's copies: its name.
+	VMLabel = "dunlin.dev/vm"
+	// NumberLabel is a copy's number, also where the Pod is not placed by agreement any more.
+	NumberLabel = "dunlin.dev/number"
+)
+
+// The conditions of a ProtectedVM, and Ready of a DunlinHost.
+const (
+	// Placed: its copies have nodes, and Pods stand for them there.
+	Placed = "Placed"
+	// Running: a primary serves it.
+	Running = "Running"
+	// Protected: a second complete copy exists.
+	Protected = "Protected"
+	// AsAsked: what the spec says now is carried out.
+	AsAsked = "AsAsked"
+	// Ready: the host's daemon answers.
+	Ready = "Ready"
+)
+
+// VMName is a ProtectedVM's name on its hosts: its own and part of its UID, so that no other object, and no VM that a person starts by hand, is taken
+// for it. It has at most 61 characters, and a daemon takes 64.
+func VMName(vm *v1alpha1.ProtectedVM) string {
+	return vm.Name + "." + strings.ReplaceAll(string(vm.UID), "-", "")[:12]
+}
+
+// set sets a condition.
+func set(conditions *[]metav1.Condition, generation int64, kind string, is metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(conditions, metav1.Condition{Type: kind, Status: is, Reason: reason, Message: message, ObservedGeneration: generation})
+}
+
+func truth(is bool) metav1.ConditionStatus {
+	if is {
+		return metav1.ConditionTrue
+	}
+	return metav1.ConditionFalse
+}
+
+// change writes a ProtectedVM's status where it becomes another one, if nobody else has changed the object since it was read.
+func change(ctx context.Context, api client.Client, vm *v1alpha1.ProtectedVM, edit func(*v1alpha1.ProtectedVMStatus)) error {
+	before := vm.DeepCopy()
+	edit(&vm.Status)
+	if equality.Semantic.DeepEqual(before.Status, vm.Status) {
+		return nil
+	}
+	return api.Status().Patch(ctx, vm, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+// settle is what becomes of a turn: where somebody else has changed the object meanwhile, it is looked at again.
+func settle(result ctrl.Result, err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: soon}, nil
+	}
+	return result, err
+}
+
+// isHeard says whether a host's operator is there, and its daemon answers.
+func isHeard(host *v1alpha1.DunlinHost) bool {
+	return meta.IsStatusConditionTrue(host.Status.Conditions, Ready)
+}
+
+func has(list []string, name string) bool {
+	for _, other := range list {
+		if other == name {
+			return true
+		}
+	}
+	return false
+}
+
+func without(list []string, name string) []string {
+	var rest []string
+	for _, other := range list {
+		if other != name {
+			rest = append(rest, other)
+		}
+	}
+	return rest
+}
+
+// isGone says whether a Pod is on its way out, or has ended.
+func isGone(pod *v1.Pod) bool {
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}

@@ -1,0 +1,180 @@
+// Package operator carries out ProtectedVMs: one operator beside each daemon of Dunlin's.
+//
+// It decides which hosts a VM has, and when a deleted object may go (placer), what its own daemon is asked (host), and which hosts count as there
+// (report, silence). Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
+// status, conditions and events -> deletion: 'down', and nothing is left.
+//
+// One of the operators is elected, and does what is to be done once; each one does what is to be done on its own host.
+// Not here: what a right object is (crds), who may make one (deploy), where copies go (scheduler), and how a VM is kept alive (the daemons).
+package operator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+// Name is the operator's, as events name it.
+const Name = "dunlin-operator"
+
+// Options are an operator's.
+type Options struct {
+	// Node is the Kubernetes node it is on, and its daemon's host: they have the same name.
+	Node string
+	// Socket is the daemon's.
+	Socket string
+	Limits Limits
+	// Namespace has the lease by which one is elected.
+	Namespace string
+	// Image is what the Pods that stand for copies run.
+	Image string
+	// Metrics is where they are served, as HOST:PORT; "0" is nowhere.
+	Metrics string
+	// Beat is how often the host says that it is there; after four beats of silence it counts as silent.
+	Beat time.Duration
+	// Grace is how long a guest may take to switch itself off when its object is deleted.
+	Grace time.Duration
+}
+
+// beatsOfSilence make a host silent.
+const beatsOfSilence = 4
+
+// Run runs an operator until the context ends.
+func Run(ctx context.Context, config *rest.Config, options Options) error {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return err
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return err
+	}
+	ours, err := labels.NewRequirement(VMLabel, selection.Exists, nil)
+	if err != nil {
+		return err
+	}
+	manager, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:                        scheme,
+		Cache:                         cache.Options{ByObject: map[client.Object]cache.ByObject{&v1.Pod{}: {Label: labels.NewSelector().Add(*ours)}}},
+		Metrics:                       metricsserver.Options{BindAddress: options.Metrics},
+		LeaderElection:                true,
+		LeaderElectionID:              Name,
+		LeaderElectionNamespace:       options.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return err
+	}
+	index := func(object client.Object) []string { return []string{VMName(object.(*v1alpha1.ProtectedVM))} }
+	if err := manager.GetFieldIndexer().IndexField(ctx, &v1alpha1.ProtectedVM{}, byVMName, index); err != nil {
+		return err
+	}
+	if err := beElected(manager, options); err != nil {
+		return err
+	}
+	if err := beBeside(manager, options); err != nil {
+		return err
+	}
+	return manager.Start(ctx)
+}
+
+// beElected adds what the elected operator does.
+func beElected(manager ctrl.Manager, options Options) error {
+	placer := &placer{manager.GetClient(), manager.GetAPIReader(), manager.GetEventRecorderFor(Name), options.Image}
+	// A host that came or went; not each of its beats.
+	turned := predicate.Funcs{UpdateFunc: func(update event.UpdateEvent) bool {
+		return isHeard(update.ObjectOld.(*v1alpha1.DunlinHost)) != isHeard(update.ObjectNew.(*v1alpha1.DunlinHost))
+	}}
+	err := ctrl.NewControllerManagedBy(manager).Named("place").For(&v1alpha1.ProtectedVM{}).Owns(&v1.Pod{}).
+		Watches(&v1alpha1.DunlinHost{}, handler.EnqueueRequestsFromMapFunc(everyVM(manager.GetClient())), builder.WithPredicates(turned)).
+		Complete(placer)
+	if err != nil {
+		return err
+	}
+	silence := &silence{Client: manager.GetClient(), after: beatsOfSilence * options.Beat, last: map[string]word{}}
+	return ctrl.NewControllerManagedBy(manager).Named("silence").For(&v1alpha1.DunlinHost{}).Complete(silence)
+}
+
+// beBeside adds what every operator does beside its daemon.
+func beBeside(manager ctrl.Manager, options Options) error {
+	daemon, events := control.New(options.Socket), manager.GetEventRecorderFor(Name)
+	report := &report{
+		api: manager.GetClient(), live: manager.GetAPIReader(), name: options.Node, daemon: daemon, images: options.Limits.Images,
+		vms: map[string]v1alpha1.HostVM{},
+	}
+	host := &host{
+		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, events: events, limits: options.Limits, grace: options.Grace,
+		asked: map[string]uint64{},
+	}
+	follower := &follower{
+		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, live: manager.GetAPIReader(), events: events,
+		changed: make(chan event.TypedGenericEvent[*v1alpha1.ProtectedVM]), beat: options.Beat,
+	}
+	everyone, several := false, 4
+	own := predicate.NewPredicateFuncs(func(node client.Object) bool { return node.GetName() == options.Node })
+	err := ctrl.NewControllerManagedBy(manager).Named("host").For(&v1alpha1.ProtectedVM{}).Owns(&v1.Pod{}).
+		Watches(&v1.Node{}, handler.EnqueueRequestsFromMapFunc(everyVM(manager.GetClient())), builder.WithPredicates(own, cordoned())).
+		WatchesRawSource(source.Channel(follower.changed, &handler.TypedEnqueueRequestForObject[*v1alpha1.ProtectedVM]{})).
+		WithOptions(controller.Options{NeedLeaderElection: &everyone, MaxConcurrentReconciles: several}).
+		Complete(host)
+	if err != nil {
+		return err
+	}
+	return manager.Add(follower)
+}
+
+// cordoned passes a node that was cordoned, or is not any more.
+func cordoned() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(update event.UpdateEvent) bool {
+		return update.ObjectOld.(*v1.Node).Spec.Unschedulable != update.ObjectNew.(*v1.Node).Spec.Unschedulable
+	}}
+}
+
+// everyVM is looked at for something that is about none of them.
+func everyVM(reader client.Reader) handler.MapFunc {
+	return func(ctx context.Context, _ client.Object) []reconcile.Request {
+		list := &v1alpha1.ProtectedVMList{}
+		if err := reader.List(ctx, list); err != nil {
+			return nil
+		}
+		var all []reconcile.Request
+		for _, vm := range list.Items {
+			all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: vm.Namespace, Name: vm.Name}})
+		}
+		return all
+	}
+}
+
+// Check says in one line what is wrong with them.
+func (options Options) Check() error {
+	switch {
+	case options.Node == "":
+		return fmt.Errorf("--node has to name this node")
+	case options.Limits.Images == "" || options.Limits.Images[0] != '/':
+		return fmt.Errorf("--images is an absolute path, not '%s'", options.Limits.Images)
+	case options.Beat <= 0 || options.Grace < 0:
+		return fmt.Errorf("--beat is more than nothing, and --grace not less")
+	}
+	return nil
+}

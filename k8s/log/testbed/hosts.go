@@ -1,0 +1,121 @@
+package testbed
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Hosts are three daemons of Dunlin's.
+type Hosts struct {
+	// Names are theirs.
+	Names []string
+	dir   string
+	run   map[string]*Process
+	apart *network
+}
+
+var names = []string{"a", "b", "c"}
+
+// OnLoopback makes their files; the daemons share this machine's network. None is started.
+func OnLoopback(t testing.TB) *Hosts {
+	t.Helper()
+	var addresses []string
+	for range names {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Kept until all have one, so that no two are the same.
+		defer listener.Close()
+		addresses = append(addresses, listener.Addr().String())
+	}
+	return newHosts(t, nil, addresses)
+}
+
+// Apart makes their files; each daemon has a network of its own, with a bridge br0 that a VM's cards join. It needs root. None is started.
+func Apart(t testing.TB) *Hosts {
+	t.Helper()
+	apart := newNetwork(t, names)
+	var addresses []string
+	for at := range names {
+		addresses = append(addresses, apart.address(at)+":7700")
+	}
+	return newHosts(t, apart, addresses)
+}
+
+func newHosts(t testing.TB, apart *network, addresses []string) *Hosts {
+	t.Helper()
+	// A control socket's path is short, whatever a test is called.
+	dir, err := os.MkdirTemp("", "dunlin-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	hosts := &Hosts{Names: names, dir: filepath.Join(dir, "c"), run: map[string]*Process{}, apart: apart}
+	arguments := []string{"init", hosts.dir, "--cluster", "testbed", "--control", "control.sock"}
+	for at, name := range names {
+		arguments = append(arguments, "--host", name+"="+addresses[at])
+	}
+	if out, err := exec.Command(program(t), arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("dunlin init: %v: %s", err, out)
+	}
+	return hosts
+}
+
+// program is dunlin, which DUNLIN names.
+func program(t testing.TB) string {
+	t.Helper()
+	dunlin := os.Getenv("DUNLIN")
+	if dunlin == "" {
+		t.Fatal("DUNLIN has to name the dunlin program: DUNLIN=$PWD/target/debug/dunlin go test ./... in the module's folder")
+	}
+	return dunlin
+}
+
+// Start starts the daemons of these hosts, or of all, and waits until they are ready.
+func (hosts *Hosts) Start(t testing.TB, names ...string) {
+	t.Helper()
+	if len(names) == 0 {
+		names = hosts.Names
+	}
+	for _, name := range names {
+		command := []string{program(t), "host", filepath.Join(hosts.Folder(name), "host.toml")}
+		if hosts.apart != nil {
+			command = hosts.apart.inside(name, command)
+		}
+		process, err := Start(t, nil, command[0], command[1:]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts.run[name] = process
+		process.Until(t, "ready:")
+	}
+}
+
+// Process is the daemon of a host that was started.
+func (hosts *Hosts) Process(name string) *Process { return hosts.run[name] }
+
+// Kill is SIGKILL to a host's daemon; its copies of VMs end with it.
+func (hosts *Hosts) Kill(name string) { hosts.run[name].Kill() }
+
+// Folder has a host's files, and below them its state.
+func (hosts *Hosts) Folder(name string) string { return filepath.Join(hosts.dir, name) }
+
+// Socket is a daemon's control socket.
+func (hosts *Hosts) Socket(name string) string {
+	return filepath.Join(hosts.Folder(name), "control.sock")
+}
+
+// Sockets are all of them, this host's first.
+func (hosts *Hosts) Sockets(first string) []string {
+	sockets := []string{hosts.Socket(first)}
+	for _, name := range hosts.Names {
+		if name != first {
+			sockets = append(sockets, hosts.Socket(name))
+		}
+	}
+	return sockets
+}
