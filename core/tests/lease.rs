@@ -234,3 +234,34 @@ fn who_was_late_itself_listens_before_it_believes_that_others_died() {
     }
     assert_ne!(group.nodes[&leader].role(), Role::Leader);
 }
+
+#[test]
+fn entries_that_arrive_are_a_sign_of_life_though_their_beats_come_late() {
+    for durability in BOTH {
+        for acknowledges in [true, false] {
+            let (mut group, leader, heir) = at_work(durability);
+            // Bulk goes before the beats on their way: no new one is echoed from here on.
+            let [term, beat] = [group.nodes[&leader].term().0, 1];
+            group.down = (0..3).filter(|id| *id != leader).collect();
+            for _ in 0..2_000 {
+                if group.nodes[&leader].role() != Role::Leader {
+                    break;
+                }
+                group.propose("bulk");
+                group.run(250);
+                let message = Message::Ack {
+                    term: Term(term),
+                    durable: group.nodes[&leader].appended().index,
+                    beat,
+                };
+                let from = ReplicaId(heir);
+                if acknowledges {
+                    group.step(leader, Event::Received { from, message });
+                }
+            }
+            let leads = group.nodes[&leader].role() == Role::Leader;
+            assert_eq!(leads, acknowledges, "{durability:?}");
+            assert!(!group.may_speak(leader), "it is no licence to speak");
+        }
+    }
+}

@@ -21,10 +21,10 @@ use rustls::{
     CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
     ServerConnection, SignatureScheme, StreamOwned,
 };
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a token begins with, and its version.
 const MARK: &str = "dunlin1-";
@@ -165,9 +165,49 @@ fn provider() -> Arc<CryptoProvider> {
 pub struct Door(Arc<ServerConfig>);
 
 /// A connection to whoever came in.
-pub type Visitor = StreamOwned<ServerConnection, TcpStream>;
+pub type Visitor = StreamOwned<ServerConnection, Visit>;
 /// A connection to the door.
-pub type Host = StreamOwned<ClientConnection, TcpStream>;
+pub type Host = StreamOwned<ClientConnection, Visit>;
+
+/// A connection that ends at a set time, however it is kept alive: who sends a byte now and then holds a place no longer than the others.
+pub struct Visit {
+    tcp: TcpStream,
+    until: Instant,
+}
+
+impl Visit {
+    fn new(tcp: TcpStream, patience: Duration) -> io::Result<Self> {
+        tcp.set_nodelay(true)?;
+        let until = Instant::now() + patience;
+        Ok(Self { tcp, until })
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+}
+
+impl Read for Visit {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.tcp.set_read_timeout(self.left()?)?;
+        self.tcp.read(into)
+    }
+}
+
+impl Write for Visit {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tcp.set_write_timeout(self.left()?)?;
+        self.tcp.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.tcp.flush()
+    }
+}
 
 impl Door {
     /// A door of the host with these keys, in the cluster of that authority.
@@ -189,24 +229,18 @@ impl Door {
         Ok(Self(Arc::new(config)))
     }
 
-    /// Talks TLS with who came in, and waits no longer than that for each of its words.
+    /// Talks TLS with who came in, for so long at most.
     ///
     /// # Errors
     /// The connection's.
     pub fn open(&self, tcp: TcpStream, patience: Duration) -> io::Result<Visitor> {
-        timed(&tcp, patience)?;
         let session = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
-        Ok(StreamOwned::new(session, tcp))
+        Ok(StreamOwned::new(session, Visit::new(tcp, patience)?))
     }
 }
 
-fn timed(tcp: &TcpStream, patience: Duration) -> io::Result<()> {
-    tcp.set_read_timeout(Some(patience))?;
-    tcp.set_write_timeout(Some(patience))?;
-    tcp.set_nodelay(true)
-}
-
-/// Goes to the token's door and sees that it is the right one. Nothing has been said yet when this returns.
+/// Goes to the token's door and sees that it is the right one. Nothing has been said yet when this returns. The visit lasts no longer
+/// than `patience`.
 ///
 /// # Errors
 /// Nobody is there, or somebody else.
@@ -217,7 +251,7 @@ pub fn knock(token: &Token, patience: Duration) -> Result<Host, EnrollError> {
     };
     let bad = |error: rustls::Error| EnrollError::BadKeys(error.to_string());
     let tcp = TcpStream::connect_timeout(&token.door, patience).map_err(unreachable)?;
-    timed(&tcp, patience).map_err(unreachable)?;
+    let visit = Visit::new(tcp, patience).map_err(unreachable)?;
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(bad)?
@@ -229,7 +263,7 @@ pub fn knock(token: &Token, patience: Duration) -> Result<Host, EnrollError> {
         .with_no_client_auth();
     let name = ServerName::try_from(token.issuer.clone()).map_err(|_| EnrollError::NoToken)?;
     let session = ClientConnection::new(Arc::new(config), name).map_err(bad)?;
-    let mut host = StreamOwned::new(session, tcp);
+    let mut host = StreamOwned::new(session, visit);
     while host.conn.is_handshaking() {
         host.conn
             .complete_io(&mut host.sock)
@@ -308,7 +342,6 @@ impl ServerCertVerifier for Pinned {
 mod tests {
     use super::*;
     use crate::keys::{Authority, make_ca, make_host};
-    use std::io::{Read, Write};
     use std::net::TcpListener;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -373,6 +406,32 @@ mod tests {
             (&said, &opened.join().unwrap().unwrap()[..]),
             (b"come in", &b"hello"[..])
         );
+    }
+
+    #[test]
+    fn who_drips_bytes_is_shown_out_when_the_visit_is_over() {
+        let authority = make_ca("mine").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut drips = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        drips.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let dripping = std::thread::spawn(move || {
+            // The longest record there is, never whole: each byte comes before anybody would lose patience with it.
+            let mut record = [0x16, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
+            let mut answer = [0; 64];
+            loop {
+                let byte = [record.next().expect("it has no end")];
+                if drips.write_all(&byte).is_err() || matches!(drips.read(&mut answer), Ok(0)) {
+                    return;
+                }
+            }
+        });
+        let door = Door::new(&make_host(&authority, "a").unwrap(), &authority.keys.cert_pem).unwrap();
+        let mut visitor = door
+            .open(listener.accept().unwrap().0, Duration::from_millis(300))
+            .unwrap();
+        assert!(visitor.read(&mut [0; 5]).is_err(), "the visit is over");
+        drop(visitor);
+        dripping.join().unwrap();
     }
 
     #[test]

@@ -10,12 +10,13 @@ use crate::events::now_ms;
 use dunlin_fabric::keys;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use utoipa::ToSchema;
 
 /// A month is enough to exchange keys.
 const SOON_S: u64 = 30 * 86_400;
 
 /// One certificate's end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Certificate {
     /// `host`, or `authority`: the cluster's.
     pub what: String,

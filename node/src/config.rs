@@ -13,7 +13,7 @@ mod vm;
 
 pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
-pub use host::{HostConfig, HostFile, Trust};
+pub use host::{HostConfig, HostFile, PageAt, Trust};
 pub use program::ProgramSpec;
 pub use vm::{DiskReplication, VmConfig};
 

@@ -8,8 +8,8 @@ mod member;
 mod notify;
 pub mod report;
 pub mod server;
+mod status;
 
-use crate::certificates::Certificate;
 use crate::daemon::Ticket;
 use crate::vm::Note;
 pub use figures::{ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures};
@@ -17,7 +17,11 @@ pub use member::Member;
 pub use notify::NotifyStatus;
 use report::{Found, Report};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+pub use status::{
+    BadInput, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, PeerStatus, Progress,
+    Reasons, SyncStatus, VmStatus, WaitStatus,
+};
+use utoipa::ToSchema;
 
 /// What is asked of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -126,6 +130,11 @@ pub enum Request {
     },
     /// Daemon to daemon: how are you?
     Member,
+    /// Daemon to daemon: how are you and your VMs, and what happened there?
+    Look {
+        /// From that event on; of more than a few hundred only the last.
+        since: u64,
+    },
     /// Daemon to daemon: what would you lack for this VM?
     Examine {
         /// The text of its vm.toml.
@@ -174,6 +183,21 @@ pub enum Request {
 }
 
 impl Request {
+    /// The VM that a person asks something of.
+    #[must_use]
+    pub fn vm(&self) -> Option<&str> {
+        match self {
+            Self::Down { vm, .. }
+            | Self::Failover { vm }
+            | Self::Policy { vm, .. }
+            | Self::Protect { vm, .. }
+            | Self::Replace { vm, .. }
+            | Self::VerifyDisk { vm, .. }
+            | Self::Inject { vm, .. } => Some(vm),
+            _ => None,
+        }
+    }
+
     /// Whether a daemon takes this from another daemon.
     #[must_use]
     pub fn is_for_peers(&self) -> bool {
@@ -295,7 +319,7 @@ pub struct DiskStanding {
 }
 
 /// Something that happened.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// Counts up on each host.
     pub seq: u64,
@@ -309,289 +333,4 @@ pub struct Event {
     pub kind: String,
     /// The same for a person.
     pub text: String,
-}
-
-/// A host and its VMs.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct HostStatus {
-    /// The host.
-    pub host: String,
-    /// How its links to others are protected.
-    pub links: String,
-    /// The VMs in whose groups it is.
-    pub vms: Vec<VmStatus>,
-    /// The logs of which it is a host.
-    #[serde(default)]
-    pub logs: Vec<log::LogStatus>,
-    /// Connections to this host that were refused, by what was wrong with them.
-    #[serde(default)]
-    pub refused: BTreeMap<String, u64>,
-    /// Events on their way to `notify_url`, if there is one.
-    #[serde(default)]
-    pub notify: Option<NotifyStatus>,
-    /// How long its certificates are good.
-    #[serde(default)]
-    pub certificates: Vec<Certificate>,
-}
-
-/// One VM, as this host sees it.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct VmStatus {
-    /// Its name.
-    pub name: String,
-    /// `primary`, `backup`, `witness`, or `none` while this host has no part in running it.
-    pub role: String,
-    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `stalled: ...` (a wait of docs/waits.md), `failed: ...`.
-    pub state: String,
-    /// Whether a second complete copy exists, as agreed by the group.
-    pub protected: bool,
-    /// Whether protection is asked for at all.
-    pub wants_protection: bool,
-    /// The policy.
-    pub policy: String,
-    /// The leader's host, if known.
-    pub leader: Option<String>,
-    /// The consensus term.
-    pub term: u64,
-    /// The running epoch.
-    pub epoch: u64,
-    /// Entries: committed, applied.
-    pub committed: u64,
-    /// See `committed`.
-    pub applied: u64,
-    /// Frames that wait for a sync.
-    pub held_frames: usize,
-    /// Agreed entries that this host holds: those since the log was cut.
-    pub log_entries: u64,
-    /// Inbound frames taken and outbound frames released.
-    pub frames_in: u64,
-    /// See `frames_in`.
-    pub frames_out: u64,
-    /// The peers of the group: name, and whether its log link stands.
-    pub peers: Vec<PeerStatus>,
-    /// The last sync, and totals.
-    pub sync: SyncStatus,
-    /// What the last take-over on this host was made of.
-    pub failover: Option<FailoverStatus>,
-    /// Long work under way.
-    pub progress: Option<Progress>,
-    /// Primary: why no backup joins.
-    #[serde(default)]
-    pub join_problem: Option<JoinProblem>,
-    /// QEMU's process on this host.
-    pub qemu_pid: Option<u32>,
-    /// The disks, in the order of the VM's file; none while the VM is not on this host.
-    #[serde(default)]
-    pub disks: Vec<DiskFigures>,
-    /// What other hosts said that was not believed.
-    #[serde(default)]
-    pub bad_input: BadInput,
-    /// How often a protected VM did not get on, and its session was ended for that (docs/waits.md).
-    #[serde(default)]
-    pub stalls: u64,
-    /// What the thread between the two copies waits for now.
-    pub waits: Option<WaitStatus>,
-    /// What its queues hold, and may hold (docs/budgets.md).
-    #[serde(default)]
-    pub queues: Vec<QueueFigures>,
-    /// Times that its log, or what its output is held in, was full, so that the network or the VM had to wait.
-    #[serde(default)]
-    pub full: u64,
-    /// Times that the log began to refuse entries of its own, which are said again.
-    #[serde(default)]
-    pub unsaid: u64,
-    /// A bare program in a VM's place: what was read and compared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub program: Option<ProgramStatus>,
-    /// Of a VM whose file says `speculative = true`, where it is here.
-    pub speculation: Option<SpeculationFigures>,
-}
-
-/// A wait of docs/waits.md.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitStatus {
-    /// Its name there.
-    pub name: String,
-    /// For what.
-    pub for_what: String,
-    /// How long it has lasted.
-    pub us: u64,
-}
-
-/// What a VM's group heard that was counted, told once per host and minute, and dropped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BadInput {
-    /// Messages that end too early.
-    pub too_short: u64,
-    /// Messages with bytes left over.
-    pub too_long: u64,
-    /// Messages with an unknown tag or an impossible count.
-    pub unknown: u64,
-    /// Messages that the protocol forbids.
-    pub forbidden: u64,
-    /// Links that were ended for a frame of impossible length, or for a checksum that stayed wrong.
-    pub links_broken: u64,
-    /// Connections from hosts that are not in the VM's group.
-    pub unknown_members: u64,
-    /// Records whose checksum did not fit when they were looked at. A write that is under way looks the same: a few
-    /// are usual.
-    pub torn: u64,
-}
-
-/// One disk on this host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskFigures {
-    /// `idle`, `alone`, `primary` or `backup`.
-    pub role: String,
-    /// What a peer may lack.
-    pub dirty_bytes: u64,
-    /// Primary: waits to be sent to the backup.
-    pub queued_bytes: u64,
-    /// What the backup's buffers hold in memory, as this host knows it.
-    pub held_bytes: u64,
-    /// Backup: of it, the primary's writes since the last sync.
-    pub pvm_bytes: u64,
-    /// Backup: of it, its own VM's.
-    pub svm_bytes: u64,
-    /// Backup: the most that the buffers ever held.
-    pub peak_bytes: u64,
-    /// Backup: compared when idle (the lightweight checkpoint).
-    pub compared_bytes: u64,
-    /// Backup: of these, found equal and brought to the image.
-    pub settled_bytes: u64,
-    /// Backup: brought to the image by syncs.
-    pub committed_bytes: u64,
-    /// Requests of the VM on this host.
-    pub requests: u64,
-    /// How long they took in all.
-    pub request_ns: u64,
-    /// Backup: syncs that reached the image, and how long that took in all, from the commit.
-    pub settles: u64,
-    /// See `settles`.
-    pub settle_ns: u64,
-    /// Backup: syncs asked for because its buffers filled up.
-    #[serde(default)]
-    pub asked_syncs: u64,
-    /// Backup: writes of its VM that were delayed because its buffers were nearly full.
-    #[serde(default)]
-    pub delayed_writes: u64,
-    /// Backup: how long the lightweight checkpoint compared and wrote.
-    #[serde(default)]
-    pub light_ns: u64,
-    /// How new the image is: term, written as its primary, epoch.
-    pub generation: (u64, bool, u64),
-    /// The image is the state of one moment.
-    pub consistent: bool,
-}
-
-/// A peer of a group.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct PeerStatus {
-    /// Its host.
-    pub host: String,
-    /// Whether the log link stands.
-    pub connected: bool,
-}
-
-/// Syncs on this host.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SyncStatus {
-    /// How many were acknowledged since this host became primary.
-    pub count: u64,
-    /// Of these, by reason.
-    pub reasons: Reasons,
-    /// How the copies are kept now: match, active or passive.
-    pub manner: String,
-    /// How often another manner was chosen because it paid.
-    pub change_overs: u64,
-    /// The comparison of outputs since the backup joined.
-    pub compared: ComparedStatus,
-    /// How many were given up.
-    pub aborted: u64,
-    /// The last one.
-    pub last: SyncFigures,
-    /// Medians over the last 1,000.
-    pub median: SyncFigures,
-    /// Each figure summed up over all of them: the difference of two answers says what syncs cost in between.
-    pub sum: SyncFigures,
-}
-
-/// Outputs of both VMs, compared.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComparedStatus {
-    /// Frames that left because both VMs had said them.
-    pub matched: u64,
-    /// Frames that left because they told nothing new.
-    pub free: u64,
-    /// Frames that left by a sync.
-    pub by_sync: u64,
-    /// Times that the two said something else.
-    pub differences: u64,
-    /// All frames that left, and how long they were held together.
-    pub released: u64,
-    /// In microseconds.
-    pub held_us: u64,
-}
-
-/// Why syncs were started.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reasons {
-    /// Both VMs were idle.
-    pub idle: u64,
-    /// Output had waited for the longest interval.
-    pub limit: u64,
-    /// The epoch had grown old.
-    pub quiet: u64,
-    /// The disk's buffers asked.
-    pub disk: u64,
-    /// The backup said something else.
-    pub differs: u64,
-    /// Another manner was taken up.
-    pub change_over: u64,
-    /// The log, or what output is held in, was half full.
-    #[serde(default)]
-    pub memory: u64,
-}
-
-/// A take-over, step by step. Microseconds.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct FailoverStatus {
-    /// From the last word of the old primary to this host's candidacy.
-    pub detected_us: u64,
-    /// To the won election.
-    pub elected_us: u64,
-    /// Applying the agreed inputs and the complete set's agreement.
-    pub applied_us: u64,
-    /// To the first frame out: disk, QEMU's switch, announcement.
-    pub announced_us: u64,
-}
-
-/// Why a join fails.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinProblem {
-    /// The other host, and what it or this one says.
-    pub why: String,
-    /// How often in a row.
-    pub times: u32,
-    /// It goes by itself.
-    pub passes: bool,
-}
-
-/// Long work.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Progress {
-    /// What.
-    pub what: String,
-    /// So far, in bytes.
-    pub done: u64,
-    /// In all, in bytes.
-    pub total: u64,
-}
-
-impl Progress {
-    /// How far it is, in tenths.
-    #[must_use]
-    pub fn tenth(&self) -> u64 {
-        self.done.saturating_mul(10) / self.total.max(1)
-    }
 }

@@ -1,20 +1,21 @@
 //! One daemon per host: it listens for the other hosts and for people, and holds the VMs' loops.
 
-mod examine;
+pub mod examine;
 mod hand_over;
 pub mod identity;
 pub mod logs;
 mod members;
-mod peers;
+pub mod peers;
+mod priority;
 mod program;
 pub mod requests;
 mod reservations;
-mod roles;
+pub mod roles;
 mod service;
 mod store;
 
 use crate::certificates;
-use crate::config::{HostConfig, VmConfig};
+use crate::config::{HostConfig, PageAt, VmConfig};
 use crate::control::server::ControlSocket;
 use crate::events::{Events, now_ms};
 use crate::logs::LogHandle;
@@ -22,6 +23,7 @@ use crate::metrics;
 use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
 use crate::vm::{self, Ended, Host, VmHandle};
+use crate::web;
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
 use dunlin_fabric::link::{LinkError, Listener, Refusals};
@@ -75,6 +77,16 @@ pub struct BadInput(pub String);
 impl Daemon {
     fn vms(&self) -> MutexGuard<'_, BTreeMap<String, VmHandle>> {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who may ask what.
+    pub fn roles(&self) -> &Arc<Roles> {
+        &self.roles
+    }
+
+    /// Whether this host has a part in that VM.
+    pub fn has_vm(&self, name: &str) -> bool {
+        self.vms().contains_key(name)
     }
 
     fn logs(&self) -> MutexGuard<'_, BTreeMap<String, LogHandle>> {
@@ -149,6 +161,7 @@ impl Daemon {
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
     die_whole();
+    priority::session_first();
     dunlin_guest::map_large_buffers();
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
     std::fs::create_dir_all(&config.state)
@@ -198,6 +211,7 @@ pub fn run(path: &Path) -> Result<()> {
         metrics::serve(address, &daemon)
             .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
     }
+    serve_page(&daemon, config.page)?;
     for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
         match VmConfig::parse(&text, &name, &config.cluster) {
             Ok(vm) => daemon
@@ -233,6 +247,23 @@ pub fn run(path: &Path) -> Result<()> {
         config.name, config.cluster.name
     ));
     wait_for_end(&daemon, &endings, service)
+}
+
+/// Serves the page where host.toml says; where it says nothing, at the usual address if nobody else is there.
+fn serve_page(daemon: &Arc<Daemon>, page: PageAt) -> Result<()> {
+    match page {
+        PageAt::Nowhere => {}
+        PageAt::Address(address) => {
+            web::serve(address, daemon).map_err(|error| BadInput(format!("page at {address}: {error:#}")))?;
+        }
+        PageAt::Usual => {
+            if let Err(error) = web::serve(PageAt::USUAL, daemon) {
+                let text = format!("the page is not served: {}: {error:#}", PageAt::USUAL);
+                daemon.host.events.push("", "no-page", text);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// An address that this machine has not may come yet, as while it starts: a service manager is to try again. All else is bad input.

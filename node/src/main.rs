@@ -12,6 +12,7 @@ mod logs;
 mod metrics;
 mod notify;
 mod vm;
+mod web;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,7 @@ mod ending;
 pub mod event;
 mod fault_at;
 mod frames;
+mod group;
 mod machine;
 mod nics;
 mod noted;
@@ -160,11 +161,13 @@ impl VmHandle {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
+        // Copied: the loop must not wait while medians are made.
         let recent = self
             .shared
             .recent_syncs
             .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         status.sync.median = status::median(&recent);
         status
     }

@@ -123,6 +123,61 @@ fn tested(queue: &str, cell: &str, played: &str) {
     }
 }
 
+/// `10 s` as the source has it.
+fn in_source(bound: &str) -> String {
+    match bound.split_once(' ') {
+        Some((number, "s")) => format!("Duration::from_secs({number})"),
+        Some((number, "ms")) => format!("Duration::from_millis({number})"),
+        _ => panic!("no bound: {bound}"),
+    }
+}
+
+#[test]
+fn every_wait_of_the_page_is_in_its_table_with_its_bound() {
+    let page = read("docs/waits.md");
+    let section = page.split("\n## The page's own\n").nth(1).expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let told: BTreeSet<(String, String, String)> = section
+        .lines()
+        .filter(|line| line.contains(" | `node/"))
+        .map(|line| {
+            let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            assert_eq!(cells.len(), 4, "{line}");
+            let name = |cell: &str| cell.trim_matches('`').to_owned();
+            (name(cells[1]), name(cells[2]), in_source(cells[0]))
+        })
+        .collect();
+    let mut files = vec![root().join("node/src/web.rs")];
+    sources(&root().join("node/src/web"), &mut files);
+    let mut made = BTreeSet::new();
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let name = path
+            .strip_prefix(root())
+            .expect("under the root")
+            .display()
+            .to_string();
+        let code = text.split("\nmod tests {").next().unwrap_or_default();
+        for line in code.lines() {
+            let constant = line.trim_start_matches("pub ").strip_prefix("const ");
+            if let Some((wait, bound)) = constant.and_then(|rest| rest.split_once(": Duration = ")) {
+                made.insert((
+                    wait.to_owned(),
+                    name.clone(),
+                    bound.trim_end_matches(';').to_owned(),
+                ));
+            } else {
+                assert!(
+                    !line.contains("Duration::from"),
+                    "{name}: a bound without a name: {line}"
+                );
+            }
+        }
+    }
+    assert!(made.len() > 10, "{made:?}");
+    assert_eq!(told, made);
+}
+
 #[test]
 fn no_queue_is_left_out() {
     let rows = rows();

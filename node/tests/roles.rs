@@ -4,144 +4,45 @@
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use daemon::{Host, OPERATOR, ROOT, STRANGER, User, VIEWER};
 use dunlin_vmtest::is_root;
 
+#[path = "common/daemon.rs"]
+mod daemon;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 
-/// Users and groups that every Debian has: name, uid, gid.
-const OPERATOR: (&str, u32, u32) = ("games", 5, 60);
-const VIEWER: (&str, u32, u32) = ("daemon", 1, 1);
-const STRANGER: (&str, u32, u32) = ("nobody", 65_534, 65_534);
-const ROOT: (&str, u32, u32) = ("root", 0, 0);
-
-type User = (&'static str, u32, u32);
-
 const VM: &str = "name = \"shop\"\nmembers = [\"a\"]\npolicy = \"none\"\n[vm]\nmemory_mib = 64\n";
 
-struct Host {
-    daemon: Option<Child>,
-    folder: tempfile::TempDir,
-    binary: PathBuf,
+fn is_done(host: &Host, user: User, words: &[&str]) -> Result<()> {
+    let output = host.say(user, words)?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} says {words:?}: {why}", user.0);
+    Ok(())
 }
 
-impl Host {
-    fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
-        let binary = folder.path().join("dunlin");
-        fs::copy(env!("CARGO_BIN_EXE_dunlin"), &binary)?;
-        fs::set_permissions(&binary, Permissions::from_mode(0o755))?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let made = Command::new(&binary)
-            .arg("init")
-            .arg(folder.path().join("etc"))
-            .args(["--cluster", "one", "--host"])
-            .arg(format!("a=127.0.0.1:{port}"))
-            .arg("--control")
-            .arg(folder.path().join("run/dunlin.sock"))
-            .output()?;
-        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        Ok(Self {
-            daemon: None,
-            folder,
-            binary,
-        })
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.path().join("etc/a/host.toml")
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("run/dunlin.sock")
-    }
-
-    /// Adds to host.toml.
-    fn configure(&self, more: &str) -> Result<()> {
-        let text = fs::read_to_string(self.file())?;
-        Ok(fs::write(self.file(), format!("{more}\n{text}"))?)
-    }
-
-    fn start(&mut self) -> Result<()> {
-        let mut daemon = Command::new(&self.binary)
-            .arg("host")
-            .arg(self.file())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut said = BufReader::new(daemon.stdout.take().context("its output")?);
-        let mut line = String::new();
-        said.read_line(&mut line)?;
-        let mut why = daemon.stderr.take().context("its words")?;
-        self.daemon = Some(daemon);
-        if !line.contains("ready") {
-            let mut words = String::new();
-            std::io::Read::read_to_string(&mut why, &mut words)?;
-            anyhow::bail!("{words}");
-        }
-        // What it says later is nobody's here, and must not stop it.
-        std::thread::spawn(move || std::io::copy(&mut why, &mut std::io::sink()));
-        Ok(())
-    }
-
-    fn stop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-    }
-
-    fn say(&self, user: User, words: &[&str]) -> Result<Output> {
-        let output = Command::new(&self.binary)
-            .arg("--socket")
-            .arg(self.socket())
-            .args(words)
-            .uid(user.1)
-            .gid(user.2)
-            .current_dir("/")
-            .output()?;
-        Ok(output)
-    }
-
-    fn is_done(&self, user: User, words: &[&str]) -> Result<()> {
-        let output = self.say(user, words)?;
-        let why = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{} says {words:?}: {why}", user.0);
-        Ok(())
-    }
-
-    /// It is refused in one line that names the user, and `wanted` is in it.
-    fn is_refused(&self, user: User, words: &[&str], wanted: &str) -> Result<()> {
-        let output = self.say(user, words)?;
-        let why = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            !output.status.success(),
-            "{} says {words:?}, and it is done",
-            user.0
-        );
-        ensure!(
-            why.contains(wanted) && why.lines().count() == 1,
-            "{} says {words:?}: {why}",
-            user.0
-        );
-        Ok(())
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.stop();
-    }
+/// It is refused in one line that names the user, and `wanted` is in it.
+fn is_refused(host: &Host, user: User, words: &[&str], wanted: &str) -> Result<()> {
+    let output = host.say(user, words)?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success(),
+        "{} says {words:?}, and it is done",
+        user.0
+    );
+    ensure!(
+        why.contains(wanted) && why.lines().count() == 1,
+        "{} says {words:?}: {why}",
+        user.0
+    );
+    Ok(())
 }
 
 #[test]
@@ -153,9 +54,9 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
     let mut host = Host::new()?;
     host.start()?;
     // Without a group the socket is root's.
-    host.is_done(ROOT, &["status"])?;
+    is_done(&host, ROOT, &["status"])?;
     for user in [OPERATOR, VIEWER, STRANGER] {
-        host.is_refused(user, &["status"], "Permission denied")?;
+        is_refused(&host, user, &["status"], "Permission denied")?;
     }
     host.stop();
 
@@ -164,10 +65,10 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
     fs::create_dir(&vms)?;
     host.start()?;
     for user in [VIEWER, OPERATOR, ROOT] {
-        host.is_done(user, &["status"])?;
-        host.is_done(user, &["events"])?;
-        host.is_done(user, &["cluster", "status"])?;
-        host.is_done(user, &["log", "status"])?;
+        is_done(&host, user, &["status"])?;
+        is_done(&host, user, &["events"])?;
+        is_done(&host, user, &["cluster", "status"])?;
+        is_done(&host, user, &["log", "status"])?;
     }
     let changes: [&[&str]; 3] = [
         &["failover", "shop"],
@@ -175,11 +76,11 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
         &["verify-disk", "shop"],
     ];
     for words in changes {
-        host.is_refused(VIEWER, words, "user 'daemon' may not do that")?;
-        host.is_refused(VIEWER, words, "members of group 'games'")?;
-        host.is_refused(STRANGER, words, "user 'nobody' may not talk")?;
+        is_refused(&host, VIEWER, words, "user 'daemon' may not do that")?;
+        is_refused(&host, VIEWER, words, "members of group 'games'")?;
+        is_refused(&host, STRANGER, words, "user 'nobody' may not talk")?;
         // Their right is there; the VM is not.
-        host.is_refused(OPERATOR, words, "there is no VM 'shop'")?;
+        is_refused(&host, OPERATOR, words, "there is no VM 'shop'")?;
     }
     let above: [&[&str]; 4] = [
         &["down", "shop", "--force"],
@@ -188,17 +89,17 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
         &["log", "create", "jobs", "a"],
     ];
     for words in above {
-        host.is_refused(OPERATOR, words, "user 'games' may not do that")?;
-        host.is_refused(OPERATOR, words, "it is for root")?;
+        is_refused(&host, OPERATOR, words, "user 'games' may not do that")?;
+        is_refused(&host, OPERATOR, words, "it is for root")?;
     }
-    host.is_refused(STRANGER, &["status"], "user 'nobody' may not talk")?;
+    is_refused(&host, STRANGER, &["status"], "user 'nobody' may not talk")?;
 
-    let own = host.folder.path().join("shop.toml");
+    let own = host.socket().with_file_name("shop.toml");
     fs::write(&own, VM)?;
     fs::set_permissions(&own, Permissions::from_mode(0o644))?;
     let own = own.to_str().context("a path")?;
-    host.is_refused(VIEWER, &["up", own], "user 'daemon' may not do that")?;
-    host.is_refused(OPERATOR, &["up", own], "only VMs that root has prepared")?;
+    is_refused(&host, VIEWER, &["up", own], "user 'daemon' may not do that")?;
+    is_refused(&host, OPERATOR, &["up", own], "only VMs that root has prepared")?;
     fs::write(vms.join("shop.toml"), VM)?;
     // It is looked at from now on: no disk, no kernel.
     let output = host.say(OPERATOR, &["up", own, "--no-wait"])?;
@@ -231,9 +132,9 @@ fn a_user_s_open_conversations_keep_neither_root_nor_other_users_out() -> Result
     BufReader::new(crowd.stdout.take().context("its output")?).read_line(&mut said)?;
     ensure!(said.trim() == "held", "{said}");
     // First, as the daemon ends silent conversations after some seconds. It meets whoever connects in turn: the crowd before this.
-    host.is_refused(STRANGER, &["status"], "too many")?;
-    host.is_done(VIEWER, &["status"])?;
-    host.is_done(ROOT, &["status"])?;
+    is_refused(&host, STRANGER, &["status"], "too many")?;
+    is_done(&host, VIEWER, &["status"])?;
+    is_done(&host, ROOT, &["status"])?;
     drop(crowd.stdin.take());
     crowd.wait()?;
     Ok(())
@@ -260,7 +161,7 @@ fn a_group_that_is_not_there_is_one_line_and_a_request_without_end_ends() -> Res
     // More than any request has. The daemon may hang up before all of it is written.
     let _ = endless.write_all(&vec![b'x'; 2 << 20]);
     let _ = endless.shutdown(std::net::Shutdown::Write);
-    host.is_done(ROOT, &["status"])?;
+    is_done(&host, ROOT, &["status"])?;
     ensure!(Path::new(&host.socket()).exists(), "the socket has gone");
     Ok(())
 }

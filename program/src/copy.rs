@@ -7,7 +7,7 @@
 //!
 //! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
 
-use crate::message::{Go, Heard, Spec, receive, send};
+use crate::message::{Adopted, Go, Heard, Spec, receive, send};
 use crate::printed::Printed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -46,6 +46,8 @@ pub struct Copy {
     socket: OwnedFd,
     card: File,
     queues: OwnedFd,
+    written: Option<OwnedFd>,
+    prints_to: Option<String>,
     printed: Arc<Mutex<VecDeque<u8>>>,
     /// Closed when nobody can print any more.
     printing: Option<Receiver<()>>,
@@ -88,6 +90,7 @@ impl Copy {
         let mut command = Command::new(&inside.program);
         command.args(&inside.arguments).stdin(Stdio::from(theirs));
         let printed = Arc::new(Mutex::new(VecDeque::new()));
+        let mut prints_to = None;
         let printing = match prints {
             Prints::Through => {
                 command.stdout(stderr().map_err(|error| fail(error.to_string()))?);
@@ -96,6 +99,7 @@ impl Copy {
             Prints::Kept(file) => {
                 // One pipe: so the order of lines is the program's.
                 let kept = io::pipe().and_then(|(stream, prints)| {
+                    prints_to = Some(pipe_name(stream.as_fd())?);
                     command.stdout(prints.try_clone()?).stderr(prints);
                     keep(stream, Arc::clone(&printed), file)
                 });
@@ -118,11 +122,16 @@ impl Copy {
             return Err(fail(why));
         }
         let heard = receive::<Heard>(ours.as_fd()).map_err(|error| fail(error.to_string()))?;
-        let (card, queues) = match heard.ok_or_else(gone)? {
-            (Heard::Ready, descriptors) => match <[OwnedFd; 2]>::try_from(descriptors) {
-                Ok([card, queues]) => (File::from(card), queues),
-                Err(_) => return Err(fail("its card did not come (too many open files?)".to_owned())),
-            },
+        let (card, queues, written) = match heard.ok_or_else(gone)? {
+            (Heard::Ready, descriptors) => {
+                let mut descriptors = descriptors.into_iter();
+                match (descriptors.next(), descriptors.next(), descriptors.next()) {
+                    (Some(card), Some(queues), written) if written.is_some() == spec.walls.is_some() => {
+                        (File::from(card), queues, written)
+                    }
+                    _ => return Err(fail("its card did not come (too many open files?)".to_owned())),
+                }
+            }
             (Heard::Failed(why), _) => return Err(fail(why)),
             _ => return Err(gone()),
         };
@@ -132,6 +141,8 @@ impl Copy {
             socket: ours,
             card,
             queues,
+            written,
+            prints_to,
             printed,
             printing,
             ended: None,
@@ -143,7 +154,60 @@ impl Copy {
     /// # Errors
     /// Where its keeper has gone.
     pub fn go(&self) -> Result<(), CopyError> {
-        send(self.socket.as_fd(), &Go, &[]).map_err(|error| self.error(error.to_string()))
+        self.tell(&Go::Start)
+    }
+
+    /// Instead of `go`: nothing runs in it until a copy of a running program was brought here, and is adopted.
+    ///
+    /// # Errors
+    /// Where the host refuses, or is too slow.
+    pub fn vacate(&self) -> Result<(), CopyError> {
+        self.tell(&Go::Vacate)?;
+        self.answered(&Heard::Vacant)
+    }
+
+    /// What was brought here runs from now on, as if `go` had started it.
+    ///
+    /// # Errors
+    /// Where the host refuses, or is too slow.
+    pub fn adopt(&self, adopted: Adopted) -> Result<(), CopyError> {
+        self.tell(&Go::Adopt(adopted))?;
+        self.answered(&Heard::Started)
+    }
+
+    fn tell(&self, word: &Go) -> Result<(), CopyError> {
+        send(self.socket.as_fd(), word, &[]).map_err(|error| self.error(error.to_string()))
+    }
+
+    fn answered(&self, with: &Heard) -> Result<(), CopyError> {
+        if !readable_within(self.socket.as_fd(), PREPARED_WITHIN) {
+            let why = format!("it does not answer within {} s", PREPARED_WITHIN.as_secs());
+            return Err(self.error(why));
+        }
+        let heard = receive::<Heard>(self.socket.as_fd()).map_err(|error| self.error(error.to_string()))?;
+        match heard {
+            Some((heard, _)) if heard == *with => Ok(()),
+            Some((Heard::Failed(why), _)) => Err(self.error(why)),
+            _ => Err(self.error("its first process was killed".to_owned())),
+        }
+    }
+
+    /// The process that keeps it: who enters its namespaces finds them there.
+    #[must_use]
+    pub fn keeper(&self) -> u32 {
+        self.keeper.id()
+    }
+
+    /// The folder of what it has written, over the host's files.
+    #[must_use]
+    pub fn written(&self) -> Option<BorrowedFd<'_>> {
+        self.written.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The kernel's name of the pipe that it prints to, where what it prints is kept.
+    #[must_use]
+    pub fn prints_to(&self) -> Option<&str> {
+        self.prints_to.as_deref()
     }
 
     /// What it has to say since; none where it says nothing now. `Ended` is told once, and kept.
@@ -254,6 +318,12 @@ fn end(keeper: &mut Child) {
 
 fn stderr() -> io::Result<Stdio> {
     Ok(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+}
+
+/// As /proc tells it: the same for both ends.
+fn pipe_name(end: BorrowedFd<'_>) -> io::Result<String> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", end.as_raw_fd()))?;
+    Ok(link.to_string_lossy().into_owned())
 }
 
 /// A thread that ends with the stream, that is with the last process that prints to it.

@@ -4,14 +4,15 @@
 //! frame -> `dunlin_core::program::order` -> every copy's card; a copy's frame -> `dunlin_core::program::outputs`, and the
 //! first copy's -> the client. What decides is in the core; here is what touches the host: `inside` makes a copy's
 //! namespaces and runs in them, `copy` holds it from outside, `sockets` looks at its queues, `answers` answers the system calls
-//! that yield chance and time, `check` drives all of it.
+//! that yield chance and time, `guard` copies one that runs, `check` drives the tester.
 //!
-//! Not here: agreement between hosts, checkpoints, fail-over.
+//! Not here: agreement between hosts, fail-over.
 
 pub mod answers;
 pub mod chance;
 pub mod check;
 pub mod copy;
+pub mod guard;
 pub mod inside;
 pub mod message;
 pub mod options;

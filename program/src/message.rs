@@ -1,6 +1,7 @@
 //! What the tester and the process that keeps a copy say to each other: one JSON object a message, descriptors beside it.
 //!
-//! Flow: `Spec` -> keeper; `Ready` (card, sock_diag socket) -> tester; `Go` -> keeper; `Started`, then `Ended`, or `Failed`.
+//! Flow: `Spec` -> keeper; `Ready` (card, sock_diag socket) -> tester; `Start` -> keeper; `Started`, then `Ended`, or `Failed`.
+//! For a copy of a program that runs: `Vacate` -> keeper; `Vacant` -> node; `Adopt` -> pid 1; `Started`, and so on.
 //! Invariant: 1. a message is at most `MOST_BYTES`, and one that is not understood ends the conversation.
 //! Source: unix(7), SOCK_SEQPACKET. Not here: who does what with it.
 
@@ -59,8 +60,10 @@ pub struct Walls {
 /// What the tester hears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Heard {
-    /// The namespaces are there. With it: the card, and a sock_diag socket.
+    /// The namespaces are there. With it: the card, a sock_diag socket, and, behind walls, the folder of what is written.
     Ready,
+    /// They have a first process, and nothing else.
+    Vacant,
     /// The program's own system calls are answered by who holds this. With it: the seccomp listener.
     Listener,
     /// The program runs.
@@ -103,8 +106,24 @@ impl Heard {
 }
 
 /// What the keeper hears after its `Spec`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Go;
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Go {
+    /// Start the program.
+    Start,
+    /// Start nothing: a copy of one that runs elsewhere is to come. Answered with `Vacant`.
+    Vacate,
+    /// It has come, and stands still: let it run.
+    Adopt(Adopted),
+}
+
+/// What the kernel knew of a copy beside its processes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// Whom it spoke with in its network, and their hardware's addresses.
+    pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
+    /// The newest process id: so that both copies give the next one the same.
+    pub last_pid: u32,
+}
 
 /// Sends a message with descriptors.
 ///

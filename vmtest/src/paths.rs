@@ -31,6 +31,11 @@ pub fn guest_images() -> PathBuf {
     target().join("guest")
 }
 
+/// Where 'cargo xtask setup' puts CRIU.
+pub fn criu() -> PathBuf {
+    target().join("tools").join("criu").join("criu")
+}
+
 /// Where runs of the lab keep their hosts' files; each run makes and removes its own directory in it.
 ///
 /// Not in the target directory: QEMU runs as an ordinary user who need not be able to look into the workspace, the

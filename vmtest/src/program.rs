@@ -7,7 +7,9 @@
 //!   that read in another order say something else; (2) a story that did not see what it should see fails.
 //! * **Source:** docs/programs.md. **Not here:** VMs ([`crate::demo`], [`crate::scenario`]).
 
+mod away;
 pub mod bench;
+mod guard;
 mod stories;
 
 use std::path::{Path, PathBuf};
@@ -22,15 +24,20 @@ use crate::demo::service;
 use crate::lab::{Lab, LabSpec};
 use crate::traces;
 
+pub use guard::joins;
 pub use stories::run as stories;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Acknowledged INCRs before and after the kill.
 const ACKNOWLEDGED: u64 = 500;
+/// Clients of each story, who count on one key as well.
+const CONNECTIONS: usize = 8;
 /// Debian's redis-tools have the server under this name; it is what it is called.
 const REDIS: &str = "/usr/bin/redis-check-rdb";
 /// Its name in the cluster.
 const NAME: &str = "sessions";
+/// Its card.
+const MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x57];
 
 /// A program's file, written for the lab.
 #[derive(Clone, Debug)]
@@ -61,7 +68,7 @@ impl Plan {
         ];
         Ok(Self {
             command: words.map(str::to_owned).to_vec(),
-            lines: vec!["user = \"nobody\"".to_owned(), "port = 6379".to_owned()],
+            lines: vec![user().to_owned(), "port = 6379".to_owned()],
         })
     }
 
@@ -88,6 +95,18 @@ impl Plan {
     }
 }
 
+/// A running program of another user is copied only by who has CAP_SYS_RESOURCE; not every machine's root has.
+fn user() -> &'static str {
+    const SYS_RESOURCE: u64 = 1 << 24;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    match effective.is_some_and(|bits| bits & SYS_RESOURCE != 0) {
+        true => "user = \"nobody\"",
+        false => "user = \"root\"",
+    }
+}
+
 /// What to show.
 #[derive(Clone, Debug)]
 pub struct DemoSpec {
@@ -97,6 +116,8 @@ pub struct DemoSpec {
     pub connections: usize,
     /// redis-benchmark's connections beside them; 0 for none.
     pub load_connections: u32,
+    /// How often the primary's host is killed; before each but the first a copy of the running program has come to the other host.
+    pub kills: u32,
     /// The longest gap that passes.
     pub gap_limit: Duration,
 }
@@ -108,6 +129,8 @@ pub struct DemoReport {
     pub failures: Vec<String>,
     /// What the counting clients saw.
     pub clients: CounterReport,
+    /// How often the primary's host was killed.
+    pub kills: u32,
     /// The longest time that a client had no answer around the kill, in microseconds.
     pub gap_us: u64,
     /// Outputs that both copies had said alike before the kill.
@@ -123,13 +146,14 @@ impl DemoReport {
     /// The last line.
     pub fn verdict(&self) -> String {
         let mut line = format!(
-            "demo: {} lost={} gap_ms={} doubled={} resets={} acknowledged={} kills=1 policy=dunlin program=redis",
+            "demo: {} lost={} gap_ms={} doubled={} resets={} acknowledged={} kills={} policy=dunlin program=redis",
             if self.passed() { "PASS" } else { "FAIL" },
             self.clients.lost,
             self.gap_us.div_ceil(1000),
             self.clients.doubled,
             self.clients.resets,
-            self.clients.acknowledged
+            self.clients.acknowledged,
+            self.kills
         );
         if !self.passed() {
             line.push_str(&format!(" ({})", self.failures.join("; ")));
@@ -186,27 +210,40 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
          the same {matched} times",
         spec.connections, spec.load_connections
     ));
-    let before = counter.acknowledged();
-    let killed_at = cluster.kill_host(&primary)?;
-    say(&format!(
-        "SIGKILL to every process of host {primary} (after {before} acknowledged requests)"
-    ));
-    counter
-        .await_more(ACKNOWLEDGED, PATIENCE)
-        .context("no answers after the kill")?;
-    let answered_at = Instant::now();
-    let (took_over, vm) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
-    let steps: Vec<String> = vm
-        .failover
-        .unwrap_or_default()
-        .steps()
-        .iter()
-        .map(|(name, us)| format!("{name} {:.1}", *us as f64 / 1e3))
-        .collect();
-    say(&format!(
-        "host {took_over} took over; its steps in ms: {}",
-        steps.join(", ")
-    ));
+    let (mut primary, mut kills) = (primary, Vec::new());
+    for number in 1..=spec.kills {
+        let before = counter.acknowledged();
+        let killed_at = cluster.kill_host(&primary)?;
+        say(&format!(
+            "SIGKILL to every process of host {primary} (after {before} acknowledged requests)"
+        ));
+        counter
+            .await_more(ACKNOWLEDGED, PATIENCE)
+            .context("no answers after the kill")?;
+        kills.push((killed_at, Instant::now()));
+        let (took_over, vm) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
+        let steps: Vec<String> = vm
+            .failover
+            .unwrap_or_default()
+            .steps()
+            .iter()
+            .map(|(name, us)| format!("{name} {:.1}", *us as f64 / 1e3))
+            .collect();
+        say(&format!(
+            "host {took_over} took over; its steps in ms: {}",
+            steps.join(", ")
+        ));
+        let dead = std::mem::replace(&mut primary, took_over);
+        cluster.start_host(&dead)?;
+        if number < spec.kills {
+            cluster.await_protected(NAME, PATIENCE)?;
+            let events = cluster.events(&primary)?;
+            let joined = events.iter().rev().find(|event| event.kind == "joined");
+            let joined = joined.context("a program that is protected again, and no event of that")?;
+            say(&format!("host {dead} is back: {}", joined.text));
+            counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+        }
+    }
     let mut failures = Vec::new();
     if let Some(load) = &mut beside {
         if let Some(status) = load.try_wait()? {
@@ -216,7 +253,10 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
         load.wait()?;
     }
     let (clients, answers) = counter.finish()?;
-    let gap_us = answers.longest_gap_us(killed_at, answered_at);
+    let gaps = kills
+        .iter()
+        .map(|(killed_at, answered_at)| answers.longest_gap_us(*killed_at, *answered_at));
+    let gap_us = gaps.max().unwrap_or_default();
     say(&format!(
         "clients: {} acknowledged, {} lost, {} doubled, {} connections broken; p50 {:.1} ms; no answer for at most {:.0} ms",
         clients.acknowledged,
@@ -239,12 +279,12 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
             spec.gap_limit.as_millis()
         ));
     }
-    cluster.start_host(&primary)?;
-    down(cluster, &took_over)?;
+    down(cluster, &primary)?;
     say("the program is down; its processes, TAPs and files are gone");
     Ok(DemoReport {
         failures,
         clients,
+        kills: spec.kills,
         gap_us,
         matched,
     })

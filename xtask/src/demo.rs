@@ -9,6 +9,9 @@ use dunlin_vmtest::program;
 
 use crate::accel::Accel;
 
+/// The second one is of a host whose copy was made of the running program.
+const KILLS_OF_A_PROGRAM: u32 = 2;
+
 /// A VM survives its host: three hosts, a client that checks every answer, SIGKILL to whole hosts.
 #[derive(clap::Args)]
 pub struct Demo {
@@ -33,7 +36,8 @@ pub struct Demo {
     /// A longer time without an answer fails the run.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     gap_limit_ms: u64,
-    /// A bare program instead: redis without a VM, on two hosts; its primary's host is killed once.
+    /// A bare program instead: redis without a VM, on two hosts; its primary's host is killed, comes back and gets a copy of the
+    /// running program, and the new primary's host is killed.
     #[arg(long, conflicts_with_all = ["policy", "disk"])]
     program: bool,
     #[command(flatten)]
@@ -92,6 +96,7 @@ fn run_program(arguments: &Demo, dunlin: PathBuf) -> Result<()> {
         dunlin,
         connections: arguments.connections,
         load_connections: arguments.load,
+        kills: KILLS_OF_A_PROGRAM,
         gap_limit: Duration::from_millis(arguments.gap_limit_ms),
     };
     let mut reports = Vec::new();

@@ -1,5 +1,6 @@
-//! `cargo xtask k8s`: Dunlin's resources and scheduler against a real control plane of Kubernetes: etcd is Debian's package, unpacked and not
-//! installed; kube-apiserver is built from the module that `k8s/kube/go.mod` names. Both are kept under `target/tools`, by content.
+//! `cargo xtask k8s`: Dunlin's resources, scheduler and operator against a real control plane of Kubernetes: etcd is Debian's package, unpacked and not
+//! installed; kube-apiserver is built from the module that `k8s/kube/go.mod` names. Both are kept under `target/tools`, by content. The operator's
+//! tests run the redis guest under QEMU's translator.
 //!
 //! Not here: what needs no control plane (`go.rs`, a part of `verify`).
 
@@ -23,7 +24,7 @@ const FLAGS: &str = "-buildvcs=false -trimpath";
 /// No test of the module takes longer, on a machine however busy.
 const PATIENCE: &str = "-timeout=20m";
 
-/// Dunlin on Kubernetes: resources and scheduler, with a real API server.
+/// Dunlin on Kubernetes: resources, scheduler and operator, with a real API server.
 #[derive(clap::Subcommand)]
 pub enum K8s {
     /// Build kube-apiserver (once, several minutes) and run every test that talks to one.
@@ -51,6 +52,7 @@ pub fn run(task: &K8s) -> Result<()> {
     go_is_new_enough()?;
     let tools = tools()?;
     let dunlin = cargo::build_dunlin(false)?;
+    let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
     let folder = paths::workspace().join(MODULE);
     crate::go::format(&folder)?;
     let count = format!("-count={count}");
@@ -69,6 +71,9 @@ pub fn run(task: &K8s) -> Result<()> {
         .current_dir(&folder)
         .env("DUNLIN", &dunlin)
         .env("DUNLIN_KUBE_TOOLS", &tools)
+        .env("DUNLIN_GUEST_KERNEL", &guest.kernel)
+        .env("DUNLIN_GUEST_INITRD", &guest.initrd)
+        .env("DUNLIN_GUEST_APPEND", &guest.append)
         .env("GOFLAGS", FLAGS)
         .status()?;
     if !status.success() {

@@ -3,6 +3,7 @@
 mod accel;
 mod bench;
 mod cargo;
+mod criu;
 mod demo;
 mod fuzz;
 mod go;

@@ -36,9 +36,15 @@ pub struct Scenarios {
     /// How often `connections-come-and-go`, `speculative-deaths` and `ledger` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
+    /// How many copies of a running program `program-joins` makes.
+    #[arg(long, default_value_t = 200)]
+    joins: usize,
     /// `long-upload` uploads for so many seconds at least, once protected and once not.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     upload_seconds: u64,
+    /// Busy loops beside the uploads of `long-upload`.
+    #[arg(long, default_value_t = 0, value_name = "LOOPS")]
+    upload_loops: usize,
     /// How the ledger's disk is replicated.
     #[arg(long, default_value = "gannet", value_parser = ["gannet", "colo", "sync"])]
     storage: String,
@@ -74,7 +80,9 @@ impl Scenarios {
             quick: true,
             list: false,
             kills: 4,
+            joins: 200,
             upload_seconds: 0,
+            upload_loops: 0,
             storage: "gannet".to_owned(),
             json: None,
             faults: 20,
@@ -206,6 +214,15 @@ fn play(
         let outcome = dunlin_vmtest::program::stories(&world.dunlin).map(|told| format!(", {told} stories"));
         tell("program", begun, outcome);
     }
+    if wanted("program-joins", false) {
+        let begun = Instant::now();
+        let outcome = dunlin_vmtest::program::joins(&world.dunlin, arguments.joins);
+        tell(
+            "program-joins",
+            begun,
+            outcome.map(|joins| format!(", {joins} joins")),
+        );
+    }
     if wanted("life", true) {
         let begun = Instant::now();
         let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));
@@ -254,7 +271,7 @@ fn play(
     }
     if wanted("long-upload", true) {
         let begun = Instant::now();
-        let outcome = upload::run(&world, Duration::from_secs(arguments.upload_seconds)).map(|outcome| {
+        let outcome = upload::run(&world, Duration::from_secs(arguments.upload_seconds), arguments.upload_loops).map(|outcome| {
             format!(
                 ", {} MiB protected and {} MiB unprotected through a log of {} MiB, which held {} MiB at most; longest \
                  answer {} ms",

@@ -67,6 +67,7 @@ pub fn run() -> Result<()> {
     install(&PACKAGES)?;
     kernel_is_new_enough();
     promtool()?;
+    crate::criu::ensure()?;
     image::ensure(&paths::guest_images(), &mut |line| println!("setup: {line}"))?;
     Ok(())
 }

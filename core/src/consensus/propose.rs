@@ -415,9 +415,13 @@ impl Consensus {
             return; // It forgot since what it says here.
         }
         peer.recovering = false;
-        let silent_since = (beat > peer.beat && peer.answers).then_some(peer.answered_us);
-        if beat > peer.beat {
+        // Entries that it holds since are a sign of life as an echo is. (Not for the lease: nobody knows when they were sent.)
+        let alive = beat > peer.beat || durable > peer.matched;
+        let silent_since = (alive && peer.answers).then_some(peer.answered_us);
+        if alive {
             (peer.answered_us, peer.answers) = (awake_us, true);
+        }
+        if beat > peer.beat {
             self.leading.echoed.moved(peer.beat, beat);
             peer.beat = beat;
             if beat + BEATS as u64 > self.leading.beat {

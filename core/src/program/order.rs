@@ -14,7 +14,10 @@
 //!    otherwise wait for a frame that waits for it.
 //! 4. (memory) What waits is bounded; what is beyond is lost, as on any network, and counted.
 //!
-//! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at.
+//! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at; what a copy of a running
+//! program needs to go on from here (`carried`).
+
+mod carried;
 
 use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
@@ -26,6 +29,8 @@ const PSH: u8 = 0x08;
 const MOST_WAITING_BYTES: usize = 16 << 20;
 /// A connection that was not read gets this part of the patience, until it is read again.
 const REFUSED_SHARE: u64 = 64;
+/// Segments behind a hole that are remembered of one connection; a client that has more under way there is read less strictly.
+const MOST_BEYOND: usize = 1024;
 /// Connections that are followed; of what is beyond nobody knows whether it was read.
 const MOST_CONNECTIONS: usize = 65_536;
 
@@ -120,12 +125,29 @@ struct Heard {
     isn: u32,
     /// How far it was delivered, counted from behind its SYN.
     said_to: u64,
+    /// What was delivered behind a hole, from and to: it counts when the hole is filled.
+    beyond: Vec<(u64, u64)>,
     /// The acknowledgement that ends the handshake has not come yet.
     opening: bool,
     /// Some copy did not read within the patience: that is not waited for again before it has.
     refused: bool,
     /// The client has ended it: it may be forgotten.
     ended: bool,
+}
+
+impl Heard {
+    /// What lies behind a hole that is filled now is taken in with what filled it.
+    fn fill(&mut self) {
+        self.beyond.sort_unstable();
+        let said_to = &mut self.said_to;
+        self.beyond.retain(|(from, to)| {
+            let follows = from <= said_to;
+            if follows {
+                *said_to = (*said_to).max(*to);
+            }
+            !follows
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -251,6 +273,7 @@ impl Gate {
                 let heard = Heard {
                     isn: segment.seq,
                     said_to: 0,
+                    beyond: Vec::new(),
                     opening: true,
                     refused: false,
                     ended: false,
@@ -296,10 +319,19 @@ impl Gate {
                 let (begins, more) = (beyond(from), beyond(to));
                 // Behind a hole nobody can read before it is filled, and what fills it may wait behind this one: after a loss a client
                 // repeats its last segment first (RFC 8985, 7.3).
-                if begins > 0 || more <= 0 {
+                if begins > 0 {
+                    let place = |from_here: i32| heard.said_to.saturating_add_signed(i64::from(from_here));
+                    let range = (place(begins), place(more));
+                    if heard.beyond.len() < MOST_BEYOND {
+                        heard.beyond.push(range);
+                    }
+                    return None;
+                }
+                if more <= 0 {
                     return None;
                 }
                 heard.said_to = heard.said_to.saturating_add_signed(i64::from(more));
+                heard.fill();
                 Some((Of::Connection, heard.said_to))
             }
             (End::Read { .. }, None) => Some((Of::Connection, 0)),

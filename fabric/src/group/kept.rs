@@ -14,10 +14,14 @@
 //! 3. Nothing is kept from the owner: events come in the same order, from the same queue.
 //! 4. Whoever drives the group, it does so by the time that it is, not by what the owner's clock said when its turn began
 //!    (`core::consensus::Standby`).
+//! 5. The keeper does not wait for an owner that was kept from its core: who holds the lock runs as urgently as who waits for it (`lock`).
 //!
 //! **Source**: failure detection by a thread of its own with real-time priority, as in corosync's totem. **Not here**: what is
 //! heard and said (`Group`).
 
+mod lock;
+
+use self::lock::{Held, InheritingLock};
 use super::{Counters, Group, GroupConfig, GroupError, GroupEvent, LinkState};
 use crate::link::Stream;
 use crate::transport::TransportError;
@@ -26,8 +30,8 @@ use dunlin_core::consensus::{Entry, Member, Refusal, Role, Snapshot, Standby};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -45,7 +49,7 @@ pub struct KeptGroup {
 }
 
 struct Shared {
-    kept: Mutex<Kept>,
+    kept: InheritingLock<Kept>,
     begun: Instant,
     stop: AtomicBool,
     /// How often the keeper did the owner's work.
@@ -71,12 +75,13 @@ impl KeptGroup {
             .map_err(fail("epoll"))?;
         let epoll = group.as_fd().try_clone_to_owned().map_err(fail("epoll"))?;
         let shared = Arc::new(Shared {
-            kept: Mutex::new(Kept {
+            kept: InheritingLock::new(Kept {
                 group,
                 standby: Standby::new(period.as_micros() as u64, patience.as_micros() as u64),
                 bell,
                 rung: false,
-            }),
+            })
+            .map_err(fail("the group's lock"))?,
             begun: Instant::now(),
             stop: AtomicBool::new(false),
             stood_in: AtomicU64::new(0),
@@ -99,7 +104,7 @@ impl KeptGroup {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> Held<'_, Kept> {
         self.shared.lock()
     }
 
@@ -329,9 +334,8 @@ impl Drop for KeptGroup {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        // A panic under the lock ends the daemon; whoever comes here in between finds a group that is whole.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, Kept> {
+        self.kept.lock()
     }
 
     fn now_us(&self) -> u64 {

@@ -106,6 +106,11 @@ impl Channel {
         Ok(())
     }
 
+    /// What is not in the ring yet.
+    fn unplaced_bytes(&self) -> usize {
+        self.queued_bytes - self.at.min(self.queued_bytes)
+    }
+
     fn give_back(&mut self, consumed: u64, now_us: u64) -> bool {
         self.moved_us = now_us;
         self.ring.give_back(consumed)
@@ -237,8 +242,11 @@ impl Peer {
             if by_itself && asked {
                 self.transport.hint(self.readable);
             }
+            let waited = self.transport.wants_write();
             let progress = self.transport.progress(budget)?;
             self.readable = progress.more;
+            // What the link had no room for can go on.
+            self.urgent |= waited && !self.transport.wants_write() && self.unplaced_bytes() > 0;
             progress
         } else {
             transport::Progress::default()
@@ -474,15 +482,33 @@ impl Peer {
             return Ok(());
         }
         (self.urgent, self.dirty) = (false, false);
-        let to = &mut *self.transport;
         let lead = self.lead_due.take().zip(self.out.as_mut());
-        let led = lead.map_or(Ok(()), |(word, out)| out.lead.put(to, word));
-        let mut drained = self.out.as_mut().map_or(Ok(()), |o| o.mail.drain(to));
-        if let Some(channel) = &mut self.log_out {
-            drained = drained.and(channel.drain(to));
+        let led = lead.map_or(Ok(()), |(word, out)| out.lead.put(&mut *self.transport, word));
+        self.sent(led.map(|()| true), counters);
+        loop {
+            let before = self.unplaced_bytes();
+            let drained = self.drain();
+            self.sent(drained.map(|()| true), counters);
+            self.transport.flush()?;
+            // The link takes little at a time: while the system takes all of it, there is room for more.
+            let left = self.unplaced_bytes();
+            if left == 0 || left == before || self.transport.wants_write() {
+                return Ok(());
+            }
         }
-        self.sent(led.and(drained).map(|()| true), counters);
-        self.transport.flush()
+    }
+
+    /// Places what waits for room in its ring or on the link.
+    fn drain(&mut self) -> Result<(), TransportError> {
+        let to = &mut *self.transport;
+        let mail = self.out.as_mut().map_or(Ok(()), |out| out.mail.drain(to));
+        let log = self.log_out.as_mut().map_or(Ok(()), |log| log.drain(to));
+        mail.and(log)
+    }
+
+    fn unplaced_bytes(&self) -> usize {
+        let mail = self.out.as_ref().map_or(0, |out| out.mail.unplaced_bytes());
+        mail + self.log_out.as_ref().map_or(0, Channel::unplaced_bytes)
     }
 }
 
@@ -499,19 +525,57 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    #[test]
-    fn a_peer_that_takes_nothing_costs_a_bounded_queue() {
+    /// Two ends of a link, each of which has opened its control region to the other.
+    fn linked() -> (Peer, Peer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let theirs = listener.accept().unwrap().0;
         let mut ours = Peer::new(ReplicaId(1), Stream::unprotected(ours, "peer")).unwrap();
-        // It grants its memory, and never says how far it has read.
-        let _theirs = Peer::new(ReplicaId(0), Stream::unprotected(theirs, "peer")).unwrap();
+        let mut theirs = Peer::new(ReplicaId(0), Stream::unprotected(theirs, "peer")).unwrap();
         let begun = std::time::Instant::now();
-        while !ours.is_up() {
+        while !ours.is_up() || !theirs.is_up() {
             ours.progress(1 << 20, 1, false).unwrap();
+            theirs.progress(1 << 20, 1, false).unwrap();
             assert!(begun.elapsed().as_secs() < 10, "no grant came");
         }
+        (ours, theirs)
+    }
+
+    #[test]
+    fn what_a_link_had_no_room_for_goes_on_when_it_has() {
+        let (mut ours, mut theirs) = linked();
+        let (message, mut counters) = (vec![7; 100_000], Counters::default());
+        const MESSAGES: usize = 60;
+        for _ in 0..MESSAGES {
+            ours.send_entries(Term(1), &message, &mut counters);
+        }
+        assert!(
+            ours.unplaced_bytes() > 0,
+            "six megabytes are more than the ring and the link take"
+        );
+        let (mut heard, mut buffer) = (0, Vec::new());
+        let begun = std::time::Instant::now();
+        while heard < MESSAGES {
+            for peer in [&mut ours, &mut theirs] {
+                peer.flush(true, &mut counters).unwrap();
+                peer.progress(1 << 20, 1, false).unwrap();
+            }
+            while theirs.hear(&mut buffer, 1).is_some() {
+                heard += 1;
+            }
+            while ours.hear(&mut buffer, 1).is_some() {}
+            assert!(
+                begun.elapsed().as_secs() < 10,
+                "{heard} of {MESSAGES} messages arrived"
+            );
+        }
+        assert_eq!((ours.queued_bytes(), counters.given_up), (0, 0));
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_costs_a_bounded_queue() {
+        // It grants its memory, and never says how far it has read.
+        let (mut ours, _theirs) = linked();
         let (message, mut counters) = (vec![7; 100_000], Counters::default());
         for _ in 0..200 {
             // No log ring was granted: entries go by the mailbox.
@@ -520,7 +584,7 @@ mod tests {
             let most = QUEUE_MAX_BYTES + message.len();
             assert!(ours.queued_bytes() <= most, "{} bytes wait", ours.queued_bytes());
         }
-        // 20 MB were said: one fills the ring, eight wait.
+        // 20 MB were said: a part fills the ring or the link, eight wait.
         assert!(counters.given_up > 80, "{counters:?}");
         assert!(ours.queued_bytes() > QUEUE_MAX_BYTES / 2);
     }

@@ -19,7 +19,7 @@ use crate::keys;
 use ring::hmac;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 6] = b"DUNLIN";
@@ -119,25 +119,33 @@ fn failed(e: io::Error) -> LinkError {
     }
 }
 
+/// Sets a socket's option that is a number.
+pub(crate) fn set_option(
+    socket: RawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the option's value is an int that lives across the call, and its size is passed.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket,
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of_val(&value) as u32,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 fn prepare(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
-    let set = |level, name, value: libc::c_int| {
-        // SAFETY: the option's value is an int that lives across the call, and its size is passed.
-        let rc = unsafe {
-            libc::setsockopt(
-                tcp.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of_val(&value) as u32,
-            )
-        };
-        if rc == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
-    };
+    let set = |level, name, value| set_option(tcp.as_raw_fd(), level, name, value);
     // A host that lost its power sends no end of stream: bulk streams notice within about ten seconds. The log's
     // links notice within an election time-out, by their own heartbeats.
     set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;

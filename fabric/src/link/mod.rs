@@ -21,6 +21,7 @@ mod places;
 mod stream;
 mod tls;
 
+pub(crate) use handshake::set_option;
 pub use hello::{Hello, Purpose, Welcome};
 pub use listener::{Listener, Policy, Refusal, Refusals};
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -24,6 +24,9 @@ const FLAG_MORE: u8 = 2;
 /// No message is longer than this.
 pub const MESSAGE_MAX_BYTES: usize = 64 << 20;
 
+/// A message goes in records of this size at most: what is more urgent may go between two of them.
+pub const PIECE_MAX_BYTES: usize = 256 << 10;
+
 /// Where a ring lies: a part of a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
@@ -125,7 +128,7 @@ impl RingWriter {
             "a message of {} bytes",
             message.len()
         );
-        let piece_max = self.place.bytes / 4 - HEAD;
+        let piece_max = (self.place.bytes / 4 - HEAD).min(PIECE_MAX_BYTES);
         loop {
             let piece = &message[at..message.len().min(at + piece_max)];
             let last = at + piece.len() == message.len();

@@ -3,7 +3,7 @@
 //! **Decides**: whether a token lets somebody in: it was drawn here, for the host that is asked for, was not used, and has not run out.
 //! **Flow**: [`come_in`] -> `Ask` -> [`Tokens::take`] -> the certificate is signed -> `Answer`.
 //! **Invariants**: 1. a token is used up before its certificate is signed, so that it never makes two. 2. strangers cost a bounded number of
-//! threads, each with a bounded patience. 3. a refusal tells nothing but its reason.
+//! threads, each for a bounded time. 3. a refusal tells nothing but its reason.
 //! **Not here**: what a token is (`dunlin_fabric::enroll`), what is written (`cluster`).
 
 use super::issued::Issued;
@@ -19,7 +19,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// For each word of the other side.
+/// A visit lasts no longer, whoever comes and however slowly they talk.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Visitors at once.
 const PLACES: usize = 16;

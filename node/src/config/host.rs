@@ -2,7 +2,7 @@
 
 use super::{Cluster, ConfigError, beside, parse, read};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// One host's configuration, with its cluster's.
@@ -18,6 +18,8 @@ pub struct HostConfig {
     pub control: PathBuf,
     /// Where metrics are served, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// Where the page and the API are served.
+    pub page: PageAt,
     /// Where events are posted, if anywhere. It may hold a secret.
     pub notify_url: Option<String>,
     /// How peers are believed.
@@ -28,6 +30,41 @@ pub struct HostConfig {
     pub operators: Option<String>,
     /// The files of VMs that they may start: the folder `vms` beside host.toml.
     pub vm_files: PathBuf,
+}
+
+/// Where the page and the API are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageAt {
+    /// At [`PageAt::USUAL`], if that is free.
+    Usual,
+    /// There, or the daemon does not start.
+    Address(SocketAddr),
+    /// Not at all.
+    Nowhere,
+}
+
+impl PageAt {
+    /// For people on this machine.
+    pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7702);
+
+    fn of(text: Option<&str>) -> Result<Self, String> {
+        let Some(text) = text else {
+            return Ok(Self::Usual);
+        };
+        if text == "off" {
+            return Ok(Self::Nowhere);
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.ip().is_loopback() => Ok(Self::Address(address)),
+            Ok(address) => Err(format!(
+                "page: {address} is not an address of this machine for itself alone: it is served at one such as 127.0.0.1:7702, and \
+                 'ssh -L 7702:127.0.0.1:7702 HOST' brings it to another machine"
+            )),
+            Err(_) => Err(format!(
+                "page: '{text}' is neither an address, as 127.0.0.1:7702, nor \"off\""
+            )),
+        }
+    }
 }
 
 /// How peers are believed.
@@ -64,6 +101,9 @@ pub struct HostFile {
     /// The metrics address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+    /// Where the page is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<String>,
     /// Where events are posted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify_url: Option<String>,
@@ -103,6 +143,7 @@ impl HostFile {
             state: state.to_owned(),
             control: control.to_owned(),
             metrics: None,
+            page: None,
             notify_url: None,
             viewers: None,
             operators: None,
@@ -142,7 +183,9 @@ impl HostConfig {
         if let Some(url) = &file.notify_url {
             crate::notify::check(url).map_err(|why| ConfigError::senseless(&origin, why))?;
         }
+        let page = PageAt::of(file.page.as_deref()).map_err(|why| ConfigError::senseless(&origin, why))?;
         Ok(Self {
+            page,
             state: beside(path, &file.state),
             control: beside(path, &file.control),
             name: file.host,

@@ -1,9 +1,10 @@
 //! What syncs took, what a program's copies said, what queues hold, what speculation does.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// What one sync took. Times in microseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SyncFigures {
     /// The primary's VM stood still.
     pub pause_us: u64,
@@ -85,7 +86,7 @@ impl SyncFigures {
 }
 
 /// What a program's copy on this host read, and, on its primary, how it compared with the backup's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProgramStatus {
     /// Outputs (frames) that both copies have said.
     pub matched: u64,
@@ -100,7 +101,7 @@ pub struct ProgramStatus {
 }
 
 /// One queue of a VM on this host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QueueFigures {
     /// Which.
     pub name: String,
@@ -112,8 +113,21 @@ pub struct QueueFigures {
     pub dropped: u64,
 }
 
+impl QueueFigures {
+    /// Of what it holds, may hold, and had no room for.
+    #[must_use]
+    pub fn new(name: &str, (bytes, limit_bytes, dropped): (usize, usize, u64)) -> Self {
+        Self {
+            name: name.to_owned(),
+            bytes: bytes as u64,
+            limit_bytes: limit_bytes as u64,
+            dropped,
+        }
+    }
+}
+
 /// What speculation does for a VM's connections (docs/speculation.md).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SpeculationFigures {
     /// Connections that are known now.
     pub connections: u64,

@@ -1,6 +1,7 @@
 //! What is said about shared logs (docs/log-service.md): on the control socket, and between daemons.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// What is asked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -149,7 +150,7 @@ pub enum LogAnswer {
 }
 
 /// One log, as this host sees it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogStatus {
     /// Its name.
     pub name: String,
@@ -172,7 +173,7 @@ pub struct LogStatus {
 }
 
 /// A host of a log.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogHost {
     /// Its name.
     pub host: String,

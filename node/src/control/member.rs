@@ -1,9 +1,10 @@
 //! A host of the cluster, as `dunlin cluster status` shows it.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// One host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Member {
     /// Its name.
     pub host: String,

@@ -1,9 +1,10 @@
 //! How events get to `notify_url`.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Since this daemon began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NotifyStatus {
     /// Events that were taken.
     pub sent: u64,

@@ -13,6 +13,7 @@ use crate::control::{Answer, Request};
 use crate::vm::disks;
 use dunlin_guest::disk::{self, DiskFormat};
 use dunlin_guest::{Accel, FirmwareKind, probe};
+use dunlin_program::guard::Criu;
 use std::collections::BTreeSet;
 
 /// Flags of a processor in one message.
@@ -83,6 +84,13 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
                 true => good(host, what),
                 false => bad(host, what, mend),
             }));
+        report.found.push(match Criu::find() {
+            Ok(_) => good(host, "CRIU: a running program is copied with it".into()),
+            Err(error) => {
+                let mend = "without it a program that has lost its second copy gets none while it runs";
+                note(host, error.to_string(), mend)
+            }
+        });
         return Ok(report);
     }
     report

@@ -80,8 +80,9 @@ impl Leaving {
         if status.role != "primary" {
             return true;
         }
-        // Nobody joins a program that runs.
-        let may_be_joined = status.wants_protection && status.program.is_none();
+        // What keeps a program without a second copy seldom goes by itself.
+        let is_kept_alone = status.program.is_some() && status.join_problem.is_some();
+        let may_be_joined = status.wants_protection && !is_kept_alone;
         let may_be_protected = status.protected || may_be_joined;
         if !may_be_protected || self.is_alone(handle, &status) {
             daemon.host.events.push(

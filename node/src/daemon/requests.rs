@@ -3,7 +3,7 @@
 use super::{Daemon, Ticket, examine, identity, members, peers, program, store};
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::{AnswerTo, read_request};
-use crate::control::{Answer, HostStatus, Request};
+use crate::control::{Answer, Event, HostStatus, Member, Request};
 use crate::logs::LogHandle;
 use crate::notify::Notify;
 use crate::vm;
@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long a VM may take to leave this host after its end was agreed. Less than whoever tells it waits for the answer.
 const FORGOTTEN: Duration = Duration::from_secs(4);
+
+/// Events that are told at once to a host that asks how this one is.
+const MOST_EVENTS: u64 = 200;
 
 /// Whoever is not root says what they want within this time, and listens to each answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -150,6 +153,11 @@ pub fn status(daemon: &Daemon) -> HostStatus {
     }
 }
 
+/// What this host says of itself.
+pub fn member(daemon: &Daemon) -> Member {
+    members::this(daemon)
+}
+
 /// What another daemon asks. It is never passed on: the asker knows whom to ask.
 pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     match request {
@@ -169,6 +177,7 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             each(&Answer::Member(Box::new(members::this(daemon))));
             Answer::done("")
         }
+        Request::Look { since } => look(daemon, since, each),
         Request::Examine { text } => match examine::report(daemon, &text) {
             Ok(report) => Answer::Report(Box::new(report)),
             Err(why) => Answer::refused(why),
@@ -189,17 +198,31 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
     }
 }
 
+/// This host and its VMs, and what happened here.
+fn look(daemon: &Daemon, since: u64, each: &mut dyn FnMut(&Answer)) -> Answer {
+    each(&Answer::Member(Box::new(members::this(daemon))));
+    each(&Answer::Status(Box::new(status(daemon))));
+    for event in last_events(daemon, since) {
+        each(&Answer::Event(event));
+    }
+    Answer::done("")
+}
+
+/// What happened from that event on, and no more than the last few hundred of it.
+pub fn last_events(daemon: &Daemon, since: u64) -> Vec<Event> {
+    let next = daemon.host.events.next_seq();
+    // One that asks for what is still to come knows another list: this host has lost its own.
+    let since = if since > next { 0 } else { since };
+    daemon
+        .host
+        .events
+        .since(since.max(next.saturating_sub(MOST_EVENTS)), None, 0)
+}
+
 /// What a person asks about one VM: done here if this host serves it, else by the host that does.
-fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
-    let vm = match &request {
-        Request::Down { vm, .. }
-        | Request::Failover { vm }
-        | Request::Policy { vm, .. }
-        | Request::Protect { vm, .. }
-        | Request::Replace { vm, .. }
-        | Request::VerifyDisk { vm, .. }
-        | Request::Inject { vm, .. } => vm.clone(),
-        _ => return Answer::refused("this is for other hosts to ask"),
+pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
+    let Some(vm) = request.vm().map(str::to_owned) else {
+        return Answer::refused("this is for other hosts to ask");
     };
     if matches!(request, Request::Down { .. }) {
         // An `up` that is under way here comes first: a host that it has not reached yet would keep its part for ever.
@@ -301,7 +324,7 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
 ///
 /// Each host that is asked keeps the name for this call. They are asked in the order of their names, so that of two calls at
 /// once, wherever they are made, one gets all of them.
-fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
+pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
     let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
         Ok(config) => config,
@@ -479,7 +502,7 @@ fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
     };
     let Some(member) = config.member(host).filter(|_| config.program.is_none()) else {
         return Answer::refused(format!(
-            "host '{host}' has no part in VM '{vm}', or it is a program, which nobody joins"
+            "host '{host}' has no part in VM '{vm}', or it is a program, whose group stays as it began"
         ));
     };
     let Some(to_loop) = sender(daemon, vm) else {

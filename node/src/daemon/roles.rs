@@ -1,6 +1,6 @@
-//! Who may ask what on the control socket.
+//! Who may ask what, on the control socket and by HTTP on this machine.
 //!
-//! **Decides**: the role of whoever connects, and the role that a request needs. **Flow**: the socket's peer (its user, as the kernel says) ->
+//! **Decides**: the role of whoever connects, and the role that a request needs. **Flow**: the connection's peer (its user, as the kernel says) ->
 //! [`Roles::of`], by the groups that host.toml names -> [`Roles::check`] before anything of the request is done.
 //! **Invariants**: 1. without a group in host.toml the socket is for root alone. 2. a new request has no role by omission: [`needed`] is a
 //! complete match. 3. nobody but an administrator makes a host run a program, or open a file, that an administrator has not put into a VM's file.
@@ -13,18 +13,21 @@ use crate::control::log::LogRequest;
 use crate::control::{Answer, Request};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use rustix::net::sockopt::socket_peercred;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use utoipa::ToSchema;
 
 /// Conversations of one user at once, and of all users but administrators.
 const MOST_EACH: usize = 64;
 const MOST_IN_ALL: usize = 256;
 
 /// What somebody may do; each may do what those before may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Look.
     Viewer,
@@ -83,7 +86,16 @@ impl Roles {
 
     /// A place for a conversation with that user; none if it has too many.
     pub fn enter(self: &Arc<Self>, stream: &UnixStream) -> Option<Place> {
-        let uid = socket_peercred(stream).ok()?.uid.as_raw();
+        self.enter_user(socket_peercred(stream).ok()?.uid.as_raw())
+    }
+
+    /// Whether that user may do everything, whatever host.toml says.
+    pub fn is_administrator(&self, uid: u32) -> bool {
+        is_root(uid)
+    }
+
+    /// The same for a conversation by HTTP.
+    pub fn enter_user(self: &Arc<Self>, uid: u32) -> Option<Place> {
         match is_root(uid) {
             true => Some(Place(None)),
             false => self.take(uid),
@@ -104,17 +116,22 @@ impl Roles {
     /// Who talks, by the system's own list of users and groups.
     pub fn of(&self, stream: &UnixStream) -> Result<Who, String> {
         let peer = socket_peercred(stream).map_err(|error| format!("nobody knows who asks: {error}"))?;
-        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
+        Ok(self.of_user(peer.uid.as_raw(), Some(peer.gid.as_raw())))
+    }
+
+    /// Who that user is; with the group that its process has, where the kernel tells it.
+    pub fn of_user(&self, uid: u32, gid: Option<u32>) -> Who {
         let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+        let gid = gid.map(Gid::from_raw).or(user.as_ref().map(|user| user.gid));
         let name = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
         if is_root(uid) {
             let role = Some(Role::Administrator);
-            return Ok(Who { name, role });
+            return Who { name, role };
         }
-        let mut groups = vec![Gid::from_raw(gid)];
-        if let Ok(user) = CString::new(name.as_str()) {
+        let mut groups: Vec<Gid> = gid.into_iter().collect();
+        if let (Ok(user), Some(gid)) = (CString::new(name.as_str()), gid) {
             // A user that is on no list has the process's own group alone.
-            groups.extend(getgrouplist(&user, Gid::from_raw(gid)).unwrap_or_default());
+            groups.extend(getgrouplist(&user, gid).unwrap_or_default());
         }
         let is_in = |group: &Option<String>| {
             let group = group
@@ -127,7 +144,7 @@ impl Roles {
             (false, true) => Some(Role::Viewer),
             (false, false) => None,
         };
-        Ok(Who { name, role })
+        Who { name, role }
     }
 
     /// Whether that is theirs to ask; else one line that says whose it is.
@@ -168,6 +185,16 @@ impl Roles {
 }
 
 impl Who {
+    /// The user's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it may do, if anything.
+    pub fn role(&self) -> Option<Role> {
+        self.role
+    }
+
     /// Whether the daemon waits for this one however long it takes.
     pub fn is_administrator(&self) -> bool {
         self.role == Some(Role::Administrator)
@@ -234,6 +261,7 @@ fn needed(request: &Request) -> Role {
         | Request::Inject { .. }
         | Request::Keys { .. }
         | Request::Member
+        | Request::Look { .. }
         | Request::Examine { .. }
         | Request::Prepare { .. }
         | Request::Install { .. }

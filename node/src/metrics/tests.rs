@@ -27,6 +27,7 @@ fn status() -> HostStatus {
         peers: vec![PeerStatus {
             host: "b".into(),
             connected: true,
+            ..PeerStatus::default()
         }],
         failover: Some(FailoverStatus {
             detected_us: 2_500,

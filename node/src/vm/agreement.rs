@@ -14,11 +14,11 @@ mod log_room;
 
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
-use super::{Ended, Line, NEWCOMER};
+use super::{Ended, Line, NEWCOMER, group};
 use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
-use dunlin_core::consensus::{EntryKind, Refusal, Role as ConsensusRole};
+use dunlin_core::consensus::{EntryKind, Refusal};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::{WireError, agreed};
@@ -127,16 +127,10 @@ impl VmLoop {
     /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads. True: it
     /// is proposed, or will be as soon as the log takes it (invariant 5).
     pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
-        let payload = agreed::encode(entry);
         if matches!(entry, Agreed::Frames(_)) {
-            return self.group.propose(payload).is_ok();
+            return self.group.propose(agreed::encode(entry)).is_ok();
         }
-        // What was refused before goes first.
-        let proposed = match self.agreement.unsaid.is_empty() {
-            true => self.group.propose_control(payload).map(drop),
-            false => Err(Refusal::RingFull),
-        };
-        match proposed {
+        match self.agreement.propose(&mut self.group, entry) {
             Ok(()) => {
                 self.agreement.refuses = false;
                 true
@@ -161,23 +155,12 @@ impl VmLoop {
         }
     }
 
-    /// Invariant 5.
-    pub(super) fn propose_unsaid(&mut self) {
-        while let Some(entry) = self.agreement.unsaid.next() {
-            match self.group.propose_control(agreed::encode(entry)) {
-                Ok(_) => self.agreement.unsaid.said(),
-                Err(Refusal::NotLeader { .. }) => self.agreement.unsaid.clear(),
-                Err(_) => return,
-            }
-        }
-    }
-
     /// Lets the consensus work, and follows what it says.
     pub(super) fn follow_group(&mut self) {
         let now_us = self.now_us();
         let may_lead = self.may_lead();
         self.group.may_lead(may_lead);
-        self.watch_election();
+        self.election.watch(&self.group, now_us);
         while let Some(event) = self.group.poll(now_us) {
             match event {
                 GroupEvent::Committed { .. }
@@ -190,12 +173,6 @@ impl VmLoop {
                 }
                 // One that broke its last link may go on like that.
                 GroupEvent::LinkUp { peer } if self.broke.remove(&peer) => {}
-                GroupEvent::LinkUp { peer } => {
-                    self.event(
-                        "link-up",
-                        format!("the log's link to host '{}' stands", self.config.host_name(peer)),
-                    );
-                }
                 GroupEvent::LinkLost { peer, why, broken } => {
                     let host = self.config.host_name(peer).to_owned();
                     if broken {
@@ -213,18 +190,13 @@ impl VmLoop {
                     self.install_snapshot(snapshot.last.term, snapshot.last.index, snapshot.state)
                 }
                 GroupEvent::TransferFailed { .. } => self.transfer_failed(),
-                GroupEvent::DiskFull(why) => self.event("log-disk-full", why),
-                GroupEvent::DiskRoom => self.event("log-disk-room", "the log's disk has room again"),
-                GroupEvent::DiskFailed(why) => self.event("log-disk-failed", why),
-                GroupEvent::Breach { peer, what, count } => {
-                    let host = self.config.host_name(peer);
-                    self.event(
-                        "breach",
-                        format!("host '{host}' said what is not believed ({count} times so far): {what}"),
-                    );
+                told => {
+                    if let Some((kind, text)) = group::words(told, &self.config) {
+                        self.event(kind, text);
+                    }
                 }
             }
-            self.watch_election();
+            self.election.watch(&self.group, now_us);
             let may_lead = self.may_lead();
             self.group.may_lead(may_lead);
         }
@@ -249,23 +221,6 @@ impl VmLoop {
                 || self.agreement.leads);
         let serves = self.failure.is_none() && (by_life || self.cold.has_mandate());
         !self.witness && (serves || self.leads_to_end())
-    }
-
-    /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
-    fn watch_election(&mut self) {
-        let now_us = self.now_us();
-        match (self.group.role(), self.group.leader()) {
-            (ConsensusRole::Candidate { .. }, _) => {
-                self.election.campaign_us.get_or_insert(now_us);
-            }
-            (ConsensusRole::Follower { .. }, Some(leader)) => {
-                self.election.campaign_us = None;
-                if let Some(link) = self.group.links().into_iter().find(|link| link.peer == leader) {
-                    self.election.leader_heard_us = link.heard_us.unwrap_or(self.election.leader_heard_us);
-                }
-            }
-            _ => {}
-        }
     }
 
     fn became_leader(&mut self, term: Term) {
@@ -475,10 +430,10 @@ impl VmLoop {
                     ),
                 );
             }
-            _ => self.event(
-                "no-majority",
-                "no majority of the group answers: nothing is served until one does",
-            ),
+            _ => {
+                let text = group::no_majority(&self.group, &self.config, self.now_us());
+                self.event("no-majority", text);
+            }
         }
     }
 

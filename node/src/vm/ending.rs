@@ -18,22 +18,17 @@
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
 use super::Ended;
-use super::connect::ask_host;
-use super::event::LoopEvent;
+use super::group::{self, TOLD};
 use super::primary::AGAIN;
 use super::run::{Role, VmLoop};
-use crate::control::{Answer, Request};
+use crate::control::Answer;
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::units::Index;
 use dunlin_core::wire::agreed;
-use std::time::Duration;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
 const PATIENCE_US: u64 = 5_000_000;
-
-/// How long another host may take to hear of the end and to end its QEMU.
-const TOLD: Duration = Duration::from_secs(5);
 
 /// A person's order to end the VM everywhere.
 pub struct Order {
@@ -117,20 +112,7 @@ impl VmLoop {
         if std::mem::replace(&mut self.tells_end, true) {
             return;
         }
-        let others: Vec<String> = self.others().map(|(name, _)| name.to_owned()).collect();
-        let (host, to_loop, vm) = (self.host.clone(), self.to_loop.clone(), self.config.name.clone());
-        let work = move || {
-            std::thread::scope(|scope| {
-                for other in &others {
-                    let request = Request::Remove { vm: vm.clone() };
-                    let host = &host;
-                    // One that cannot be reached keeps its part: there a person says 'down --force'.
-                    scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
-                }
-            });
-            to_loop.send(LoopEvent::EndTold);
-        };
-        if let Err(error) = std::thread::Builder::new().name("tell-end".into()).spawn(work) {
+        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.to_loop) {
             tracing::error!("a thread to tell the other hosts of the VM's end: {error}");
             self.forget_vm();
         }

@@ -3,6 +3,7 @@
 use crate::control::{Answer, SyncFigures};
 use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
+use crate::vm::program::carrying::{Brought, JoinStep};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::Frame;
@@ -129,6 +130,20 @@ pub enum LoopEvent {
     Inquest(Inquest),
     /// A bare program's namespaces are there, or not.
     ProgramPrepared(Result<Box<Copy>, String>),
+    /// A running program is copied to the other host.
+    ProgramJoin {
+        /// Which session.
+        session: u64,
+        /// How far.
+        step: JoinStep,
+    },
+    /// A copy of a running program was brought here, or was not.
+    ProgramBrought {
+        /// Which session.
+        session: u64,
+        /// It.
+        result: Result<Box<Brought>, String>,
+    },
     /// The VM's end is agreed, and every other host that can be reached was told.
     EndTold,
     /// The backup's VM is an ordinary VM now, or is lost.

@@ -36,12 +36,7 @@ impl VmLoop {
         if let Some(speculating) = &self.speculating {
             queues.push(("speculation", speculating.kept()));
         }
-        let shown = |(name, (bytes, limit_bytes, dropped)): (&str, Held)| QueueFigures {
-            name: name.to_owned(),
-            bytes: bytes as u64,
-            limit_bytes: limit_bytes as u64,
-            dropped,
-        };
-        queues.into_iter().map(shown).collect()
+        let shown = queues.into_iter();
+        shown.map(|(name, held)| QueueFigures::new(name, held)).collect()
     }
 }

@@ -13,9 +13,9 @@ use super::noted::Notebook;
 use super::primary::PrimaryRole;
 use super::speculating::Speculating;
 use super::wait::Ready;
-use super::{Ended, Host, NEWCOMER, Shared};
+use super::{Ended, Host, NEWCOMER, Shared, group};
 use crate::config::{Durability, VmConfig};
-use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, PeerStatus, VmStatus};
+use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, VmStatus};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
@@ -23,14 +23,14 @@ use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_core::watchdog::Watchdog;
-use dunlin_fabric::group::{GroupConfig, KeptGroup};
+use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
 #[allow(clippy::large_enum_variant)]
@@ -115,8 +115,6 @@ const LOOP_NICE: i32 = -15;
 const SHOW_US: u64 = 20_000;
 /// A VM that has to wait again and again is told of once in this time.
 const QUIET_US: u64 = 60_000_000;
-/// A loop that does not turn for so long is taken for hung, and its host for dead. Up to then heartbeats and votes do not wait for it.
-const HUNG: Duration = Duration::from_secs(1);
 impl VmLoop {
     /// A loop that is ready to run.
     pub fn new(
@@ -140,31 +138,10 @@ impl VmLoop {
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
-        let folder = host.state.join("vms").join(&config.name);
-        let notebook = Notebook::open(&folder);
-        let mut group_config = GroupConfig::new(folder.join("log"), member.id, members, durability);
-        // As cluster.toml says: believed so long at the shortest, and up to twice as long.
-        let shortest_us = u64::from(host.cluster.election_ms) * 1000;
-        group_config.core.election_min_us = shortest_us;
-        group_config.core.election_max_us = 2 * shortest_us;
-        group_config.core.heartbeat_us = shortest_us / 12;
-        group_config.core.ring_bytes = config.memory.log_mib << 20;
-        let group = KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())?;
+        let notebook = Notebook::open(&host.state.join("vms").join(&config.name));
+        let group = group::open(&host, &config, member.id, members, durability)?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
-        let connectors = config
-            .group
-            .iter()
-            .filter(|peer| peer.member.id > member.id)
-            .map(|peer| {
-                let id = peer.member.id;
-                let to_loop = to_loop.clone();
-                let deliver = move |stream| to_loop.send(LoopEvent::LogLink(id, stream));
-                (
-                    id,
-                    Connector::start(host.clone(), config.name.clone(), peer.name.clone(), deliver),
-                )
-            })
-            .collect();
+        let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let mut this = Self {
             me: member.id,
             witness: member.witness,
@@ -264,7 +241,7 @@ impl VmLoop {
         }
         self.follow_group();
         self.apply_agreed_entries();
-        self.propose_unsaid();
+        self.agreement.propose_unsaid(&mut self.group);
         self.look_after_loss();
         self.advise_after_loss();
         self.run_primary();
@@ -364,7 +341,9 @@ impl VmLoop {
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::EndTold => self.forget_vm(),
             // A program's loop has asked for it.
-            LoopEvent::ProgramPrepared(_) => {}
+            LoopEvent::ProgramPrepared(_)
+            | LoopEvent::ProgramJoin { .. }
+            | LoopEvent::ProgramBrought { .. } => {}
             LoopEvent::TookOver { session, result } => self.took_over(session, result),
         }
     }
@@ -419,10 +398,7 @@ impl VmLoop {
     }
 
     pub(super) fn is_connected(&self, peer: ReplicaId) -> bool {
-        self.group
-            .links()
-            .iter()
-            .any(|link| link.peer == peer && link.connected)
+        group::is_connected(&self.group, peer)
     }
 
     pub(super) fn log_link_lost(&mut self, peer: ReplicaId) {
@@ -481,7 +457,6 @@ impl VmLoop {
             (None, Some(stalled)) => stalled,
             (None, None) => state.to_owned(),
         };
-        let peers = self.config.group.iter().filter(|peer| peer.member.id != self.me);
         let status = VmStatus {
             name: self.config.name.clone(),
             role: role.to_owned(),
@@ -500,12 +475,7 @@ impl VmLoop {
             log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
             frames_in: self.frames_in,
             frames_out: self.frames_out,
-            peers: peers
-                .map(|peer| PeerStatus {
-                    host: peer.name.clone(),
-                    connected: self.is_connected(peer.member.id),
-                })
-                .collect(),
+            peers: group::peers(&self.group, &self.config, self.me),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),

@@ -85,6 +85,25 @@ fn address(control: &OwnedFd, name: &str, own: Ipv4Addr, prefix: u8) -> io::Resu
     })
 }
 
+/// Tells this network namespace a neighbour's hardware address: one that it will look at again by itself.
+pub(super) fn neighbour(own: Ipv4Addr, hardware: [u8; 6]) -> io::Result<()> {
+    let control = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: an all-zero arpreq is valid.
+    let mut request: libc::arpreq = unsafe { std::mem::zeroed() };
+    request.arp_pa = inet(own);
+    request.arp_ha = plain(libc::ARPHRD_ETHER, [0; 14]);
+    let bytes = request.arp_ha.sa_data.iter_mut().zip(hardware);
+    bytes.for_each(|(to, from)| *to = from as c_char);
+    request.arp_flags = libc::ATF_COM;
+    let bytes = request.arp_dev.iter_mut().zip(NAME.bytes());
+    bytes.for_each(|(to, from)| *to = from as c_char);
+    // SAFETY: SIOCSARP reads a struct arpreq.
+    match unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCSARP, &raw mut request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn plain(family: u16, data: [c_char; 14]) -> libc::sockaddr {
     libc::sockaddr {
         sa_family: family,

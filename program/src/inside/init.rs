@@ -1,18 +1,21 @@
 //! pid 1 of a copy: starts the program behind its walls, and collects what ends.
 //!
 //! Decides:    nothing.
-//! Flow:       keeper -> here -> fork, walls, exec; its end -> tester.
+//! Flow:       keeper -> here -> fork, walls, exec; its end -> tester. Or, for a copy of a program that runs elsewhere: keeper ->
+//!             here -> it is restored beside this process, and becomes its child -> its end -> node.
 //! Invariants: 1. the program is pid 2 in every copy; 2. what it leaves behind is collected, and told; 3. the program has no
 //!             capability that reaches beyond its namespaces, and none more by exec (no_new_privs).
 //! Source:     pid_namespaces(7), capabilities(7). Not here: what it sees (`view`), which system calls are answered (`filter`).
 
 use super::filter::Filter;
 use super::ptrace::{Change, Traced};
-use super::{Failure, die_with_parent, failed, view};
-use crate::message::{Heard, Spec, Walls, send};
+use super::{Failure, card, die_with_parent, failed, view};
+use crate::message::{Go, Heard, Spec, Walls, receive, send};
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -25,6 +28,11 @@ const DEVICE_BYTES: usize = 1 << 20;
 /// somebody else, bind low ports, change its root.
 const KEPT_CAPABILITIES: [libc::c_ulong; 9] = [0, 1, 3, 4, 5, 6, 7, 10, 18];
 const MOST_CAPABILITIES: libc::c_ulong = 64;
+
+/// The program's first process (invariant 1).
+const PROGRAM: Pid = Pid::from_raw(2);
+/// Far beyond the ids of a program's processes, which count from 1; the least that a kernel's greatest id may be is above it.
+const FAR_PID: u32 = 30_000;
 
 /// Never returns to the keeper's code: its result is the process's end.
 pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failure> {
@@ -48,6 +56,36 @@ pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failu
     let change = spec.walls.as_ref().and_then(change);
     let mut traced = change.map(|change| Traced::new(change, child));
     collect(child, &socket, &mut traced)
+}
+
+/// Instead of starting the program, until a copy of one is here.
+pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
+    die_with_parent(None)?;
+    view::mount_proc()?;
+    let socket = socket
+        .try_clone_to_owned()
+        .map_err(failed("the tester's socket"))?;
+    // Who brings the copy has ids of this namespace meanwhile: none that a process of the copy has.
+    next_pid_after(FAR_PID)?;
+    send(socket.as_fd(), &Heard::Vacant, &[]).map_err(failed("the tester's socket"))?;
+    let adopted = match receive::<Go>(socket.as_fd()).map_err(failed("the tester's word"))? {
+        Some((Go::Adopt(adopted), _)) => adopted,
+        _ => return Ok(ExitCode::FAILURE),
+    };
+    for (address, hardware) in &adopted.neighbours {
+        card::neighbour(*address, *hardware).map_err(failed("whom it spoke with"))?;
+    }
+    next_pid_after(adopted.last_pid)?;
+    // To all but itself.
+    nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
+    send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
+    collect(PROGRAM, &socket, &mut None)
+}
+
+fn next_pid_after(pid: u32) -> Result<(), Failure> {
+    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string()).map_err(failed(
+        "choosing the next process id (a kernel without CONFIG_CHECKPOINT_RESTORE?)",
+    ))
 }
 
 fn change(walls: &Walls) -> Option<Change> {

@@ -42,6 +42,10 @@ pub(crate) fn failed<E: std::fmt::Display>(step: &str) -> impl Fn(E) -> Failure 
 /// What `dunlin program inside` does. Only `Copy::start` calls it.
 #[must_use]
 pub fn main() -> ExitCode {
+    // Whoever started the daemon may have left it descriptors that are passed on by exec. None is the program's, and one that leads out of
+    // its view cannot be copied with it.
+    // SAFETY: this process has just begun: beyond the first three nobody here has opened any.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
     let stdin = io::stdin();
     let socket = stdin.as_fd();
     match keep(socket) {
@@ -74,21 +78,27 @@ fn keep(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     .map_err(failed(
         "a sock_diag socket (is the kernel's module inet_diag there?)",
     ))?;
-    if let Some(walls) = &spec.walls {
-        view::build(walls.scratch_mib, &spec.directory)?;
-        sethostname("program").map_err(failed("its host name"))?;
-    }
-    send(socket, &Heard::Ready, &[tap.as_fd(), diag.as_fd()]).map_err(failed("the tester's socket"))?;
-    drop((tap, diag));
-    if receive::<Go>(socket)
-        .map_err(failed("the tester's word"))?
-        .is_none()
-    {
-        return Ok(ExitCode::FAILURE);
-    }
+    let written = match &spec.walls {
+        Some(walls) => {
+            let written = view::build(walls.scratch_mib, &spec.directory)?;
+            sethostname("program").map_err(failed("its host name"))?;
+            Some(written)
+        }
+        None => None,
+    };
+    let mut descriptors = vec![tap.as_fd(), diag.as_fd()];
+    descriptors.extend(written.as_ref().map(AsFd::as_fd));
+    send(socket, &Heard::Ready, &descriptors).map_err(failed("the tester's socket"))?;
+    drop((tap, diag, written));
+    let begins = match receive::<Go>(socket).map_err(failed("the tester's word"))? {
+        Some((Go::Start, _)) => true,
+        Some((Go::Vacate, _)) => false,
+        Some((Go::Adopt(_), _)) | None => return Ok(ExitCode::FAILURE),
+    };
     // SAFETY: this process has one thread (invariant 1).
     match unsafe { fork() }.map_err(failed("its first process"))? {
-        ForkResult::Child => init::run(socket, &spec),
+        ForkResult::Child if begins => init::run(socket, &spec),
+        ForkResult::Child => init::await_copy(socket),
         ForkResult::Parent { child } => loop {
             match waitpid(child, None) {
                 Ok(WaitStatus::Exited(_, code)) => {

@@ -11,6 +11,7 @@ use super::{Failure, failed};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Places that every Linux has, and hardly anybody keeps anything at.
@@ -31,8 +32,9 @@ pub(super) fn make_private() -> Result<(), Failure> {
     mount(None as Nothing, "/", None as Nothing, flags, None as Nothing).map_err(failed("mounts of its own"))
 }
 
-/// Makes the view, and moves into it; the process then stands in `directory`.
-pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<(), Failure> {
+/// Makes the view, and moves into it; the process then stands in `directory`. Returns the folder of what is written: no path leads
+/// there any more.
+pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<OwnedFd, Failure> {
     let mounts = mounts()?;
     let is_free = |place: &str| {
         let place = Path::new(place);
@@ -47,6 +49,7 @@ pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<(), Failure> {
     mount(Some("dunlin"), place, Some("tmpfs"), flags, Some(&*size))
         .map_err(failed("memory for what it writes"))?;
     let place = Path::new(place);
+    let written = fs::File::open(place).map_err(failed("memory for what it writes"))?;
     let root = place.join("root");
     fs::create_dir(&root).map_err(failed("its root"))?;
     overlay(Path::new("/"), &root, place, 0).map_err(|error| {
@@ -82,7 +85,8 @@ pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<(), Failure> {
     chdir(&root).map_err(failed("its root"))?;
     pivot_root(".", ".").map_err(failed("its root"))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(failed("the host's root"))?;
-    chdir(directory).map_err(|error| format!("{}: {error}", directory.display()))
+    chdir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    Ok(written.into())
 }
 
 /// A /proc of the new pid namespace.

@@ -28,6 +28,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::lab::{Clock, Freezer, Lab, LabSpec, Node, SmallDisk};
+use crate::paths;
 use crate::traces;
 
 pub use events::{Event, Events};
@@ -217,6 +218,9 @@ impl<'lab> Cluster<'lab> {
         let mut command = self.lab.node(host).command(&self.binary)?;
         if let Some(clock) = self.clocks.get(host) {
             clock.onto(&mut command);
+        }
+        if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
+            command.env("DUNLIN_CRIU", paths::criu());
         }
         let mut child = command
             .arg("host")

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, setsid};
 
 use super::cgroup::{CpuShare, Freezer, HostGroup};
 use super::run_id::RunId;
@@ -82,8 +82,8 @@ impl Node {
         &self.home
     }
 
-    /// A command that will run on this node: in its network, in its cgroup, in its own process group (so that a
-    /// Ctrl-C at the terminal goes to the lab, which then ends everything in order), with its own directory at
+    /// A command that will run on this node: in its network, in its cgroup, in a session of its own (as what systemd
+    /// starts, and so that a Ctrl-C at the terminal goes to the lab, which then ends everything in order), with its own directory at
     /// [`super::Lab::here`], as two machines have different disks under the same path, and with a /run and a /dev/shm of
     /// its own, so that what is left there is this run's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
@@ -92,8 +92,7 @@ impl Node {
         let mut mounts = self.own.clone();
         mounts.push((self.home.clone(), self.here.clone()));
         let mut command = Command::new(program);
-        command.process_group(0);
-        // SAFETY: between fork and exec only write(2) and setns(2) on descriptors opened before the fork, unshare(2)
+        // SAFETY: between fork and exec only setsid(2), write(2) and setns(2) on descriptors opened before the fork, unshare(2)
         // and mount(2) are called; all are plain system calls, and nothing is locked or allocated (nix copies a path
         // of less than 1 KiB to the stack).
         unsafe {
@@ -101,6 +100,7 @@ impl Node {
                 for mut door in &doors {
                     door.write_all(b"0")?;
                 }
+                setsid()?;
                 setns(&network, CloneFlags::CLONE_NEWNET)?;
                 unshare(CloneFlags::CLONE_NEWNS)?;
                 let none = None::<&Path>;

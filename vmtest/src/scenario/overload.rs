@@ -146,13 +146,13 @@ fn unprotected(events: &[Logged], from: SystemTime, to: SystemTime) -> Duration 
 }
 
 /// Threads that do nothing as fast as they can, and end with this value or with this process.
-struct Busy {
+pub(super) struct Busy {
     stop: Arc<AtomicBool>,
     loops: Vec<JoinHandle<()>>,
 }
 
 impl Busy {
-    fn start(count: usize) -> Self {
+    pub(super) fn start(count: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let one = || {
             let stop = Arc::clone(&stop);

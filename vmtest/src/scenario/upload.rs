@@ -4,13 +4,15 @@
 //!   is protected, by what is applied while it is not. No value may be lost, and none may wait for ever.
 //! * **Flow:** protected -> upload -> the backup's host killed -> upload -> the host returns -> protected -> the primary's
 //!   host killed -> the last acknowledged value is there.
-//! * **Invariant:** no host's log ever holds more than its limit (asked of `status` all along).
+//! * **Invariants:** (1) no host's log ever holds more than its limit (asked of `status` all along); (2) bulk is no reason for
+//!   an election, also beside busy loops: heartbeats do not wait behind it.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::World;
+use super::overload::Busy;
 use crate::client::Upload;
 use crate::cluster::{Cluster, HostStatus, VmPlan, VmStatus, await_service, in_a_lab};
 use crate::demo::service;
@@ -38,17 +40,17 @@ pub struct Outcome {
     pub longest_ms: u128,
 }
 
-/// Plays it; each upload takes at least so long.
+/// Plays it; each upload takes at least so long, beside so many busy loops.
 ///
 /// # Errors
-/// When a value was lost or stuck, or a log grew beyond its limit; the daemons' logs are kept.
-pub fn run(world: &World, at_least: Duration) -> Result<Outcome> {
+/// When a value was lost or stuck, a log grew beyond its limit, or somebody was elected meanwhile; the daemons' logs are kept.
+pub fn run(world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
     in_a_lab("long-upload", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        play(cluster, world, at_least)
+        play(cluster, world, at_least, loops)
     })
 }
 
-fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<Outcome> {
+fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
     cluster.start_hosts()?;
     let plan = VmPlan {
         top: vec![format!("memory = {{ log_mib = {LOG_MIB} }}")],
@@ -60,6 +62,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<
     await_service(client, service(), PATIENCE)?;
     let mut peak = 0;
     let (_, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let busy = Busy::start(loops);
     let first = upload(cluster, &plan, at_least, &mut peak).context("into a protected VM")?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     let asked = reason(&cluster.status(&primary)?, &plan.name, "memory");
@@ -70,6 +73,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<
         vms.any(|vm| vm.role == "primary" && !vm.protected).then_some(())
     })?;
     let mut second = upload(cluster, &plan, at_least, &mut peak).context("into an unprotected VM")?;
+    drop(busy);
     cluster.start_host(&backup)?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     cluster.kill_host(&primary)?;
@@ -92,7 +96,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration) -> Result<
 
 /// Uploads until the log's limit was exceeded several times over, and at least so long. The last value is there.
 fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u64) -> Result<Upload> {
-    let (begun, to) = (Instant::now(), plan.service());
+    let (begun, begun_at, to) = (Instant::now(), SystemTime::now(), plan.service());
     let client = cluster.lab().node("client");
     let opened = client.spawn("upload", move || Upload::open(to, GIVE_UP))?.join();
     let mut upload = opened.map_err(|_| anyhow!("the upload's thread panicked"))???;
@@ -114,6 +118,16 @@ fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u
         }
     }
     upload.check()?;
+    let events = cluster.logged()?;
+    let elected = events
+        .iter()
+        .filter(|event| event.kind == "elected" && event.at > begun_at);
+    let elected = elected.count();
+    ensure!(
+        elected == 0,
+        "{elected} elections in {:.0} s without a death",
+        begun.elapsed().as_secs_f64()
+    );
     Ok(upload)
 }
 

@@ -24,7 +24,7 @@ mod connection;
 mod quoted;
 mod recent;
 pub(crate) mod rewrite;
-mod table;
+pub(crate) mod table;
 
 use super::packet::{ACK, Direction, FlowKey, Parsed, Segment, UDP, parse};
 use crate::agreed::Frame;

@@ -179,7 +179,8 @@ fn connection_of(numbers: [Option<u32>; NUMBERS], present: u32) -> Option<Connec
     })
 }
 
-fn put_key(out: &mut BytesMut, key: &FlowKey) {
+/// Which connection.
+pub(crate) fn put_key(out: &mut BytesMut, key: &FlowKey) {
     out.put_u8(key.nic);
     out.put_u32(key.vlan);
     out.put_u8(if key.vm.is_ipv4() { 4 } else { 6 });
@@ -193,7 +194,11 @@ fn put_key(out: &mut BytesMut, key: &FlowKey) {
     out.put_u16(key.peer_port);
 }
 
-fn take_key(from: &mut Reader) -> Result<FlowKey, WireError> {
+/// Reads what `put_key` wrote.
+///
+/// # Errors
+/// If it is none.
+pub(crate) fn take_key(from: &mut Reader) -> Result<FlowKey, WireError> {
     let (nic, vlan, family) = (from.u8()?, from.u32()?, from.u8()?);
     let mut address = || match family {
         4 => Ok(IpAddr::V4(Ipv4Addr::from(from.u32()?))),

@@ -116,10 +116,9 @@ fn what_is_behind_a_hole_is_not_waited_for_and_what_fills_it_is() {
     assert!(matches!(gate.next(4), Next::Ask(_)));
     assert!(gate.told(1, socket(11, 0)));
     assert_eq!(gate.next(5), Next::Idle);
-    // Said once more, it has been read long since; the gate cannot know that, and asks.
+    // Said once more, it is no news.
     assert_eq!(gate.arrived(behind.clone()), None);
     assert_eq!(gate.next(6), Next::Deliver(behind));
-    answer(&mut gate, 7, &[socket(11, 0), socket(11, 0)], Of::Connection);
     assert_eq!(gate.next(8), Next::Idle);
     assert_eq!(gate.counters().impatient, 0);
 }
@@ -285,4 +284,60 @@ fn what_waits_is_bounded() {
     }
     let lost = gate.counters().lost;
     assert!((3..6).contains(&lost), "{lost}");
+}
+
+#[test]
+fn a_copy_counts_anew_from_where_its_client_stood() {
+    let mut first = connected(Order::Read, &[1, 2]);
+    assert_eq!(first.arrived(client(1, ACK, 100, b"abc")), None);
+    assert!(matches!(first.next(0), Next::Deliver(_)));
+    answer(&mut first, 0, &[socket(3, 0), socket(3, 0)], Of::Connection);
+    assert_eq!(first.next(0), Next::Idle);
+    let mut copy = gate(Order::Read);
+    copy.load(first.table()).expect("its own table");
+    assert_eq!(copy.table(), first.table());
+    // Both go on from here; the copy's kernel has taken in nothing yet.
+    assert_eq!(copy.arrived(client(1, ACK, 103, b"de")), None);
+    assert!(matches!(copy.next(0), Next::Deliver(_)));
+    answer(&mut copy, 0, &[socket(0, 0), socket(0, 0)], Of::Connection);
+    assert!(matches!(copy.next(0), Next::Ask(_)), "it has not arrived");
+    answer(&mut copy, 0, &[socket(2, 0), socket(2, 0)], Of::Connection);
+    assert_eq!(copy.next(0), Next::Idle);
+    // What was delivered before is nothing new.
+    assert_eq!(copy.arrived(client(1, ACK, 100, b"abc")), None);
+    assert!(matches!(copy.next(0), Next::Deliver(_)));
+    assert_eq!(copy.next(0), Next::Idle);
+}
+
+proptest! {
+    #[test]
+    fn a_table_that_is_none_changes_nothing(bytes in prop::collection::vec(any::<u8>(), 0..80), cut in any::<prop::sample::Index>()) {
+        let mut gate = connected(Order::Read, &[1, 2]);
+        let before = gate.table();
+        let _ = gate.load(bytes.into());
+        let mut gate = connected(Order::Read, &[1, 2]);
+        prop_assert!(gate.load(before.slice(..cut.index(before.len()))).is_err());
+        prop_assert_eq!(gate.table(), before);
+    }
+}
+
+/// A loss once made every later segment of its connection one behind a hole, and none of them was waited for.
+#[test]
+fn after_a_hole_is_filled_a_connection_is_waited_for_again() {
+    let mut gate = connected(Order::Read, &[1]);
+    for (seq, payload) in [(103, b"def"), (106, b"ghi"), (100, b"abc")] {
+        assert_eq!(gate.arrived(client(1, ACK, seq, payload)), None);
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+    // The hole is filled: all of it has to be read.
+    answer(&mut gate, 0, &[socket(3, 0), socket(3, 0)], Of::Connection);
+    assert!(matches!(gate.next(0), Next::Ask(_)), "what lay behind the hole");
+    answer(&mut gate, 0, &[socket(9, 0), socket(9, 0)], Of::Connection);
+    assert_eq!(gate.next(0), Next::Idle);
+    assert_eq!(gate.arrived(client(1, ACK, 109, b"jkl")), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    answer(&mut gate, 0, &[socket(9, 0), socket(9, 0)], Of::Connection);
+    assert!(matches!(gate.next(0), Next::Ask(_)), "it is waited for as before");
+    answer(&mut gate, 0, &[socket(12, 0), socket(12, 0)], Of::Connection);
+    assert_eq!(gate.next(0), Next::Idle);
 }

@@ -6,11 +6,11 @@
 //! Source: as `vm::agreement`. Not here: what a change of roles means for a copy (`serving`).
 
 use super::{ProgramLoop, Role};
-use crate::vm::Ended;
 use crate::vm::agreement::Agreement;
+use crate::vm::{Ended, group};
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, Life};
-use dunlin_core::consensus::{EntryKind, Refusal, Role as ConsensusRole};
+use dunlin_core::consensus::{EntryKind, Refusal};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Index, ReplicaId, Term};
 use dunlin_core::wire::agreed;
@@ -19,28 +19,13 @@ use dunlin_fabric::group::GroupEvent;
 impl ProgramLoop {
     /// True: it is proposed, or will be as soon as the log takes it. Inputs that are refused are lost: the network sends them again.
     pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
-        let payload = agreed::encode(entry);
         if matches!(entry, Agreed::Frames(_)) {
-            return self.group.propose(payload).is_ok();
+            return self.group.propose(agreed::encode(entry)).is_ok();
         }
-        let proposed = match self.agreement.unsaid.is_empty() {
-            true => self.group.propose_control(payload).map(drop),
-            false => Err(Refusal::RingFull),
-        };
-        match proposed {
+        match self.agreement.propose(&mut self.group, entry) {
             Ok(()) => true,
             Err(Refusal::NotLeader { .. }) => false,
             Err(_) => self.agreement.unsaid.keep(entry),
-        }
-    }
-
-    pub(super) fn propose_unsaid(&mut self) {
-        while let Some(entry) = self.agreement.unsaid.next() {
-            match self.group.propose_control(agreed::encode(entry)) {
-                Ok(_) => self.agreement.unsaid.said(),
-                Err(Refusal::NotLeader { .. }) => self.agreement.unsaid.clear(),
-                Err(_) => return,
-            }
         }
     }
 
@@ -63,10 +48,6 @@ impl ProgramLoop {
                     self.agreement.leads = false;
                     self.follows(term, leader);
                 }
-                GroupEvent::LinkUp { peer } => self.event(
-                    "link-up",
-                    format!("the log's link to host '{}' stands", self.config.host_name(peer)),
-                ),
                 GroupEvent::LinkLost { peer, why, .. } => {
                     let host = self.config.host_name(peer).to_owned();
                     self.event(
@@ -86,15 +67,10 @@ impl ProgramLoop {
                         "the other host did not take the lead; say it again",
                     ));
                 }
-                GroupEvent::DiskFull(why) => self.event("log-disk-full", why),
-                GroupEvent::DiskRoom => self.event("log-disk-room", "the log's disk has room again"),
-                GroupEvent::DiskFailed(why) => self.event("log-disk-failed", why),
-                GroupEvent::Breach { peer, what, count } => {
-                    let host = self.config.host_name(peer);
-                    self.event(
-                        "breach",
-                        format!("host '{host}' said what is not believed ({count} times so far): {what}"),
-                    );
+                told => {
+                    if let Some((kind, text)) = group::words(told, &self.config) {
+                        self.event(kind, text);
+                    }
                 }
             }
             self.stand_or_not();
@@ -102,7 +78,8 @@ impl ProgramLoop {
     }
 
     fn stand_or_not(&mut self) {
-        self.watch_election();
+        let now_us = self.now_us();
+        self.election.watch(&self.group, now_us);
         let may_lead = self.may_lead();
         self.group.may_lead(may_lead);
     }
@@ -124,29 +101,13 @@ impl ProgramLoop {
         !self.witness && ((self.failure.is_none() && by_life && !dropped) || self.leads_to_end())
     }
 
-    /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
-    fn watch_election(&mut self) {
-        let now_us = self.now_us();
-        match (self.group.role(), self.group.leader()) {
-            (ConsensusRole::Candidate { .. }, _) => {
-                self.election.campaign_us.get_or_insert(now_us);
-            }
-            (ConsensusRole::Follower { .. }, Some(leader)) => {
-                self.election.campaign_us = None;
-                if let Some(link) = self.group.links().into_iter().find(|link| link.peer == leader) {
-                    self.election.leader_heard_us = link.heard_us.unwrap_or(self.election.leader_heard_us);
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
         self.begins_by_us = None;
         if self.role != Role::Primary {
             return;
         }
+        self.join_is_void();
         self.output.set_voice(Voice::Shut);
         match leader {
             Some(leader) if leader != self.me => {
@@ -157,10 +118,10 @@ impl ProgramLoop {
                 );
                 self.event("deposed", text);
             }
-            _ => self.event(
-                "no-majority",
-                "no majority of the group answers: nothing is served until one does",
-            ),
+            _ => {
+                let text = group::no_majority(&self.group, &self.config, self.now_us());
+                self.event("no-majority", text);
+            }
         }
     }
 
@@ -207,9 +168,7 @@ impl ProgramLoop {
         self.agreement.state.apply(&entry);
         match entry {
             Agreed::Frames(frames) => {
-                for frame in frames {
-                    self.input(frame);
-                }
+                self.inputs(index, frames);
             }
             Agreed::Complete { set, .. } => {
                 self.agreement.may_be_dropped = !set.contains(self.me);
@@ -240,6 +199,7 @@ impl ProgramLoop {
         match agreed::decode_state(state) {
             Ok(state) => {
                 self.agreement = Agreement::at(index, state);
+                self.expects_no_more("this host missed inputs");
                 if self.role != Role::None {
                     self.end_here("this host missed inputs; its copy of the program is ended");
                 }

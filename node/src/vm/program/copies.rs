@@ -5,7 +5,8 @@
 //!
 //! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
 
-use super::{PRINTED, ProgramLoop, RAN, Role, Running};
+use super::backlog::Backlog;
+use super::{PRINTED, ProgramLoop, RAN, Role, Running, joining};
 use crate::config::ProgramSpec;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
@@ -18,7 +19,7 @@ use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::message::{Card, Heard, Spec, Walls};
 use dunlin_program::printed::Printed;
 use dunlin_program::{options, sockets};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The epoch of all that a program says. The one before it is what both copies are when they begin: nothing.
 const ONLY_EPOCH: Epoch = Epoch(2);
@@ -37,9 +38,9 @@ impl ProgramLoop {
             (Role::Primary, false) => Output::new(Voice::Alone, ONLY_EPOCH),
             _ => Output::new(Voice::Kept, ONLY_EPOCH),
         };
-        let folder = self.host.state.join("vms").join(&self.config.name);
-        if let Err(error) = std::fs::write(folder.join(RAN), []) {
-            return self.fails(&format!("{}: {error}", folder.display()));
+        let folder = self.folder();
+        if let Err(why) = note_that_it_ran(&folder) {
+            return self.fails(&why);
         }
         let (keeper, kept) = bounded::<()>(0);
         let (program, to_loop) = (self.program.clone(), self.to_loop.clone());
@@ -56,7 +57,7 @@ impl ProgramLoop {
         }
         if self.role == Role::Primary && is_backed {
             self.followed_us = self.now_us();
-            self.connect_session();
+            self.connect_session(&[]);
         }
     }
 
@@ -171,6 +172,10 @@ impl ProgramLoop {
         self.door = None;
         self.running = None;
         self.take_over = None;
+        self.join = None;
+        self.tries = joining::Tries::default();
+        self.expected = None;
+        self.backlog = Backlog::default();
         self.session = None;
         self.backup_ready = false;
         self.output = Output::new(Voice::Shut, ONLY_EPOCH);
@@ -188,7 +193,12 @@ fn compared(budget_bytes: usize) -> Output {
     output
 }
 
-fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
+/// So that a daemon that is started again does not begin it again.
+pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), String> {
+    std::fs::write(folder.join(RAN), []).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
     let user = program.user.as_deref().map(options::user).transpose();
     let spec = Spec {
         command: program.command.clone(),

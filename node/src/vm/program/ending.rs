@@ -6,19 +6,15 @@
 //! Not here: what is forgotten (`daemon::store`).
 
 use super::{ProgramLoop, Role};
-use crate::control::{Answer, Request};
+use crate::control::Answer;
 use crate::vm::Ended;
-use crate::vm::connect::ask_host;
-use crate::vm::event::LoopEvent;
+use crate::vm::group::{self, TOLD};
 use crate::vm::primary::AGAIN;
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life};
-use std::time::Duration;
 
 /// How long an order waits for a leader.
 const PATIENCE_US: u64 = 5_000_000;
-/// How long another host may take to hear of the end and to end its copy.
-const TOLD: Duration = Duration::from_secs(5);
 
 /// A person's order to end the program everywhere.
 pub(super) struct Order {
@@ -94,21 +90,7 @@ impl ProgramLoop {
         if std::mem::replace(&mut self.tells_end, true) {
             return;
         }
-        let others = self.config.group.iter().filter(|host| host.member.id != self.me);
-        let others: Vec<String> = others.map(|host| host.name.clone()).collect();
-        let (host, to_loop, vm) = (self.host.clone(), self.to_loop.clone(), self.config.name.clone());
-        let work = move || {
-            std::thread::scope(|scope| {
-                for other in &others {
-                    let request = Request::Remove { vm: vm.clone() };
-                    let host = &host;
-                    // One that cannot be reached keeps its part: there a person says 'down --force'.
-                    scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
-                }
-            });
-            to_loop.send(LoopEvent::EndTold);
-        };
-        if let Err(error) = std::thread::Builder::new().name("tell-end".into()).spawn(work) {
+        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.to_loop) {
             tracing::error!("a thread to tell the other hosts of the program's end: {error}");
             self.forget();
         }
@@ -153,7 +135,7 @@ impl ProgramLoop {
 
     /// Whether the loop may end: not while a thread makes a copy that the next program of this name would meet.
     pub(super) fn is_over(&self) -> bool {
-        let making = self.starting.is_some() && self.role == Role::None;
+        let making = (self.starting.is_some() || self.is_carrying()) && self.role == Role::None;
         self.ending.as_ref().is_some_and(|ended| !ended.forget || !making)
     }
 }

@@ -40,6 +40,7 @@ impl ProgramLoop {
         self.role == Role::Primary
             && self.agreement.leads
             && self.group.is_leader()
+            && !self.is_quiet()
             && self.output.voice() != Voice::Shut
             && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
             && self.group.has_input_room(MOST_BATCH_BYTES)
@@ -74,6 +75,23 @@ impl ProgramLoop {
 
     /// An agreed frame, in log order.
     pub(super) fn input(&mut self, frame: Frame) {
+        match self.backlog.is_empty() {
+            true => self.input_now(frame),
+            false => self.backlog.push(frame),
+        }
+    }
+
+    /// What was agreed while the copy was on its way here, as far as there is room.
+    fn work_off(&mut self) {
+        while let Some(running) = &self.running
+            && running.gate.waiting_bytes() < MOST_WAITING_BYTES
+            && let Some(frame) = self.backlog.pop()
+        {
+            self.input_now(frame);
+        }
+    }
+
+    fn input_now(&mut self, frame: Frame) {
         let Some(running) = &mut self.running else { return };
         self.frames_in += 1;
         if let Some(frame) = running.gate.arrived(frame) {
@@ -97,6 +115,7 @@ impl ProgramLoop {
     pub(super) fn pass(&mut self) {
         let now_us = self.now_us();
         loop {
+            self.work_off();
             let Some(running) = &mut self.running else { return };
             match running.gate.next(now_us) {
                 Next::Idle => {
@@ -149,9 +168,18 @@ impl ProgramLoop {
 
     /// What the copy here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_card(&mut self) {
+        self.read_frames(FRAMES_A_TURN);
+    }
+
+    /// All that it has sent so far: it stands still.
+    pub(super) fn read_all_of_card(&mut self) {
+        self.read_frames(usize::MAX);
+    }
+
+    fn read_frames(&mut self, most: usize) {
         let now_us = self.now_us();
         let mut told = Vec::new();
-        for _ in 0..FRAMES_A_TURN {
+        for _ in 0..most {
             let Some(running) = self.running.as_mut().filter(|_| !self.output.is_full()) else {
                 break;
             };

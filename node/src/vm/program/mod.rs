@@ -5,7 +5,8 @@
 //! * **Flow:** the primary's TAP -> `Agreed::Frames` -> on both hosts, in log order, through the order of reading into the copy's card;
 //!   a copy's card -> held on the primary until the backup's copy has said the same, kept on the backup for a take-over.
 //! * **Invariants:**
-//!   1. Both copies begin by the same entry of the log, from nothing, and get every agreed input. Nobody joins a running program.
+//!   1. Both copies get every agreed input: they begin by the same entry of the log, from nothing, or one is made of the other between
+//!      two entries.
 //!   2. (One speaker) Only a leader of the group, as of an entry of its own term, takes inputs and releases outputs.
 //!   3. A backup that is lost, says something else or does not get on is dropped from the complete set by an agreed entry before
 //!      outputs leave without it.
@@ -13,12 +14,16 @@
 //!      taken by the other.
 //!   5. A program runs once: neither a restarted daemon nor an entry that was in its log before begins it again.
 //! * **Source:** APUS (SoCC'17): agree on inputs, compare outputs. docs/programs.md says how this differs.
-//! * **Not here:** a copy of a running program (checkpoints), data that outlives the copies; the namespaces (`dunlin_program`).
+//! * **Not here:** data that outlives the copies; the namespaces, and how a running program is copied (`dunlin_program`).
 
 mod agreement;
+mod backlog;
+pub mod carrying;
 mod copies;
 mod ending;
 mod frames;
+mod joined;
+mod joining;
 mod serving;
 mod status;
 
@@ -27,9 +32,10 @@ use super::connect::Connector;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::session::link::{Closer, SyncLink};
 use super::session::talker::Talker;
-use super::{Ended, Host, Shared};
+use super::{Ended, Host, Shared, group};
 use crate::config::{Durability, ProgramSpec, VmConfig};
 use crate::control::{Answer, FailoverStatus};
+use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
@@ -38,19 +44,18 @@ use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use dunlin_fabric::group::{GroupConfig, KeptGroup};
+use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::{Announcer, Tap};
 use dunlin_program::copy::Copy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// A loop that does not turn for so long is taken for hung, and its host for dead.
-const HUNG: Duration = Duration::from_secs(1);
 /// The longest sleep: a bound on what a forgotten deadline could cost.
 const LONGEST_SLEEP_US: u64 = 100_000;
 /// While a copy begins it is looked at so often.
@@ -133,6 +138,17 @@ pub struct ProgramLoop {
     next_session: u64,
     /// The group was asked to drop the backup, in that term.
     dropping: Option<Term>,
+    /// Primary: a second copy is brought in.
+    join: Option<joining::Join>,
+    tries: joining::Tries,
+    /// Held by each thread that carries a copy.
+    busy: Arc<()>,
+    /// A copy is on its way here.
+    expected: Option<joined::Expected>,
+    /// Agreed inputs that the copy here gets before any other.
+    backlog: Backlog,
+    /// The copy here has no primary, and the group has not taken it in: until when it is kept.
+    untaken_at_us: Option<u64>,
     take_over: Option<TakeOver>,
     hand_over: Option<Sender<Answer>>,
     door: Option<Tap>,
@@ -181,27 +197,9 @@ impl ProgramLoop {
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
         let folder = host.state.join("vms").join(&config.name);
-        let mut group_config = GroupConfig::new(folder.join("log"), member.id, members, durability);
-        let shortest_us = u64::from(host.cluster.election_ms) * 1000;
-        group_config.core.election_min_us = shortest_us;
-        group_config.core.election_max_us = 2 * shortest_us;
-        group_config.core.heartbeat_us = shortest_us / 12;
-        group_config.core.ring_bytes = config.memory.log_mib << 20;
-        let group = KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())?;
+        let group = group::open(&host, &config, member.id, members, durability)?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
-        let connectors = config
-            .group
-            .iter()
-            .filter(|peer| peer.member.id > member.id)
-            .map(|peer| {
-                let id = peer.member.id;
-                let to_loop = to_loop.clone();
-                let deliver = move |stream| to_loop.send(LoopEvent::LogLink(id, stream));
-                let connector =
-                    Connector::start(host.clone(), config.name.clone(), peer.name.clone(), deliver);
-                (id, connector)
-            })
-            .collect();
+        let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let mut this = Self {
             me: member.id,
             witness: member.witness,
@@ -220,6 +218,12 @@ impl ProgramLoop {
             session: None,
             next_session: 0,
             dropping: None,
+            join: None,
+            tries: joining::Tries::default(),
+            busy: Arc::new(()),
+            expected: None,
+            backlog: Backlog::default(),
+            untaken_at_us: None,
             take_over: None,
             hand_over: None,
             door: None,
@@ -285,11 +289,13 @@ impl ProgramLoop {
         self.read_door();
         self.follow_group();
         self.apply_agreed_entries();
-        self.propose_unsaid();
+        self.agreement.propose_unsaid(&mut self.group);
         self.hear_copy();
         self.look_whether_it_listens();
         self.begin();
         self.watch_backup();
+        self.bring_in_backup();
+        self.end_untaken_copy();
         self.open_door();
         self.end_by_order();
         // What the last steps proposed leaves now, not a wake-up later.
@@ -354,6 +360,11 @@ impl ProgramLoop {
         deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US)
     }
 
+    /// What this host keeps of the program.
+    fn folder(&self) -> PathBuf {
+        self.host.state.join("vms").join(&self.config.name)
+    }
+
     /// Microseconds since the loop began.
     fn now_us(&self) -> u64 {
         self.born.elapsed().as_micros() as u64
@@ -369,6 +380,9 @@ impl ProgramLoop {
             LoopEvent::Accepted(hello, stream) => {
                 match self.config.member(&hello.from).map(|member| member.id) {
                     Some(peer) if hello.purpose == Purpose::Log => self.add_log_link(peer, stream),
+                    Some(peer) if hello.purpose == Purpose::Sync && hello.extra == joining::FOR_A_JOIN => {
+                        self.accept_join(peer, stream);
+                    }
                     Some(peer) if hello.purpose == Purpose::Sync => self.accept_session(peer, stream),
                     Some(_) => {}
                     None => self.event(
@@ -394,6 +408,8 @@ impl ProgramLoop {
                 frames,
             } => self.backup_said(session, epoch, frames),
             LoopEvent::BackupIdle { session, .. } => self.backup_listens(session),
+            LoopEvent::ProgramJoin { session, step } => self.join_step(session, step),
+            LoopEvent::ProgramBrought { session, result } => self.brought(session, result),
             LoopEvent::EndTold => self.forget(),
             // What only a VM's threads tell.
             _ => {}
@@ -420,7 +436,7 @@ impl ProgramLoop {
             | Command::VerifyDisk { .. }
             | Command::Inject { .. }
             | Command::RemoveMember(_) => Answer::refused(
-                "this is for VMs: nobody joins a program that runs; 'dunlin down' and 'dunlin up' begin it anew",
+                "this is for VMs: a program that runs gets its second copy by itself, as soon as its other host is there",
             ),
         };
         // Whoever asked may have gone.
@@ -442,10 +458,7 @@ impl ProgramLoop {
     }
 
     fn is_connected(&self, peer: ReplicaId) -> bool {
-        self.group
-            .links()
-            .iter()
-            .any(|link| link.peer == peer && link.connected)
+        group::is_connected(&self.group, peer)
     }
 
     /// The other host that can run it.

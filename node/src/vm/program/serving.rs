@@ -89,18 +89,24 @@ impl ProgramLoop {
     /// The group has agreed on who holds a complete copy; this host leads.
     pub(super) fn set_agreed(&mut self, set: ReplicaSet) {
         if set != ReplicaSet::one(self.me) {
+            if self.role == Role::Primary && set.contains(self.me) {
+                self.backup_is_in();
+            }
             return;
         }
+        self.dropping = None;
+        self.backup_ready = false;
+        self.rests();
         match self.role {
             Role::Backup => self.speak_after_take_over(),
             Role::Primary => {
                 self.compared = self.counters();
                 self.session = None;
+                self.join = None;
                 self.output.set_voice(Voice::Alone);
                 self.event(
                     "unprotected",
-                    "the program runs without a second copy, and gets none while it runs: if this host dies now, what it knows is lost \
-                     ('dunlin down' and 'dunlin up' begin it anew)",
+                    "the program runs without a second copy: if this host dies now, what it knows is lost",
                 );
             }
             Role::None => {}
@@ -149,7 +155,7 @@ impl ProgramLoop {
     // The backup, seen from its primary.
 
     /// Opens the stream on which its copy's words come.
-    pub(super) fn connect_session(&mut self) {
+    pub(super) fn connect_session(&mut self, extra: &'static [u8]) {
         let Some(other) = self.other() else { return };
         self.next_session += 1;
         let id = self.next_session;
@@ -157,14 +163,14 @@ impl ProgramLoop {
         let term = self.group.term();
         let work = move || {
             let peer = config.host_name(other);
-            let result = open(&host, &config.name, peer, Purpose::Sync, term, Vec::new());
+            let result = open(&host, &config.name, peer, Purpose::Sync, term, extra.to_vec());
             to_loop.send(LoopEvent::SessionConnected { session: id, result });
         };
         if let Err(error) = std::thread::Builder::new()
             .name("words-connect".into())
             .spawn(work)
         {
-            self.backup_is_lost(&format!("a thread to reach it: {error}"));
+            self.backup_cannot_be_reached(&format!("a thread to reach it: {error}"));
         }
     }
 
@@ -175,6 +181,7 @@ impl ProgramLoop {
         let opened = result.and_then(|stream| self.opened(id, stream));
         match opened {
             Ok((link, closer)) => {
+                self.join_connected(&link);
                 self.session = Some(Session {
                     id,
                     link,
@@ -182,11 +189,18 @@ impl ProgramLoop {
                     talker: None,
                 });
             }
-            Err(why) => self.backup_is_lost(&why),
+            Err(why) => self.backup_cannot_be_reached(&why),
         }
     }
 
-    fn opened(&self, id: u64, stream: Stream) -> Result<(SyncLink, Closer), String> {
+    fn backup_cannot_be_reached(&mut self, why: &str) {
+        match self.join {
+            Some(_) => self.join_fails(why),
+            None => self.backup_is_lost(why),
+        }
+    }
+
+    pub(super) fn opened(&self, id: u64, stream: Stream) -> Result<(SyncLink, Closer), String> {
         SyncLink::open(stream, id, self.to_loop.clone()).map_err(|error| error.to_string())
     }
 
@@ -196,6 +210,9 @@ impl ProgramLoop {
     }
 
     pub(super) fn session_ended(&mut self, id: u64) {
+        if self.is_bringing() {
+            return;
+        }
         let Some(session) = self.session.take_if(|session| session.id == id) else {
             return;
         };
@@ -209,7 +226,7 @@ impl ProgramLoop {
 
     /// A backup that is cut off, says something else, or does not get on (invariant 3 of the loop).
     pub(super) fn watch_backup(&mut self) {
-        if self.role != Role::Primary || self.output.voice() != Voice::Protected {
+        if self.role != Role::Primary || self.output.voice() != Voice::Protected || self.is_bringing() {
             return;
         }
         let now_us = self.now_us();
@@ -233,7 +250,9 @@ impl ProgramLoop {
                 counters.matched, counters.bytes, counters.flags, counters.datagrams, counters.not_understood
             ));
         }
-        if self.output.waited_for_word_us(now_us) > LATE_US {
+        // What was said while a copy was on its way waits for its word since it runs.
+        let waited_us = self.output.waited_for_word_us(now_us);
+        if waited_us.min(now_us - self.followed_us) > LATE_US {
             return self.backup_is_lost(&format!(
                 "its copy has not said within {} s what the one here has",
                 LATE_US / 1_000_000
@@ -249,7 +268,7 @@ impl ProgramLoop {
     pub(super) fn backup_is_lost(&mut self, why: &str) {
         let term = self.group.term();
         let is_followed = self.role == Role::Primary && self.output.voice() == Voice::Protected;
-        if !is_followed || !self.agreement.leads || self.dropping == Some(term) {
+        if !is_followed || self.is_bringing() || !self.agreement.leads || self.dropping == Some(term) {
             return;
         }
         let other = self.other().map_or("?", |other| self.config.host_name(other));
@@ -257,6 +276,7 @@ impl ProgramLoop {
         self.event("backup-lost", text);
         self.compared = self.counters();
         self.session = None;
+        self.join = None;
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state.epoch,
@@ -269,8 +289,10 @@ impl ProgramLoop {
     /// A person's order, or the daemon's end.
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), String> {
         let serves = self.role == Role::Primary && self.agreement.leads && self.door.is_some();
-        let is_backed =
-            self.output.voice() == Voice::Protected && self.backup_ready && self.dropping.is_none();
+        let is_backed = self.output.voice() == Voice::Protected
+            && self.backup_ready
+            && self.dropping.is_none()
+            && self.join.is_none();
         match self.other() {
             Some(other) if serves && is_backed && self.hand_over.is_none() => {
                 self.hand_over = Some(reply.clone());
@@ -367,6 +389,7 @@ impl ProgramLoop {
         }
         status.announced_us += self.now_us() - now_us;
         self.announcements = Announcements::after_take_over(now_us);
+        self.rests();
         self.output.take_over(now_us);
         self.output.set_voice(Voice::Alone);
         self.release();
@@ -374,7 +397,7 @@ impl ProgramLoop {
             "took-over",
             format!(
                 "this host serves the program now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms; it has no \
-                 second copy, and gets none while it runs",
+                 second copy until the other host is there",
                 status.detected_us as f64 / 1e3,
                 status.elected_us as f64 / 1e3,
                 status.applied_us as f64 / 1e3,

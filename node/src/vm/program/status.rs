@@ -1,7 +1,8 @@
 //! What a program's loop shows of itself: as a VM's, and what was compared.
 
 use super::{ProgramLoop, Role, SHOW_US};
-use crate::control::{JoinProblem, PeerStatus, ProgramStatus, QueueFigures, Standing, SyncStatus, VmStatus};
+use crate::control::{ProgramStatus, QueueFigures, Standing, SyncStatus, VmStatus};
+use crate::vm::group;
 use crate::vm::session::talker::Talker;
 use dunlin_core::agreed::Life;
 use dunlin_core::output::compare::Counters;
@@ -53,12 +54,7 @@ impl ProgramLoop {
         };
         // For who waits for its start.
         let alone = self.role == Role::Primary && self.door.is_some() && self.output.voice() == Voice::Alone;
-        let join_problem = alone.then(|| JoinProblem {
-            why: "it has no second copy, and gets none while it runs ('dunlin events' says why)".to_owned(),
-            times: u32::MAX,
-            passes: false,
-        });
-        let peers = self.config.group.iter().filter(|peer| peer.member.id != self.me);
+        let join_problem = self.join_problem().filter(|_| alone);
         let status = VmStatus {
             name: self.config.name.clone(),
             role: role.to_owned(),
@@ -75,12 +71,7 @@ impl ProgramLoop {
             log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
             frames_in: self.frames_in,
             frames_out: self.frames_out,
-            peers: peers
-                .map(|peer| PeerStatus {
-                    host: peer.name.clone(),
-                    connected: self.is_connected(peer.member.id),
-                })
-                .collect(),
+            peers: group::peers(&self.group, &self.config, self.me),
             sync: SyncStatus::default(),
             failover: self.failover.clone(),
             join_problem,
@@ -95,12 +86,14 @@ impl ProgramLoop {
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
         match (self.role, self.output.voice()) {
             (Role::None, _) if self.agreement.state.life == Life::Down => "stopped",
+            (Role::None, _) if self.expected.is_some() => "joining",
             (Role::None, _) if !self.witness && self.ran => "lost: its copy here has ended with the daemon",
             (Role::None, _) => "waiting",
             _ if !listens => "starting",
             (Role::Backup, _) => "running",
             (Role::Primary, Voice::Shut) => "no-majority",
             (Role::Primary, Voice::Alone) => "alone",
+            (Role::Primary, _) if self.is_bringing() => "alone",
             (Role::Primary, _) => "running",
         }
     }
@@ -141,12 +134,6 @@ impl ProgramLoop {
             ("words-in", self.to_loop.words()),
             ("words-out", talker.map(Talker::queue).unwrap_or_default()),
         ];
-        let shown = |(name, (bytes, limit_bytes, dropped)): (&str, (usize, usize, u64))| QueueFigures {
-            name: name.to_owned(),
-            bytes: bytes as u64,
-            limit_bytes: limit_bytes as u64,
-            dropped,
-        };
-        queues.into_iter().map(shown).collect()
+        queues.map(|(name, held)| QueueFigures::new(name, held)).into()
     }
 }

@@ -108,6 +108,14 @@ impl Closer {
     }
 }
 
+/// Both ends of a session's stream, for another thread.
+pub struct Ends {
+    /// The sending end.
+    pub writer: SyncWriter,
+    /// What arrives.
+    pub incoming: Receiver<Result<SyncMessage, Broken>>,
+}
+
 /// A session's stream.
 pub struct SyncLink {
     /// The sending end.
@@ -180,6 +188,15 @@ impl SyncLink {
                 Ok(Ok(_)) => {}
                 Ok(Err(_)) | Err(_) => return None,
             }
+        }
+    }
+
+    /// What a thread needs that speaks and listens on it beside the one that owns it.
+    #[must_use]
+    pub fn ends(&self) -> Ends {
+        Ends {
+            writer: self.writer.clone(),
+            incoming: self.incoming.clone(),
         }
     }
 

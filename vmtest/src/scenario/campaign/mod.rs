@@ -31,7 +31,7 @@ use crate::paths;
 use crate::random::Random;
 use loads::{Clients, Loads, LoadsReport, gaps_ms};
 use plan::{Kind, Role, name, plan};
-use speaker::{OneSpeaker, Queue, TakeOvers};
+use speaker::{OneSpeaker, Queue, take_overs};
 
 /// Nothing in a campaign may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -177,7 +177,7 @@ fn play(
         reprotected_ms.push(u64::try_from(mended.elapsed().as_millis())?);
         let heard = capture.heard();
         one_speaker
-            .judge(&heard.spoken, &stage.take_overs()?, &stage.queues)
+            .judge(&heard.spoken, &take_overs(stage.cluster)?, &stage.queues)
             .map_err(|why| anyhow!(why))
             .with_context(|| what.clone())?;
         say(&format!(
@@ -304,16 +304,5 @@ impl Stage<'_, '_> {
                 vm("backup")?;
                 primary.peers.iter().all(|peer| peer.connected).then_some(())
             })
-    }
-
-    /// How often each host took over since the campaign began, by its daemon's log, which outlives the daemon.
-    fn take_overs(&self) -> Result<TakeOvers> {
-        let mut counts = TakeOvers::new();
-        for event in self.cluster.logged()? {
-            if event.kind == "took-over" {
-                *counts.entry(event.host).or_default() += 1;
-            }
-        }
-        Ok(counts)
     }
 }

@@ -10,6 +10,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Result;
+
+use crate::cluster::Cluster;
 use crate::lab::Spoken;
 
 /// A cable that was slow for a while. What it still held at the end was lost.
@@ -41,6 +44,20 @@ impl Queue {
 /// How often each host took over, by its daemon's words.
 pub type TakeOvers = BTreeMap<String, usize>;
 
+/// The same of all hosts since the cluster began, by their daemons' logs, which outlive the daemons.
+///
+/// # Errors
+/// When a log cannot be read.
+pub fn take_overs(cluster: &Cluster<'_>) -> Result<TakeOvers> {
+    let mut counts = TakeOvers::new();
+    for event in cluster.logged()? {
+        if event.kind == "took-over" {
+            *counts.entry(event.host).or_default() += 1;
+        }
+    }
+    Ok(counts)
+}
+
 /// Judges from one moment to the next.
 #[derive(Default)]
 pub struct OneSpeaker {
@@ -53,7 +70,12 @@ impl OneSpeaker {
     ///
     /// # Errors
     /// With the host that spoke without having taken over, and the turns around it.
-    pub fn judge(&mut self, heard: &[Spoken], took_over: &TakeOvers, queues: &[Queue]) -> Result<(), String> {
+    pub fn judge(
+        &mut self,
+        heard: &[Spoken],
+        took_over: &TakeOvers,
+        queues: &[Queue],
+    ) -> std::result::Result<(), String> {
         let turns = turns(&without_late(heard, queues));
         let of = |counts: &TakeOvers, host: &str| counts.get(host).copied().unwrap_or_default();
         for host in turns.keys() {

@@ -1,0 +1,186 @@
+//! What every loop does with its group, be it a VM's or a bare program's: opens it, says what it has to say, and tells people of it.
+//!
+//! Decides: nothing. Flow: a loop opens its group here -> entries that the log refuses wait in order and are said again -> what the group
+//! tells of links and disks becomes an event. Invariants: 1. an entry of control goes after those that were refused before it.
+//! Not here: what an entry means, and what follows from an election (each loop's own `agreement`).
+
+use super::Host;
+use super::agreement::{Agreement, Election};
+use super::connect::{Connector, ask_host};
+use super::event::{LoopEvent, LoopSender};
+use crate::config::VmConfig;
+use crate::control::{PeerStatus, Request};
+use dunlin_core::agreed::Agreed;
+use dunlin_core::consensus::{Durability, Member, Refusal, Role as ConsensusRole};
+use dunlin_core::units::ReplicaId;
+use dunlin_core::wire::agreed;
+use dunlin_fabric::group::{GroupConfig, GroupEvent, KeptGroup};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A loop that does not turn for so long is taken for hung, and its host for dead. Up to then heartbeats and votes do not wait for it.
+const HUNG: Duration = Duration::from_secs(1);
+/// How long another host may take to hear of the end and to end its copy.
+pub const TOLD: Duration = Duration::from_secs(5);
+
+/// Opens the group of what `config` says, with its log in the state folder.
+pub fn open(
+    host: &Host,
+    config: &VmConfig,
+    me: ReplicaId,
+    members: Vec<Member>,
+    durability: Durability,
+) -> Result<KeptGroup, String> {
+    let folder = host.state.join("vms").join(&config.name);
+    let mut group_config = GroupConfig::new(folder.join("log"), me, members, durability);
+    // As cluster.toml says: believed so long at the shortest, and up to twice as long.
+    let shortest_us = u64::from(host.cluster.election_ms) * 1000;
+    group_config.core.election_min_us = shortest_us;
+    group_config.core.election_max_us = 2 * shortest_us;
+    group_config.core.heartbeat_us = shortest_us / 12;
+    group_config.core.ring_bytes = config.memory.log_mib << 20;
+    KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())
+}
+
+/// Who keeps the links to the members that come after this one.
+pub fn connectors(
+    host: &Arc<Host>,
+    config: &VmConfig,
+    me: ReplicaId,
+    to_loop: &LoopSender,
+) -> Vec<(ReplicaId, Connector)> {
+    let later = config.group.iter().filter(|peer| peer.member.id > me);
+    let connect = |id, peer: &str| {
+        let to_loop = to_loop.clone();
+        let deliver = move |stream| to_loop.send(LoopEvent::LogLink(id, stream));
+        Connector::start(host.clone(), config.name.clone(), peer.to_owned(), deliver)
+    };
+    later
+        .map(|peer| (peer.member.id, connect(peer.member.id, &peer.name)))
+        .collect()
+}
+
+/// Whether the link to a member stands.
+pub fn is_connected(group: &KeptGroup, peer: ReplicaId) -> bool {
+    let links = group.links();
+    links.iter().any(|link| link.peer == peer && link.connected)
+}
+
+/// The other members, for people.
+pub fn peers(group: &KeptGroup, config: &VmConfig, me: ReplicaId) -> Vec<PeerStatus> {
+    let others = config.group.iter().filter(|peer| peer.member.id != me);
+    others
+        .map(|peer| PeerStatus {
+            host: peer.name.clone(),
+            connected: is_connected(group, peer.member.id),
+            witness: peer.member.witness,
+        })
+        .collect()
+}
+
+/// What is said when no majority answers any more: who was heard when, as that is what to look into.
+pub fn no_majority(group: &KeptGroup, config: &VmConfig, now_us: u64) -> String {
+    let heard = group.links().into_iter().map(|link| {
+        let host = config.host_name(link.peer);
+        let ago_us = link.heard_us.map(|heard_us| now_us.saturating_sub(heard_us));
+        match ago_us.filter(|_| link.connected) {
+            Some(ago_us) => format!("host '{host}' was heard {} ms ago", ago_us / 1000),
+            None => format!("there is no link to host '{host}'"),
+        }
+    });
+    let heard: Vec<String> = heard.collect();
+    format!(
+        "no majority of the group answers: nothing is served until one does ({})",
+        heard.join(", ")
+    )
+}
+
+impl Agreement {
+    /// Proposes an entry of control, behind those that were refused before.
+    ///
+    /// # Errors
+    /// Why not now.
+    pub(super) fn propose(&self, group: &mut KeptGroup, entry: &Agreed) -> Result<(), Refusal> {
+        match self.unsaid.is_empty() {
+            true => group.propose_control(agreed::encode(entry)).map(drop),
+            false => Err(Refusal::RingFull),
+        }
+    }
+
+    /// Says again what was refused.
+    pub(super) fn propose_unsaid(&mut self, group: &mut KeptGroup) {
+        while let Some(entry) = self.unsaid.next() {
+            match group.propose_control(agreed::encode(entry)) {
+                Ok(_) => self.unsaid.said(),
+                Err(Refusal::NotLeader { .. }) => self.unsaid.clear(),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Election {
+    /// Notes when the leader was last heard and when this host began to campaign: what a take-over is made of.
+    pub(super) fn watch(&mut self, group: &KeptGroup, now_us: u64) {
+        match (group.role(), group.leader()) {
+            (ConsensusRole::Candidate { .. }, _) => {
+                self.campaign_us.get_or_insert(now_us);
+            }
+            (ConsensusRole::Follower { .. }, Some(leader)) => {
+                self.campaign_us = None;
+                if let Some(link) = group.links().into_iter().find(|link| link.peer == leader) {
+                    self.leader_heard_us = link.heard_us.unwrap_or(self.leader_heard_us);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The event, as kind and text, of what a group tells of its links and its disk, where that is all that follows from it.
+pub fn words(event: GroupEvent, config: &VmConfig) -> Option<(&'static str, String)> {
+    Some(match event {
+        GroupEvent::LinkUp { peer } => {
+            let host = config.host_name(peer);
+            ("link-up", format!("the log's link to host '{host}' stands"))
+        }
+        GroupEvent::DiskFull(why) => ("log-disk-full", why),
+        GroupEvent::DiskRoom => ("log-disk-room", "the log's disk has room again".to_owned()),
+        GroupEvent::DiskFailed(why) => ("log-disk-failed", why),
+        GroupEvent::Breach { peer, what, count } => {
+            let host = config.host_name(peer);
+            let text = format!("host '{host}' said what is not believed ({count} times so far): {what}");
+            ("breach", text)
+        }
+        _ => return None,
+    })
+}
+
+/// Tells the other hosts that the end is agreed, on a thread of its own; the loop hears when that is done.
+///
+/// # Errors
+/// There is no thread.
+pub fn tell_the_end(
+    host: &Arc<Host>,
+    config: &VmConfig,
+    me: ReplicaId,
+    to_loop: &LoopSender,
+) -> io::Result<()> {
+    let others = config.group.iter().filter(|other| other.member.id != me);
+    let others: Vec<String> = others.map(|other| other.name.clone()).collect();
+    let (host, to_loop, vm) = (host.clone(), to_loop.clone(), config.name.clone());
+    let work = move || {
+        std::thread::scope(|scope| {
+            for other in &others {
+                let request = Request::Remove { vm: vm.clone() };
+                let host = &host;
+                // One that cannot be reached keeps its part: there a person says 'down --force'.
+                scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
+            }
+        });
+        to_loop.send(LoopEvent::EndTold);
+    };
+    let thread = std::thread::Builder::new().name("tell-end".into());
+    thread.spawn(work).map(drop)
+}

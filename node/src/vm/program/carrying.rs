@@ -1,0 +1,340 @@
+//! The threads that carry a running program from one host to the other.
+//!
+//! * **Decides:** nothing: each does one thing after the other, and tells its loop.
+//! * **Flow:** `Join` -> the other host makes room, `JoinReady` -> the program is dumped and stands still -> the loop draws a line ->
+//!   what it has written to files; it runs on -> all of that as `DeviceState`, the connections as `State` -> the other host restores
+//!   it, and its loop says `Loaded`.
+//! * **Invariants:** 1. whatever happens here, a program that was dumped runs on; 2. every wait is bounded; 3. the folder that it is
+//!   carried in is gone afterwards.
+//! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
+
+use crate::vm::event::{LoopEvent, LoopSender};
+use crate::vm::session::link::Ends;
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use dunlin_core::policy::Manner;
+use dunlin_core::units::{Epoch, Index, Term};
+use dunlin_core::wire::sync::{SyncMessage, parts};
+use dunlin_program::copy::Copy;
+use dunlin_program::guard::{self, Criu, Place, Unpacking};
+use dunlin_program::message::Adopted;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The other host makes namespaces: milliseconds, or as long as a busy host gets.
+const ROOM_WITHIN: Duration = Duration::from_secs(30);
+/// The loop's word, which waits for the last inputs to be read.
+const WORD_WITHIN: Duration = Duration::from_secs(10);
+/// The next part, while the other host dumps.
+const PART_WITHIN: Duration = Duration::from_secs(130);
+/// A restore, and the first turn of the loop after it.
+const LOADED_WITHIN: Duration = Duration::from_secs(130);
+/// What a copy needs besides its images.
+const ABOUT: &str = "about.json";
+/// Where its inputs stand.
+const ORDER: &str = "order";
+
+/// The loop's words.
+pub(super) enum Word {
+    /// The last input was read, and no more will come.
+    Dump,
+    /// All that the program has said is known.
+    LineDrawn {
+        /// The epoch that ends.
+        epoch: Epoch,
+        /// The newest entry whose inputs it has read.
+        applied: Index,
+        /// The connections that do not speak its own numbers.
+        shadow: Bytes,
+        /// The order's own table.
+        order: Bytes,
+    },
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub enum JoinStep {
+    /// The other host has made room.
+    RoomIsMade,
+    /// The program is dumped, and stands still.
+    Stands,
+    /// It runs on.
+    RunsOn,
+    /// The copy runs on the other host.
+    Loaded {
+        /// How much was sent.
+        bytes: u64,
+    },
+    /// It cannot be.
+    Failed(String),
+}
+
+/// What lies beside the images.
+#[derive(Serialize, Deserialize)]
+struct About {
+    applied: u64,
+    prints_to: Option<String>,
+    adopted: Adopted,
+}
+
+/// A copy that was brought here, and runs.
+pub struct Brought {
+    /// It.
+    pub copy: Copy,
+    /// The newest entry whose inputs it has read.
+    pub applied: Index,
+    /// The epoch that it ended.
+    pub epoch: Epoch,
+    /// The connections that do not speak its own numbers.
+    pub shadow: Bytes,
+    /// The order's own table.
+    pub order: Bytes,
+    /// How long the restore took.
+    pub took: Duration,
+}
+
+/// The primary's.
+pub(super) struct Carrier {
+    pub(super) session: u64,
+    pub(super) link: Ends,
+    pub(super) words: Receiver<Word>,
+    pub(super) to_loop: LoopSender,
+    pub(super) place: Place,
+    pub(super) folder: PathBuf,
+    pub(super) term: Term,
+    /// Held while it is at work.
+    pub(super) _busy: Arc<()>,
+}
+
+impl Carrier {
+    pub(super) fn run(self) {
+        let result = self.carry();
+        // Invariant 3. What cannot be removed now is removed before the next one.
+        let _ = fs::remove_dir_all(&self.folder);
+        if let Err(why) = &result {
+            // The other host may be gone.
+            let _ = self.send(&SyncMessage::Refused { why: why.clone() });
+        }
+        self.tell(match result {
+            Ok(bytes) => JoinStep::Loaded { bytes },
+            Err(why) => JoinStep::Failed(why),
+        });
+    }
+
+    fn tell(&self, step: JoinStep) {
+        let session = self.session;
+        self.to_loop.send(LoopEvent::ProgramJoin { session, step });
+    }
+
+    fn carry(&self) -> Result<u64, String> {
+        let criu = Criu::find().map_err(|error| error.to_string())?;
+        empty(&self.folder)?;
+        let join = SyncMessage::Join {
+            term: self.term,
+            pages: 0,
+            active: true,
+        };
+        self.send(&join)?;
+        match heard(&self.link, ROOM_WITHIN)? {
+            SyncMessage::JoinReady => self.tell(JoinStep::RoomIsMade),
+            other => return Err(unexpected(&other)),
+        }
+        match self.words.recv_timeout(WORD_WITHIN) {
+            Ok(Word::Dump) => {}
+            _ => return Err("it was given up".to_owned()),
+        }
+        let taken = self.take(&criu);
+        // Invariant 1.
+        let resumed = guard::resume(&self.place).map_err(|error| error.to_string());
+        let (about, epoch, shadow, order) = taken?;
+        let last_pid = resumed?;
+        self.tell(JoinStep::RunsOn);
+        let about = About {
+            adopted: Adopted {
+                last_pid,
+                ..about.adopted
+            },
+            ..about
+        };
+        let about = serde_json::to_vec(&about).map_err(|error| error.to_string())?;
+        write(&self.folder, ABOUT, &about)?;
+        write(&self.folder, ORDER, &order)?;
+        let sent = self.send_folder(epoch)?;
+        self.send(&SyncMessage::State {
+            epoch,
+            next: Manner::Match,
+            shadow,
+            device_state: Bytes::new(),
+        })?;
+        match heard(&self.link, LOADED_WITHIN)? {
+            SyncMessage::Loaded { epoch: loaded, .. } if loaded == epoch => Ok(sent),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// All that is taken while the program stands still.
+    fn take(&self, criu: &Criu) -> Result<(About, Epoch, Bytes, Bytes), String> {
+        criu.dump(&self.place, &self.folder)
+            .map_err(|error| error.to_string())?;
+        self.tell(JoinStep::Stands);
+        let Ok(Word::LineDrawn {
+            epoch,
+            applied,
+            shadow,
+            order,
+        }) = self.words.recv_timeout(WORD_WITHIN)
+        else {
+            return Err("it was given up".to_owned());
+        };
+        guard::save_written(&self.place, &self.folder).map_err(|error| error.to_string())?;
+        let neighbours = guard::neighbours(&self.place).map_err(|error| error.to_string())?;
+        let about = About {
+            applied: applied.0,
+            prints_to: self.place.prints_to().map(str::to_owned),
+            adopted: Adopted {
+                neighbours,
+                last_pid: 0,
+            },
+        };
+        Ok((about, epoch, shadow, order))
+    }
+
+    fn send_folder(&self, epoch: Epoch) -> Result<u64, String> {
+        let mut packing = guard::pack(&self.folder).map_err(|error| error.to_string())?;
+        let mut sent = 0;
+        loop {
+            let part = packing
+                .piece(parts::PART_BYTES)
+                .map_err(|error| error.to_string())?;
+            if part.is_empty() {
+                return Ok(sent);
+            }
+            sent += part.len() as u64;
+            let part = Bytes::from(part);
+            self.send(&SyncMessage::DeviceState { epoch, part })?;
+        }
+    }
+
+    fn send(&self, message: &SyncMessage) -> Result<(), String> {
+        self.link.writer.send(message).map_err(|error| error.to_string())
+    }
+}
+
+/// The other host's.
+pub(super) struct Fetcher {
+    pub(super) session: u64,
+    pub(super) link: Ends,
+    pub(super) to_loop: LoopSender,
+    pub(super) folder: PathBuf,
+    /// Makes the namespaces.
+    pub(super) prepare: Box<dyn FnOnce() -> Result<Copy, String> + Send>,
+    /// Ends when the copy is not needed any more: its processes die with this thread.
+    pub(super) kept: Receiver<()>,
+    pub(super) busy: Arc<()>,
+}
+
+impl Fetcher {
+    pub(super) fn run(self) {
+        let Self {
+            session,
+            link,
+            to_loop,
+            folder,
+            prepare,
+            kept,
+            busy,
+        } = self;
+        let result = fetch(&link, &folder, prepare);
+        // Invariant 3.
+        let _ = fs::remove_dir_all(&folder);
+        if let Err(why) = &result {
+            let refused = SyncMessage::Refused { why: why.clone() };
+            // The primary may be gone.
+            let _ = link.writer.send(&refused);
+        }
+        to_loop.send(LoopEvent::ProgramBrought {
+            session,
+            result: result.map(Box::new),
+        });
+        drop((busy, link));
+        kept.iter().for_each(drop);
+    }
+}
+
+fn fetch(
+    link: &Ends,
+    folder: &Path,
+    prepare: Box<dyn FnOnce() -> Result<Copy, String> + Send>,
+) -> Result<Brought, String> {
+    let told = |error: guard::GuardError| error.to_string();
+    match heard(link, WORD_WITHIN)? {
+        SyncMessage::Join { .. } => {}
+        other => return Err(unexpected(&other)),
+    }
+    let criu = Criu::find().map_err(told)?;
+    let copy = prepare()?;
+    copy.vacate().map_err(|error| error.to_string())?;
+    empty(folder)?;
+    let mut unpacking = Unpacking::into(folder).map_err(told)?;
+    link.writer
+        .send(&SyncMessage::JoinReady)
+        .map_err(|error| error.to_string())?;
+    let (epoch, shadow) = loop {
+        match heard(link, PART_WITHIN)? {
+            SyncMessage::DeviceState { part, .. } => unpacking.piece(&part).map_err(told)?,
+            SyncMessage::State { epoch, shadow, .. } => break (epoch, shadow),
+            other => return Err(unexpected(&other)),
+        }
+    };
+    unpacking.end().map_err(told)?;
+    let begun = Instant::now();
+    let read = |name: &str| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
+    let about: About = serde_json::from_slice(&read(ABOUT)?).map_err(|error| format!("{ABOUT}: {error}"))?;
+    let order = Bytes::from(read(ORDER)?);
+    let place = Place::of(&copy).map_err(told)?;
+    guard::load_written(&place, folder).map_err(told)?;
+    criu.restore(&place, folder, about.prints_to.as_deref())
+        .map_err(told)?;
+    copy.adopt(about.adopted).map_err(|error| error.to_string())?;
+    Ok(Brought {
+        copy,
+        applied: Index(about.applied),
+        epoch,
+        shadow,
+        order,
+        took: begun.elapsed(),
+    })
+}
+
+fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, String> {
+    match link.incoming.recv_timeout(within) {
+        Ok(Ok(SyncMessage::Refused { why })) => Err(why),
+        Ok(Ok(message)) => Ok(message),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(format!("the other host says nothing for {} s", within.as_secs()))
+        }
+        Err(RecvTimeoutError::Disconnected) => Err("the stream to the other host has ended".to_owned()),
+    }
+}
+
+fn unexpected(message: &SyncMessage) -> String {
+    format!("the other host says {} where that has no place", message.name())
+}
+
+/// What an earlier one has left goes.
+fn empty(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{}: {error}", folder.display()))
+        }
+        _ => fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display())),
+    }
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
+    fs::write(folder.join(name), bytes).map_err(|error| format!("{name}: {error}"))
+}

@@ -1,0 +1,215 @@
+//! The host that gets a copy of a running program: the loop's side.
+//!
+//! * **Flow:** a stream for a join -> from here on agreed inputs are kept -> the copy is there (`carrying`) -> those behind its own last
+//!   one go to it, in order, and it speaks as a backup -> the group agrees that it is complete.
+//! * **Invariants:** 1. a copy that was brought here gets every input behind the last one that it has read, once; 2. (memory) what is
+//!   kept for it is bounded, and beyond that there is no join; 3. a copy that the group never took in ends.
+//! * **Not here:** the primary (`joining`).
+
+use super::carrying::{Brought, Fetcher};
+use super::joining::Tries;
+use super::{ProgramLoop, Role, Running, copies};
+use crate::vm::session::link::refuse;
+use crate::vm::session::talker::Talker;
+use crossbeam_channel::{Sender, bounded};
+use dunlin_core::agreed::{Frame, Life};
+use dunlin_core::output::Output;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::program::order::Gate;
+use dunlin_core::units::{Index, ReplicaId};
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_fabric::link::Stream;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What may be agreed while a copy is on its way.
+const KEPT_BYTES: usize = 64 << 20;
+/// A copy whose primary has gone before the group took it in is kept so long: the entry that takes it in may be on its way.
+const UNTAKEN_US: u64 = 3_000_000;
+
+/// A copy on its way.
+pub(super) struct Expected {
+    session: u64,
+    /// Inputs behind this entry are kept.
+    from: Index,
+    inputs: VecDeque<(Index, Vec<Frame>)>,
+    bytes: usize,
+    keeper: Sender<()>,
+}
+
+impl ProgramLoop {
+    /// The primary wants to bring a copy of the running program here.
+    pub(super) fn accept_join(&mut self, primary: ReplicaId, stream: Stream) {
+        let is_complete = self.agreement.appended_complete.contains(self.me);
+        let why = if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
+            Some("it is no backup for that host")
+        } else if is_complete && self.role != Role::None {
+            Some("its copy still counts")
+        } else if self.starting.is_some() || self.is_carrying() {
+            Some("it is busy with an earlier copy")
+        } else if self.agreement.state.life != Life::Running || self.ending.is_some() {
+            Some("it does not know the program as a running one yet")
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return refuse(stream, why);
+        }
+        if self.role != Role::None {
+            self.end_here("a new copy of the program comes to this host; the one here is ended");
+        }
+        self.next_session += 1;
+        let session = self.next_session;
+        let begun = self.opened(session, stream).and_then(|(link, closer)| {
+            let talker = Talker::start(link.writer.clone()).map_err(|error| error.to_string())?;
+            let (keeper, kept) = bounded::<()>(0);
+            let (program, printed) = (self.program.clone(), self.folder().join(super::PRINTED));
+            let fetcher = Fetcher {
+                session,
+                link: link.ends(),
+                to_loop: self.to_loop.clone(),
+                folder: self.folder().join("joined"),
+                prepare: Box::new(move || copies::prepare(&program, printed)),
+                kept,
+                busy: Arc::clone(&self.busy),
+            };
+            std::thread::Builder::new()
+                .name("program-joined".into())
+                .spawn(move || fetcher.run())
+                .map_err(|error| error.to_string())?;
+            let session = super::Session {
+                id: session,
+                link,
+                closer,
+                talker: Some(talker),
+            };
+            Ok((session, keeper))
+        });
+        match begun {
+            Ok((session, keeper)) => {
+                self.expected = Some(Expected {
+                    session: session.id,
+                    from: self.agreement.applied,
+                    inputs: VecDeque::new(),
+                    bytes: 0,
+                    keeper,
+                });
+                self.session = Some(session);
+            }
+            Err(why) => tracing::warn!(program = self.config.name, "a join: {why}"),
+        }
+    }
+
+    /// Agreed inputs: for the copy that runs here, or for one that is on its way.
+    pub(super) fn inputs(&mut self, index: Index, frames: Vec<Frame>) {
+        let Some(expected) = &mut self.expected else {
+            frames.into_iter().for_each(|frame| self.input(frame));
+            return;
+        };
+        expected.bytes += frames.iter().map(|frame| frame.bytes.len() + 64).sum::<usize>();
+        expected.inputs.push_back((index, frames));
+        if expected.bytes > KEPT_BYTES {
+            self.expects_no_more("more was agreed meanwhile than is kept here (64 MiB)");
+        }
+    }
+
+    /// It will not come, or cannot be used.
+    pub(super) fn expects_no_more(&mut self, why: &str) {
+        if self.expected.take().is_none() {
+            return;
+        }
+        // Once for each reason: the primary tries again and again.
+        if self.tries.is_news(why) {
+            self.event(
+                "join-failed",
+                format!("no copy of the running program is on this host: {why}"),
+            );
+        }
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        if let Some(talker) = talker {
+            talker.say(SyncMessage::Refused { why: why.to_owned() });
+        }
+        self.session = None;
+    }
+
+    /// The copy is here and runs, or will not come.
+    pub(super) fn brought(&mut self, session: u64, result: Result<Box<Brought>, String>) {
+        // Dropped otherwise, and with that ended.
+        let Some(expected) = self.expected.take_if(|expected| expected.session == session) else {
+            return;
+        };
+        let brought = match result {
+            Ok(brought) if brought.applied >= expected.from => *brought,
+            Ok(_) => {
+                self.expected = Some(expected);
+                return self.expects_no_more("it is older than the inputs that this host has kept");
+            }
+            Err(why) => {
+                self.expected = Some(expected);
+                return self.expects_no_more(&why);
+            }
+        };
+        let mut gate = Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64);
+        let mut output = Output::new(Voice::Kept, brought.epoch);
+        let loaded = gate
+            .load(brought.order)
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                let applied = output.applied(brought.epoch, &brought.shadow);
+                applied.map_err(|error| error.to_string())
+            });
+        if let Err(why) = loaded.and_then(|()| copies::note_that_it_ran(&self.folder())) {
+            self.expected = Some(expected);
+            return self.expects_no_more(&why);
+        }
+        self.failure = None;
+        self.tries = Tries::default();
+        self.ran = true;
+        self.role = Role::Backup;
+        self.output = output;
+        self.running = Some(Running {
+            copy: brought.copy,
+            _keeper: expected.keeper,
+            gate,
+            look_again_us: 0,
+            look_at_us: u64::MAX,
+            ready: true,
+            until_us: self.born.elapsed().as_micros() as u64,
+        });
+        // Invariant 1.
+        let inputs = expected.inputs.into_iter();
+        self.backlog = inputs
+            .filter(|(index, _)| *index > brought.applied)
+            .flat_map(|(_, frames)| frames)
+            .collect();
+        let took_us = brought.took.as_micros() as u64;
+        let text = format!(
+            "a copy of the running program was brought here, and was restored in {:.0} ms; {} inputs behind it",
+            took_us as f64 / 1e3,
+            self.backlog.len()
+        );
+        self.event("joined", text);
+        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        if let Some(talker) = talker {
+            talker.say(SyncMessage::Loaded {
+                epoch: brought.epoch,
+                took_us,
+            });
+        }
+    }
+
+    /// Invariant 3.
+    pub(super) fn end_untaken_copy(&mut self) {
+        let now_us = self.now_us();
+        let is_taken = self.agreement.state.complete.contains(self.me)
+            || self.agreement.appended_complete.contains(self.me);
+        if self.role != Role::Backup || self.session.is_some() || is_taken {
+            self.untaken_at_us = None;
+            return;
+        }
+        let at_us = *self.untaken_at_us.get_or_insert(now_us + UNTAKEN_US);
+        if now_us > at_us {
+            self.end_here("the group did not take in the copy here; it is ended");
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The primary brings in a copy of the running program: the loop's side. Its steps are in `carrying`.
+//!
+//! * **Decides:** when a copy is taken, and when it counts.
+//! * **Flow:** no second copy, and the other host is there -> it makes room -> no more inputs until the last one was read -> the program
+//!   stands still, is dumped, and runs on (a line is drawn through what it says; what it says from there on waits) -> its copy gets what
+//!   was agreed since, and says what this one has said -> the group agrees that both are complete.
+//! * **Invariants:** 1. while a dump is taken nothing reaches the copy's card, and nothing that was agreed waits for it: the copy on the
+//!   other host goes on with the entry behind the last one that was applied here; 2. nothing leaves from the line on that the new copy
+//!   has not said: a client would acknowledge what that one's kernel has not sent, and the kernel throws such segments away; 3. each
+//!   step has a bound, and what fails is tried again, later each time.
+//! * **Source:** as a VM's join (`vm::primary::joining`); CRIU (`dunlin_program::guard`).
+//! * **Not here:** the host that gets the copy (`joined`).
+
+use super::carrying::{Carrier, JoinStep, Word};
+use super::{ProgramLoop, Role};
+use crate::control::JoinProblem;
+use crate::vm::session::link::SyncLink;
+use crossbeam_channel::{Sender, bounded};
+use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::Epoch;
+use dunlin_program::guard::Place;
+use std::sync::Arc;
+
+/// What a session for a join says of itself when it connects.
+pub(super) const FOR_A_JOIN: &[u8] = b"join";
+/// A program that has just lost its second copy is left alone for so long; after each join that failed twice as long, up to that.
+const REST_US: (u64, u64) = (500_000, 64_000_000);
+/// A second copy that stood for so long was no failure.
+const STOOD_US: u64 = 60_000_000;
+/// The inputs under way have been read by then: each is waited for no longer than the program's patience.
+const QUIET_US: u64 = 3_000_000;
+/// The thread that carries a copy is told to dump it, and where the line is: it never waits for room.
+const WORDS: usize = 2;
+/// The other host makes room, or the program is dumped: who does that has bounds of its own.
+const CARRIED_US: u64 = 240_000_000;
+/// The copy runs by then: its clients wait.
+const BROUGHT_US: u64 = 10_000_000;
+/// The group has agreed by then, or will not.
+const AGREED_US: u64 = 3_000_000;
+
+/// How far it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Phase {
+    /// The other host makes room.
+    Asked,
+    /// The last inputs are read.
+    Quieting,
+    /// It is dumped.
+    Dumping,
+    /// It runs on, and the copy is on its way.
+    Sending,
+    /// It runs: the group is asked.
+    Agreeing,
+}
+
+/// A join under way.
+pub(super) struct Join {
+    session: u64,
+    phase: Phase,
+    until_us: u64,
+    words: Sender<Word>,
+    epoch: Epoch,
+    quiet_at_us: u64,
+    quiet_us: u64,
+    carried_bytes: u64,
+}
+
+/// When the next one is tried.
+#[derive(Default)]
+pub(super) struct Tries {
+    at_us: u64,
+    failures: u32,
+    why: Option<String>,
+    /// When the last one succeeded.
+    stands_since_us: Option<u64>,
+}
+
+impl Tries {
+    /// Whether this was not what went wrong the last time.
+    pub(super) fn is_news(&mut self, why: &str) -> bool {
+        self.why.replace(why.to_owned()).as_deref() != Some(why)
+    }
+}
+
+impl ProgramLoop {
+    /// Brings in a second copy where there is none, and gets on with that.
+    pub(super) fn bring_in_backup(&mut self) {
+        if self.join.is_some() {
+            return self.get_on();
+        }
+        let now_us = self.now_us();
+        let serves = self.role == Role::Primary && self.agreement.leads && self.door.is_some();
+        let alone = self.output.voice() == Voice::Alone && self.session.is_none();
+        let lives = self.agreement.state.life == Life::Running && self.ending.is_none();
+        let asked_for_else = !self.orders.is_empty() || self.hand_over.is_some() || self.is_carrying();
+        if !serves || !alone || !lives || asked_for_else || now_us < self.tries.at_us {
+            return;
+        }
+        if !self.other().is_some_and(|other| self.is_connected(other)) {
+            return;
+        }
+        let (words, _) = bounded(WORDS);
+        let join = Join {
+            session: 0,
+            phase: Phase::Asked,
+            until_us: now_us + CARRIED_US,
+            words,
+            epoch: self.output.epoch(),
+            quiet_at_us: 0,
+            quiet_us: 0,
+            carried_bytes: 0,
+        };
+        self.join = Some(join);
+        self.connect_session(FOR_A_JOIN);
+        if let Some(join) = &mut self.join {
+            join.session = self.next_session;
+        }
+    }
+
+    /// The stream to the other host stands.
+    pub(super) fn join_connected(&mut self, link: &SyncLink) {
+        let folder = self.folder().join("join");
+        let (Some(running), Some(join)) = (&self.running, &mut self.join) else {
+            return;
+        };
+        let place = match Place::of(&running.copy) {
+            Ok(place) => place,
+            Err(error) => return self.join_fails(&error.to_string()),
+        };
+        // From here on what is said is known: what the kernel says again behind the line, because its acknowledgement waits while no input
+        // is taken, is then no news, and needs no word of a copy that has heard it in time.
+        self.output.compare_from(self.output.epoch());
+        let (words, heard) = bounded(WORDS);
+        join.words = words;
+        let carrier = Carrier {
+            session: join.session,
+            link: link.ends(),
+            words: heard,
+            to_loop: self.to_loop.clone(),
+            place,
+            folder,
+            term: self.group.term(),
+            _busy: Arc::clone(&self.busy),
+        };
+        let spawned = std::thread::Builder::new()
+            .name("program-join".into())
+            .spawn(move || carrier.run());
+        if let Err(error) = spawned {
+            self.join_fails(&format!("a thread for the join: {error}"));
+        }
+    }
+
+    /// Whether no input may come near the program now (invariant 1).
+    pub(super) fn is_quiet(&self) -> bool {
+        let quiet = |join: &Join| matches!(join.phase, Phase::Quieting | Phase::Dumping);
+        self.join.as_ref().is_some_and(quiet)
+    }
+
+    /// Whether a thread for a join is at work still, be it one that was given up.
+    pub(super) fn is_carrying(&self) -> bool {
+        Arc::strong_count(&self.busy) > 1
+    }
+
+    /// Whether a copy is on its way, and does not run yet: nobody is lost when its session ends, and the thread that carries it tells why.
+    pub(super) fn is_bringing(&self) -> bool {
+        self.join
+            .as_ref()
+            .is_some_and(|join| join.phase < Phase::Agreeing)
+    }
+
+    fn get_on(&mut self) {
+        let now_us = self.now_us();
+        let leads = self.agreement.leads && self.role == Role::Primary;
+        let Some(join) = &mut self.join else { return };
+        if !leads {
+            return self.join_is_void();
+        }
+        if now_us > join.until_us {
+            let why = match join.phase {
+                Phase::Asked | Phase::Dumping | Phase::Sending => "it takes too long",
+                Phase::Quieting => "the program does not read its inputs",
+                Phase::Agreeing => "the group does not agree",
+            };
+            return self.join_fails(why);
+        }
+        let gate_is_idle = self
+            .running
+            .as_ref()
+            .is_some_and(|running| running.gate.is_idle());
+        let all_applied = self.agreement.applied == self.group.appended().index;
+        if join.phase == Phase::Quieting && gate_is_idle && all_applied {
+            join.phase = Phase::Dumping;
+            join.until_us = now_us + CARRIED_US;
+            // A thread that has gone has told so.
+            let _ = join.words.send(Word::Dump);
+        }
+    }
+
+    /// The thread that carries the copy got on.
+    pub(super) fn join_step(&mut self, session: u64, step: JoinStep) {
+        let now_us = self.now_us();
+        let Some(join) = self.join.as_mut().filter(|join| join.session == session) else {
+            return;
+        };
+        match step {
+            JoinStep::RoomIsMade => {
+                join.phase = Phase::Quieting;
+                join.until_us = now_us + QUIET_US;
+                join.quiet_at_us = now_us;
+            }
+            JoinStep::Stands => self.draw_line(),
+            JoinStep::RunsOn => {
+                join.phase = Phase::Sending;
+                join.quiet_us = now_us - join.quiet_at_us;
+                join.until_us = now_us + BROUGHT_US;
+            }
+            JoinStep::Loaded { bytes } => {
+                join.phase = Phase::Agreeing;
+                join.until_us = now_us + AGREED_US;
+                join.carried_bytes = bytes;
+                let epoch = join.epoch;
+                self.output.line_is_covered();
+                self.output.backup_loaded(epoch);
+                self.backup_ready = true;
+                self.followed_us = now_us;
+                let Some(other) = self.other() else { return };
+                let set = ReplicaSet::one(self.me).with(other);
+                if !self.propose(&Agreed::Complete { set, epoch }) {
+                    self.join_fails("the group's log does not take it");
+                }
+            }
+            JoinStep::Failed(why) => self.join_fails(&why),
+        }
+    }
+
+    /// The program stands still: all that it has said is on the card, and belongs to the epoch that ends.
+    fn draw_line(&mut self) {
+        self.read_all_of_card();
+        let epoch = self.output.epoch();
+        let shadow = self.output.draw_line();
+        let (Some(join), Some(running)) = (&mut self.join, &self.running) else {
+            return;
+        };
+        join.epoch = epoch;
+        // A thread that has gone has told so.
+        let _ = join.words.send(Word::LineDrawn {
+            epoch,
+            applied: self.agreement.applied,
+            shadow,
+            order: running.gate.table(),
+        });
+        // What was said before the line leaves as ever; invariant 2 for what comes.
+        self.release();
+        self.output.set_voice(Voice::Protected);
+    }
+
+    /// The group has agreed that both are complete.
+    pub(super) fn backup_is_in(&mut self) {
+        let now_us = self.now_us();
+        self.output.set_voice(Voice::Protected);
+        let Some(join) = self.join.take() else { return };
+        if self.output.epoch() > join.epoch {
+            self.output.acknowledged(join.epoch);
+        }
+        self.tries = Tries {
+            failures: self.tries.failures,
+            stands_since_us: Some(now_us),
+            ..Tries::default()
+        };
+        let host = self.other().map_or("?", |other| self.config.host_name(other));
+        let text = format!(
+            "a copy of the running program was brought to host '{host}' ({:.1} MiB): no input was taken for {:.0} ms",
+            join.carried_bytes as f64 / f64::from(1 << 20),
+            join.quiet_us as f64 / 1e3
+        );
+        self.event("joined", text);
+        self.event(
+            "protected",
+            "a second copy of the program runs on the same inputs",
+        );
+    }
+
+    /// It is alone: since when, and for how long it is left alone.
+    pub(super) fn rests(&mut self) {
+        let now_us = self.now_us();
+        let stood = self.tries.stands_since_us.take();
+        if stood.is_some_and(|since_us| now_us - since_us > STOOD_US) {
+            self.tries.failures = 0;
+        }
+        // One that is dropped again and again is brought in less and less often.
+        self.tries.failures += u32::from(stood.is_some());
+        self.tries.at_us = now_us + rest_us(self.tries.failures);
+    }
+
+    /// What keeps it without a second copy, for who waits for its start or asks.
+    pub(super) fn join_problem(&self) -> Option<JoinProblem> {
+        let why = self.tries.why.clone()?;
+        Some(JoinProblem {
+            why: format!("it has no second copy: {why}"),
+            times: u32::MAX,
+            passes: false,
+        })
+    }
+
+    pub(super) fn join_fails(&mut self, why: &str) {
+        if !self.is_bringing() {
+            // The group may have taken it in.
+            return self.backup_is_lost(why);
+        }
+        let now_us = self.now_us();
+        self.join_is_void();
+        self.tries.failures += 1;
+        self.tries.at_us = now_us + rest_us(self.tries.failures);
+        // Once for each reason: it is tried again and again.
+        if self.tries.is_news(why) {
+            let host = self.other().map_or("?", |other| self.config.host_name(other));
+            let text =
+                format!("no copy of the running program is on host '{host}': {why}; it is tried again");
+            self.event("join-failed", text);
+        }
+    }
+
+    /// Nothing of it counts any more. If the group was not asked yet, this host's copy is the only one, as before.
+    pub(super) fn join_is_void(&mut self) {
+        let was_bringing = self.is_bringing();
+        if self.join.take().is_none() {
+            return;
+        }
+        self.session = None;
+        if was_bringing && self.output.voice() != Voice::Shut {
+            self.output.set_voice(Voice::Alone);
+        }
+    }
+}
+
+fn rest_us(failures: u32) -> u64 {
+    (REST_US.0 << failures.min(8)).min(REST_US.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_left_alone_for_longer_each_time_and_never_for_ever() {
+        assert_eq!(rest_us(0), 500_000);
+        assert_eq!(rest_us(1), 1_000_000);
+        assert_eq!(rest_us(7), 64_000_000);
+        assert_eq!(rest_us(u32::MAX), 64_000_000);
+    }
+}

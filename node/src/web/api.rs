@@ -1,0 +1,486 @@
+//! REST: what a person asks of a daemon, as requests of HTTP.
+//!
+//! **Decides**: addresses, and which status an answer has. **Flow**: a request that `guard` let through, with who asks -> the same [`Request`] as on
+//! the control socket -> the same roles, the same answers. **Invariants**: 1. nothing is done here that the command line does not do, and nothing
+//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, and none is waited for longer than [`ANSWER`].
+//! 3. the document at `/api/v1/openapi.json` is made of these functions and types. **Not here**: what requests do (`daemon::requests`).
+
+use super::Web;
+use super::board::Happened;
+use super::stream;
+use super::view::{Overview, VmView};
+use crate::control::report::Found;
+use crate::control::{Answer, Event, HostStatus, Request};
+use crate::daemon::roles::{Role, Who};
+use crate::daemon::{examine, peers, requests};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use utoipa::{IntoParams, OpenApi, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Requests that take long, at once.
+pub const WRITES: usize = 16;
+/// Nobody waits longer for an answer; what was begun goes on, and events tell of it.
+const ANSWER: Duration = Duration::from_secs(150);
+/// Events in one answer.
+const MOST_EVENTS: usize = 10_000;
+
+/// The document's head.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Dunlin",
+        version = "1",
+        description = "One host's daemon. Roles are those of the control socket. Every POST shows in the header X-Dunlin-Token what GET /api/v1/me says."
+    ),
+    components(schemas(Happened))
+)]
+struct Head;
+
+/// Who asks.
+#[derive(Serialize, ToSchema)]
+struct Me {
+    /// The user's name on this host.
+    user: String,
+    /// What they may do.
+    role: Role,
+    /// For the header X-Dunlin-Token. Good until the daemon ends.
+    token: String,
+    /// This host.
+    host: String,
+    /// Its program's version.
+    version: &'static str,
+}
+
+/// It is done, or under way.
+#[derive(Serialize, ToSchema)]
+struct Done {
+    /// For a person.
+    text: String,
+}
+
+/// It is not done.
+#[derive(Serialize, ToSchema)]
+pub struct Refused {
+    /// One line that says what to do.
+    pub why: String,
+    /// The exit code that a command would have: 2 for bad input, 1 for the rest.
+    pub code: i32,
+}
+
+/// What happened.
+#[derive(Serialize, ToSchema)]
+struct Past {
+    /// The oldest first.
+    events: Vec<Event>,
+}
+
+/// Which events.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    /// What happened since then, in milliseconds since 1970.
+    #[serde(default)]
+    since_ms: u64,
+    /// No more than so many, the last ones.
+    limit: Option<usize>,
+    /// About this VM alone.
+    vm: Option<String>,
+}
+
+/// A VM's file.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Its text, in TOML.
+    text: String,
+    /// Its name, for messages.
+    #[serde(default)]
+    origin: String,
+}
+
+/// What a file's hosts lack for it.
+#[derive(Serialize, ToSchema)]
+struct Checked {
+    /// Everything that was looked at.
+    found: Vec<Found>,
+    /// For a person.
+    text: String,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Down {
+    /// Do not wait for the guest.
+    now: bool,
+    /// On this host alone, without the group's agreement. For administrators.
+    force: bool,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Protect {
+    /// "I know that the others are dead." For administrators.
+    alone: bool,
+    /// ... and the VM is to boot from this host's disk.
+    from_disk: bool,
+    /// ... though another host's disk is known to be newer.
+    force_stale: bool,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct SetPolicy {
+    /// The policy's name.
+    policy: String,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Verify {
+    /// Send again what differs.
+    repair: bool,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Replace {
+    /// The dead host's name, which is the new machine's.
+    host: String,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Nothing {}
+
+type App = State<Arc<Web>>;
+type Asker = Extension<Arc<Who>>;
+
+/// All addresses of the API, and the document about them.
+pub fn router() -> (axum::Router<Arc<Web>>, utoipa::openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(me))
+        .routes(routes!(all))
+        .routes(routes!(one))
+        .routes(routes!(status))
+        .routes(routes!(events))
+        .routes(routes!(stream))
+        .routes(routes!(up))
+        .routes(routes!(check))
+        .routes(routes!(switchover))
+        .routes(routes!(protect))
+        .routes(routes!(down))
+        .routes(routes!(policy))
+        .routes(routes!(verify_disk))
+        .routes(routes!(replace))
+        .split_for_parts()
+}
+
+/// Who asks, and the token for changes.
+#[utoipa::path(get, path = "/api/v1/me", responses((status = 200, body = Me)))]
+async fn me(State(web): App, Extension(who): Asker) -> Response {
+    let Some(role) = who.role() else {
+        // Who has no role does not come here.
+        return refused(StatusCode::FORBIDDEN, "no role", 2);
+    };
+    Json(Me {
+        user: who.name().to_owned(),
+        role,
+        token: web.token.clone(),
+        host: web.daemon.host.name.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+    })
+    .into_response()
+}
+
+/// All hosts and VMs of the cluster, as this host sees them.
+#[utoipa::path(get, path = "/api/v1/overview", responses((status = 200, body = Overview)))]
+async fn all(State(web): App) -> Response {
+    Json(&web.board.now().await.overview).into_response()
+}
+
+/// One VM.
+#[utoipa::path(get, path = "/api/v1/vms/{vm}", params(("vm" = String, Path)),
+    responses((status = 200, body = VmView), (status = 404, body = Refused)))]
+async fn one(State(web): App, Path(vm): Path<String>) -> Response {
+    let sight = web.board.now().await;
+    match sight.overview.vms.iter().find(|known| known.name == vm) {
+        Some(vm) => Json(vm).into_response(),
+        None => unknown(&vm),
+    }
+}
+
+/// This host and its VMs, with every figure: what `dunlin status --json` says.
+#[utoipa::path(get, path = "/api/v1/status", responses((status = 200, body = HostStatus)))]
+async fn status(State(web): App) -> Response {
+    match spawn_blocking(move || requests::status(&web.daemon)).await {
+        Ok(status) => Json(status).into_response(),
+        Err(_) => ends(),
+    }
+}
+
+/// What happened on this host, the last 10,000 events.
+#[utoipa::path(get, path = "/api/v1/events", params(Which),
+    responses((status = 200, body = Past), (status = 400, body = Refused)))]
+async fn events(
+    State(web): App,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+) -> Response {
+    let which = match which {
+        Ok(Query(which)) => which,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, &error.body_text(), 2),
+    };
+    let found = spawn_blocking(move || {
+        let mut events = web.daemon.host.events.since(0, None, 0);
+        events.retain(|event| {
+            event.time_ms >= which.since_ms && which.vm.as_ref().is_none_or(|vm| *vm == event.vm)
+        });
+        let most = which.limit.unwrap_or(MOST_EVENTS);
+        events.drain(..events.len().saturating_sub(most));
+        events
+    });
+    match found.await {
+        Ok(events) => Json(Past { events }).into_response(),
+        Err(_) => ends(),
+    }
+}
+
+/// What there is to see, whenever it changes: server-sent events `happened` (a `Happened`) of all hosts, the last ones first, and `overview`
+/// (an `Overview`).
+#[utoipa::path(get, path = "/api/v1/stream",
+    responses((status = 200, content_type = "text/event-stream", body = String)))]
+async fn stream(State(web): App) -> Response {
+    let body = Body::from_stream(stream::new(&web.board));
+    let kind = HeaderValue::from_static("text/event-stream");
+    ([(CONTENT_TYPE, kind)], body).into_response()
+}
+
+/// Starts a VM on its hosts. An operator starts those that an administrator has prepared.
+#[utoipa::path(post, path = "/api/v1/vms", request_body = File,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn up(State(web): App, Extension(who): Asker, body: Bytes) -> Response {
+    match read::<File>(&body) {
+        Ok(File { text, origin }) => {
+            let origin = named(origin);
+            ask(web, who, Request::Up { text, origin }).await
+        }
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// What a VM's hosts lack for it; nothing is started.
+#[utoipa::path(post, path = "/api/v1/check", request_body = File,
+    responses((status = 200, body = Checked), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn check(State(web): App, Extension(who): Asker, body: Bytes) -> Response {
+    let File { text, origin } = match read::<File>(&body) {
+        Ok(file) => file,
+        Err(why) => return refused(StatusCode::BAD_REQUEST, &why, 2),
+    };
+    let origin = named(origin);
+    let request = Request::Check {
+        text: text.clone(),
+        origin: origin.clone(),
+    };
+    long(web, who, request, move |web, _| {
+        let mut found = Vec::new();
+        let answer = examine::check(&web.daemon, &text, &origin, &mut |one| found.push(one));
+        match answer {
+            Answer::Done { text } => Json(Checked { found, text }).into_response(),
+            // Something is missing: that is what was asked.
+            Answer::Failed { why: text, .. } if !found.is_empty() => {
+                Json(Checked { found, text }).into_response()
+            }
+            other => said(other),
+        }
+    })
+    .await
+}
+
+/// Hands a VM over to its backup: `dunlin failover`.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/switchover", params(("vm" = String, Path)), request_body = Option<Nothing>,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn switchover(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
+    match read::<Nothing>(&body) {
+        Ok(Nothing {}) => ask(web, who, Request::Failover { vm }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// Brings a backup in, or serves without any.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/protect", params(("vm" = String, Path)), request_body = Option<Protect>,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn protect(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
+    match read::<Protect>(&body) {
+        Ok(asked) => {
+            let request = Request::Protect {
+                vm,
+                alone: asked.alone,
+                from_disk: asked.from_disk,
+                force_stale: asked.force_stale,
+            };
+            ask(web, who, request).await
+        }
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// Shuts a VM down everywhere.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/down", params(("vm" = String, Path)), request_body = Option<Down>,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn down(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
+    match read::<Down>(&body) {
+        Ok(Down { now, force }) => ask(web, who, Request::Down { vm, now, force }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// Replicates a VM in another way from now on.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/policy", params(("vm" = String, Path)), request_body = SetPolicy,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn policy(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
+    match read::<SetPolicy>(&body) {
+        Ok(SetPolicy { policy }) => ask(web, who, Request::Policy { vm, policy }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// Compares the images of both hosts block by block.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/verify-disk", params(("vm" = String, Path)), request_body = Option<Verify>,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn verify_disk(
+    State(web): App,
+    Extension(who): Asker,
+    Path(vm): Path<String>,
+    body: Bytes,
+) -> Response {
+    match read::<Verify>(&body) {
+        Ok(Verify { repair }) => ask(web, who, Request::VerifyDisk { vm, repair }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// A dead host's place is taken by a new machine of the same name. For administrators.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/replace", params(("vm" = String, Path)), request_body = Replace,
+    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+async fn replace(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
+    match read::<Replace>(&body) {
+        Ok(Replace { host }) => ask(web, who, Request::Replace { vm, host }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+fn named(origin: String) -> String {
+    match origin.is_empty() {
+        true => "the VM's file".to_owned(),
+        false => origin,
+    }
+}
+
+/// The body; one that may be left out is as if nothing was said in it.
+fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, String> {
+    let body: &[u8] = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| format!("the body: {error}"))
+}
+
+/// Asks what takes long, of the host that can do it.
+async fn ask(web: Arc<Web>, who: Arc<Who>, request: Request) -> Response {
+    long(web, who, request, |web, request| {
+        let daemon = &web.daemon;
+        let answer = match request {
+            Request::Up { text, origin } => requests::up(daemon, &text, &origin),
+            request => match elsewhere(web, &request) {
+                Some(host) => peers::ask(daemon, &host, &request),
+                None => requests::from_person(daemon, request, &mut |_| {}),
+            },
+        };
+        said(answer)
+    })
+    .await
+}
+
+/// The host to be asked about a VM in which this one has no part.
+fn elsewhere(web: &Web, request: &Request) -> Option<String> {
+    let vm = request.vm()?;
+    let is_about_this_host = matches!(
+        request,
+        Request::Protect { alone: true, .. } | Request::Down { force: true, .. }
+    );
+    let is_here = is_about_this_host || web.daemon.has_vm(vm);
+    web.board.leader_of(vm).filter(|_| !is_here)
+}
+
+/// Does what takes long on a thread of its own, if it is theirs to ask, and waits for it for a while.
+async fn long(
+    web: Arc<Web>,
+    who: Arc<Who>,
+    request: Request,
+    work: impl FnOnce(&Web, Request) -> Response + Send + 'static,
+) -> Response {
+    let Ok(place) = web.writes.clone().try_acquire_owned() else {
+        let why = "too many requests are under way: say it again in a moment";
+        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, why, 1);
+        response
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from_static("5"));
+        return response;
+    };
+    let (tell, told) = oneshot::channel();
+    let shared = web.clone();
+    let taken = web.hands.take(move || {
+        let _place = place;
+        let response = match shared.daemon.roles().check(&who, &request) {
+            Ok(()) => work(&shared, request),
+            Err(Answer::Failed { why, code }) => refused(StatusCode::FORBIDDEN, &why, code),
+            Err(other) => said(other),
+        };
+        // Whoever asked may have gone.
+        let _ = tell.send(response);
+    });
+    if !taken {
+        return ends();
+    }
+    match timeout(ANSWER, told).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(_)) => ends(),
+        Err(_) => {
+            let text = "it is under way; events tell how it ends".to_owned();
+            (StatusCode::ACCEPTED, Json(Done { text })).into_response()
+        }
+    }
+}
+
+fn said(answer: Answer) -> Response {
+    match answer {
+        Answer::Done { text } => Json(Done { text }).into_response(),
+        Answer::Failed { why, code: 2 } => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Answer::Failed { why, code } => refused(StatusCode::CONFLICT, &why, code),
+        _ => refused(StatusCode::CONFLICT, "the daemon answers something else", 1),
+    }
+}
+
+/// A refusal, as all of them are.
+pub fn refused(status: StatusCode, why: &str, code: i32) -> Response {
+    let why = why.to_owned();
+    (status, Json(Refused { why, code })).into_response()
+}
+
+fn unknown(vm: &str) -> Response {
+    let why = format!("no host that is heard has a VM '{vm}'");
+    refused(StatusCode::NOT_FOUND, &why, 2)
+}
+
+fn ends() -> Response {
+    refused(StatusCode::SERVICE_UNAVAILABLE, "this host's daemon ends", 1)
+}

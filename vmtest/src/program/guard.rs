@@ -1,0 +1,82 @@
+//! A second copy of a running program: after a take-over, after a difference, after a backup that was away.
+//!
+//! * **Decides:** what passes: the program is protected again by itself, its clients notice nothing, whoever dies next is replaced, and
+//!   copy after copy nothing is left on the hosts.
+//! * **Not here:** what a copy costs.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::stories::{Holds, under_counted_load};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
+use crate::cluster::{Cluster, in_a_lab};
+use crate::lab::LabSpec;
+
+/// The second take-over is by a copy of the copy that took over first.
+pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
+    under_counted_load(cluster, |cluster, primary, backup, counter| {
+        cluster.kill_host(primary)?;
+        cluster.await_take_over(NAME, primary, PATIENCE)?;
+        cluster.start_host(primary)?;
+        cluster
+            .await_protected(NAME, PATIENCE)
+            .context("after the first death")?;
+        counter
+            .await_more(ACKNOWLEDGED, PATIENCE)
+            .context("no answers beside the new copy")?;
+        cluster.kill_host(backup)?;
+        cluster.await_take_over(NAME, backup, PATIENCE).map(drop)
+    })
+}
+
+/// Hand-over after hand-over, each by a copy that was brought in after the last one.
+///
+/// # Errors
+/// When one does not go as it should; the daemons' logs are kept.
+pub fn joins(binary: &Path, times: usize) -> Result<usize> {
+    in_a_lab("program-joins", &LabSpec::three_hosts(), binary, |cluster| {
+        cluster.start_hosts()?;
+        play_joins(cluster, times)?;
+        Ok(times)
+    })
+}
+
+/// A few of them, in a lab that runs.
+pub(super) fn few_joins(cluster: &mut Cluster<'_>) -> Result<()> {
+    play_joins(cluster, 5)
+}
+
+fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<()> {
+    /// The first ones may begin something that stays: a thread of a library, memory that is kept.
+    const WARM: usize = 2;
+    let (mut primary, _) = up(cluster, &Plan::redis(cluster.lab())?)?;
+    let counter = count(cluster, CONNECTIONS)?;
+    let mut first = None;
+    for number in 1..=times {
+        counter.await_more(ACKNOWLEDGED / 5, PATIENCE)?;
+        cluster.dunlin(&primary, &["failover", NAME])?;
+        (primary, _) = cluster
+            .await_take_over(NAME, &primary, PATIENCE)
+            .with_context(|| format!("hand-over {number}"))?;
+        // The old primary may take itself for a protected one still.
+        cluster.await_status(&format!("join {number}"), PATIENCE, |hosts| {
+            let host = hosts.iter().find(|host| host.host == primary)?;
+            host.vm(NAME)?.protected.then_some(())
+        })?;
+        if number == WARM {
+            first = Some(Holds::of_both(cluster)?);
+        }
+    }
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let last = Holds::of_both(cluster)?;
+    if let Some(first) = first {
+        let more = last.iter().zip(&first).any(|(now, then)| now.is_more_than(then));
+        ensure!(
+            !more,
+            "after {times} joins the daemons hold {last:?}, after {WARM} {first:?}"
+        );
+    }
+    down(cluster, &primary)
+}
