@@ -19,7 +19,7 @@ use report::{Found, Report};
 use serde::{Deserialize, Serialize};
 pub use status::{
     BadInput, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, PeerStatus, Progress,
-    Reasons, SyncStatus, VmStatus, WaitStatus,
+    Reasons, SyncStatus, Verified, VerifyStatus, VmStatus, WaitStatus,
 };
 use utoipa::ToSchema;
 

@@ -5,6 +5,7 @@
 
 mod agreement;
 mod backup;
+mod care;
 mod cold;
 mod connect;
 pub mod disks;

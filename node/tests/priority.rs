@@ -67,6 +67,9 @@ fn a_daemon_whose_session_is_not_in_its_pid_namespace_starts() -> Result<()> {
     let own = session("self")?;
     let mut host = Host::new()?;
     host.start_by(&["unshare", "--pid", "--fork", "--kill-child", "--"])?;
-    ensure!(session("self")? == own, "a session that is not the daemon's keeps what it had");
+    ensure!(
+        session("self")? == own,
+        "a session that is not the daemon's keeps what it had"
+    );
     Ok(())
 }

@@ -8,8 +8,8 @@ use dunlin_vmtest::client::streams::StreamsReport;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, Scenario, World, bad_input, flood, interrupt, joining, ledger::LedgerSpec, life, orders, outpour,
-    overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
+    self, Scenario, World, bad_input, compared, flood, interrupt, joining, ledger::LedgerSpec, life, orders,
+    outpour, overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -155,7 +155,9 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         }
         println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
         println!("{:40} dunlin pcx1, --seconds N", "overload");
-        println!("{:40} dunlin pcx1", "rejoins");
+        for name in ["rejoins", "disks-compared-by-schedule"] {
+            println!("{name:40} dunlin pcx1");
+        }
         println!("{:40} dunlin pcx1, --minutes N", "soak");
         println!("{:40} dunlin pcx2 (KVM here: pcx1), --seconds N", "stalls");
         return Ok(());
@@ -415,6 +417,11 @@ fn play(
             words.collect::<String>()
         });
         tell("rejoins", begun, outcome);
+    }
+    if wanted("disks-compared-by-schedule", false) {
+        let begun = Instant::now();
+        let outcome = compared::run(&world).map(|times| format!(", {times} comparisons"));
+        tell("disks-compared-by-schedule", begun, outcome);
     }
     // By name alone: it lasts.
     if arguments.names.iter().any(|name| name == "soak") {

@@ -52,7 +52,10 @@ fn pair_of(a: DiskConfig, b: DiskConfig) -> Host {
     nbd::Export::zero(&*primary.disk, 5 * MIB, 64 << 10, true, true).unwrap();
     sync(&primary, &backup, 2);
     assert!(backup.disk.wait_settled(Duration::from_secs(10)).unwrap());
-    let report = primary.disk.verify(false, |_, _| {}).unwrap();
+    let report = primary
+        .disk
+        .verify(VerifyOptions::default(), |_, _| ControlFlow::Continue(()))
+        .unwrap();
     assert_eq!(report.different, [], "the images are equal");
     backup.write(MIB, 3, 8192);
     drop(primary);

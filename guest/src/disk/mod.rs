@@ -57,7 +57,7 @@ pub use link::{MirrorStream, Tuning};
 pub use primary::AttachOptions;
 pub use size::size_bytes;
 pub use types::{DiskConfig, DiskError, DiskEvent, DiskStatus, EventSink, TakeOver};
-pub use verify::VerifyReport;
+pub use verify::{CHUNK_BYTES as COMPARED_AT_ONCE, VerifyOptions, VerifyReport};
 
 pub use crate::spec::DiskFormat;
 
@@ -67,6 +67,7 @@ use primary::Primary;
 use requests::{Held, Served};
 use shared::Shared;
 use std::{
+    ops::ControlFlow,
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
@@ -387,13 +388,17 @@ impl Disk {
     }
 
     /// Primary: compares this image with the backup's disk block by block, while the VM runs, by a 128-bit checksum over each
-    /// megabyte. With `repair`, what differs is sent again and right after the next committed sync. `progress` is told
-    /// (compared, total) bytes.
+    /// megabyte. With `repair`, what differs is sent again and right after the next committed sync. `may_ask` is told
+    /// (compared, total) bytes before each piece, while nothing of the disk is held, and when all is compared: it may wait, or end it.
     ///
     /// # Errors
-    /// No backup, or it was lost, or an image cannot be read.
-    pub fn verify(&self, repair: bool, progress: impl FnMut(u64, u64)) -> Result<VerifyReport, DiskError> {
-        self.primary("compare with a backup")?.verify(repair, progress)
+    /// No backup, or it was lost, or an image cannot be read, or it was ended.
+    pub fn verify(
+        &self,
+        options: VerifyOptions,
+        may_ask: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<VerifyReport, DiskError> {
+        self.primary("compare with a backup")?.verify(options, may_ask)
     }
 
     /// What the disk is doing.

@@ -3,7 +3,7 @@
 
 use super::tests::{Dir, Host, MIB, join, pair, sync};
 use super::*;
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Instant};
 
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -272,12 +272,24 @@ fn an_older_primary_does_not_overwrite_a_newer_disk() {
     assert!(reason.contains("later than"), "{reason}");
 }
 
+const REPAIR: VerifyOptions = VerifyOptions {
+    repair: true,
+    bytes_per_s: 0,
+};
+
 #[test]
 fn verification_finds_a_flipped_byte_while_the_guest_writes_and_mends_it() {
     let (_dir, primary, backup) = pair("verify", Storage::Gannet, Limits::default());
     sync(&primary, &backup, 1);
     assert!(backup.disk.wait_settled(WAIT).unwrap());
-    assert_eq!(primary.disk.verify(false, |_, _| {}).unwrap().different, []);
+    assert_eq!(
+        primary
+            .disk
+            .verify(VerifyOptions::default(), |_, _| ControlFlow::Continue(()))
+            .unwrap()
+            .different,
+        []
+    );
     let file = fs::OpenOptions::new().write(true).open(&backup.image).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0xee], 3 * MIB + 77).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -289,7 +301,7 @@ fn verification_finds_a_flipped_byte_while_the_guest_writes_and_mends_it() {
                 primary.write(at, (at % 251) as u8, 700);
             }
         });
-        let report = primary.disk.verify(true, |_, _| {});
+        let report = primary.disk.verify(REPAIR, |_, _| ControlFlow::Continue(()));
         stop.store(true, Ordering::Release);
         report.unwrap()
     });
@@ -303,6 +315,54 @@ fn verification_finds_a_flipped_byte_while_the_guest_writes_and_mends_it() {
     );
     sync(&primary, &backup, 2);
     assert!(backup.disk.wait_settled(WAIT).unwrap());
-    assert_eq!(primary.disk.verify(false, |_, _| {}).unwrap().different, []);
+    assert_eq!(
+        primary
+            .disk
+            .verify(VerifyOptions::default(), |_, _| ControlFlow::Continue(()))
+            .unwrap()
+            .different,
+        []
+    );
     assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}
+
+#[test]
+fn a_comparison_keeps_to_its_limit_asks_before_each_piece_and_ends_when_it_is_told_to() {
+    let (_dir, primary, backup) = pair("verify-gently", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let gently = VerifyOptions {
+        repair: false,
+        bytes_per_s: 20 * MIB,
+    };
+    let (mut asked, began) = (Vec::new(), Instant::now());
+    let report = primary.disk.verify(gently, |done, total| {
+        asked.push((done, total));
+        ControlFlow::Continue(())
+    });
+    let size = report.unwrap().bytes;
+    // Once before each piece, and when all is compared.
+    let steps: Vec<(u64, u64)> = (0..=size / MIB).map(|piece| (piece * MIB, size)).collect();
+    assert_eq!(asked, steps);
+    let least = Duration::from_secs_f64(size as f64 / (20 * MIB) as f64);
+    assert!(began.elapsed() >= least, "{:?} for {size} bytes", began.elapsed());
+    let stopped = primary.disk.verify(gently, |done, _| match done >= 2 * MIB {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    });
+    assert!(matches!(stopped, Err(DiskError::Stopped)));
+    // A peer that is lost ends it, though by its limit it would take hours.
+    let hours = VerifyOptions {
+        bytes_per_s: 64,
+        ..gently
+    };
+    let began = Instant::now();
+    let lost = std::thread::scope(|scope| {
+        let compares = scope.spawn(|| primary.disk.verify(hours, |_, _| ControlFlow::Continue(())));
+        std::thread::sleep(Duration::from_millis(50));
+        primary.disk.detach_backup().unwrap();
+        compares.join().unwrap()
+    });
+    assert!(matches!(lost, Err(DiskError::NoBackup)), "{lost:?}");
+    assert!(began.elapsed() < WAIT);
 }

@@ -274,7 +274,11 @@ impl Pair {
         sync(&backup, &returned, 1_000);
         assert!(returned.disk.wait_settled(WAIT).unwrap());
         assert_eq!(
-            backup.disk.verify(false, |_, _| {}).unwrap().different,
+            backup
+                .disk
+                .verify(VerifyOptions::default(), |_, _| ControlFlow::Continue(()))
+                .unwrap()
+                .different,
             [],
             "stale, and nobody knows"
         );

@@ -140,7 +140,11 @@ fn storm(storage: Storage) {
         settled += backup.disk.status().backup.counters.settled_bytes;
         vms[0].check(primary, "the primary");
         assert_eq!(
-            primary.disk.verify(false, |_, _| {}).unwrap().different,
+            primary
+                .disk
+                .verify(VerifyOptions::default(), |_, _| ControlFlow::Continue(()))
+                .unwrap()
+                .different,
             [],
             "round {round}"
         );

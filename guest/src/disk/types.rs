@@ -146,6 +146,9 @@ pub enum DiskError {
     /// Two at once would take each other's answers.
     #[error("this disk is being compared already")]
     Verifying,
+    /// Who asked for a comparison wants no more of it.
+    #[error("the comparison was ended before it was whole")]
+    Stopped,
     /// The backup has failed.
     #[error("{0}")]
     Failed(String),

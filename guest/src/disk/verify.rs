@@ -9,12 +9,41 @@ use super::{DiskError, link::Closed, primary::Primary, shared};
 use bytes::Bytes;
 use dunlin_core::disk::mirror::Frame;
 use std::{
-    collections::VecDeque, ops::Range, sync::PoisonError, sync::mpsc::RecvTimeoutError, time::Duration,
+    collections::VecDeque,
+    ops::{ControlFlow, Range},
+    sync::PoisonError,
+    sync::mpsc::RecvTimeoutError,
+    time::{Duration, Instant},
 };
 
-const CHUNK_BYTES: u64 = 1 << 20;
+/// What is compared at once.
+pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Questions under way.
 const WINDOW: usize = 8;
+
+/// How a comparison goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VerifyOptions {
+    /// What differs is sent again.
+    pub repair: bool,
+    /// No more of the image is read in a second than this, one piece after the other; 0: as fast as it goes. What was not used
+    /// of it is not made up for.
+    pub bytes_per_s: u64,
+}
+
+impl VerifyOptions {
+    fn window(self) -> usize {
+        if self.bytes_per_s == 0 { WINDOW } else { 1 }
+    }
+
+    /// How long a piece takes at the least.
+    fn least(self, len: u64) -> Duration {
+        match self.bytes_per_s {
+            0 => Duration::ZERO,
+            bytes_per_s => Duration::from_secs_f64(len as f64 / bytes_per_s as f64),
+        }
+    }
+}
 
 /// What a comparison found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -39,8 +68,8 @@ impl Drop for Over<'_> {
 impl Primary {
     pub(super) fn verify(
         &self,
-        repair: bool,
-        mut progress: impl FnMut(u64, u64),
+        options: VerifyOptions,
+        mut may_ask: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<VerifyReport, DiskError> {
         let (answer, answers) = std::sync::mpsc::channel();
         {
@@ -53,13 +82,18 @@ impl Primary {
         let _over = Over(&self.shared);
         let size = self.shared.image.size_bytes();
         let mut report = VerifyReport {
-            repaired: repair,
+            repaired: options.repair,
             ..VerifyReport::default()
         };
         let mut asked = VecDeque::new();
         let mut at = 0;
+        let mut began = Instant::now();
         while at < size || !asked.is_empty() {
-            if at < size && asked.len() < WINDOW {
+            if at < size && asked.len() < options.window() {
+                if may_ask(report.bytes, size).is_break() {
+                    return Err(DiskError::Stopped);
+                }
+                began = Instant::now();
                 let end = (at + CHUNK_BYTES).min(size);
                 asked.push_back((at, end - at, self.ask(at..end)?));
                 at = end;
@@ -76,13 +110,18 @@ impl Primary {
             };
             if ours != theirs {
                 report.different.push(offset..offset + len);
-                if repair {
+                if options.repair {
                     self.send_again(offset..offset + len)?;
                 }
             }
             report.bytes += len;
-            progress(report.bytes, size);
+            let early = options.least(len).saturating_sub(began.elapsed());
+            if !early.is_zero() && self.whole_peer()?.wait_closed(early) {
+                return Err(DiskError::NoBackup);
+            }
         }
+        // All of it is compared: nothing is left to be stopped.
+        let _ = may_ask(report.bytes, size);
         Ok(report)
     }
 

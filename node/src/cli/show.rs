@@ -124,6 +124,7 @@ fn describe(text: &mut String, vm: &VmStatus) {
             mib(disk.committed_bytes),
         );
     }
+    compared_disks(text, vm);
     if let Some(problem) = &vm.join_problem {
         let _ = writeln!(text, "  no backup joins: {}", problem.why);
     }
@@ -175,6 +176,34 @@ fn describe(text: &mut String, vm: &VmStatus) {
             failover.applied_us as f64 / 1e3,
             failover.announced_us as f64 / 1e3,
         );
+    }
+}
+
+/// When both hosts' disks were compared, and what was found.
+fn compared_disks(text: &mut String, vm: &VmStatus) {
+    let verify = &vm.verify;
+    if let Some(last) = &verify.last {
+        let what = match (last.differing, last.repaired) {
+            (0, _) => "equal",
+            (_, false) => "DIFFERENT",
+            (_, true) => "DIFFERENT, and sent again",
+        };
+        let _ = writeln!(
+            text,
+            "  disks compared {}: {what}; {} pieces of 1 MiB, {} differed",
+            utc(last.ended_ms),
+            last.extents,
+            last.differing
+        );
+    }
+    if let Some(under_way) = &verify.under_way {
+        let percent = 100 * under_way.done / under_way.total.max(1);
+        let _ = writeln!(text, "  {}: {percent} %", under_way.what);
+    } else if let Some(due_ms) = verify.due_ms {
+        let _ = writeln!(text, "  disks compared next: {}", utc(due_ms));
+    }
+    if let Some(problem) = &verify.problem {
+        let _ = writeln!(text, "  disks not compared: {problem}");
     }
 }
 

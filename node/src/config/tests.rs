@@ -68,6 +68,18 @@ fn every_mistake_is_one_line_that_names_the_file() {
             format!("{GOOD}\ndisk_memory_mib = 1"),
             "disk_memory_mib is from 8",
         ),
+        (
+            format!("{GOOD}\nverify_disks = 'now and then'"),
+            "'now and then' is none of never, daily",
+        ),
+        (
+            format!("{GOOD}\nverify_disks = '9s'"),
+            "a time from 10s to 366days",
+        ),
+        (
+            format!("{GOOD}\nverify_mib_per_s = 0"),
+            "verify_mib_per_s is from 1",
+        ),
     ];
     for (text, expected) in mistakes {
         let message = vm(&text).expect_err(&text).to_string();
@@ -108,6 +120,26 @@ fn a_vm_says_how_its_disks_are_replicated() {
         let disks = vm(&text).expect("a good file").disks;
         assert_eq!((disks.storage, disks.copy_bytes_per_s), (storage, 50 << 20));
         assert_eq!(disks.limits.most_bytes, 64 << 20);
+    }
+}
+
+#[test]
+fn a_vm_says_how_often_its_disks_are_compared() {
+    let day = std::time::Duration::from_secs(86_400);
+    let plain = vm(GOOD).expect("a good file").disks;
+    assert_eq!(
+        (plain.verify_every, plain.verify_bytes_per_s),
+        (Some(7 * day), 16 << 20)
+    );
+    for (text, every) in [
+        ("never", None),
+        ("daily", Some(day)),
+        ("monthly", Some(30 * day)),
+        ("36h", Some(day * 3 / 2)),
+    ] {
+        let text = format!("{GOOD}\nverify_disks = '{text}'\nverify_mib_per_s = 3");
+        let disks = vm(&text).expect("a good file").disks;
+        assert_eq!((disks.verify_every, disks.verify_bytes_per_s), (every, 3 << 20));
     }
 }
 

@@ -9,6 +9,8 @@ use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
 use dunlin_guest::disk::{Limits as BufferLimits, Storage};
 use serde::Deserialize;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// One VM's configuration.
 #[derive(Debug, Clone)]
@@ -53,9 +55,33 @@ pub struct DiskReplication {
     pub limits: BufferLimits,
     /// Equal writes of both VMs leave a backup's memory between two syncs (the lightweight checkpoint).
     pub settle_when_idle: bool,
+    /// How often both hosts' images are compared by themselves.
+    pub verify_every: Option<Duration>,
+    /// No more is compared in a second then, over all disks.
+    pub verify_bytes_per_s: u64,
 }
 
+/// Comparisons are no closer than this, and no further apart.
+const VERIFY_EVERY: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(366 * 86_400);
+
 impl DiskReplication {
+    /// `weekly`, or a time such as `12h`.
+    fn verify_every(text: &str) -> Result<Option<Duration>, String> {
+        let days = |days: u64| Ok(Some(Duration::from_secs(days * 86_400)));
+        match text {
+            "never" => Ok(None),
+            "daily" => days(1),
+            "weekly" => days(7),
+            "monthly" => days(30),
+            text => match humantime::parse_duration(text) {
+                Ok(every) if VERIFY_EVERY.contains(&every) => Ok(Some(every)),
+                _ => Err(format!(
+                    "verify_disks = '{text}' is none of never, daily, weekly, monthly, nor a time from 10s to 366days, such as '12h'"
+                )),
+            },
+        }
+    }
+
     /// Whether the lightweight checkpoint is to run.
     #[must_use]
     pub fn settles_when_idle(&self) -> bool {
@@ -210,6 +236,10 @@ pub(super) struct VmFile {
     disk_memory_mib: u64,
     #[serde(default = "yes")]
     settle_when_idle: bool,
+    #[serde(default = "weekly")]
+    verify_disks: String,
+    #[serde(default = "verify_mib_per_s")]
+    verify_mib_per_s: u64,
     #[serde(default)]
     sync: SyncConfig,
     #[serde(default)]
@@ -226,6 +256,14 @@ fn gannet() -> String {
 
 fn disk_memory_mib() -> u64 {
     512
+}
+
+fn weekly() -> String {
+    "weekly".to_owned()
+}
+
+fn verify_mib_per_s() -> u64 {
+    16
 }
 
 fn yes() -> bool {
@@ -330,11 +368,18 @@ impl VmConfig {
         if !(8..=1 << 20).contains(&file.disk_memory_mib) {
             return senseless("disk_memory_mib is from 8 to 1048576 (512 if it is left out)".into());
         }
+        if !(1..=1 << 20).contains(&file.verify_mib_per_s) {
+            return senseless("verify_mib_per_s is from 1 to 1048576 (16 if it is left out)".into());
+        }
+        let verify_every = DiskReplication::verify_every(&file.verify_disks)
+            .map_err(|why| ConfigError::senseless(origin, why))?;
         let disks = DiskReplication {
             storage,
             copy_bytes_per_s: file.copy_mib_per_s << 20,
             limits: DiskReplication::limits(file.disk_memory_mib),
             settle_when_idle: file.settle_when_idle,
+            verify_every,
+            verify_bytes_per_s: file.verify_mib_per_s << 20,
         };
         let (spec, program) = match (file.vm, file.program) {
             (Some(vm), None) => {

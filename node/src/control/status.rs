@@ -78,6 +78,9 @@ pub struct VmStatus {
     /// The disks, in the order of the VM's file; none while the VM is not on this host.
     #[serde(default)]
     pub disks: Vec<DiskFigures>,
+    /// Comparisons of both hosts' disks.
+    #[serde(default)]
+    pub verify: VerifyStatus,
     /// What other hosts said that was not believed.
     #[serde(default)]
     pub bad_input: BadInput,
@@ -177,6 +180,40 @@ pub struct DiskFigures {
     pub generation: (u64, bool, u64),
     /// The image is the state of one moment.
     pub consistent: bool,
+}
+
+/// Comparisons of both hosts' disks, as this host made them while it was the primary.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VerifyStatus {
+    /// How often they are made by themselves, in seconds; nothing: never.
+    pub every_s: Option<u64>,
+    /// Primary with a backup: when the next one is due, in milliseconds since 1970.
+    pub due_ms: Option<u64>,
+    /// One that is under way.
+    pub under_way: Option<Progress>,
+    /// The last one that was whole.
+    pub last: Option<Verified>,
+    /// Why a later one was not.
+    pub problem: Option<String>,
+}
+
+/// A comparison of all disks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Verified {
+    /// When it began, in milliseconds since 1970 by this host's clock.
+    pub began_ms: u64,
+    /// When it ended.
+    pub ended_ms: u64,
+    /// By the schedule of the VM's file; else a person asked for it.
+    pub scheduled: bool,
+    /// Pieces of 1 MiB that were compared.
+    pub extents: u64,
+    /// Of these, those that differed.
+    pub differing: u64,
+    /// What differed was sent again.
+    pub repaired: bool,
+    /// The same in words, with the first places that differ.
+    pub text: String,
 }
 
 /// A peer of a group.

@@ -1,7 +1,13 @@
 //! Which figures there are: name, meaning, and where each is in a status. A name that ends in `_total` is a counter, every other one a
 //! gauge; [docs/monitoring.md](../../../docs/monitoring.md) has all of them, and a test compares it with the page.
 
-use crate::control::{BadInput, DiskFigures, FailoverStatus, NotifyStatus, QueueFigures, Reasons, VmStatus};
+use crate::control::{
+    BadInput, DiskFigures, FailoverStatus, NotifyStatus, QueueFigures, Reasons, Verified, VmStatus,
+};
+
+fn verified(vm: &VmStatus, figure: fn(&Verified) -> f64) -> f64 {
+    vm.verify.last.as_ref().map_or(0.0, figure)
+}
 
 pub type Figure = (&'static str, &'static str, fn(&VmStatus) -> f64);
 
@@ -101,6 +107,21 @@ pub const FIGURES: &[Figure] = &[
         "dunlin_session_wait_seconds",
         "How long the thread between the two copies has waited for what it waits for",
         |vm| vm.waits.as_ref().map_or(0.0, |wait| wait.us as f64 / 1e6),
+    ),
+    (
+        "dunlin_disks_compared_timestamp_seconds",
+        "When this host last compared all of both hosts' disks, in seconds since 1970; 0: it never has",
+        |vm| verified(vm, |last| last.ended_ms as f64 / 1e3),
+    ),
+    (
+        "dunlin_disks_compared_extents",
+        "Pieces of 1 MiB that this comparison looked at",
+        |vm| verified(vm, |last| last.extents as f64),
+    ),
+    (
+        "dunlin_disks_differing_extents",
+        "Of these, those that differed",
+        |vm| verified(vm, |last| last.differing as f64),
     ),
     (
         "dunlin_sync_paused_seconds_total",

@@ -33,6 +33,15 @@ fn status() -> HostStatus {
             detected_us: 2_500,
             ..FailoverStatus::default()
         }),
+        verify: VerifyStatus {
+            last: Some(Verified {
+                ended_ms: 1_769_903_999_500,
+                extents: 4096,
+                differing: 3,
+                ..Verified::default()
+            }),
+            ..VerifyStatus::default()
+        },
         full: 4,
         unsaid: 1,
         bad_input: BadInput {
@@ -69,6 +78,9 @@ fn each_figure_has_its_labels_its_unit_and_its_value() {
         "dunlin_queue_limit_bytes{queue=\"inbound\",vm=\"shop\"} 9",
         "dunlin_queue_dropped_total{queue=\"inbound\",vm=\"shop\"} 2",
         "dunlin_queue_waits_total{vm=\"shop\"} 4",
+        "dunlin_disks_compared_timestamp_seconds{vm=\"shop\"} 1769903999.5",
+        "dunlin_disks_compared_extents{vm=\"shop\"} 4096",
+        "dunlin_disks_differing_extents{vm=\"shop\"} 3",
         "dunlin_log_refused_total{vm=\"shop\"} 1",
         "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
         "dunlin_disk_light_seconds_total{disk=\"0\",vm=\"shop\"} 1.5",

@@ -4,6 +4,7 @@ use crate::control::{Answer, SyncFigures};
 use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
 use crate::vm::program::carrying::{Brought, JoinStep};
+use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 use dunlin_core::agreed::Frame;
@@ -143,6 +144,13 @@ pub enum LoopEvent {
         session: u64,
         /// It.
         result: Result<Box<Brought>, String>,
+    },
+    /// A comparison of the disks has ended.
+    Verified {
+        /// What it found.
+        compared: Compared,
+        /// It was the schedule's.
+        scheduled: bool,
     },
     /// The VM's end is agreed, and every other host that can be reached was told.
     EndTold,

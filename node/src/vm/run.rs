@@ -4,6 +4,7 @@
 
 use super::agreement::{Agreement, Election};
 use super::backup::BackupRole;
+use super::care::Care;
 use super::cold::Cold;
 use super::connect::Connector;
 use super::ending::Order;
@@ -16,6 +17,7 @@ use super::wait::Ready;
 use super::{Ended, Host, NEWCOMER, Shared, group};
 use crate::config::{Durability, VmConfig};
 use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, VmStatus};
+use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
@@ -54,6 +56,7 @@ pub struct VmLoop {
     pub(super) election: Election,
     pub(super) cold: Cold,
     pub(super) notebook: Notebook,
+    pub(super) care: Care,
     pub(super) role: Role,
     pub(super) nics: Option<Nics>,
     pub(super) output: Output,
@@ -138,7 +141,10 @@ impl VmLoop {
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
-        let notebook = Notebook::open(&host.state.join("vms").join(&config.name));
+        let folder = host.state.join("vms").join(&config.name);
+        let notebook = Notebook::open(&folder);
+        let compare_every = config.disks.verify_every.filter(|_| config.spec.images() > 0);
+        let care = Care::open(&folder, compare_every, now_ms());
         let group = group::open(&host, &config, member.id, members, durability)?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
@@ -149,6 +155,7 @@ impl VmLoop {
             agreement,
             cold: Cold::default(),
             notebook,
+            care,
             election: Election::default(),
             role: Role::None,
             nics: None,
@@ -246,6 +253,7 @@ impl VmLoop {
         self.advise_after_loss();
         self.run_primary();
         self.run_backup();
+        self.look_after_disks();
         self.watch();
         self.end_by_order();
         self.forget_untold();
@@ -339,6 +347,7 @@ impl VmLoop {
             LoopEvent::Fault(text) => self.event("fault", text),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
+            LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
             LoopEvent::EndTold => self.forget_vm(),
             // A program's loop has asked for it.
             LoopEvent::ProgramPrepared(_)
@@ -487,6 +496,7 @@ impl VmLoop {
                 .machine()
                 .map(|machine| machine.disks.figures(now_us))
                 .unwrap_or_default(),
+            verify: self.care.status(now_ms()),
             bad_input: self.bad_input(),
             stalls: self.watchdog.stalls(),
             waits: self.shown_wait(),

@@ -80,6 +80,21 @@ const MEANINGS: &[(&str, Tone, &str)] = &[
         "The storage of this host is full; where there is a backup, it takes over.",
     ),
     (
+        "disks-differ",
+        Bad,
+        "The hosts' disks are not the same; the primary's is what clients see.",
+    ),
+    (
+        "disks-equal",
+        Good,
+        "Both hosts' disks were compared, and are the same.",
+    ),
+    (
+        "disks-not-compared",
+        Plain,
+        "The comparison of the disks was broken off; it is made again by its schedule.",
+    ),
+    (
         "down",
         Plain,
         "The VM was shut down everywhere, as a person asked.",

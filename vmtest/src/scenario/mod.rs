@@ -10,6 +10,7 @@
 
 pub mod bad_input;
 pub mod campaign;
+pub mod compared;
 pub mod flood;
 pub mod interrupt;
 pub mod joining;

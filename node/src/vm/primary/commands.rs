@@ -5,13 +5,23 @@
 //! Not here: the other end of a hand-over (`backup`).
 
 use super::{Phase, Session};
-use crate::control::Answer;
+use crate::control::{Answer, Progress};
+use crate::events::now_ms;
 use crate::vm::Ended;
-use crate::vm::event::Command;
+use crate::vm::care::{self, Link};
+use crate::vm::event::{Command, LoopEvent};
 use crate::vm::run::{Role, VmLoop};
-use crate::vm::verification;
+use crate::vm::verification::{self, Compared};
 use crossbeam_channel::Sender;
 use dunlin_core::output::gate::Voice;
+use dunlin_guest::disk::VerifyOptions;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// Progress is told no more often than this, and no more rarely: a link on which nothing is said is hung up on.
+const TELL: Duration = Duration::from_millis(200);
+/// The nice value of a comparison that nobody waits for.
+const LAST: i32 = 19;
 
 impl VmLoop {
     /// `failover`, `protect`, `verify-disk`: the primary's business.
@@ -55,29 +65,103 @@ impl VmLoop {
         if self.config.spec.images() == 0 {
             return Some(Answer::refused("this VM has no disks"));
         }
-        let (host, vm, reply) = (self.host.clone(), self.config.name.clone(), reply.clone());
-        let session = self.primary()?.session.as_ref();
-        if session.is_none_or(|session| session.phase != Phase::Synced) {
+        if self.care.is_running() {
+            return Some(Answer::failed(
+                "the disks are being compared already, as the VM's file says ('verify_disks'): 'dunlin status' shows how far it is",
+            ));
+        }
+        let options = VerifyOptions {
+            repair,
+            bytes_per_s: 0,
+        };
+        if self.compared_session().is_none() {
             return Some(Answer::failed(
                 "there is no complete backup to compare with; wait for 'protected' in status",
             ));
         }
-        let machine = self.machine()?.clone();
-        let work = move || {
-            let (kind, answer) = verification::run(&machine.disks, repair, |progress| {
+        let (to_whom, mut told) = (reply.clone(), None::<Instant>);
+        let may_ask = move |progress: Progress| {
+            let due = told.is_none_or(|told| told.elapsed() >= TELL) || progress.done == progress.total;
+            if due {
+                told = Some(Instant::now());
                 // Whoever asked may have gone; what is found is an event all the same.
-                let _ = reply.send(Answer::Progress(progress));
-            });
-            drop(machine);
-            if let Answer::Done { text } | Answer::Failed { why: text, .. } = &answer {
-                host.events.push(&vm, kind, text.clone());
+                let _ = to_whom.send(Answer::Progress(progress));
             }
-            let _ = reply.send(answer);
+            ControlFlow::Continue(())
         };
-        match std::thread::Builder::new().name("verify-disk".into()).spawn(work) {
-            Ok(_detached) => None,
-            Err(error) => Some(Answer::failed(format!("a thread for the comparison: {error}"))),
+        let begun = self.verify_beside(options, Some(reply.clone()), may_ask);
+        begun.err().map(Answer::failed)
+    }
+
+    /// The session in which a complete backup follows, and whether a sync is under way in it.
+    fn compared_session(&self) -> Option<(u64, bool)> {
+        let Role::Primary(primary) = &self.role else {
+            return None;
+        };
+        let session = primary.session.as_ref()?;
+        let follows = session.phase == Phase::Synced && !primary.handed;
+        let busy = primary.sync.is_some() || primary.hand_over.is_some() || primary.sync_refused.is_some();
+        (follows && primary.machine.is_some()).then_some((session.id, busy))
+    }
+
+    /// Compares the disks by the schedule, when that is due and nothing else needs the link.
+    pub(in crate::vm) fn look_after_disks(&mut self) {
+        let link = match self.compared_session() {
+            None => Link::None,
+            Some((session, true)) => Link::Busy(session),
+            Some((session, false)) => Link::Free(session),
+        };
+        if !self.care.turn(link, now_ms()) {
+            return;
         }
+        let Link::Free(session) = link else { return };
+        let gate = self.care.begins(session);
+        let options = VerifyOptions {
+            repair: false,
+            bytes_per_s: self.config.disks.verify_bytes_per_s,
+        };
+        let begun = self.verify_beside(options, None, move |progress| gate.wait(&progress));
+        if let Err(why) = begun {
+            self.care.ended(Compared::Not(why), true, now_ms());
+        }
+    }
+
+    /// A thread that compares, tells the event and whoever asked, and then the loop.
+    fn verify_beside(
+        &mut self,
+        options: VerifyOptions,
+        reply: Option<Sender<Answer>>,
+        may_ask: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<(), String> {
+        let (host, vm, to_loop) = (self.host.clone(), self.config.name.clone(), self.to_loop.clone());
+        let machine = self.machine().cloned().ok_or("the VM is not here")?;
+        let path = self.care.path();
+        let scheduled = reply.is_none();
+        let work = move || {
+            if scheduled {
+                // The VM's own threads, and everybody else's, go first.
+                let _ = rustix::process::setpriority_process(None, LAST);
+            }
+            let compared = verification::run(&machine.disks, options, scheduled, may_ask);
+            drop(machine);
+            if let Compared::Whole(verified) = &compared
+                && let Err(error) = care::keep(&path, verified)
+            {
+                tracing::warn!(vm, "{}: {error}", path.display());
+            }
+            let (kind, text) = compared.event();
+            host.events.push(&vm, kind, text);
+            if let Some(reply) = reply {
+                // Whoever asked may have gone.
+                let _ = reply.send(compared.answer());
+            }
+            to_loop.send(LoopEvent::Verified { compared, scheduled });
+        };
+        std::thread::Builder::new()
+            .name("verify-disk".into())
+            .spawn(work)
+            .map(|_detached| ())
+            .map_err(|error| format!("a thread for the comparison: {error}"))
     }
 
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
