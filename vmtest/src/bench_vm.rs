@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail};
 use crate::image::{self, GuestImage};
 
 pub use case::{Case, choose};
+pub use paired::Ratio;
 pub use plot::draw;
 pub use report::BenchReport;
 pub use table::table;

@@ -18,6 +18,7 @@ pub mod demo;
 pub mod image;
 pub mod lab;
 pub mod linear;
+pub mod page;
 pub mod paths;
 pub mod program;
 /// The simulator's, so that chance is the same thing everywhere.

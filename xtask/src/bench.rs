@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
+use dunlin_vmtest::page::watched::{self, WatchSpec};
 use dunlin_vmtest::{bench_consensus, bench_disk, image, paths, program};
 
 use crate::accel::Accel;
@@ -17,6 +18,8 @@ pub enum Bench {
     Vm(Vm),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
+    /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
+    Page(Watched),
     /// What running a bare program on two hosts costs: redis, beside the same redis without Dunlin.
     Programs(Programs),
     /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
@@ -98,6 +101,28 @@ pub struct Programs {
     json: Option<PathBuf>,
 }
 
+/// The options of `bench page`.
+#[derive(clap::Args)]
+pub struct Watched {
+    /// How many watch.
+    #[arg(long, default_value_t = 50)]
+    watchers: usize,
+    /// Pairs of windows.
+    #[arg(long, default_value_t = 6)]
+    pairs: usize,
+    /// How long each window is.
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// The client's connections.
+    #[arg(long, default_value_t = 4)]
+    connections: usize,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    accel: Accel,
+}
+
 /// The options of `bench failover`.
 #[derive(clap::Args)]
 pub struct Kills {
@@ -141,6 +166,7 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Vm(options) => vm(options),
         Bench::Failover(options) => failover(options),
+        Bench::Page(options) => page(options),
         Bench::Programs(options) => programs(options),
         Bench::Consensus { args } => bench_consensus::run(args),
         Bench::Disk { args } => bench_disk::run(args, || {
@@ -297,6 +323,34 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(&half, text)
         .and_then(|()| std::fs::rename(&half, file))
         .with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn page(options: &Watched) -> Result<()> {
+    let dunlin = super::ready(true)?;
+    let (runs_under, image) = options.accel.choose()?;
+    let spec = WatchSpec {
+        dunlin,
+        image,
+        watchers: options.watchers,
+        pairs: options.pairs,
+        window: Duration::from_secs_f64(options.seconds),
+        connections: options.connections,
+    };
+    let report = watched::run(&spec, &mut |line| println!("{line}"))?;
+    println!(
+        "bench page: {} watched for {:.0} s, beside as long without; {runs_under:?}, {} connections. With over without, medians of {} pairs:",
+        spec.watchers, report.watched_seconds, spec.connections, spec.pairs
+    );
+    for (name, ratio) in report.ratios() {
+        println!(
+            "  {name}: {}",
+            ratio.map_or_else(|| "nothing was measured".to_owned(), |ratio| ratio.in_words())
+        );
+    }
+    match &options.json {
+        Some(file) => write(file, &serde_json::to_string_pretty(&report)?),
+        None => Ok(()),
+    }
 }
 
 fn programs(options: &Programs) -> Result<()> {

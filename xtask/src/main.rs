@@ -10,6 +10,7 @@ mod go;
 mod k8s;
 mod licences;
 mod package;
+mod page;
 mod scenarios;
 mod setup;
 mod sizes;
@@ -56,6 +57,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     Demo(demo::Demo),
     Package(package::Package),
+    #[command(subcommand)]
+    Page(page::Page),
     #[command(subcommand)]
     K8s(k8s::K8s),
     Scenarios(scenarios::Scenarios),
@@ -136,6 +139,7 @@ fn run(task: Task) -> Result<()> {
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Package(arguments) => package::run(&arguments),
+        Task::Page(task) => page::run(&task),
         Task::K8s(task) => k8s::run(&task),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
         Task::Bench(what) => bench::run(&what),

@@ -5,6 +5,8 @@ const SECONDS = 60;
 const MOST_EVENTS = 200;
 // With more VMs than these their figures are folded until somebody opens them.
 const UNFOLDED = 6;
+// An event's text that is longer is shown in a window of its own, which can be scrolled.
+const LONG_TEXT = 600;
 
 const get = (id) => document.getElementById(id);
 const say = (element, text) => {
@@ -50,8 +52,9 @@ const ORDERS = {
     text: () => "A backup is brought in at once, where it would be tried again later. The VM runs on meanwhile.",
     yes: "Protect",
     done: (vm) => `A backup is brought in for ${vm.name}.`,
-    can: (vm) => vm.protection === "unprotected" || vm.protection === "not-asked",
-    cannot: "It is protected, or becomes so",
+    // A bare program gets its second copy by itself.
+    can: (vm) => !vm.program && (vm.protection === "unprotected" || vm.protection === "not-asked"),
+    cannot: "It is protected, or becomes so by itself",
   },
   down: {
     title: (vm) => `Shut ${vm.name} down?`,
@@ -117,6 +120,7 @@ function seatsOf(vm) {
 }
 
 function partOf(host, vm) {
+  if (host.role === "primary" && host.host !== vm.primary) return "was primary";
   if (host.role === "unknown") return host.can_run ? "not heard" : "witness, not heard";
   if (host.role === "none") return host.can_run ? "no copy" : "witness";
   const state = host.role === "backup" && host.state !== "running" ? `, ${host.state}` : "";
@@ -133,7 +137,8 @@ function showSeats(list, vm) {
       item.append(document.createElement("strong"), document.createElement("span"));
       item.lastChild.className = "part";
     }
-    mark(item, "role", host.role);
+    // One that was heard last before another took over.
+    mark(item, "role", host.role === "primary" && host.host !== vm.primary ? "unknown" : host.role);
     say(item.firstChild, host.host);
     say(item.lastChild, partOf(host, vm));
   });
@@ -249,8 +254,9 @@ function showSum(overview) {
   let text = "Each of them survives the death of either of its hosts.";
   if (!safe.length) text = overview.vms.length ? "No VM asks for protection." : "No VM is on these hosts.";
   if (lost.length) {
+    text = safe.length ? `${title} all the same.` : text;
+    title = `${lost.length === 1 ? "Host" : "Hosts"} ${lost.map((host) => host.name).join(", ")} ${lost.length === 1 ? "is" : "are"} not reached`;
     level = "warning";
-    text = `${lost.length === 1 ? "Host" : "Hosts"} ${lost.map((host) => host.name).join(", ")} not reached.`;
   }
   if (joining.length) [level, title, text] = ["warning", `${names(joining)} ${joining.length === 1 ? "is" : "are"} becoming protected`, "A second copy is being made; until it is there, one host is all."];
   if (bare.length) [level, title, text] = ["bad", `${names(bare)} ${bare.length === 1 ? "is" : "are"} not protected`, "If the host that runs it dies now, it dies with it. Why, is below."];
@@ -350,7 +356,10 @@ function happened({ event, meaning, tone }) {
   const time = item.querySelector("time");
   time.dateTime = new Date(event.time_ms).toISOString();
   say(time, timeOf(event));
-  say(item.querySelector(".text"), event.text);
+  const text = item.querySelector(".text");
+  say(text, event.text);
+  // By keyboard, too.
+  if (event.text.length > LONG_TEXT) text.tabIndex = 0;
   say(item.querySelector(".meaning"), meaning);
   say(item.querySelector(".of"), [event.vm, event.kind, `host ${event.host}`].filter(Boolean).join(" · "));
   item.hidden = isOfAnother(item);
@@ -394,7 +403,11 @@ function ask(what, card) {
     const refused = await post(`/api/v1/vms/${encodeURIComponent(vm.name)}/${what}`);
     if (!dialog.open) return tell(refused ?? order.done(vm));
     yes.disabled = false;
-    if (refused) return say(get("ask-wrong"), refused);
+    if (refused) {
+      say(get("ask-wrong"), refused);
+      // While it was disabled it could not keep the focus.
+      return yes.focus();
+    }
     dialog.close();
     tell(order.done(vm));
   };
