@@ -6,6 +6,7 @@
 //! 2. the authority's key is needed only to add hosts and never by a running daemon.
 //! **Source**: X.509 as rustls checks it. **Not here**: what counts no more ([`revocation`]), how one authority follows another ([`succession`]).
 
+pub mod person;
 pub mod revocation;
 pub mod succession;
 

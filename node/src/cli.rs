@@ -10,6 +10,7 @@ mod issued;
 mod keys;
 mod log;
 mod manual;
+mod person;
 mod program;
 mod show;
 mod talk;

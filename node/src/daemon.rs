@@ -15,7 +15,7 @@ mod service;
 mod store;
 
 use crate::certificates;
-use crate::config::{HostConfig, PageAt, VmConfig};
+use crate::config::{HostConfig, VmConfig};
 use crate::control::server::ControlSocket;
 use crate::events::{Events, now_ms};
 use crate::logs::LogHandle;
@@ -211,7 +211,9 @@ pub fn run(path: &Path) -> Result<()> {
         metrics::serve(address, &daemon)
             .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
     }
-    serve_page(&daemon, config.page)?;
+    // Kept to the end: the socket's file goes with it.
+    let doors = web::Doors::open(&config, &daemon)?;
+    web::serve(&doors, &daemon).context("the page and the API")?;
     for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
         match VmConfig::parse(&text, &name, &config.cluster) {
             Ok(vm) => daemon
@@ -247,23 +249,6 @@ pub fn run(path: &Path) -> Result<()> {
         config.name, config.cluster.name
     ));
     wait_for_end(&daemon, &endings, service)
-}
-
-/// Serves the page where host.toml says; where it says nothing, at the usual address if nobody else is there.
-fn serve_page(daemon: &Arc<Daemon>, page: PageAt) -> Result<()> {
-    match page {
-        PageAt::Nowhere => {}
-        PageAt::Address(address) => {
-            web::serve(address, daemon).map_err(|error| BadInput(format!("page at {address}: {error:#}")))?;
-        }
-        PageAt::Usual => {
-            if let Err(error) = web::serve(PageAt::USUAL, daemon) {
-                let text = format!("the page is not served: {}: {error:#}", PageAt::USUAL);
-                daemon.host.events.push("", "no-page", text);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// An address that this machine has not may come yet, as while it starts: a service manager is to try again. All else is bad input.

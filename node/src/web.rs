@@ -1,16 +1,16 @@
-//! The page and the API: HTTP for people and programs on this machine.
+//! The page and the API: HTTP for people and programs.
 //!
-//! **Decides**: who gets a connection, and how long it may take over what. **Flow**: a connection -> whose it is (`owner`) -> a place for that user
+//! **Decides**: who gets a connection, and how long it may take over what. **Flow**: a connection -> whose it is (`door`, `owner`) -> a place for them
 //! (`daemon::roles`) -> each request past the `guard`, with the user's role -> a file of the page (`assets`), or the API (`api`), which looks by
 //! the `board` and changes by `daemon::requests`.
-//! **Invariants**: 1. nobody is answered who has no role on this host: roles are those of the control socket. 2. it listens on this machine's own
-//! addresses alone. 3. connections, what one of them may send, hold and wait for are bounded; whoever is slow waits alone. 4. no VM waits for anything here:
+//! **Invariants**: 1. nobody is answered who has no role on this host: roles are those of the control socket. 2. other machines are listened to by TLS alone, and only where host.toml says so (`api`). 3. connections, what one of them may send, hold and wait for are bounded; whoever is slow waits alone. 4. no VM waits for anything here:
 //! threads of low priority look for all; what is ordered has a thread of its own (`hands`). **Source**: RFC 9110, 9112. **Not here**: metrics, which have no secrets
 //! (`metrics`).
 
 mod api;
 mod assets;
 mod board;
+mod door;
 mod guard;
 mod hands;
 mod meaning;
@@ -20,6 +20,7 @@ mod view;
 
 use crate::control::{Answer, Request as Asked};
 use crate::daemon::Daemon;
+use crate::daemon::roles::{Place, Who};
 use anyhow::{Context, Result};
 use api::refused;
 use axum::body::{Body, Bytes};
@@ -29,22 +30,23 @@ use axum::response::Response;
 use axum::routing::get;
 use axum::{Json, Router};
 use board::Board;
+pub use door::Doors;
+use door::Visitor;
 use dunlin_fabric::keys;
 use hands::Hands;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::convert::Infallible;
-use std::net::{SocketAddr, TcpListener};
+use std::future::pending;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Builder;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower_service::Service;
 
@@ -85,16 +87,16 @@ pub struct Web {
     /// Who carries these out.
     hands: Hands,
     administrators: Arc<Semaphore>,
-    /// What this host is called in requests.
+    /// What this host is called in requests of this machine, and in those of others.
     names: Vec<String>,
+    names_outside: Vec<String>,
 }
 
-/// Listens, and serves until the daemon ends.
-pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> Result<()> {
-    let listener = TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    // Those that are accepted have the same.
-    set_socket_send_buffer_size(&listener, SEND_BYTES)?;
+/// Serves at these doors until the daemon ends.
+pub fn serve(doors: &Doors, daemon: &Arc<Daemon>) -> Result<()> {
+    if !doors.is_any_open() {
+        return Ok(());
+    }
     let token: [u8; 16] = keys::random()?;
     let token = token.map(|byte| format!("{byte:02x}")).concat();
     let runtime = Builder::new_current_thread()
@@ -107,15 +109,18 @@ pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> Result<()> {
     // Before this thread's priority is another's.
     let hands = Hands::start(api::WRITES)?;
     let daemon = daemon.clone();
+    let listeners = doors.listeners().context("the doors of the page and the API")?;
+    let (page, network) = doors.addresses();
     let serve = move || {
         // Of this thread alone, and those that it starts.
         if let Err(error) = rustix::process::nice(NICE) {
             tracing::debug!("the page's priority: {error}");
         }
         runtime.block_on(async move {
-            match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => accept(&Web::new(daemon, address, token, hands), &listener).await,
-                Err(error) => tracing::error!("the page's socket: {error}"),
+            let web = Web::new(daemon, page, network, token, hands);
+            match listeners.accept(&web, &files(&web)) {
+                Ok(()) => pending().await,
+                Err(error) => tracing::error!("the page's sockets: {error}"),
             }
         });
     };
@@ -124,8 +129,16 @@ pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> Result<()> {
 }
 
 impl Web {
-    fn new(daemon: Arc<Daemon>, address: SocketAddr, token: String, hands: Hands) -> Arc<Self> {
+    fn new(
+        daemon: Arc<Daemon>,
+        page: Option<SocketAddr>,
+        network: Option<SocketAddr>,
+        token: String,
+        hands: Hands,
+    ) -> Arc<Self> {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+        let address = |address: Option<SocketAddr>| address.map(|address| address.ip().to_string());
+        let own = daemon.host.name.clone();
         Arc::new(Self {
             board: Board::start(&daemon),
             daemon,
@@ -133,7 +146,8 @@ impl Web {
             writes: Arc::new(Semaphore::new(api::WRITES)),
             hands,
             administrators: Arc::new(Semaphore::new(ADMINISTRATORS)),
-            names: names.into_iter().chain([address.ip().to_string()]).collect(),
+            names: names.into_iter().chain(address(page)).collect(),
+            names_outside: [own].into_iter().chain(address(network)).collect(),
         })
     }
 }
@@ -156,77 +170,49 @@ fn files(web: &Arc<Web>) -> Router {
     rest.merge(routes.with_state(web.clone()))
 }
 
-async fn accept(web: &Arc<Web>, listener: &tokio::net::TcpListener) {
-    let files = files(web);
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
-    loop {
-        // Never closed.
-        let Ok(place) = strangers.clone().acquire_owned().await else {
-            return;
-        };
-        match listener.accept().await {
-            Ok((stream, there)) => {
-                let (web, files) = (web.clone(), files.clone());
-                tokio::spawn(async move {
-                    let user = timeout(KNOWN, user_of(&stream, there)).await.ok().flatten();
-                    drop(place);
-                    converse(web, files, stream, user).await;
-                });
-            }
-            Err(error) => {
-                // As when there are no more descriptors: somebody may give one back.
-                tracing::debug!("the page: {error}");
-                sleep(AGAIN).await;
-            }
-        }
-    }
-}
-
-async fn user_of(stream: &TcpStream, there: SocketAddr) -> Option<u32> {
-    let here = stream.local_addr().ok()?;
-    spawn_blocking(move || owner::of(here, there))
-        .await
-        .ok()?
-        .inspect_err(|error| tracing::warn!("whose a connection to the page is: {error}"))
-        .ok()
-        .flatten()
-}
-
 /// All requests of one connection.
-async fn converse(web: Arc<Web>, files: Router, mut stream: TcpStream, user: Option<u32>) {
-    let Some(uid) = user else {
-        return turn_away(
-            &mut stream,
-            "403 Forbidden",
-            "nobody on this machine has this connection open",
-        )
-        .await;
-    };
+async fn converse<S>(
+    web: Arc<Web>,
+    files: Router,
+    mut stream: S,
+    visitor: Visitor,
+    stranger: OwnedSemaphorePermit,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let many = "this user has too many open connections to the daemon: end one of them";
     let roles = web.daemon.roles();
-    let Some(_place) = roles.enter_user(uid) else {
+    let (uid, place) = match &visitor {
+        Visitor::User(uid) | Visitor::Local(uid, _) => (Some(*uid), roles.enter_user(*uid)),
+        Visitor::Person(person) => (None, roles.enter_person(&person.name)),
+        // They keep the place of one whom nobody knows.
+        Visitor::Stranger => (None, Some(Place::default())),
+    };
+    let Some(_place) = place else {
         return turn_away(&mut stream, "503 Service Unavailable", many).await;
     };
-    let administrator = match roles.is_administrator(uid) {
+    let administrator = match uid.is_some_and(|uid| roles.is_administrator(uid)) {
         true => match web.administrators.clone().try_acquire_owned() {
             Ok(place) => Some(place),
             Err(_) => return turn_away(&mut stream, "503 Service Unavailable", many).await,
         },
         false => None,
     };
-    // A delayed word costs a person's patience; without the option all is as well.
-    let _ = stream.set_nodelay(true);
+    let is_known = !matches!(visitor, Visitor::Stranger);
+    let _stranger = (!is_known).then_some(stranger);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(TAKES));
+    let visitor = Arc::new(visitor);
     let service = service_fn(|request| {
-        let (web, files) = (web.clone(), files.clone());
-        async move { Ok::<_, Infallible>(answer(&web, files, uid, request).await) }
+        let (web, files, visitor) = (web.clone(), files.clone(), visitor.clone());
+        async move { Ok::<_, Infallible>(answer(&web, files, &visitor, request).await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_LINES)
+        .keep_alive(is_known)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     if let Err(error) = served.await {
         tracing::debug!("a connection to the page: {error}");
@@ -235,21 +221,29 @@ async fn converse(web: Arc<Web>, files: Router, mut stream: TcpStream, user: Opt
 }
 
 /// Says why, if the other end listens, and hangs up.
-async fn turn_away(stream: &mut TcpStream, status: &str, why: &str) {
+async fn turn_away(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), status: &str, why: &str) {
     let text = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}\n",
         why.len() + 1
     );
-    let _ = timeout(FAREWELL, stream.write_all(text.as_bytes())).await;
+    let farewell = async {
+        stream.write_all(text.as_bytes()).await?;
+        stream.shutdown().await?;
+        // What was asked and not read would make the kernel hang up before the answer is read.
+        let mut asked = [0; 4096];
+        while stream.read(&mut asked).await? > 0 {}
+        Ok::<_, std::io::Error>(())
+    };
+    let _ = timeout(FAREWELL, farewell).await;
 }
 
 async fn answer(
     web: &Arc<Web>,
     mut files: Router,
-    uid: u32,
+    visitor: &Visitor,
     request: hyper::Request<hyper::body::Incoming>,
 ) -> Response {
-    let mut response = match admitted(web, uid, request).await {
+    let mut response = match admitted(web, visitor, request).await {
         Ok(request) => match files.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
@@ -266,22 +260,23 @@ async fn answer(
 /// The request, whole, with who asks; or why it is refused.
 async fn admitted(
     web: &Arc<Web>,
-    uid: u32,
+    visitor: &Visitor,
     request: hyper::Request<hyper::body::Incoming>,
 ) -> Result<Request, Response> {
+    let token = Some(web.token.as_str());
+    let (names, token, user) = match visitor {
+        Visitor::User(uid) => (&web.names, token, Ok((*uid, None))),
+        Visitor::Local(uid, gid) => (&web.names, None, Ok((*uid, Some(*gid)))),
+        Visitor::Person(person) => (&web.names_outside, token, Err(Who::person(person))),
+        Visitor::Stranger => return Err(refused(StatusCode::FORBIDDEN, door::STRANGER, 2)),
+    };
     let (parts, body) = request.into_parts();
-    guard::check(
-        &parts.method,
-        parts.uri.path(),
-        &parts.headers,
-        &web.names,
-        &web.token,
-    )
-    .map_err(|(status, why)| refused(status, &why, 2))?;
+    guard::check(&parts.method, parts.uri.path(), &parts.headers, names, token)
+        .map_err(|(status, why)| refused(status, &why, 2))?;
     // By the system's lists as they are now; these may be on another machine.
     let roles = web.daemon.roles().clone();
     let look = spawn_blocking(move || {
-        let who = roles.of_user(uid, None);
+        let who = user.map_or_else(|known| known, |(uid, gid)| roles.of_user(uid, gid));
         roles.check(&who, &Asked::Status).map(|()| who)
     });
     let who = match timeout(KNOWN, look).await {

@@ -333,6 +333,13 @@ impl Identity {
         }
     }
 
+    /// TLS with this host's keys for people, whose certificate is looked at if they show one; nothing on a host without TLS. Another one as
+    /// soon as keys or revocation lists have changed.
+    #[must_use]
+    pub fn for_people(&self) -> Option<Arc<rustls::ServerConfig>> {
+        Some(self.tls()?.people())
+    }
+
     /// This host's name.
     #[must_use]
     pub fn host(&self) -> &str {

@@ -29,6 +29,7 @@ const RAW_BYTES: usize = 64 * 1024;
 pub(super) struct Configs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    people: Arc<ServerConfig>,
     revoked: Vec<Verified>,
 }
 
@@ -72,6 +73,14 @@ impl Configs {
             .allow_unknown_revocation_status()
             .build()
             .map_err(|e| bad("ca", &e))?;
+        // Whoever has none is told what is missing.
+        let of_people = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .with_crls(crls.clone())
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status()
+            .allow_unauthenticated()
+            .build()
+            .map_err(|e| bad("ca", &e))?;
         let of_servers = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
             .with_crls(crls)
             .only_check_end_entity_revocation()
@@ -85,6 +94,14 @@ impl Configs {
             .with_single_cert(vec![cert.clone()], key.clone_key())
             .map_err(|e| bad("cert and key", &e))?;
         server.send_tls13_tickets = 0; // connections live long: resumption buys nothing
+        let mut people = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|e| bad("TLS 1.3", &e))?
+            .with_client_cert_verifier(of_people)
+            .with_single_cert(vec![cert.clone()], key.clone_key())
+            .map_err(|e| bad("cert and key", &e))?;
+        people.send_tls13_tickets = 0; // who is revoked is asked again each time
+        people.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|e| bad("TLS 1.3", &e))?
@@ -95,6 +112,7 @@ impl Configs {
         Ok(Self {
             client: Arc::new(client),
             server: Arc::new(server),
+            people: Arc::new(people),
             revoked,
         })
     }
@@ -103,6 +121,10 @@ impl Configs {
     pub(super) fn is_removed(&self, serial: &[u8]) -> bool {
         let mut reasons = self.revoked.iter().filter_map(|one| one.list.reason(serial));
         reasons.any(|reason| reason == Reason::Removed)
+    }
+
+    pub(super) fn people(&self) -> Arc<ServerConfig> {
+        self.people.clone()
     }
 
     pub(super) fn client(&self, to: &str) -> Result<Connection, LinkError> {

@@ -10,6 +10,7 @@
 use super::door;
 use super::init::host as named;
 use super::issued::Issued;
+use super::person;
 use crate::config::{CONTROL, Cluster, ClusterHost, HostFile};
 use crate::control::client::Client;
 use crate::control::{Answer, Request};
@@ -85,7 +86,21 @@ pub enum ClusterCommand {
     #[command(after_help = "Exit codes: 0 it is refused; 2 nothing was changed.")]
     Revoke {
         /// The host's name
-        host: String,
+        #[arg(required_unless_present = "person")]
+        host: Option<String>,
+        /// Not a host, but every certificate that a person of this name ever had ('dunlin cluster person')
+        #[arg(long, value_name = "NAME", conflicts_with = "host")]
+        person: Option<String>,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Makes a key and a certificate for a person, who uses the API from another machine with it. On the host where the cluster was begun
+    #[command(
+        after_help = "Example:\n  dunlin cluster person ann --role viewer --out ann.pem\n  curl --cert ann.pem --cacert ann.pem --resolve a:7703:10.0.0.1 https://a:7703/api/v1/overview"
+    )]
+    Person {
+        #[command(flatten)]
+        whom: person::For,
         #[command(flatten)]
         place: Place,
     },
@@ -144,7 +159,12 @@ pub fn run(socket: &Path, command: &ClusterCommand) -> Result<ExitCode> {
             place,
         } => super::keys::rotate_authority(socket, &place.dir, without),
         ClusterCommand::Rotate { hosts, place, .. } => super::keys::rotate(socket, &place.dir, hosts),
-        ClusterCommand::Revoke { host, place } => super::keys::revoke(socket, &place.dir, host),
+        ClusterCommand::Revoke { host, person, place } => match (host, person) {
+            (_, Some(person)) => super::keys::revoke_person(socket, &place.dir, person),
+            (Some(host), None) => super::keys::revoke(socket, &place.dir, host),
+            (None, None) => Err(bad("say whose keys: a host's name, or --person NAME")),
+        },
+        ClusterCommand::Person { whom, place } => person::make(&place.dir, whom),
         ClusterCommand::Join { token, place, own } => join(token, &place.dir, own),
         ClusterCommand::Status { json } => status(socket, *json),
     }

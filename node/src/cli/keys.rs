@@ -16,6 +16,7 @@ use crate::control::{Answer, Request};
 use crate::daemon::{BadInput, identity::replace};
 use crate::events::now_ms;
 use anyhow::{Context, Result, bail};
+use dunlin_fabric::keys::person::{PersonRole, full_name};
 use dunlin_fabric::keys::revocation::{self, Reason, RevocationList};
 use dunlin_fabric::keys::{self, Authority, KeyedCert, succession};
 use std::path::{Path, PathBuf};
@@ -185,6 +186,36 @@ pub fn revoke(socket: &Path, dir: &Path, host: &str) -> Result<ExitCode> {
     }
     println!(
         "{count} certificates of host {host} count no more, and its links have ended; 'dunlin cluster token {host}' lets a machine in again under that name"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every certificate that a person ever had counts no more.
+pub fn revoke_person(socket: &Path, dir: &Path, name: &str) -> Result<ExitCode> {
+    let first = First::load(dir)?;
+    let hosts = Hosts {
+        socket,
+        first: &first,
+        issued: Issued::beside_key(dir),
+    };
+    let mut revoked = Vec::new();
+    for role in PersonRole::ALL {
+        revoked.extend(hosts.issued.ever_of(&full_name(name, role))?);
+    }
+    let revoked: Vec<_> = revoked.into_iter().map(|one| (one, Reason::Removed)).collect();
+    if revoked.is_empty() {
+        return Err(bad(format!(
+            "no certificate of a person '{name}' is on record here"
+        )));
+    }
+    let next = Next::load(dir, &first)?;
+    for authority in [Some(&first.authority), next.as_ref().map(|next| &next.authority)] {
+        let Some(authority) = authority else { continue };
+        hosts.refuse(authority, &revoked, "")?;
+    }
+    println!(
+        "{} certificates of {name} count no more, and their connections end",
+        revoked.len()
     );
     Ok(ExitCode::SUCCESS)
 }

@@ -20,6 +20,8 @@ pub struct HostConfig {
     pub metrics: Option<SocketAddr>,
     /// Where the page and the API are served.
     pub page: PageAt,
+    /// Where the API is served to other machines, if anywhere.
+    pub api: Option<SocketAddr>,
     /// Where events are posted, if anywhere. It may hold a secret.
     pub notify_url: Option<String>,
     /// How peers are believed.
@@ -57,8 +59,8 @@ impl PageAt {
         match text.parse::<SocketAddr>() {
             Ok(address) if address.ip().is_loopback() => Ok(Self::Address(address)),
             Ok(address) => Err(format!(
-                "page: {address} is not an address of this machine for itself alone: it is served at one such as 127.0.0.1:7702, and \
-                 'ssh -L 7702:127.0.0.1:7702 HOST' brings it to another machine"
+                "page: {address} is not an address of this machine for itself alone: it is served at one such as 127.0.0.1:7702; \
+                 'ssh -L 7702:127.0.0.1:7702 HOST' brings it to another machine, or 'api' with certificates"
             )),
             Err(_) => Err(format!(
                 "page: '{text}' is neither an address, as 127.0.0.1:7702, nor \"off\""
@@ -104,6 +106,9 @@ pub struct HostFile {
     /// Where the page is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
+    /// Where the API is served to other machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<SocketAddr>,
     /// Where events are posted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify_url: Option<String>,
@@ -144,6 +149,7 @@ impl HostFile {
             control: control.to_owned(),
             metrics: None,
             page: None,
+            api: None,
             notify_url: None,
             viewers: None,
             operators: None,
@@ -190,6 +196,7 @@ impl HostConfig {
             control: beside(path, &file.control),
             name: file.host,
             metrics: file.metrics,
+            api: file.api,
             notify_url: file.notify_url,
             viewers: file.viewers,
             operators: file.operators,

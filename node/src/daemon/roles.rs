@@ -2,7 +2,7 @@
 //!
 //! **Decides**: the role of whoever connects, and the role that a request needs. **Flow**: the connection's peer (its user, as the kernel says) ->
 //! [`Roles::of`], by the groups that host.toml names -> [`Roles::check`] before anything of the request is done.
-//! **Invariants**: 1. without a group in host.toml the socket is for root alone. 2. a new request has no role by omission: [`needed`] is a
+//! **Invariants**: 1. without a group in host.toml the socket is for root alone; by the network people have the role that their certificate says, and it is never root's. 2. a new request has no role by omission: [`needed`] is a
 //! complete match. 3. nobody but an administrator makes a host run a program, or open a file, that an administrator has not put into a VM's file.
 //! 4. users cost a bounded number of threads each, and none can keep root out.
 //! **Source**: unix(7), SO_PEERCRED. **Not here**: other hosts, which are believed by their keys (`peers`, `identity`).
@@ -11,6 +11,7 @@ use crate::config::HostConfig;
 use crate::control::keys::KeysStep;
 use crate::control::log::LogRequest;
 use crate::control::{Answer, Request};
+use dunlin_fabric::keys::person::{Person, PersonRole};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
@@ -42,6 +43,8 @@ pub enum Role {
 pub struct Who {
     name: String,
     role: Option<Role>,
+    /// By a certificate, from another machine.
+    is_certified: bool,
 }
 
 /// The groups that host.toml names, and who is inside just now.
@@ -50,11 +53,12 @@ pub struct Roles {
     operators: Option<String>,
     /// The files of VMs that operators may start.
     files: PathBuf,
-    inside: Mutex<BTreeMap<u32, usize>>,
+    inside: Mutex<BTreeMap<String, usize>>,
 }
 
 /// A conversation; dropped, it gives its place back.
-pub struct Place(Option<(Arc<Roles>, u32)>);
+#[derive(Default)]
+pub struct Place(Option<(Arc<Roles>, String)>);
 
 impl Roles {
     /// As host.toml says. A group that is not there is an error.
@@ -102,15 +106,21 @@ impl Roles {
         }
     }
 
-    fn take(self: &Arc<Self>, uid: u32) -> Option<Place> {
+    /// The same for a person with a certificate, who has places of their own.
+    pub fn enter_person(self: &Arc<Self>, name: &str) -> Option<Place> {
+        self.take(format!("person {name}"))
+    }
+
+    fn take(self: &Arc<Self>, whose: impl ToString) -> Option<Place> {
+        let whose = whose.to_string();
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = inside.values().sum();
-        let own = inside.get(&uid).copied().unwrap_or_default();
+        let own = inside.get(&whose).copied().unwrap_or_default();
         if own >= MOST_EACH || all >= MOST_IN_ALL {
             return None;
         }
-        inside.insert(uid, own + 1);
-        Some(Place(Some((self.clone(), uid))))
+        inside.insert(whose.clone(), own + 1);
+        Some(Place(Some((self.clone(), whose))))
     }
 
     /// Who talks, by the system's own list of users and groups.
@@ -126,7 +136,7 @@ impl Roles {
         let name = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
         if is_root(uid) {
             let role = Some(Role::Administrator);
-            return Who { name, role };
+            return Who::user(name, role);
         }
         let mut groups: Vec<Gid> = gid.into_iter().collect();
         if let (Ok(user), Some(gid)) = (CString::new(name.as_str()), gid) {
@@ -144,12 +154,12 @@ impl Roles {
             (false, true) => Some(Role::Viewer),
             (false, false) => None,
         };
-        Who { name, role }
+        Who::user(name, role)
     }
 
     /// Whether that is theirs to ask; else one line that says whose it is.
     pub fn check(&self, who: &Who, request: &Request) -> Result<(), Answer> {
-        let Who { name, role } = who;
+        let Who { name, role, .. } = who;
         let needed = needed(request);
         let Some(role) = *role else {
             return Err(Answer::refused(format!(
@@ -159,18 +169,26 @@ impl Roles {
         };
         if role < needed {
             let whose = match (needed, &self.operators) {
+                (Role::Operator, _) if who.is_certified => {
+                    format!(
+                        "people with the role operator ('dunlin cluster person {name} --role operator' makes such a certificate)"
+                    )
+                }
+                _ if who.is_certified => "root, on the host itself".to_owned(),
                 (Role::Operator, Some(group)) => format!("members of group '{group}', and root"),
                 _ => "root".to_owned(),
             };
             return Err(Answer::refused(format!(
-                "user '{name}' may not do that ('{}'): it is for {whose}",
+                "{} '{name}' may not do that ('{}'): it is for {whose}",
+                who.kind(),
                 kind(request)
             )));
         }
         match request {
             Request::Up { text, .. } if role < Role::Administrator && !is_prepared(&self.files, text) => {
                 Err(Answer::refused(format!(
-                    "user '{name}' may start only VMs that root has prepared: none of the files in {} has this text",
+                    "{} '{name}' may start only VMs that root has prepared: none of the files in {} has this text",
+                    who.kind(),
                     self.files.display()
                 )))
             }
@@ -178,13 +196,41 @@ impl Roles {
         }
         .inspect(|()| {
             if role < Role::Administrator && needed > Role::Viewer {
-                tracing::info!(user = name, "asks for '{}'", kind(request));
+                tracing::info!(who.name = name, who.kind = who.kind(), "asks for '{}'", kind(request));
             }
         })
     }
 }
 
 impl Who {
+    fn user(name: String, role: Option<Role>) -> Self {
+        Self {
+            name,
+            role,
+            is_certified: false,
+        }
+    }
+
+    /// A person of whom a certificate says what they may do. Nobody is an administrator by one.
+    pub fn person(person: &Person) -> Self {
+        let role = match person.role {
+            PersonRole::Viewer => Role::Viewer,
+            PersonRole::Operator => Role::Operator,
+        };
+        Self {
+            name: person.name.clone(),
+            role: Some(role),
+            is_certified: true,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.is_certified {
+            true => "person",
+            false => "user",
+        }
+    }
+
     /// The user's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -203,12 +249,12 @@ impl Who {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Some((roles, uid)) = &self.0 else { return };
+        let Some((roles, whose)) = &self.0 else { return };
         let mut inside = roles.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = inside.get_mut(uid) {
+        if let Some(own) = inside.get_mut(whose) {
             *own -= 1;
             if *own == 0 {
-                inside.remove(uid);
+                inside.remove(whose);
             }
         }
     }
@@ -292,10 +338,7 @@ mod tests {
     }
 
     fn who(role: Option<Role>) -> Who {
-        Who {
-            name: "ann".into(),
-            role,
-        }
+        Who::user("ann".into(), role)
     }
 
     fn up(text: &str) -> Request {

@@ -3,7 +3,7 @@
 //! **Decides**: whether it was meant for this host, by a page of this host, and from whom it is. **Flow**: [`check`] -> the role (`daemon::roles`) ->
 //! the API. **Invariants**: 1. a name that is not this host's is refused, so that no other site's page speaks to it under a name of its own (DNS
 //! rebinding). 2. what another site's page asks for is refused, but to open the page. 3. a request that changes something shows the token that only
-//! a page of this host, or a program of this user's, can have read. 4. every answer carries [`HEADERS`].
+//! a page of this host, or a program of this user's, can have read; by the socket, which no page can reach, there is none. 4. every answer carries [`HEADERS`].
 //! **Source**: Fetch Metadata Request Headers, RFC 6454. **Not here**: whose connection it is (`owner`).
 
 use axum::http::header::{HOST, ORIGIN};
@@ -38,7 +38,7 @@ pub fn check(
     path: &str,
     headers: &HeaderMap,
     names: &[String],
-    token: &str,
+    token: Option<&str>,
 ) -> Result<(), Refusal> {
     let host = is_for_us(headers, names)?;
     let changes = !matches!(*method, Method::GET | Method::HEAD);
@@ -62,7 +62,7 @@ pub fn check(
             return forbidden("a page of another site asks for this");
         }
     }
-    if changes && word(TOKEN) != Some(token) {
+    if changes && token.is_some() && word(TOKEN) != token {
         return forbidden(
             "a request that changes something shows in the header X-Dunlin-Token what /api/v1/me says",
         );
@@ -84,7 +84,7 @@ fn is_for_us(headers: &HeaderMap, names: &[String]) -> Result<Authority, Refusal
         true => Ok(host),
         false => Err((
             StatusCode::MISDIRECTED_REQUEST,
-            format!("this is not '{}': open it as http://localhost", printable(name)),
+            format!("this is not '{}': it is called '{}'", printable(name), names[0]),
         )),
     }
 }
@@ -106,7 +106,7 @@ mod tests {
             map.append(name, HeaderValue::from_str(value).expect("a value"));
         }
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
-        check(&method, path, &map, &names, "secret").map_err(|(status, _)| status)
+        check(&method, path, &map, &names, Some("secret")).map_err(|(status, _)| status)
     }
 
     #[test]
