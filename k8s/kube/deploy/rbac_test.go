@@ -2,6 +2,8 @@ package deploy_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 
 	authorization "k8s.io/api/authorization/v1"
@@ -17,6 +19,7 @@ import (
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/k8s/kube/operator"
 	"dunlin.dev/log/testbed"
 )
 
@@ -25,7 +28,7 @@ var vms = v1alpha1.Version.WithResource("protectedvms")
 func shop(namespace string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "dunlin.dev/v1alpha1", "kind": "ProtectedVM",
-		"metadata": map[string]any{"name": "shop", "namespace": namespace},
+		"metadata": map[string]any{"name": "shop", "namespace": namespace, "finalizers": []any{operator.Finalizer}},
 		"spec":     map[string]any{"vm": map[string]any{"memoryMiB": int64(64), "kernel": "/var/lib/dunlin/images/" + namespace + "/k"}},
 	}}
 }
@@ -36,6 +39,7 @@ func ask(ctx context.Context, client dynamic.Interface, namespace string) map[st
 	said := map[string]error{}
 	made := shop(namespace)
 	made.SetName("another")
+	made.SetFinalizers(nil)
 	_, said["create"] = of.Create(ctx, made, metav1.CreateOptions{})
 	_, said["get"] = of.Get(ctx, "shop", metav1.GetOptions{})
 	_, said["list"] = of.List(ctx, metav1.ListOptions{})
@@ -47,6 +51,7 @@ func ask(ctx context.Context, client dynamic.Interface, namespace string) map[st
 	_, said["patch"] = of.Patch(ctx, "shop", types.MergePatchType, []byte(`{"spec":{"policy":"remus"}}`), metav1.PatchOptions{})
 	status := []byte(`{"status":{"state":"running","primary":"mine"}}`)
 	_, said["patch status"] = of.Patch(ctx, "shop", types.MergePatchType, status, metav1.PatchOptions{}, "status")
+	_, said["take the finalizer away"] = of.Patch(ctx, "shop", types.MergePatchType, []byte(`{"metadata":{"finalizers":["others.dev/one"]}}`), metav1.PatchOptions{})
 	said["delete collection"] = of.DeleteCollection(ctx, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ListOptions{})
 	said["delete"] = of.Delete(ctx, "shop", metav1.DeleteOptions{})
 	return said
@@ -85,6 +90,19 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 	}
 	bind("vera", "dunlin-vm-viewer")
 	bind("ed", "dunlin-vm-editor")
+	without := []byte(`{"metadata":{"finalizers":null}}`)
+	testbed.Until(t, "the policy is in force", func() error {
+		// The server reads it a little later, and asks it also where nothing is written.
+		client, err := dynamic.NewForConfig(plane.As("ed", "system:authenticated"))
+		if err != nil {
+			return err
+		}
+		_, err = client.Resource(vms).Namespace("shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "finalizer dunlin.dev/vm stays until the VM has ended") {
+			return fmt.Errorf("it says: %v", err)
+		}
+		return nil
+	})
 	look := map[string]bool{"get": true, "list": true, "watch": true}
 	// The status is the operator's to write, and one by one is how an editor deletes.
 	edit := map[string]bool{"get": true, "list": true, "watch": true, "create": true, "patch": true, "delete": true}
@@ -115,6 +133,21 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 	}
 	if _, err := objects.Resource(vms).Namespace("others").Get(ctx, "shop", metav1.GetOptions{}); err != nil {
 		t.Errorf("somebody else's VM: %v", err)
+	}
+	// What the editor has deleted is there until the operator lets it go.
+	there, err := objects.Resource(vms).Namespace("shops").Get(ctx, "shop", metav1.GetOptions{})
+	if err != nil || there.GetDeletionTimestamp() == nil {
+		t.Fatalf("the deleted VM: %v, %v", there, err)
+	}
+	operators, err := dynamic.NewForConfig(plane.As("system:serviceaccount:dunlin-system:dunlin-operator", "system:serviceaccounts", "system:authenticated"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := operators.Resource(vms).Namespace("shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{}); err != nil {
+		t.Errorf("the operator may not take the finalizer away: %v", err)
+	}
+	if _, err := objects.Resource(vms).Namespace("shops").Get(ctx, "shop", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is there: %v", err)
 	}
 }
 

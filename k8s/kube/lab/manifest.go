@@ -62,10 +62,10 @@ func (plane *Plane) As(user string, groups ...string) *rest.Config {
 	return config
 }
 
-// KubeconfigAs writes one with which a program is a service account.
-func (plane *Plane) KubeconfigAs(t testing.TB, name, namespace, account string) string {
+// KubeconfigAs writes one with which a program is a service account, for a server at this address.
+func (plane *Plane) KubeconfigAs(t testing.TB, name, address, namespace, account string) string {
 	t.Helper()
-	path := plane.Kubeconfig(t, name, plane.address)
+	path := plane.Kubeconfig(t, name, address)
 	config, err := clientcmd.LoadFromFile(path)
 	if err != nil {
 		t.Fatal(err)

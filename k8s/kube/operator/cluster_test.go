@@ -45,13 +45,7 @@ func begin(t *testing.T) *cluster {
 	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t), operators: map[string]*testbed.Process{}}
 	cluster.plane.Install(t)
 	cluster.plane.Apply(t, deploy.RBAC)
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	api, err := client.New(cluster.plane.Config(), client.Options{Scheme: scheme})
+	api, err := client.New(cluster.plane.Config(), client.Options{Scheme: scheme(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +66,18 @@ func begin(t *testing.T) *cluster {
 		cluster.operator(name)
 	}
 	return cluster
+}
+
+// scheme has all kinds that are spoken of here.
+func scheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return scheme
 }
 
 // guest gives each host the same kernel and initrd, which the environment names: 'cargo xtask k8s test' does.
@@ -103,7 +109,7 @@ func (cluster *cluster) guest() {
 // operator starts a host's, with no more rights than the manifest gives it.
 func (cluster *cluster) operator(name string) {
 	cluster.Helper()
-	kubeconfig := cluster.plane.KubeconfigAs(cluster.T, "operator-"+name, "dunlin-system", "dunlin-operator")
+	kubeconfig := cluster.plane.KubeconfigAs(cluster.T, "operator-"+name, cluster.plane.Address(), "dunlin-system", "dunlin-operator")
 	metrics := "0"
 	if name == "a" {
 		metrics = cluster.metrics

@@ -132,9 +132,15 @@ func said(conditions []metav1.Condition, message string) bool {
 	return false
 }
 
+// speaks says whether this host is the one that leads the VM's group, as far as anybody has told. One that is cut off from the others believes so for
+// longer than they do: the object has a later term then.
+func (host *host) speaks(vm *v1alpha1.ProtectedVM, here control.VM) bool {
+	return here.Leader == host.name && int64(here.Term) >= vm.Status.Term
+}
+
 // serve says how a VM is, and carries out what is asked of it, if this host leads its group.
 func (host *host) serve(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
-	if here.Leader != host.name || int64(here.Term) < vm.Status.Term {
+	if !host.speaks(vm, here) {
 		forget(vm)
 		return ctrl.Result{}, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
 			status.Gone = without(status.Gone, host.name)
@@ -270,7 +276,7 @@ func (host *host) drain(ctx context.Context, vm *v1alpha1.ProtectedVM) (time.Dur
 func (host *host) end(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
 	forget(vm)
 	again := ctrl.Result{RequeueAfter: later}
-	if here.Leader != "" && here.Leader != host.name || here.Leader == "" && here.Role == "witness" {
+	if here.Leader != "" && !host.speaks(vm, here) || here.Leader == "" && here.Role == "witness" {
 		return again, nil
 	}
 	left := host.grace - time.Since(vm.DeletionTimestamp.Time)

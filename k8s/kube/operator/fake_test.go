@@ -1,0 +1,262 @@
+package operator_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+	"dunlin.dev/k8s/kube/deploy"
+	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/log/testbed"
+)
+
+// daemon says what a test wants of its VMs, at a control socket, as a daemon of Dunlin's does; it carries nothing out, and notes what it is told to do.
+type daemon struct {
+	name, socket string
+	mutex        sync.Mutex
+	vms          []control.VM
+	orders       []string
+	// asked is how often somebody has asked how its VMs are.
+	asked int
+	news  chan struct{}
+}
+
+func newDaemon(t *testing.T, name string) *daemon {
+	t.Helper()
+	// A control socket's path is short, whatever a test is called.
+	folder, err := os.MkdirTemp("", "dunlin-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon := &daemon{name: name, socket: filepath.Join(folder, "s"), news: make(chan struct{})}
+	listener, err := net.Listen("unix", daemon.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go daemon.answer(conn)
+		}
+	}()
+	t.Cleanup(func() {
+		listener.Close()
+		os.RemoveAll(folder)
+	})
+	return daemon
+}
+
+func (daemon *daemon) answer(conn net.Conn) {
+	defer conn.Close()
+	line, err := bufio.NewReader(conn).ReadBytes('\n')
+	if err != nil {
+		return
+	}
+	var request struct{ Do, VM, Policy string }
+	if json.Unmarshal(line, &request) != nil {
+		return
+	}
+	out := json.NewEncoder(conn)
+	daemon.mutex.Lock()
+	switch request.Do {
+	case "status":
+		daemon.asked++
+		_ = out.Encode(map[string]any{"answer": "status", "host": daemon.name, "vms": daemon.vms, "logs": []any{}})
+	case "cluster":
+		_ = out.Encode(map[string]any{"answer": "member", "host": daemon.name, "version": "0.0.0"})
+	case "events":
+		for err == nil {
+			news := daemon.news
+			err = out.Encode(map[string]any{"answer": "alive"})
+			daemon.mutex.Unlock()
+			<-news
+			daemon.mutex.Lock()
+		}
+	default:
+		daemon.orders = append(daemon.orders, strings.TrimSpace(request.Do+" "+request.Policy))
+	}
+	daemon.mutex.Unlock()
+	_ = out.Encode(map[string]any{"answer": "done"})
+}
+
+// says is how its VMs are from now on, and whoever follows hears that something has happened.
+func (daemon *daemon) says(vms ...control.VM) {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	daemon.vms = vms
+	close(daemon.news)
+	daemon.news = make(chan struct{})
+}
+
+func (daemon *daemon) told() []string {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	return append([]string(nil), daemon.orders...)
+}
+
+func (daemon *daemon) times() int {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	return daemon.asked
+}
+
+// isHeard says the same in other words, again and again, until its operator has surely judged what was said before: it asks once when it hears that something
+// has happened, once more when it looks at the object, and looks at an object once at a time.
+func (daemon *daemon) isHeard(t *testing.T, vm control.VM) {
+	t.Helper()
+	for time := 0; time < 4; time++ {
+		before := daemon.times()
+		vm.JoinProblem = &struct {
+			Why   string `json:"why"`
+			Times uint32 `json:"times"`
+		}{Why: fmt.Sprintf("said by %s for the time %d", daemon.name, time)}
+		daemon.says(vm)
+		testbed.Until(t, "the operator beside daemon "+daemon.name+" hears it", func() error {
+			if now := daemon.times(); now < before+2 {
+				return fmt.Errorf("it has asked %d times", now-before)
+			}
+			return nil
+		})
+	}
+}
+
+// stage is a control plane, a ProtectedVM that has its hosts and runs, a daemon for each that says what the test wants, and the operators, which are real.
+type stage struct {
+	*testing.T
+	plane     *lab.Plane
+	api       client.WithWatch
+	daemons   map[string]*daemon
+	operators map[string]*testbed.Process
+	// history is every version of the object that there was.
+	mutex   sync.Mutex
+	history []v1alpha1.ProtectedVM
+}
+
+func newStage(t *testing.T) *stage {
+	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}}
+	stage.plane.Install(t)
+	stage.plane.Apply(t, deploy.RBAC)
+	api, err := client.NewWithWatch(stage.plane.Config(), client.Options{Scheme: scheme(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stage.api = api
+	ctx, end := context.WithCancel(context.Background())
+	t.Cleanup(end)
+	watch, err := api.Watch(ctx, &v1alpha1.ProtectedVMList{}, client.InNamespace("default"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for event := range watch.ResultChan() {
+			if vm, ok := event.Object.(*v1alpha1.ProtectedVM); ok {
+				stage.mutex.Lock()
+				stage.history = append(stage.history, *vm)
+				stage.mutex.Unlock()
+			}
+		}
+	}()
+	stage.create(&v1alpha1.ProtectedVM{ObjectMeta: named("shop"), Spec: v1alpha1.ProtectedVMSpec{
+		Strength: 2, Policy: "dunlin", VM: v1alpha1.VM{MemoryMiB: 64, Kernel: "/images/default/k"},
+	}})
+	vm := stage.get()
+	before := vm.DeepCopy()
+	started := now()
+	vm.Status.Placement = &v1alpha1.Placement{Members: []string{"a", "b"}, Witness: "c", Strength: 2, Storage: "gannet"}
+	vm.Status.Started = &started
+	if err := api.Status().Patch(ctx, vm, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		stage.create(lab.Node(name, "", "4", "4Gi"))
+		stage.daemons[name] = newDaemon(t, name)
+	}
+	return stage
+}
+
+// operator starts the one beside a daemon, which reaches the API server at this address. Its beats are rare, so that it asks its daemon when the
+// daemon or the object has changed, and at no other time.
+func (stage *stage) operator(name, address string) {
+	stage.Helper()
+	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, "dunlin-system", "dunlin-operator")
+	process, err := testbed.Start(stage.T, nil, testbed.Build(stage.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
+		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m")
+	if err != nil {
+		stage.Fatal(err)
+	}
+	stage.operators[name] = process
+}
+
+func (stage *stage) create(object client.Object) {
+	stage.Helper()
+	if err := stage.api.Create(context.Background(), object); err != nil {
+		stage.Fatalf("%s: %v", object.GetName(), err)
+	}
+}
+
+func (stage *stage) get() *v1alpha1.ProtectedVM {
+	stage.Helper()
+	vm := &v1alpha1.ProtectedVM{}
+	if err := stage.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: "shop"}, vm); err != nil {
+		stage.Fatal(err)
+	}
+	return vm
+}
+
+func (stage *stage) until(what string, is func(v1alpha1.ProtectedVMStatus) bool) v1alpha1.ProtectedVMStatus {
+	stage.Helper()
+	var status v1alpha1.ProtectedVMStatus
+	testbed.Until(stage.T, what, func() error {
+		if status = stage.get().Status; !is(status) {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	return status
+}
+
+// all are the versions of the object that there were so far, the newest one among them.
+func (stage *stage) all() []v1alpha1.ProtectedVM {
+	stage.Helper()
+	newest := stage.get().ResourceVersion
+	var all []v1alpha1.ProtectedVM
+	testbed.Until(stage.T, "the watch has the newest version", func() error {
+		stage.mutex.Lock()
+		defer stage.mutex.Unlock()
+		all = append([]v1alpha1.ProtectedVM(nil), stage.history...)
+		if len(all) == 0 || all[len(all)-1].ResourceVersion != newest {
+			return fmt.Errorf("of %d versions none is %s", len(all), newest)
+		}
+		return nil
+	})
+	return all
+}
+
+func (stage *stage) events(reason string) int {
+	stage.Helper()
+	list, count := &v1.EventList{}, 0
+	if err := stage.api.List(context.Background(), list, client.InNamespace("default")); err != nil {
+		stage.Fatal(err)
+	}
+	for _, event := range list.Items {
+		if event.Reason == reason {
+			count += int(max(event.Count, 1))
+		}
+	}
+	return count
+}
