@@ -24,7 +24,7 @@ func task(name, application string, strength int, demand Resources) Task {
 }
 
 func TestAnOfferIsTheFreePartDividedByR(t *testing.T) {
-	agreed := agreedState(t, 9, one(100), Application{"shop", one(90), 3})
+	agreed := agreedState(t, 9, one(100), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	offer := agreed.state.Offer("shop")
 	if offer.Offered != one(30) || offer.Reserved != one(60) || offer.Free != one(90) {
 		t.Fatalf("%+v", offer)
@@ -44,7 +44,7 @@ func TestAnOfferIsTheFreePartDividedByR(t *testing.T) {
 
 // With what is given back tasks with R = 1 get all of a quota but what one of them needs for its copies; without, they would get a third.
 func TestTasksWithOneCopyGetBackWhatWasHeld(t *testing.T) {
-	agreed := agreedState(t, 9, one(100), Application{"shop", one(90), 3})
+	agreed := agreedState(t, 9, one(100), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	placed := 0
 	for ; placed < 1000; placed++ {
 		name := fmt.Sprintf("single-%d", placed)
@@ -57,8 +57,36 @@ func TestTasksWithOneCopyGetBackWhatWasHeld(t *testing.T) {
 	}
 }
 
+// What the cluster places by itself is counted, and what was held for its copies is given back.
+func TestWhatTheClusterPlacesByItselfIsCounted(t *testing.T) {
+	agreed := agreedState(t, 9, one(100), Application{Name: "shop", Quota: one(90), MostStrength: 3})
+	beside := func(count int64) Offer {
+		t.Helper()
+		if err := agreed.state.setApplication(Application{Name: "shop", Quota: one(90), MostStrength: 3, Beside: one(count)}); err != nil {
+			t.Fatal(err)
+		}
+		return agreed.state.Offer("shop")
+	}
+	if offer := beside(30); offer.Used != one(30) || offer.Free != one(60) || offer.Offered != one(20) || offer.Reserved != one(40) || offer.GivenBack != one(60) {
+		t.Errorf("%+v", offer)
+	}
+	if begun := agreed.place([]Task{task("large", "shop", 3, one(21)), task("fits", "shop", 3, one(20))}); begun["large"] || !begun["fits"] {
+		t.Errorf("placed are %v", begun)
+	}
+	// Some end, and others come.
+	if offer := beside(10); offer.Used != one(70) || offer.GivenBack != one(60) {
+		t.Errorf("%+v", offer)
+	}
+	if offer := beside(15); offer.Used != one(75) || offer.GivenBack != one(70) {
+		t.Errorf("%+v", offer)
+	}
+	if err := agreed.state.setApplication(Application{Name: "shop", Quota: one(90), MostStrength: 3, Beside: one(-1)}); err == nil {
+		t.Error("less than nothing is taken")
+	}
+}
+
 func TestAllCopiesArePlacedOrNone(t *testing.T) {
-	agreed := agreedState(t, 2, one(10), Application{"shop", one(90), 3})
+	agreed := agreedState(t, 2, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	wanted := []Task{task("critical", "shop", 3, one(1))}
 	if begun := agreed.place(wanted); begun["critical"] || len(agreed.state.Tasks) > 0 {
 		t.Fatal("three copies on two nodes")
@@ -72,7 +100,7 @@ func TestAllCopiesArePlacedOrNone(t *testing.T) {
 // Two applications have four places and need three each. Plain anti-affinity can give each of them two.
 func TestTwoApplicationsDoNotHoldHalfOfWhatBothNeed(t *testing.T) {
 	nodes := 4
-	agreed := agreedState(t, nodes, one(1), Application{"left", one(4), 3}, Application{"right", one(4), 3})
+	agreed := agreedState(t, nodes, one(1), Application{Name: "left", Quota: one(4), MostStrength: 3}, Application{Name: "right", Quota: one(4), MostStrength: 3})
 	wanted := []Task{task("one", "left", 3, one(1)), task("other", "right", 3, one(1))}
 	begun := agreed.place(wanted)
 	if len(begun) != 1 || len(agreed.state.Tasks) != 1 {
@@ -95,7 +123,7 @@ func TestTwoApplicationsDoNotHoldHalfOfWhatBothNeed(t *testing.T) {
 
 // A large task is not passed over for ever by small ones.
 func TestWhoWaitsForLongGetsNodesSetAside(t *testing.T) {
-	agreed := agreedState(t, 3, one(10), Application{"small", one(30), 1}, Application{"large", one(30), 3})
+	agreed := agreedState(t, 3, one(10), Application{Name: "small", Quota: one(30), MostStrength: 1}, Application{Name: "large", Quota: one(30), MostStrength: 3})
 	var running []Task
 	large := task("large", "large", 3, one(10))
 	for at := 0; at < 6; at++ {
@@ -132,7 +160,7 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 	for at, zone := range []string{"east", "east", "east", "west", "west", "north"} {
 		nodes = append(nodes, Node{fmt.Sprintf("node-%d", at), zone, one(10 - int64(at))})
 	}
-	agreed := newAgreed(nodes, []Application{{"shop", one(60), 3}}, false)
+	agreed := newAgreed(nodes, []Application{{Name: "shop", Quota: one(60), MostStrength: 3}}, false)
 	agreed.place([]Task{task("critical", "shop", 3, one(1))})
 	zones := map[string]bool{}
 	for _, copy := range agreed.state.Tasks["critical"].Copies {
@@ -150,7 +178,7 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 }
 
 func TestALostCopyDoesNotGoWhereItsSiblingsAre(t *testing.T) {
-	agreed := agreedState(t, 3, one(10), Application{"shop", one(90), 3}, Application{"other", one(90), 1})
+	agreed := agreedState(t, 3, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3}, Application{Name: "other", Quota: one(90), MostStrength: 1})
 	agreed.place([]Task{task("critical", "shop", 3, one(1))})
 	agreed.say(Change{DropNode: "node-2"})
 	// The only other node is fuller than those that have copies.
@@ -163,7 +191,7 @@ func TestALostCopyDoesNotGoWhereItsSiblingsAre(t *testing.T) {
 }
 
 func TestALateWordDoesNothing(t *testing.T) {
-	agreed := agreedState(t, 4, one(10), Application{"shop", one(90), 3})
+	agreed := agreedState(t, 4, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	agreed.place([]Task{task("critical", "shop", 3, one(1))})
 	old := agreed.state.Tasks["critical"].Copies[0]
 	agreed.say(Change{DropNode: old.Node})
@@ -205,7 +233,7 @@ func binds(effects []Effect) (binds []BindTask) {
 
 func TestATaskWithOneCopyIsPlacedAtOnceOnlyWhileNobodyElseCanLead(t *testing.T) {
 	cluster := Cluster{
-		Nodes: []Node{{"node-0", "", one(10)}}, Applications: []Application{{"shop", one(10), 1}},
+		Nodes: []Node{{"node-0", "", one(10)}}, Applications: []Application{{Name: "shop", Quota: one(10), MostStrength: 1}},
 		Tasks: []Task{task("single", "shop", 1, one(1))},
 	}
 	if bound := binds(leading(cluster).Step(time.Millisecond)); len(bound) != 1 || bound[0].Binding.Node != "node-0" {
@@ -219,7 +247,7 @@ func TestATaskWithOneCopyIsPlacedAtOnceOnlyWhileNobodyElseCanLead(t *testing.T) 
 // What a former leader did at once and did not come to tell is found by looking, and not done again.
 func TestANewLeaderLooksBeforeItPlaces(t *testing.T) {
 	cluster := Cluster{
-		Nodes: []Node{{"node-0", "", one(10)}, {"node-1", "", one(10)}}, Applications: []Application{{"shop", one(10), 1}},
+		Nodes: []Node{{"node-0", "", one(10)}, {"node-1", "", one(10)}}, Applications: []Application{{Name: "shop", Quota: one(10), MostStrength: 1}},
 	}
 	controller := leading(cluster)
 	controller.Step(0)
@@ -250,7 +278,7 @@ func TestANewLeaderLooksBeforeItPlaces(t *testing.T) {
 }
 
 func TestWhatDoesNotFitIsRefusedByAllAlike(t *testing.T) {
-	agreed := agreedState(t, 3, one(10), Application{"shop", one(90), 3})
+	agreed := agreedState(t, 3, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	places := func(nodes ...string) (places []Place) {
 		for at, node := range nodes {
 			places = append(places, Place{node, string(rune('a' + at))})
@@ -304,13 +332,16 @@ func TestWhatIsNoEntryIsLeftOut(t *testing.T) {
 			t.Errorf("%q: %+v", text, entry)
 		}
 	}
-	if _, err := Decode([]byte(`{"version":2,"by":"a","news":true}`)); err != (ErrLater{2}) {
+	if _, err := Decode([]byte(`{"version":1,"by":"a"}`)); err != nil {
+		t.Errorf("an entry of an earlier version: %v", err)
+	}
+	if _, err := Decode([]byte(`{"version":3,"by":"a","news":true}`)); err != (ErrLater{3}) {
 		t.Errorf("an entry of a later version: %v", err)
 	}
 }
 
 func TestACheckpointInPartsIsTheWholeState(t *testing.T) {
-	agreed := agreedState(t, 40, one(1<<30), Application{"shop", one(1 << 39), 3})
+	agreed := agreedState(t, 40, one(1<<30), Application{Name: "shop", Quota: one(1 << 39), MostStrength: 3})
 	for at := 0; at < 800; at++ {
 		agreed.place([]Task{task(fmt.Sprintf("task-%d", at), "shop", 3, one(1))})
 	}

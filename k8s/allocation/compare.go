@@ -79,7 +79,7 @@ func (workload Workload) jobs() (nodes []Node, applications []Application, jobs 
 		nodes, whole = append(nodes, node), whole.Plus(node.Capacity)
 	}
 	for at := 0; at < comparedApplications; at++ {
-		applications = append(applications, Application{fmt.Sprintf("application-%d", at), whole.DividedBy(comparedApplications), comparedStrength})
+		applications = append(applications, Application{Name: fmt.Sprintf("application-%d", at), Quota: whole.DividedBy(comparedApplications), MostStrength: comparedStrength})
 	}
 	// Half of the tasks have R = 1; the applications' critical ones have 2 or 3.
 	offered, wanted := 0.0, workload.Load*float64(whole.MemoryMiB)*float64(workload.Ticks)

@@ -101,6 +101,8 @@ type Controller struct {
 
 	// Whether something has changed since it last looked for what to bind, and since it last planned.
 	bindNews, planNews bool
+	// beside is what the cluster places by itself, by application.
+	beside map[string]Resources
 
 	facts []Change
 	// sent is the entry under way, and told the words that are in it or in facts.
@@ -269,6 +271,38 @@ func (controller *Controller) forget(gone Binding) {
 			return
 		}
 	}
+}
+
+// Beside takes what applications have now that the cluster has placed by itself. Between this, [Controller.Step] and [Controller.Rooms] the cluster is to place
+// nothing, and afterwards no more than the rooms allow: then nothing is given twice.
+func (controller *Controller) Beside(beside map[string]Resources) { controller.beside = beside }
+
+// Rooms is what the leading controller leaves to each application. There are none before it knows what the cluster looks like.
+func (controller *Controller) Rooms() map[string]Room {
+	if !controller.Leads() || controller.cluster == nil {
+		return nil
+	}
+	taken := map[string]Resources{}
+	take := func(task Task) {
+		if known := controller.state.Tasks[task.Name]; known == nil {
+			taken[task.Application] = taken[task.Application].Plus(task.Demand.Times(task.Strength))
+		}
+	}
+	if controller.saying {
+		for _, change := range controller.sent.Changes {
+			if change.Assign != nil {
+				take(change.Assign.Task)
+			}
+		}
+	}
+	for _, placed := range controller.ahead {
+		take(placed.Task)
+	}
+	rooms := make(map[string]Room, len(controller.state.Applications))
+	for name, application := range controller.state.Applications {
+		rooms[name] = Room{application.Quota.Minus(controller.state.used[name]).Minus(taken[name]), application.MostStrength}
+	}
+	return rooms
 }
 
 // Step says what to do now. It is to be called after each of the above, and at least every [Timing.Alive].

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others.
-const Version = 1
+// Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others. 2: what applications have beside.
+const Version = 2
 
 // Entry is what controllers agree on: a value in the shared log. Each of its changes is judged by itself.
 type Entry struct {
@@ -60,6 +60,8 @@ type Application struct {
 	Quota Resources `json:"quota"`
 	// MostStrength is the largest R that a task of it may have: what its offers are divided by (S2).
 	MostStrength int `json:"mostStrength"`
+	// Beside is what its tasks with R = 1 have that the cluster places by itself, without a controller: the sum of them.
+	Beside Resources `json:"beside"`
 }
 
 // Task is what an application submits (S3). A name is used once for ever.
@@ -155,7 +157,7 @@ func Decode(data []byte) (Entry, error) {
 	if err := decoder.Decode(&entry); err != nil {
 		return Entry{}, fmt.Errorf("no entry: %w", err)
 	}
-	if version.Version != Version || entry.By == "" {
+	if version.Version < 1 || entry.By == "" {
 		return Entry{}, fmt.Errorf("no entry: of version %d, by '%s'", version.Version, entry.By)
 	}
 	return entry, nil

@@ -12,20 +12,24 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 		return nil, effects
 	}
 	controller.planNews = false
+	var beside []Change
 	if len(changes) == 0 && controller.cluster != nil {
-		changes = controller.follow()
+		changes, beside = controller.follow()
 	}
 	if len(changes) > 0 || controller.cluster == nil {
 		// Places are chosen once this is agreed.
-		changes, _ = cut(changes)
+		changes, _ = cut(append(changes, beside...))
 		return changes, effects
 	}
+	// What the cluster places by itself changes all the time, and no place waits for it to be agreed: the planner knows it.
+	changes = beside
 	effects = controller.endStrays(effects)
 	ahead := make([]Placed, 0, len(controller.ahead))
 	for _, placed := range controller.ahead {
 		ahead = append(ahead, placed)
 	}
 	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
+	controller.planner.beside = controller.beside
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
 	for at := range plan.Moves {
@@ -78,9 +82,9 @@ func (controller *Controller) replaceControllers() []Change {
 	return changes
 }
 
-// follow makes what is agreed follow what is seen: nodes, applications, tasks that are not wanted any more.
-func (controller *Controller) follow() []Change {
-	var changes []Change
+// follow makes what is agreed follow what is seen: nodes, applications, tasks that are not wanted any more; and beside them, what the cluster has placed by
+// itself.
+func (controller *Controller) follow() (changes, beside []Change) {
 	nodes, applications := map[string]bool{}, map[string]bool{}
 	for at, node := range controller.cluster.Nodes {
 		nodes[node.Name] = true
@@ -95,8 +99,17 @@ func (controller *Controller) follow() []Change {
 	}
 	for at, application := range controller.cluster.Applications {
 		applications[application.Name] = true
-		if known := controller.state.Applications[application.Name]; known == nil || known.Application != application {
-			changes = append(changes, Change{SetApplication: &controller.cluster.Applications[at]})
+		known, change := controller.state.Applications[application.Name], Change{SetApplication: &controller.cluster.Applications[at]}
+		if known == nil {
+			changes = append(changes, change)
+			continue
+		}
+		same := known.Application
+		same.Beside = application.Beside
+		if same != application {
+			changes = append(changes, change)
+		} else if known.Beside != application.Beside {
+			beside = append(beside, change)
 		}
 	}
 	for name := range controller.state.Applications {
@@ -109,7 +122,7 @@ func (controller *Controller) follow() []Change {
 			changes = append(changes, Change{End: name})
 		}
 	}
-	return changes
+	return changes, beside
 }
 
 // compare finds what is bound and not agreed, and what is agreed and not bound.

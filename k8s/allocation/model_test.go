@@ -30,8 +30,20 @@ type world struct {
 	// served are tasks that have had all their copies bound at once.
 	served map[string]bool
 
+	// beside are tasks with R = 1 that the cluster places by itself, by application; heldUp counts those that were not let in.
+	beside       map[string][]Resources
+	came, heldUp int
+	// told is how often what was placed so, and not nothing, was what is agreed of it.
+	told int
+
 	// faults: what this world may do.
 	pauses, nodeDeaths, controllerDeaths, failures bool
+	// settling is when nothing more comes.
+	settling bool
+	// each is looked at after every step.
+	each func() error
+	// office is the first one that there was.
+	office uint64
 
 	// What nodes refused that the allocation must not have asked for.
 	twins, noRoom                      int
@@ -47,9 +59,11 @@ type process struct {
 	read       int
 	proposals  []Entry
 	effects    []Effect
-	alive      bool
-	paused     bool
-	wakeAt     time.Duration
+	// rooms is what it has left, the last time that it led and decided.
+	rooms  map[string]Room
+	alive  bool
+	paused bool
+	wakeAt time.Duration
 }
 
 type modelNode struct {
@@ -70,7 +84,7 @@ func newWorld(seed int64, controllers int) *world {
 	random := rand.New(rand.NewSource(seed))
 	world := &world{
 		random: random, nodes: map[string]*modelNode{}, wanted: map[string]Task{},
-		newest: map[[2]interface{}]uint64{}, served: map[string]bool{},
+		newest: map[[2]interface{}]uint64{}, served: map[string]bool{}, beside: map[string][]Resources{},
 		pace: time.Duration(2+random.Intn(30)) * time.Millisecond,
 	}
 	zones := random.Intn(5)
@@ -85,7 +99,7 @@ func newWorld(seed int64, controllers int) *world {
 	for at := 0; at < 1+random.Intn(4); at++ {
 		quota := Resources{int64(2000 + random.Intn(20)*1000), int64(2048 + random.Intn(40)*1024), int64(random.Intn(5) * 100000)}
 		name := fmt.Sprintf("application-%d", at)
-		world.applications = append(world.applications, Application{name, quota, 1 + random.Intn(controllers)})
+		world.applications = append(world.applications, Application{Name: name, Quota: quota, MostStrength: 1 + random.Intn(controllers)})
 	}
 	for at := 0; at < controllers; at++ {
 		world.procs = append(world.procs, &process{name: string(rune('a' + at))})
@@ -96,7 +110,7 @@ func newWorld(seed int64, controllers int) *world {
 
 // start begins a controller as its program does: from the first entry, or, if that was cut away, from a checkpoint.
 func (world *world) start(process *process) {
-	process.alive, process.paused, process.effects = true, false, nil
+	process.alive, process.paused, process.effects, process.rooms = true, false, nil, nil
 	process.read = world.cut
 	begin := func(state *State, applied uint64) {
 		process.controller = NewController(process.name, world.random.Uint64(), DefaultTiming, state, applied, world.now)
@@ -148,7 +162,11 @@ func (world *world) look() Cluster {
 			cluster.Bound = append(cluster.Bound, binding)
 		}
 	}
-	cluster.Applications = append(cluster.Applications, world.applications...)
+	beside := world.besideNow()
+	for _, application := range world.applications {
+		application.Beside = beside[application.Name]
+		cluster.Applications = append(cluster.Applications, application)
+	}
 	for _, name := range world.arrived {
 		if task, wanted := world.wanted[name]; wanted {
 			cluster.Tasks = append(cluster.Tasks, task)
@@ -259,7 +277,11 @@ func (world *world) act(process *process) error {
 		controller.Did(world.now, effect, world.carryOut(effect))
 	case choice < 9:
 		controller.Saw(world.now, controller.Applied(), world.look())
+	default:
+		world.single(process)
 	}
+	controller.Beside(world.besideNow())
+	defer func() { process.rooms = controller.Rooms() }()
 	for _, effect := range controller.Step(world.now) {
 		if effect.Propose != nil {
 			if len(effect.Propose.Encode()) > 256<<10 {
@@ -272,6 +294,69 @@ func (world *world) act(process *process) error {
 	}
 	if len(process.proposals) > 1 || len(process.effects) > mostBinds {
 		return fmt.Errorf("controller %s has %d entries and %d binds under way", process.name, len(process.proposals), len(process.effects))
+	}
+	return nil
+}
+
+// single is a task with R = 1 that the cluster places by itself, if the leading controller leaves so much.
+func (world *world) single(process *process) {
+	name := world.applications[world.random.Intn(len(world.applications))].Name
+	needs := Resources{int64(100 + world.random.Intn(10)*100), int64(128 + world.random.Intn(10)*128), int64(world.random.Intn(2) * 1000)}
+	room, known := process.rooms[name]
+	switch {
+	case !known || world.settling:
+	case needs.Fits(room.Offers(world.besideNow()[name])):
+		world.came++
+		world.beside[name] = append(world.beside[name], needs)
+	default:
+		world.heldUp++
+	}
+}
+
+func (world *world) besideNow() map[string]Resources {
+	now := map[string]Resources{}
+	for name, all := range world.beside {
+		for _, one := range all {
+			now[name] = now[name].Plus(one)
+		}
+	}
+	return now
+}
+
+// endSingle ends one of those that the cluster has placed by itself.
+func (world *world) endSingle() {
+	name := world.applications[world.random.Intn(len(world.applications))].Name
+	if all := world.beside[name]; len(all) > 0 {
+		at := world.random.Intn(len(all))
+		world.beside[name] = append(all[:at:at], all[at+1:]...)
+	}
+}
+
+// withinQuotas says whether no application has more than its quota, by what the leading controller knows to be agreed. It holds under one leader; of what the one
+// before has let in, the next one hears when it looks.
+func (world *world) withinQuotas() error {
+	for _, process := range world.procs {
+		number := process.controller.State().Office.Number
+		if world.office == 0 {
+			world.office = number
+		}
+		if number != 0 && number != world.office {
+			world.each = nil
+			return nil
+		}
+	}
+	for _, process := range world.procs {
+		if state := process.controller.State(); process.controller.Leads() {
+			beside := world.besideNow()
+			for name, application := range state.Applications {
+				if beside[name] != (Resources{}) && beside[name] == application.Beside {
+					world.told++
+				}
+				if has := state.used[name].Plus(beside[name]); !has.Fits(application.Quota) {
+					return fmt.Errorf("application %s has %v, %v of it beside, and its quota is %v", name, has, beside[name], application.Quota)
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -297,6 +382,7 @@ func (world *world) fault() {
 		world.submit()
 	case 4, 5:
 		world.endOne(false)
+		world.endSingle()
 	case 6:
 		if world.controllerDeaths && process.alive {
 			world.kills++

@@ -7,7 +7,7 @@ const MostStrength = 127
 // over by rounding.
 type Offer struct {
 	Quota Resources `json:"quota"`
-	// Used is what its tasks have, with all their copies, those included that wait for a new place.
+	// Used is what its tasks have, with all their copies, those included that wait for a new place, and those that the cluster places by itself.
 	Used Resources `json:"used"`
 	// Free is the quota without what is used.
 	Free Resources `json:"free"`
@@ -25,11 +25,24 @@ func (state *State) Offer(name string) Offer {
 	if application == nil {
 		return Offer{}
 	}
-	offer := Offer{Quota: application.Quota, Used: state.used[name], GivenBack: application.GivenBack}
+	offer := Offer{Quota: application.Quota, Used: state.used[name].Plus(application.Beside), GivenBack: application.GivenBack}
 	offer.Free = offer.Quota.Minus(offer.Used)
 	offer.Offered = offer.Free.DividedBy(application.MostStrength)
 	offer.Reserved = offer.Offered.Times(application.MostStrength - 1)
 	return offer
+}
+
+// Room is what an application may still have of its quota.
+type Room struct {
+	// Left is the quota without what is agreed and without what an entry under way asks for; what the cluster places by itself is not in it.
+	Left Resources
+	// MostStrength is what it is divided by.
+	MostStrength int
+}
+
+// Offers is what one more task's copy may need, where the cluster's own tasks have so much beside.
+func (room Room) Offers(beside Resources) Resources {
+	return room.Left.Minus(beside).DividedBy(room.MostStrength)
 }
 
 // Whole is what all nodes together have, and Placed what copies on them have of it.

@@ -9,9 +9,14 @@ import (
 // passedOver is how often a task may be passed over by others before nodes are set aside for it.
 const passedOver = 16
 
+// mostPlanned are the tasks that a plan places: about what fits into an entry. The others come with the next one.
+const mostPlanned = 192
+
 // Planner is how the leading controller chooses places. What it keeps is its own, and not agreed: nothing but fairness depends on it.
 type Planner struct {
 	passed map[string]int
+	// beside is what applications have now that the cluster has placed by itself: it is ahead of what is agreed.
+	beside map[string]Resources
 	// aside are nodes on which nothing else is placed until this task is. There is one such task at most in the cluster, so no two
 	// can each hold what the other needs.
 	asideFor string
@@ -48,6 +53,11 @@ type view struct {
 func (planner *Planner) Plan(state *State, queue []Task, ahead []Placed, full map[string]bool) Plan {
 	plan := Plan{Waits: map[string]error{}}
 	now := newView(state, ahead)
+	for name, beside := range planner.beside {
+		if application := state.Applications[name]; application != nil {
+			now.free[name] = now.free[name].Minus(beside.Minus(application.Beside).OrNothing())
+		}
+	}
 	for name := range full {
 		if _, known := now.room[name]; known {
 			now.room[name] = Resources{-1, -1, -1}
@@ -210,7 +220,7 @@ func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, pl
 		}
 	}
 	var passed []string
-	for {
+	for len(plan.AtOnce)+len(plan.Assignments) < mostPlanned {
 		name := now.leastServed(applications, waiting)
 		if name == "" {
 			break

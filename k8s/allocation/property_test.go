@@ -56,6 +56,11 @@ func play(seed int64, prepare func(*world)) (*world, error) {
 		if err := world.agreement(); err != nil {
 			return world, err
 		}
+		if world.each != nil {
+			if err := world.each(); err != nil {
+				return world, err
+			}
+		}
 		world.cutLog()
 	}
 	return world, world.settle()
@@ -95,7 +100,7 @@ func (world *world) settle() error {
 	for _, node := range world.nodes {
 		node.alive = true
 	}
-	world.failures = false
+	world.failures, world.settling = false, true
 	for _, process := range world.procs {
 		process.paused = false
 		if !process.alive {
@@ -113,6 +118,7 @@ func (world *world) settle() error {
 		if step%300 == 0 {
 			// So that those who wait get their turn.
 			world.endOne(true)
+			world.endSingle()
 		}
 		if step%100 > 0 {
 			continue
@@ -137,6 +143,11 @@ func (world *world) settled() bool {
 		there := 0
 		for _, node := range world.nodes {
 			there += len(node.bound)
+		}
+		for name, beside := range world.besideNow() {
+			if state.Applications[name].Beside != beside {
+				return false
+			}
 		}
 		now := newView(state, nil)
 		for _, task := range world.wanted {
@@ -202,6 +213,29 @@ func TestNoNodeIsAskedForWhatItHasNot(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Tasks with R = 1 that the cluster places by itself are counted: an application never has more than its quota, whatever is on its way to the log and whatever
+// is let in meanwhile.
+func TestQuotasHoldForWhatTheClusterPlacesByItself(t *testing.T) {
+	came, heldUp, tasks := 0, 0, 0
+	run(t, 10, 5, func(world *world) {
+		world.each = world.withinQuotas
+		// So small that what is asked for does not fit in most of the time.
+		for at := range world.applications {
+			world.applications[at].Quota = Resources{int64(1500 + world.random.Intn(3000)), int64(2048 + world.random.Intn(4096)), 100000}
+		}
+	}, func(world *world) error {
+		if world.came > 0 && world.told == 0 {
+			return fmt.Errorf("%d came, and it was never agreed what they have", world.came)
+		}
+		came, heldUp, tasks = came+world.came, heldUp+world.heldUp, tasks+len(world.served)
+		return nil
+	})
+	if came == 0 || heldUp == 0 || tasks == 0 {
+		t.Errorf("%d came, %d were held up, %d tasks had their copies: this tests nothing", came, heldUp, tasks)
+	}
+	t.Logf("%d tasks came beside, and %d were held up", came, heldUp)
 }
 
 func TestAPausedControllerDoesNoHarm(t *testing.T) {

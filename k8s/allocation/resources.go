@@ -39,6 +39,11 @@ func (amount Resources) DividedBy(count int) Resources {
 	return Resources{part(amount.MilliCPU), part(amount.MemoryMiB), part(amount.DiskMiB)}
 }
 
+// OrNothing returns each amount, or 0 for one below that.
+func (amount Resources) OrNothing() Resources {
+	return amount.DividedBy(1)
+}
+
 // Within returns the lesser of the two in each kind.
 func (amount Resources) Within(other Resources) Resources {
 	lesser := func(a, b int64) int64 {

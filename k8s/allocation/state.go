@@ -191,11 +191,17 @@ func (state *State) setApplication(application Application) error {
 	if application.MostStrength < 1 || application.MostStrength > MostStrength {
 		return fmt.Errorf("R is from 1 to %d, not %d", MostStrength, application.MostStrength)
 	}
+	if err := application.Beside.fault(); err != nil {
+		return err
+	}
 	known := state.Applications[application.Name]
 	if known == nil {
 		known = &ApplicationState{}
 		state.Applications[application.Name] = known
 	}
+	// What has come since the last word had R copies held for it, and needs one (S3).
+	come := application.Beside.Minus(known.Beside).OrNothing()
+	known.GivenBack = known.GivenBack.Plus(come.Times(application.MostStrength - 1))
 	known.Application = application
 	return nil
 }

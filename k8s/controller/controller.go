@@ -37,6 +37,13 @@ type Cluster interface {
 	Unbind(ctx context.Context, binding allocation.Binding) (allocation.Outcome, error)
 }
 
+// Beside is a cluster that places tasks with R = 1 by itself, within what the leading controller leaves.
+type Beside interface {
+	// Judge calls judge with what applications have of such tasks, and places none while it runs. What it returns is what is left for them from then on; where an
+	// application is not in it, none of its tasks is placed.
+	Judge(judge func(beside map[string]allocation.Resources) map[string]allocation.Room)
+}
+
 // Config is what a controller needs.
 type Config struct {
 	// Name tells it from the others.
@@ -45,7 +52,9 @@ type Config struct {
 	Log     string
 	Client  *log.Client
 	Cluster Cluster
-	Timing  allocation.Timing
+	// Beside may be left out.
+	Beside Beside
+	Timing allocation.Timing
 	// Say is told what happens, a line at a time.
 	Say func(line string)
 	// Leads is told when this controller begins to lead, and when it leads no more; it may be left out.
@@ -145,13 +154,26 @@ func (controller *controller) loop(caughtUp <-chan struct{}) error {
 		if !ready || len(controller.entries) > 0 {
 			continue
 		}
-		for _, effect := range controller.decides.Step(controller.now()) {
+		for _, effect := range controller.step() {
 			go controller.carryOut(effect)
 		}
 		if controller.decides.Leads() {
 			controller.tell()
 		}
 	}
+}
+
+func (controller *controller) step() []allocation.Effect {
+	if controller.Beside == nil {
+		return controller.decides.Step(controller.now())
+	}
+	var effects []allocation.Effect
+	controller.Beside.Judge(func(beside map[string]allocation.Resources) map[string]allocation.Room {
+		controller.decides.Beside(beside)
+		effects = controller.decides.Step(controller.now())
+		return controller.decides.Rooms()
+	})
+	return effects
 }
 
 // tell tells what only the leading controller knows.

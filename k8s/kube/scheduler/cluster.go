@@ -17,6 +17,9 @@ const (
 	quiet = time.Second
 	// idle is the same where another controller leads: nothing depends on what this one sees.
 	idle = 5 * time.Second
+	// restOfLook is how many times as long as it took a look waits for the next one: whoever looks at thousands of Pods at each change does nothing else, nor does the
+	// API server.
+	restOfLook = 3
 	// mostStrength is the largest R in a namespace without a quota.
 	mostStrength = 3
 )
@@ -31,6 +34,8 @@ type cluster struct{ *Plugin }
 func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	cluster.openGate()
 	cluster.await(ctx)
+	begun := time.Now()
+	defer func() { cluster.tired = time.Now().Add(min(restOfLook*time.Since(begun), quiet)) }()
 	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
 	if err != nil {
 		return allocation.Cluster{}, err
@@ -77,10 +82,14 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 		one, other := tasks[seen.Tasks[i].Name].since, tasks[seen.Tasks[j].Name].since
 		return one.Before(&other) || one.Equal(&other) && seen.Tasks[i].Name < seen.Tasks[j].Name
 	})
+	beside, err := cluster.countSingles(quotas, tasks)
+	if err != nil {
+		return allocation.Cluster{}, err
+	}
 	for name := range applications {
 		application := allocation.Application{Name: name, Quota: whole, MostStrength: mostStrength}
 		if quota, there := quotas[name]; there {
-			application.Quota, application.MostStrength = quotaOf(whole, quota), quota.MostStrength
+			application.Quota, application.MostStrength, application.Beside = quotaOf(whole, quota), quota.MostStrength, beside[name]
 		}
 		seen.Applications = append(seen.Applications, application)
 	}
@@ -91,6 +100,10 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 // await waits for something that the last look has not seen, for a moment.
 func (cluster cluster) await(ctx context.Context) {
 	begun := time.Now()
+	select {
+	case <-time.After(time.Until(cluster.tired)):
+	case <-ctx.Done():
+	}
 	for {
 		cluster.mutex.Lock()
 		news, leads, wait := cluster.news, cluster.leads, idle

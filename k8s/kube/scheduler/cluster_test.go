@@ -178,6 +178,23 @@ func (cluster *cluster) submit(task string, strength int) {
 	}
 }
 
+// end deletes a Pod that is not wanted any more.
+func (cluster *cluster) end(name string) {
+	cluster.t.Helper()
+	cluster.mutex.Lock()
+	delete(cluster.wanted, name)
+	cluster.mutex.Unlock()
+	cluster.forget(name)
+}
+
+// forget deletes a Pod; it is made anew if it is wanted.
+func (cluster *cluster) forget(name string) {
+	cluster.t.Helper()
+	if err := cluster.client.CoreV1().Pods("default").Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		cluster.t.Fatal(err)
+	}
+}
+
 // pod returns one; an empty one where it is not there at the moment.
 func (cluster *cluster) pod(name string) *v1.Pod {
 	pod, err := cluster.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})

@@ -91,6 +91,8 @@ type Plugin struct {
 	changes uint64
 	// looked is how many changes the last look has seen.
 	looked uint64
+	// tired is until when the next look waits; only looks use it, one at a time.
+	tired time.Time
 	// wanted are the binds under way, by the Pod; allocation bounds them.
 	wanted map[types.UID]*attempt
 	// gated are ordinary Pods that wait for this controller to lead; the API server bounds them, and a Pod that is gone is taken out.
@@ -100,6 +102,7 @@ type Plugin struct {
 	told map[string]string
 	// statuses are those of the ReplicaQuotas that there are, by their namespaces.
 	statuses map[string]v1alpha1.ReplicaQuotaStatus
+	singles  singles
 	// offered is the newest word of what namespaces are offered.
 	offered chan map[string]allocation.Offer
 }
@@ -150,10 +153,10 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 		handle: handle, claims: claims{handle.ClientSet()}, hosts: resources.Resource(v1alpha1.Version.WithResource("dunlinhosts")),
 		quotas: resources.Resource(v1alpha1.Version.WithResource("replicaquotas")), offered: make(chan map[string]allocation.Offer, 1),
 		pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
-		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{},
+		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{}, singles: newSingles(),
 		say: func(line string) { fmt.Printf("controller %s: %s\n", arguments.Controller, line) },
 	}
-	if err := pods.AddIndexers(cache.Indexers{byTask: taskOf, byNode: nodeOf}); err != nil {
+	if err := pods.AddIndexers(cache.Indexers{byTask: taskOf, byNode: nodeOf, byNamespace: cache.MetaNamespaceIndexFunc}); err != nil {
 		return nil, err
 	}
 	for _, informer := range []cache.SharedIndexInformer{pods, nodes} {
@@ -171,7 +174,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 			return
 		}
 		err := controller.Run(ctx, controller.Config{
-			Name: arguments.Controller, Log: arguments.Log, Client: log.New(arguments.Sockets...), Cluster: cluster{plugin}, Timing: timing,
+			Name: arguments.Controller, Log: arguments.Log, Client: log.New(arguments.Sockets...), Cluster: cluster{plugin}, Beside: &plugin.singles, Timing: timing,
 			Say: plugin.say, Leads: plugin.lead, Waits: plugin.tellWaits, Offers: plugin.tellOffers,
 		})
 		if ctx.Err() == nil {
@@ -186,6 +189,8 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 const (
 	byTask = "dunlin.dev/task"
 	byNode = "dunlin.dev/node"
+	// kube-scheduler's own informer has no index by namespace.
+	byNamespace = "dunlin.dev/namespace"
 )
 
 func taskOf(object any) ([]string, error) {
@@ -322,6 +327,9 @@ func (plugin *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithH
 // PreFilter leaves a copy its one node.
 func (plugin *Plugin) PreFilter(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) (*framework.PreFilterResult, *fwk.Status) {
 	if !isCopy(pod) {
+		if err := plugin.singles.mayCome(pod); err != nil {
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+		}
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	if _, err := readCopy(pod); err != nil {
@@ -351,9 +359,15 @@ func (plugin *Plugin) PostFilter(_ context.Context, _ fwk.CycleState, pod *v1.Po
 	return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "the controllers agree on another place")
 }
 
-// Reserve asks nothing more: kube-scheduler has counted the Pod to its node.
+// Reserve counts an ordinary Pod to its namespace's quota; kube-scheduler has counted it to its node.
 func (plugin *Plugin) Reserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
-	if attempt := plugin.attemptFor(pod); isCopy(pod) && (attempt == nil || attempt.bind.Node != nodeName) {
+	if !isCopy(pod) {
+		if err := plugin.singles.take(pod); err != nil {
+			return fwk.NewStatus(fwk.Unschedulable, err.Error())
+		}
+		return nil
+	}
+	if attempt := plugin.attemptFor(pod); attempt == nil || attempt.bind.Node != nodeName {
 		return fwk.NewStatus(fwk.Unschedulable, waitsForPlace)
 	}
 	return nil
@@ -363,6 +377,7 @@ var errUndone = errors.New("the scheduler has given up this try")
 
 // Unreserve takes the word that a try came to nothing.
 func (plugin *Plugin) Unreserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
+	plugin.singles.giveUp(pod)
 	if attempt := plugin.attemptFor(pod); attempt != nil {
 		attempt.end(errUndone)
 	}

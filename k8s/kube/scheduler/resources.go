@@ -106,6 +106,7 @@ func (plugin *Plugin) writeOffers(ctx context.Context) {
 		for namespace, offer := range offers {
 			status := v1alpha1.ReplicaQuotaStatus{
 				Used: v1alpha1.Amounts(offer.Used), Free: v1alpha1.Amounts(offer.Free), Offered: v1alpha1.Amounts(offer.Offered), Reserved: v1alpha1.Amounts(offer.Reserved),
+				GivenBack: v1alpha1.Amounts(offer.GivenBack),
 			}
 			plugin.mutex.Lock()
 			before, limited := plugin.statuses[namespace]

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"dunlin.dev/k8s/allocation"
@@ -224,55 +223,6 @@ func TestCopiesKeepToWhatAHostGives(t *testing.T) {
 			t.Errorf("copy %d needs 512 MiB, and is on node %s", number, node)
 		}
 	}
-}
-
-// What is free of a namespace's quota is divided by the largest R; its status says where all of it is.
-func TestAQuotaIsDividedByR(t *testing.T) {
-	cluster := begin(t, 4)
-	cluster.plane.Install(t)
-	client, err := dynamic.NewForConfig(cluster.plane.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	quotas := client.Resource(v1alpha1.Version.WithResource("replicaquotas")).Namespace("default")
-	quota := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "dunlin.dev/v1alpha1", "kind": "ReplicaQuota", "metadata": map[string]any{"name": "quota"},
-		"spec": map[string]any{"mostStrength": int64(3), "memoryMiB": int64(3000)},
-	}}
-	if _, err := quotas.Create(context.Background(), quota, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	memory := func(used, free, offered, reserved int64) {
-		t.Helper()
-		cluster.until("the status says where the quota is", func() error {
-			now, err := quotas.Get(context.Background(), "quota", metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			for name, want := range map[string]int64{"used": used, "free": free, "offered": offered, "reserved": reserved} {
-				if amount, _, _ := unstructured.NestedInt64(now.Object, "status", name, "memoryMiB"); amount != want {
-					return fmt.Errorf("%s is %d MiB, not %d: %v", name, amount, want, now.Object["status"])
-				}
-			}
-			return nil
-		})
-	}
-	memory(0, 3000, 1000, 2000)
-	cluster.submit("shop", 3)
-	cluster.settled()
-	memory(1536, 1464, 488, 976)
-	// It would fit into what is free, and not into what is offered.
-	cluster.submit("data", 2)
-	cluster.event("data-0", "is offered")
-	if pod := cluster.pod("data-0"); pod.Spec.NodeName != "" {
-		t.Errorf("it is on node %s", pod.Spec.NodeName)
-	}
-	more := []byte(`{"spec": {"memoryMiB": 6000}}`)
-	if _, err := quotas.Patch(context.Background(), "quota", types.MergePatchType, more, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	cluster.settled()
-	memory(2560, 3440, 1146, 2292)
 }
 
 func TestWrongLabelsAreSaidOnThePod(t *testing.T) {

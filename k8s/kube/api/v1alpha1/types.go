@@ -176,6 +176,8 @@ type ReplicaQuotaStatus struct {
 	Free     Amounts `json:"free"`
 	Offered  Amounts `json:"offered"`
 	Reserved Amounts `json:"reserved"`
+	// GivenBack is, over all time, what had been held for copies that tasks turned out not to have.
+	GivenBack Amounts `json:"givenBack"`
 }
 
 // Amounts are of what nodes have.

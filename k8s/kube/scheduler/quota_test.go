@@ -1,0 +1,198 @@
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+	"dunlin.dev/k8s/kube/lab"
+)
+
+// quota is the default namespace's.
+type quota struct {
+	*cluster
+	of dynamic.ResourceInterface
+}
+
+// beginQuota gives the namespace a quota of memory, divided by 3.
+func (cluster *cluster) beginQuota(memoryMiB int64) quota {
+	cluster.t.Helper()
+	cluster.plane.Install(cluster.t)
+	client, err := dynamic.NewForConfig(cluster.plane.Config())
+	if err != nil {
+		cluster.t.Fatal(err)
+	}
+	quotas := client.Resource(v1alpha1.Version.WithResource("replicaquotas")).Namespace("default")
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "dunlin.dev/v1alpha1", "kind": "ReplicaQuota", "metadata": map[string]any{"name": "quota"},
+		"spec": map[string]any{"mostStrength": int64(3), "memoryMiB": memoryMiB},
+	}}
+	if _, err := quotas.Create(context.Background(), object, metav1.CreateOptions{}); err != nil {
+		cluster.t.Fatal(err)
+	}
+	return quota{cluster, quotas}
+}
+
+// says waits until the status says where the quota's memory is.
+func (quota quota) says(used, free, offered, reserved, givenBack int64) {
+	quota.t.Helper()
+	quota.until("the status says where the quota is", func() error {
+		now, err := quota.of.Get(context.Background(), "quota", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for name, want := range map[string]int64{"used": used, "free": free, "offered": offered, "reserved": reserved, "givenBack": givenBack} {
+			if amount, _, _ := unstructured.NestedInt64(now.Object, "status", name, "memoryMiB"); amount != want {
+				return fmt.Errorf("%s is %d MiB, not %d: %v", name, amount, want, now.Object["status"])
+			}
+		}
+		return nil
+	})
+}
+
+func (quota quota) becomes(memoryMiB int) {
+	quota.t.Helper()
+	patch := []byte(fmt.Sprintf(`{"spec": {"memoryMiB": %d}}`, memoryMiB))
+	if _, err := quota.of.Patch(context.Background(), "quota", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		quota.t.Fatal(err)
+	}
+}
+
+// What is free of a namespace's quota is divided by the largest R; its status says where all of it is.
+func TestAQuotaIsDividedByR(t *testing.T) {
+	cluster := begin(t, 4)
+	quota := cluster.beginQuota(3000)
+	quota.says(0, 3000, 1000, 2000, 0)
+	cluster.submit("shop", 3)
+	cluster.settled()
+	quota.says(1536, 1464, 488, 976, 0)
+	// It would fit into what is free, and not into what is offered.
+	cluster.submit("data", 2)
+	cluster.event("data-0", "is offered")
+	if pod := cluster.pod("data-0"); pod.Spec.NodeName != "" {
+		t.Errorf("it is on node %s", pod.Spec.NodeName)
+	}
+	quota.becomes(6000)
+	cluster.settled()
+	quota.says(2560, 3440, 1146, 2292, 512)
+}
+
+// waits waits until a Pod's status says that the quota holds it up.
+func (cluster *cluster) waits(name string) {
+	cluster.t.Helper()
+	cluster.until(name+" is held up", func() error {
+		pod := cluster.pod(name)
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse && strings.Contains(condition.Message, "namespace 'default' is offered") {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is on node '%s': %v", pod.Spec.NodeName, pod.Status.Conditions)
+	})
+}
+
+// Pods with R = 1 are counted to the quota too, and what was held for their copies is given back (S3).
+func TestAQuotaCountsOrdinaryPods(t *testing.T) {
+	cluster := begin(t, 4)
+	quota := cluster.beginQuota(3000)
+	quota.says(0, 3000, 1000, 2000, 0)
+	cluster.create(lab.Pod("first", "100m", "600Mi"))
+	cluster.settled()
+	quota.says(600, 2400, 800, 1600, 1200)
+	// It would fit into what is free, and not into what is offered. In another namespace nobody holds it up.
+	cluster.create(lab.Pod("large", "100m", "900Mi"))
+	cluster.waits("large")
+	elsewhere := lab.Pod("large", "100m", "900Mi")
+	elsewhere.Namespace = "kube-system"
+	if _, err := cluster.client.CoreV1().Pods("kube-system").Create(context.Background(), elsewhere, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.until("the one in another namespace is bound", func() error {
+		pod, err := cluster.client.CoreV1().Pods("kube-system").Get(context.Background(), "large", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return isBound(pod)
+	})
+	// What ends is free again, and who waits for it comes by itself.
+	cluster.end("first")
+	cluster.settled()
+	quota.says(900, 2100, 700, 1400, 3000)
+	// A VM's Pod that is made anew stands for a copy that is counted already: it is not counted twice, and not held up.
+	quota.becomes(4000)
+	cluster.submit("shop", 3)
+	cluster.settled()
+	quota.says(2436, 1564, 521, 1042, 3000)
+	again := lab.Pod("shop-1", "1", "512Mi")
+	again.Labels = map[string]string{"dunlin.dev/strength": "1", "dunlin.dev/vm": "shop", "dunlin.dev/number": "1"}
+	cluster.mutex.Lock()
+	cluster.wanted["shop-1"] = again
+	cluster.mutex.Unlock()
+	quota.becomes(2436)
+	quota.says(2436, 0, 0, 0, 3000)
+	cluster.forget("shop-1")
+	cluster.until("the Pod that stands for the copy is bound", func() error {
+		if pod := cluster.pod("shop-1"); pod.Labels["dunlin.dev/vm"] != "" {
+			return isBound(pod)
+		}
+		return fmt.Errorf("it is not made anew yet")
+	})
+	quota.says(2436, 0, 0, 0, 3000)
+	// Another one that says the same is counted for itself.
+	forged := lab.Pod("forged", "1", "512Mi")
+	forged.Labels = again.Labels
+	cluster.create(forged)
+	cluster.waits("forged")
+}
+
+// Many come at once, with R = 1 and more: whatever the order in which they are let in and agreed, the namespace never has more than its quota.
+func TestAQuotaHoldsWhoeverComesAtOnce(t *testing.T) {
+	cluster := begin(t, 4)
+	quota := cluster.beginQuota(3000)
+	quota.says(0, 3000, 1000, 2000, 0)
+	for number := 0; number < 24; number++ {
+		cluster.create(lab.Pod(fmt.Sprintf("single-%d", number), "10m", "100Mi"))
+		if number%3 == 0 {
+			for copy := 0; copy < 3; copy++ {
+				cluster.create(lab.Copy(fmt.Sprintf("task-%d", number), copy, 3, "10m", "100Mi"))
+			}
+		}
+	}
+	// Nothing ends, so that what is there at last is the most that there ever was.
+	has := func() (memory int64, waiting int) {
+		for name, wanted := range cluster.wanted {
+			if cluster.pod(name).Spec.NodeName == "" {
+				waiting++
+			} else {
+				memory += wanted.Spec.Containers[0].Resources.Requests.Memory().Value() >> 20
+			}
+		}
+		return memory, waiting
+	}
+	var memory int64
+	cluster.until("no more comes", func() error {
+		before, _ := has()
+		now, err := quota.of.Get(context.Background(), "quota", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		used, _, _ := unstructured.NestedInt64(now.Object, "status", "used", "memoryMiB")
+		offered, _, _ := unstructured.NestedInt64(now.Object, "status", "offered", "memoryMiB")
+		var waiting int
+		if memory, waiting = has(); memory != before || used != memory || offered >= 100 || waiting == 0 {
+			return fmt.Errorf("%d MiB before, %d MiB now, used are %d MiB, offered %d MiB, %d Pods wait", before, memory, used, offered, waiting)
+		}
+		return nil
+	})
+	if memory > 3000 || memory < 2700 {
+		t.Errorf("the Pods have %d MiB of a quota of 3000", memory)
+	}
+}
