@@ -265,8 +265,10 @@ fn small(lab: &Lab, number: usize) -> Result<PathBuf> {
         _ => ("[\"a\", \"b\"]", "c"),
     };
     let text = format!(
-        "name = \"{name}\"\nmembers = {members}\nwitness = \"{witness}\"\n\n[program]\ncommand = [\"/bin/sleep\", \"infinity\"]\n\n\
+        "name = \"{name}\"\nmembers = {members}\nwitness = \"{witness}\"\n\n[program]\n\
+         command = [\"/bin/busybox\", \"httpd\", \"-f\", \"-p\", \"8080\", \"-h\", \"{}\"]\nport = 8080\n\n\
          [[program.nics]]\nmac = \"52:54:00:12:35:{number:02x}\"\nbridge = \"br0\"\naddress = \"10.77.4.{}/16\"\n",
+        lab.dir().display(),
         number + 1
     );
     let file = lab.dir().join(format!("{name}.toml"));
