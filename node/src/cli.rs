@@ -4,6 +4,7 @@ mod bundle;
 mod check;
 mod cluster;
 mod door;
+mod exec;
 mod import;
 mod init;
 mod issued;
@@ -235,6 +236,21 @@ enum Command {
         /// So many lines, the last ones
         #[arg(short = 'n', long, default_value_t = 200)]
         lines: u32,
+        /// Go on with what it prints, until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Runs a command beside a bare program, in the namespaces of its copy on this host alone: nothing of it is replicated
+    #[command(after_help = exec::EXAMPLES)]
+    Exec {
+        /// The program
+        vm: String,
+        /// Do not say where it runs
+        #[arg(short, long)]
+        quiet: bool,
+        /// The command and its arguments
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<String>,
     },
     /// A bare server program, without a VM
     Program {
@@ -393,7 +409,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 code => Ok(code),
             }
         }
-        Command::Logs { vm, lines } => talk::simple(socket, &Request::Logs { vm, lines }),
+        Command::Logs { vm, lines, follow } => talk::logs(socket, &Request::Logs { vm, lines, follow }),
+        Command::Exec { vm, quiet, command } => exec::run(socket, vm, command, quiet),
         Command::Log { what } => log::run(socket, what),
         Command::Version { json } => Ok(manual::version(json)),
         Command::Completions { shell } => manual::completions::<Arguments>(shell),

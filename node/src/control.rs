@@ -111,6 +111,16 @@ pub enum Request {
         vm: String,
         /// So many lines, the last ones.
         lines: u32,
+        /// Go on with what it will print.
+        #[serde(default)]
+        follow: bool,
+    },
+    /// Run a command in the copy of a bare program on this host. After `Entered` the asker sends one byte with its standard streams.
+    Exec {
+        /// Which program.
+        vm: String,
+        /// The command and its arguments.
+        command: Vec<String>,
     },
     /// What would the hosts of this VM lack for it?
     Check {
@@ -207,6 +217,8 @@ impl Request {
             | Self::Check { .. }
             | Self::Events { .. }
             | Self::Status
+            | Self::Logs { .. }
+            | Self::Exec { .. }
             | Self::Inject { .. } => false,
             Self::Log(ask) => ask.is_for_peers(),
             _ => true,
@@ -236,6 +248,21 @@ pub enum Answer {
     Keys(Box<keys::HostKeys>),
     /// About a log.
     Log(log::LogAnswer),
+    /// A program has printed this.
+    Printed {
+        /// What, line ends included.
+        text: String,
+    },
+    /// The command is about to run: the standard streams may come.
+    Entered {
+        /// For a person: where, and what that means.
+        text: String,
+    },
+    /// The command has ended.
+    Exited {
+        /// Its exit code; 128 and the signal's number where a signal ended it.
+        code: i32,
+    },
     /// Nothing happened: whoever follows is still listened to.
     Alive,
     /// It is done.
@@ -279,7 +306,12 @@ impl Answer {
     pub fn is_last(&self) -> bool {
         matches!(
             self,
-            Self::Done { .. } | Self::Failed { .. } | Self::Standing(_) | Self::Report(_) | Self::Keys(_)
+            Self::Done { .. }
+                | Self::Exited { .. }
+                | Self::Failed { .. }
+                | Self::Standing(_)
+                | Self::Report(_)
+                | Self::Keys(_)
         )
     }
 }
@@ -303,6 +335,9 @@ pub struct Standing {
     /// It does not know any more what was agreed.
     #[serde(default)]
     pub recovering: bool,
+    /// The copy of a bare program has ended by itself, and these were the last inputs that it was given, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended_after: Vec<String>,
 }
 
 /// How new an image is: ordered.

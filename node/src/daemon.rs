@@ -1,6 +1,7 @@
 //! One daemon per host: it listens for the other hosts and for people, and holds the VMs' loops.
 
 pub mod examine;
+mod exec;
 mod hand_over;
 pub mod identity;
 pub mod logs;

@@ -26,6 +26,7 @@ pub use fault_at::{Asked, FaultAt, Line};
 pub use noted::Note;
 pub use primary::AGAIN;
 pub use program::PRINTED;
+pub use program::copies::Visited;
 mod run;
 mod session;
 mod speculating;

@@ -70,6 +70,7 @@ fn every_row_names_where_it_is_made_its_limit_its_metric_and_its_test() {
     let queues = read("node/src/vm/queues.rs");
     let config = read("node/src/config/vm.rs");
     let mut scenarios = vec![root().join("xtask/src/scenarios.rs")];
+    sources(&root().join("xtask/src/scenarios"), &mut scenarios);
     sources(&root().join("vmtest/src/scenario"), &mut scenarios);
     let played: String = scenarios
         .iter()

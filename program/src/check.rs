@@ -165,6 +165,7 @@ impl Tester {
                 &options.inside,
                 &spec,
                 prints,
+                None,
             )?);
         }
         let client = match &options.clients {
@@ -226,7 +227,7 @@ impl Tester {
             card: card(own),
             walls: None,
         };
-        Copy::prepare("client", &options.inside, &spec, Prints::Through)
+        Copy::prepare("client", &options.inside, &spec, Prints::Through, None)
     }
 
     /// Starts the copies, waits until they listen, and starts the client.

@@ -7,6 +7,7 @@
 //!
 //! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
 
+use crate::limits::Group;
 use crate::message::{Adopted, Go, Heard, Spec, receive, send};
 use crate::printed::Printed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,6 +53,8 @@ pub struct Copy {
     /// Closed when nobody can print any more.
     printing: Option<Receiver<()>>,
     ended: Option<Heard>,
+    /// What limits it; removed when all else has ended.
+    group: Option<Group>,
 }
 
 /// Why there is no copy: one line, with what to do where that is known.
@@ -71,11 +74,17 @@ pub enum Prints {
 }
 
 impl Copy {
-    /// Makes the namespaces and the card; the program does not run yet.
+    /// Makes the namespaces and the card; the program does not run yet. What it takes is limited by `group`.
     ///
     /// # Errors
     /// Where the host refuses, or is too slow.
-    pub fn prepare(name: &str, inside: &Inside, spec: &Spec, prints: Prints) -> Result<Self, CopyError> {
+    pub fn prepare(
+        name: &str,
+        inside: &Inside,
+        spec: &Spec,
+        prints: Prints,
+        group: Option<Group>,
+    ) -> Result<Self, CopyError> {
         let fail = |why: String| CopyError {
             name: name.to_owned(),
             why,
@@ -112,6 +121,11 @@ impl Copy {
         drop(command); // with it our copies of their ends: so it is seen when they are gone
         // From here on a failure ends the keeper with its guard.
         let mut keeper = Guard(Some(keeper));
+        if let (Some(group), Some(keeper)) = (&group, &keeper.0) {
+            // It has started nothing yet: it waits for its `Spec`.
+            let limited = group.add(keeper.id());
+            limited.map_err(|error| fail(format!("its control group: {error}")))?;
+        }
         let gone = || fail("its process ended before it was ready".to_owned());
         send(ours.as_fd(), spec, &[]).map_err(|error| fail(error.to_string()))?;
         if !readable_within(ours.as_fd(), PREPARED_WITHIN) {
@@ -146,6 +160,7 @@ impl Copy {
             printed,
             printing,
             ended: None,
+            group,
         })
     }
 
@@ -196,6 +211,22 @@ impl Copy {
     #[must_use]
     pub fn keeper(&self) -> u32 {
         self.keeper.id()
+    }
+
+    /// What a process writes "0" to before it is one of this copy's.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn groups(&self) -> io::Result<Vec<OwnedFd>> {
+        self.group.as_ref().map_or_else(|| Ok(Vec::new()), Group::doors)
+    }
+
+    /// Whether the kernel has killed a process of it for want of memory within its limits.
+    #[must_use]
+    pub fn met_its_memory(&self) -> bool {
+        self.group
+            .as_ref()
+            .is_some_and(|group| group.killed_for_memory() > 0)
     }
 
     /// The folder of what it has written, over the host's files.

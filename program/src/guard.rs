@@ -57,6 +57,7 @@ pub struct Place {
     keeper: u32,
     prints_to: Option<String>,
     written: Option<OwnedFd>,
+    groups: Vec<OwnedFd>,
 }
 
 impl Place {
@@ -70,6 +71,7 @@ impl Place {
             keeper: copy.keeper(),
             prints_to: copy.prints_to().map(str::to_owned),
             written: written.transpose().map_err(failed("its files"))?,
+            groups: copy.groups().map_err(failed("its control group"))?,
         })
     }
 
@@ -105,6 +107,8 @@ impl Criu {
         let (_, said) = run(&mut version, SOON, "criu --version").map_err(|_| missing())?;
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         judge(&said, &release).map_err(GuardError)?;
+        let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        is_unfiltered(&own).map_err(GuardError)?;
         Ok(Self { path })
     }
 
@@ -133,6 +137,16 @@ impl Criu {
     pub fn restore(&self, place: &Place, folder: &Path, prints_to: Option<&str>) -> Result<(), GuardError> {
         let mut command = self.command(place.keeper, "restore", folder)?;
         command.arg("--restore-detached");
+        // What it starts is the program, within its limits.
+        let groups: Result<Vec<OwnedFd>, io::Error> = place.groups.iter().map(OwnedFd::try_clone).collect();
+        let groups = groups.map_err(failed("its control group"))?;
+        let join = move || {
+            groups
+                .iter()
+                .try_for_each(|group| rustix::io::write(group, b"0").map(drop).map_err(Into::into))
+        };
+        // SAFETY: between fork and exec it makes system calls alone.
+        unsafe { command.pre_exec(join) };
         if let Some(pipe) = prints_to {
             let ours = File::options()
                 .write(true)
@@ -427,6 +441,19 @@ fn judge(said: &str, release: &str) -> Result<(), String> {
     ))
 }
 
+/// By ptrace(2), PTRACE_O_SUSPEND_SECCOMP: a program has a filter, and whoever is to copy it may have none.
+fn is_unfiltered(status: &str) -> Result<(), String> {
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    match mode.map(str::trim) {
+        None | Some("0") => Ok(()),
+        Some(_) => Err(
+            "CRIU cannot copy a running program: this daemon is behind a seccomp filter itself; where its systemd unit makes it, link \
+             /usr/share/dunlin/programs.conf into /etc/systemd/system/dunlin.service.d and restart it"
+                .to_owned(),
+        ),
+    }
+}
+
 /// The first two numbers of a version.
 fn numbers(version: &str) -> (u32, u32) {
     let mut numbers = version
@@ -450,6 +477,13 @@ mod tests {
         assert!(judge("Version: 4.2.1 (gitid 0)\n", "6.18.44-x\n").is_ok());
         assert!(judge("Version: 3.17.1\nGitID: v3.17\n", "6.1.0\n").is_err());
         assert!(judge("nonsense", "6.1.0\n").is_err());
+        assert!(is_unfiltered("Name:\tdunlin\nSeccomp:\t0\nSeccomp_filters:\t0\n").is_ok());
+        assert!(
+            is_unfiltered("Name:\tdunlin\n").is_ok(),
+            "a kernel without seccomp"
+        );
+        let why = is_unfiltered("Seccomp:\t2\n").unwrap_err();
+        assert!(why.contains("programs.conf") && !why.contains('\n'), "{why}");
     }
 
     #[test]

@@ -32,6 +32,16 @@ fn print(answer: &Answer) -> ExitCode {
     }
 }
 
+/// What a program has printed, and what it prints until somebody has seen enough.
+pub fn logs(socket: &Path, request: &Request) -> Result<ExitCode> {
+    let print_on = |answer: &Answer| {
+        if let Answer::Printed { text } = answer {
+            print!("{text}");
+        }
+    };
+    Ok(print(&Client::connect(socket)?.talk(request, print_on)?))
+}
+
 /// The name in a VM's file.
 pub fn vm_name(text: &str) -> Option<String> {
     Some(

@@ -5,6 +5,7 @@
 
 use dunlin_core::program::order::Order;
 use dunlin_guest::{Accel, FirmwareKind, Machine, NicSpec, VmSpec};
+use dunlin_program::limits::Limits;
 use dunlin_program::options::network;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ pub struct ProgramSpec {
     pub patience: Duration,
     /// What each copy may write, in memory, in MiB.
     pub scratch_mib: u32,
+    /// What each copy may take of its host.
+    pub limits: Limits,
     /// How long it may take until it serves.
     pub start_within: Duration,
     /// Its address.
@@ -65,6 +68,12 @@ pub(super) struct ProgramFile {
     patience_ms: u64,
     #[serde(default = "scratch_mib")]
     scratch_mib: u32,
+    #[serde(default)]
+    memory_mib: Option<u32>,
+    #[serde(default)]
+    cpus: Option<f64>,
+    #[serde(default)]
+    tasks: Option<u32>,
     #[serde(default = "start_within_s")]
     start_within_s: u64,
     nics: Vec<ProgramNic>,
@@ -133,6 +142,24 @@ impl ProgramFile {
                 "is from 1 to 1048576 (256 if it is left out)".into(),
             );
         }
+        if self.memory_mib.is_some_and(|mib| !(16..=1 << 24).contains(&mib)) {
+            return wrong(
+                "memory_mib",
+                "is from 16 to 16777216 (no limit if it is left out)".into(),
+            );
+        }
+        if self.cpus.is_some_and(|cpus| !(0.01..=4096.0).contains(&cpus)) {
+            return wrong(
+                "cpus",
+                "is from 0.01 to 4096, such as 1.5 (no limit if it is left out)".into(),
+            );
+        }
+        if self.tasks.is_some_and(|tasks| !(1..=1 << 22).contains(&tasks)) {
+            return wrong(
+                "tasks",
+                "is from 1 to 4194304 (no limit if it is left out)".into(),
+            );
+        }
         if !(1..=3600).contains(&self.start_within_s) {
             return wrong(
                 "start_within_s",
@@ -174,6 +201,11 @@ impl ProgramFile {
             },
             patience: Duration::from_millis(self.patience_ms),
             scratch_mib: self.scratch_mib,
+            limits: Limits {
+                memory_mib: self.memory_mib,
+                cpus: self.cpus,
+                tasks: self.tasks,
+            },
             start_within: Duration::from_secs(self.start_within_s),
             address,
             prefix,

@@ -6,14 +6,22 @@
 use super::{Daemon, store};
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::Answer;
+use crate::control::server::AnswerTo;
 use crate::vm::PRINTED;
 use dunlin_core::sync::compare::hash_block;
+use dunlin_program::limits::Group;
+use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Lines of one answer.
 const MOST_LINES: usize = 10_000;
+/// How often a follower looks for more, and how often it says that it is there.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const ALIVE_EVERY: Duration = Duration::from_secs(5);
 
 /// The executable, as far as two hosts have to have the same: its bytes, by their hash.
 pub fn executable(program: &ProgramSpec) -> Result<String, String> {
@@ -44,30 +52,78 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec) -> Vec<(String, String
             .map_or_else(ToString::to_string, |_| format!("user: {user}"));
         look(known.is_ok(), what, "make that user, or correct program.user");
     }
+    if !program.limits.is_none() {
+        let group = Group::make(&program.limits);
+        let what = group.as_ref().err().map_or_else(
+            || "limits: a control group can be made".to_owned(),
+            |why| format!("limits: {why}"),
+        );
+        look(
+            group.is_ok(),
+            what,
+            "mend that, or take memory_mib, cpus and tasks out of program's file: then nothing limits it",
+        );
+    }
     let cards = dunlin_guest::probe::network(&config.spec).into_iter();
     found.extend(cards.map(|card| (card.what, if card.ok { String::new() } else { card.mend })));
     found
 }
 
-/// The last lines that the copy on this host has printed.
-pub fn logs(daemon: &Daemon, vm: &str, lines: u32) -> Answer {
+/// The last lines that the copy on this host has printed, and with `follow` what it prints from then on, until the asker or the program goes.
+pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, mut stream: &UnixStream) -> Answer {
     let is_program = daemon
         .vms()
         .get(vm)
         .map(|handle| handle.status().program.is_some());
     match is_program {
-        None => Answer::refused(format!(
-            "there is no program '{vm}' on this host; 'dunlin status' lists them"
-        )),
-        Some(false) => Answer::refused(format!(
-            "'{vm}' is a VM: 'dunlin events' has its console's last lines"
-        )),
-        Some(true) => {
-            let path = store::folder(&daemon.host.state, vm).join(PRINTED);
-            match printed::last_lines(&path, (lines as usize).min(MOST_LINES)) {
-                Ok(lines) => Answer::done(lines.join("\n")),
-                Err(error) => Answer::failed(format!("{}: {error}", path.display())),
+        None => {
+            return Answer::refused(format!(
+                "there is no program '{vm}' on this host; 'dunlin status' lists them"
+            ));
+        }
+        Some(false) => {
+            return Answer::refused(format!(
+                "'{vm}' is a VM: 'dunlin events' has its console's last lines"
+            ));
+        }
+        Some(true) => {}
+    }
+    let path = store::folder(&daemon.host.state, vm).join(PRINTED);
+    let failed = |error: std::io::Error| Answer::failed(format!("{}: {error}", path.display()));
+    let lines = (lines as usize).min(MOST_LINES);
+    if !follow {
+        return match printed::last_lines(&path, lines) {
+            Ok(lines) => Answer::done(lines.join("\n")),
+            Err(error) => failed(error),
+        };
+    }
+    let (mut follower, first) = match Follower::begin(&path, lines) {
+        Ok(begun) => begun,
+        Err(error) => return failed(error),
+    };
+    let mut text = first;
+    let mut said = Instant::now();
+    loop {
+        let answer = match text.is_empty() {
+            false => Some(Answer::Printed { text }),
+            // An asker who has gone is noticed although nothing is printed.
+            true => (said.elapsed() >= ALIVE_EVERY).then_some(Answer::Alive),
+        };
+        if let Some(answer) = answer {
+            said = Instant::now();
+            if stream.answer(&answer).is_err() {
+                return Answer::done("");
             }
+        }
+        text = match follower.more() {
+            Ok(text) => text,
+            Err(error) => return failed(error),
+        };
+        if text.is_empty() {
+            if !daemon.vms().contains_key(vm) {
+                return Answer::done(format!("program '{vm}' is not on this host any more"));
+            }
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 }

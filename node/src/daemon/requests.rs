@@ -1,6 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, identity, members, peers, program, store};
+use super::{Daemon, Ticket, examine, exec, identity, members, peers, program, store};
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::{AnswerTo, read_request};
 use crate::control::{Answer, Event, HostStatus, Member, Request};
@@ -99,7 +99,8 @@ fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
             peers::ask(daemon, &host.clone(), &Request::Keys { host, ask })
         }
         Ok(Some(request @ Request::Keys { .. })) => from_peer(daemon, request, &mut |_| {}),
-        Ok(Some(Request::Logs { vm, lines })) => program::logs(daemon, &vm, lines),
+        Ok(Some(Request::Logs { vm, lines, follow })) => program::logs(daemon, &vm, lines, follow, stream),
+        Ok(Some(Request::Exec { vm, command })) => exec::serve(daemon, &vm, command, stream),
         Ok(Some(Request::Log(ask))) => return super::logs::serve(daemon, ask, stream),
         Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
         Ok(Some(Request::Check { text, origin })) => examine::check(daemon, &text, &origin, &mut |found| {

@@ -3,7 +3,8 @@
 //! **Decides**: the role of whoever connects, and the role that a request needs. **Flow**: the connection's peer (its user, as the kernel says) ->
 //! [`Roles::of`], by the groups that host.toml names -> [`Roles::check`] before anything of the request is done.
 //! **Invariants**: 1. without a group in host.toml the socket is for root alone; by the network people have the role that their certificate says, and it is never root's. 2. a new request has no role by omission: [`needed`] is a
-//! complete match. 3. nobody but an administrator makes a host run a program, or open a file, that an administrator has not put into a VM's file.
+//! complete match. 3. nobody but an administrator makes a host run a program, or open a file, that an administrator has not put into a VM's file;
+//! but in a bare program's copy an operator may run a command as the program's own user, who is not root (`exec`).
 //! 4. users cost a bounded number of threads each, and none can keep root out.
 //! **Source**: unix(7), SO_PEERCRED. **Not here**: other hosts, which are believed by their keys (`peers`, `identity`).
 
@@ -289,7 +290,8 @@ fn needed(request: &Request) -> Role {
         Request::Status | Request::Events { .. } | Request::Cluster | Request::Check { .. } => Role::Viewer,
         Request::Log(LogRequest::Status { .. }) => Role::Viewer,
         // What a program prints may be its users' business.
-        Request::Logs { .. } => Role::Operator,
+        // So may what it can be made to do beside its work; as root it could read all that the host has (`exec`).
+        Request::Logs { .. } | Request::Exec { .. } => Role::Operator,
         Request::Keys {
             ask: KeysStep::Show, ..
         } => Role::Viewer,
@@ -365,6 +367,10 @@ mod tests {
             force_stale: false,
         };
         let look = Request::Status;
+        let exec = Request::Exec {
+            vm: vm(),
+            command: vec!["true".into()],
+        };
         let keys = |ask| Request::Keys {
             host: "b".into(),
             ask,
@@ -374,6 +380,7 @@ mod tests {
             (&keys(KeysStep::Show), Role::Viewer),
             (&down(false), Role::Operator),
             (&Request::Failover { vm: vm() }, Role::Operator),
+            (&exec, Role::Operator),
             (&protect(false), Role::Operator),
             (&down(true), Role::Administrator),
             (&protect(true), Role::Administrator),

@@ -139,6 +139,7 @@ impl VmLoop {
             disks: Vec::new(),
             noted: self.notebook.newest(),
             recovering: self.group.role() == ConsensusRole::Recovering,
+            ended_after: Vec::new(),
         }
     }
 

@@ -4,6 +4,7 @@ use crate::control::{Answer, SyncFigures};
 use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
 use crate::vm::program::carrying::{Brought, JoinStep};
+use crate::vm::program::copies::Visited;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
@@ -152,6 +153,8 @@ pub enum LoopEvent {
         /// It was the schedule's.
         scheduled: bool,
     },
+    /// A person wants to run this in the copy of a bare program here.
+    Visit(Vec<String>, Sender<Result<Box<Visited>, String>>),
     /// The VM's end is agreed, and every other host that can be reached was told.
     EndTold,
     /// The backup's VM is an ordinary VM now, or is lost.

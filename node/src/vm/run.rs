@@ -352,7 +352,8 @@ impl VmLoop {
             // A program's loop has asked for it.
             LoopEvent::ProgramPrepared(_)
             | LoopEvent::ProgramJoin { .. }
-            | LoopEvent::ProgramBrought { .. } => {}
+            | LoopEvent::ProgramBrought { .. }
+            | LoopEvent::Visit(..) => {}
             LoopEvent::TookOver { session, result } => self.took_over(session, result),
         }
     }

@@ -121,6 +121,11 @@ const MEANINGS: &[(&str, Tone, &str)] = &[
         "The VM ends with this host: nobody could take it.",
     ),
     (
+        "exec",
+        Plain,
+        "Somebody runs a command beside a program, in one copy: nothing of it is replicated.",
+    ),
+    (
         "failed",
         Bad,
         "The VM does not run here; the text says what to mend.",
@@ -261,6 +266,11 @@ const MEANINGS: &[(&str, Tone, &str)] = &[
         "primary-lost",
         Warning,
         "The primary is silent; if it is dead, this host takes over.",
+    ),
+    (
+        "poison-input",
+        Bad,
+        "Both copies of a program have ended by one input; it is not given to it again, and nobody serves.",
     ),
     ("program-ended", Bad, "The program itself has ended."),
     ("protected", Good, "The VM survives the death of either host."),

@@ -25,7 +25,7 @@ const IO_URING: [libc::c_long; 3] = [
 const CLOCK: [libc::c_long; 3] = [libc::SYS_clock_gettime, libc::SYS_gettimeofday, libc::SYS_time];
 
 /// The filter as the kernel takes it; made before the fork.
-pub(super) struct Filter {
+pub(crate) struct Filter {
     program: Vec<libc::sock_filter>,
     listens: bool,
 }

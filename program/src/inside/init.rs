@@ -127,7 +127,7 @@ fn start(socket: &OwnedFd, spec: &Spec) -> io::Result<Pid> {
 }
 
 /// The program's own process gives up what it must not have.
-fn behind(walls: &Walls) -> io::Result<()> {
+pub(super) fn behind(walls: &Walls) -> io::Result<()> {
     for capability in (0..MOST_CAPABILITIES).filter(|capability| !KEPT_CAPABILITIES.contains(capability)) {
         // SAFETY: a plain system call. One that this kernel does not know is refused, and not had.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };

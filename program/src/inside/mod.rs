@@ -16,8 +16,10 @@ mod filter;
 mod init;
 mod ptrace;
 mod view;
+mod visit;
 
 pub(crate) use card::address_of_host;
+pub(crate) use visit::enter;
 
 use crate::message::{Go, Heard, Spec, receive, send};
 use nix::sched::{CloneFlags, unshare};
@@ -37,6 +39,11 @@ pub(crate) type Failure = String;
 /// `step: error`.
 pub(crate) fn failed<E: std::fmt::Display>(step: &str) -> impl Fn(E) -> Failure + '_ {
     move |error| format!("{step}: {error}")
+}
+
+/// What a visitor is refused, as the program is; chance and time are answered for the program alone.
+pub(crate) fn filter_of_a_visitor() -> filter::Filter {
+    filter::Filter::new(false, false)
 }
 
 /// What `dunlin program inside` does. Only `Copy::start` calls it.
@@ -132,7 +139,7 @@ fn enter_namespaces(spec: &Spec) -> Result<(), Failure> {
     }
     unshare(flags).map_err(|error| {
         let hint = match uid.is_root() {
-            true => "run it as root on a kernel with namespaces",
+            true => "run it as root on a kernel with namespaces; dunlin's systemd unit wants /usr/share/dunlin/programs.conf for them",
             false => {
                 "this host lets only root make namespaces (sysctl user.max_user_namespaces, \
                       kernel.apparmor_restrict_unprivileged_userns): run it as root"

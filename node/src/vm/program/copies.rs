@@ -16,10 +16,24 @@ use dunlin_core::program::order::Gate;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::limits::Group;
 use dunlin_program::message::{Card, Heard, Spec, Walls};
 use dunlin_program::printed::Printed;
+use dunlin_program::visit::{Order, Rooms};
 use dunlin_program::{options, sockets};
 use std::path::{Path, PathBuf};
+
+/// What `dunlin exec` needs of a copy.
+pub struct Visited {
+    /// The copy's namespaces.
+    pub rooms: Rooms,
+    /// What is to run.
+    pub order: Order,
+    /// The copy's part.
+    pub role: &'static str,
+    /// It runs as root, who may read all that its host has.
+    pub is_root: bool,
+}
 
 /// The epoch of all that a program says. The one before it is what both copies are when they begin: nothing.
 const ONLY_EPOCH: Epoch = Epoch(2);
@@ -98,12 +112,61 @@ impl ProgramLoop {
             let Some(how) = heard.end() else { continue };
             let words = running.copy.last_words(1).pop();
             let words = words.map_or_else(String::new, |words| format!("; its last words: {words}"));
-            let hint = match heard {
-                Heard::Ended { others: true, .. } => " (a program has to stay in the foreground)",
-                _ => "",
+            let hint = match (&heard, self.program.limits.memory_mib) {
+                (Heard::Ended { others: true, .. }, _) => {
+                    " (a program has to stay in the foreground)".to_owned()
+                }
+                (_, Some(mib)) if running.copy.met_its_memory() => {
+                    format!(" (it had taken all of its memory: memory_mib = {mib} in its file)")
+                }
+                _ => String::new(),
             };
             return self.fails(&format!("the program {how}{hint}{words}"));
         }
+    }
+
+    /// Where a person's command is to run, and how.
+    pub(super) fn visited(&self, command: Vec<String>) -> Result<Visited, String> {
+        let name = &self.config.name;
+        let running = self
+            .running
+            .as_ref()
+            .filter(|running| running.copy.ended().is_none());
+        let (Some(running), true) = (running, self.role != Role::None) else {
+            let others = self.config.group.iter().map(|host| &host.member.id);
+            let elsewhere = self
+                .group
+                .leader()
+                .filter(|leader| *leader != self.me && others.clone().any(|id| id == leader));
+            let hint = elsewhere.map_or_else(String::new, |leader| {
+                format!(
+                    "; host '{}' serves it: say it there",
+                    self.config.host_name(leader)
+                )
+            });
+            return Err(format!(
+                "no copy of program '{name}' runs on host '{}'{hint}",
+                self.host.name
+            ));
+        };
+        let rooms =
+            Rooms::of(&running.copy).map_err(|error| format!("the namespaces of '{name}': {error}"))?;
+        let role = match self.role {
+            Role::Primary => "primary",
+            _ => "backup",
+        };
+        let order = Order {
+            command,
+            directory: self.program.directory.clone(),
+            environment: self.program.environment.clone(),
+            walls: walls(&self.program)?,
+        };
+        Ok(Visited {
+            rooms,
+            order,
+            role,
+            is_root: self.program.user.as_deref().is_none_or(|user| user == "root"),
+        })
     }
 
     /// It may take inputs as soon as it listens.
@@ -149,6 +212,7 @@ impl ProgramLoop {
         if let Some(talker) = talker {
             talker.say(SyncMessage::Refused { why: why.to_owned() });
         }
+        self.ask_whether_both_ended();
         self.drop_copy();
         self.group.may_lead(false);
         if self.group.is_leader() {
@@ -198,8 +262,19 @@ pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), String> {
     std::fs::write(folder.join(RAN), []).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
+/// What the program is kept from, and so whoever runs something beside it.
+pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
     let user = program.user.as_deref().map(options::user).transpose();
+    Ok(Walls {
+        user: user.map_err(|error| error.to_string())?,
+        scratch_mib: program.scratch_mib,
+        agreed_chance: None,
+        agreed_clock: false,
+    })
+}
+
+pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
+    let group = Group::make(&program.limits).map_err(|why| format!("the program's limits: {why}"))?;
     let spec = Spec {
         command: program.command.clone(),
         directory: program.directory.clone(),
@@ -210,18 +285,19 @@ pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, S
             gateway: program.gateway,
             mac: program.mac,
         },
-        walls: Some(Walls {
-            user: user.map_err(|error| error.to_string())?,
-            scratch_mib: program.scratch_mib,
-            agreed_chance: None,
-            agreed_clock: false,
-        }),
+        walls: Some(walls(program)?),
     };
     let inside = Inside {
         program: "/proc/self/exe".into(),
         arguments: vec!["program".into(), "inside".into()],
     };
     let printed = Printed::create(&printed).map_err(|error| format!("{}: {error}", printed.display()))?;
-    Copy::prepare("the program's copy", &inside, &spec, Prints::Kept(Some(printed)))
-        .map_err(|error| error.to_string())
+    Copy::prepare(
+        "the program's copy",
+        &inside,
+        &spec,
+        Prints::Kept(Some(printed)),
+        group,
+    )
+    .map_err(|error| error.to_string())
 }

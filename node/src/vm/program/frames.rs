@@ -100,6 +100,7 @@ impl ProgramLoop {
     }
 
     fn deliver(&mut self, frame: &Frame) {
+        self.last_inputs.given(frame);
         let frame = self.output.heard(frame);
         let Some(running) = &self.running else { return };
         match running.copy.card().write(&frame.bytes) {

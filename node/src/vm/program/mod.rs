@@ -19,11 +19,12 @@
 mod agreement;
 mod backlog;
 pub mod carrying;
-mod copies;
+pub mod copies;
 mod ending;
 mod frames;
 mod joined;
 mod joining;
+mod poison;
 mod serving;
 mod status;
 
@@ -161,6 +162,7 @@ pub struct ProgramLoop {
     frames_out: u64,
     /// Inputs that were not read in time, as far as that was told.
     impatient_told: (u64, Option<u64>),
+    last_inputs: poison::LastInputs,
     failure: Option<String>,
     failover: Option<FailoverStatus>,
     orders: Vec<ending::Order>,
@@ -234,6 +236,7 @@ impl ProgramLoop {
             frames_in: 0,
             frames_out: 0,
             impatient_told: (0, None),
+            last_inputs: poison::LastInputs::default(),
             failure: None,
             failover: None,
             orders: Vec::new(),
@@ -410,6 +413,10 @@ impl ProgramLoop {
             LoopEvent::BackupIdle { session, .. } => self.backup_listens(session),
             LoopEvent::ProgramJoin { session, step } => self.join_step(session, step),
             LoopEvent::ProgramBrought { session, result } => self.brought(session, result),
+            LoopEvent::Visit(command, reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.visited(command).map(Box::new));
+            }
             LoopEvent::EndTold => self.forget(),
             // What only a VM's threads tell.
             _ => {}

@@ -26,6 +26,10 @@ impl ProgramLoop {
             disks: Vec::new(),
             noted: None,
             recovering: false,
+            ended_after: match self.failure {
+                Some(_) => self.last_inputs.lines(),
+                None => Vec::new(),
+            },
         }
     }
 

@@ -1,0 +1,105 @@
+//! An input that ends both copies: found where both hosts' copies have ended after the same one, and told.
+//!
+//! Decides:    nothing: a copy that has ended is never begun again, so no input is given to the program a third time.
+//! Flow:       each delivery with a payload -> the last few are kept -> a copy ends -> the other host is asked whether its copy has ended
+//!             too, and after which -> event.
+//! Invariants: 1. (memory) [`KEPT`] frames are kept; 2. the asking ends after [`ASKS`] questions.
+//! Not here:   the end itself (`copies`).
+
+use super::ProgramLoop;
+use crate::config::VmConfig;
+use crate::control::{Answer, Request};
+use crate::vm::{Host, ask_host};
+use dunlin_core::agreed::Frame;
+use dunlin_core::output::packet::{Direction, Parsed, parse};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A program may have been given a further input or two before its end was seen.
+const KEPT: usize = 4;
+/// Of an input so much is shown.
+const SHOWN_BYTES: usize = 48;
+/// How often the other host is asked, and how long it is waited between and for each answer.
+const ASKS: usize = 20;
+const BETWEEN: Duration = Duration::from_millis(500);
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// The last inputs that a copy was given, as they were agreed: so they are the same on both hosts.
+#[derive(Default)]
+pub(super) struct LastInputs(VecDeque<Frame>);
+
+impl LastInputs {
+    pub(super) fn given(&mut self, frame: &Frame) {
+        let payload = match parse(frame, Direction::ToVm) {
+            Parsed::Tcp(segment) => segment.payload,
+            Parsed::Datagram(datagram) => datagram.payload,
+            _ => return,
+        };
+        if !payload.is_empty() {
+            if self.0.len() == KEPT {
+                self.0.pop_front();
+            }
+            self.0.push_back(frame.clone());
+        }
+    }
+
+    /// Newest first, a line each.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.0.iter().rev().filter_map(line).collect()
+    }
+}
+
+fn payload(frame: &Frame) -> Option<(String, &[u8])> {
+    let (key, number, payload) = match parse(frame, Direction::ToVm) {
+        Parsed::Tcp(segment) => (segment.key, Some(segment.seq), segment.payload),
+        Parsed::Datagram(datagram) => (datagram.key, None, datagram.payload),
+        _ => return None,
+    };
+    let number = number.map_or_else(String::new, |number| format!(" (TCP {number})"));
+    let from = format!("{}{number}", SocketAddr::new(key.peer, key.peer_port));
+    Some((from, frame.bytes.get(payload)?))
+}
+
+fn line(frame: &Frame) -> Option<String> {
+    let (from, payload) = payload(frame)?;
+    let shown = payload[..payload.len().min(SHOWN_BYTES)].escape_ascii();
+    Some(format!(
+        "{} bytes from {from}, beginning \"{shown}\"",
+        payload.len()
+    ))
+}
+
+impl ProgramLoop {
+    /// The copy here has ended by itself.
+    pub(super) fn ask_whether_both_ended(&self) {
+        let inputs = self.last_inputs.lines();
+        let Some(other) = self.other().filter(|_| !inputs.is_empty()) else {
+            return;
+        };
+        let (host, config) = (self.host.clone(), self.config.clone());
+        let other = config.host_name(other).to_owned();
+        let work = move || ask(&host, &config, &other, &inputs);
+        // Without it nothing is lost but the explanation.
+        let _ = std::thread::Builder::new().name("ended-alike".into()).spawn(work);
+    }
+}
+
+fn ask(host: &Arc<Host>, config: &VmConfig, other: &str, inputs: &[String]) {
+    let vm = &config.name;
+    for _ in 0..ASKS {
+        std::thread::sleep(BETWEEN);
+        let request = Request::Standing { vm: vm.clone() };
+        let Answer::Standing(standing) = ask_host(host, other, &request, WITHIN, &mut |_| {}) else {
+            continue;
+        };
+        if let Some(input) = inputs.iter().find(|input| standing.ended_after.contains(input)) {
+            let text = format!(
+                "the same input has ended the copies on both hosts: {input}. The program is not given it again, and not begun again: nobody \
+                 serves. 'dunlin logs {vm}' has its last words; 'dunlin down {vm}' and 'dunlin up' begin it anew"
+            );
+            return host.events.push(vm, "poison-input", text);
+        }
+    }
+}
