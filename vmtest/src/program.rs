@@ -10,6 +10,10 @@
 mod away;
 pub mod bench;
 mod guard;
+mod oddities;
+pub mod random;
+pub mod server;
+pub mod services;
 mod stories;
 
 use std::path::{Path, PathBuf};

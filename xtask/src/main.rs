@@ -62,6 +62,14 @@ enum Task {
     #[command(subcommand)]
     K8s(k8s::K8s),
     Scenarios(scenarios::Scenarios),
+    /// A server that misbehaves as it is told; the scenario `program` runs it.
+    #[command(hide = true, name = dunlin_vmtest::program::server::COMMAND)]
+    ProgramServer {
+        /// How.
+        kind: String,
+        /// Where it listens.
+        port: u16,
+    },
     /// Measurements that compare in one run.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -142,6 +150,7 @@ fn run(task: Task) -> Result<()> {
         Task::Page(task) => page::run(&task),
         Task::K8s(task) => k8s::run(&task),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
+        Task::ProgramServer { kind, port } => dunlin_vmtest::program::server::run(&kind, port).map(drop),
         Task::Bench(what) => bench::run(&what),
     }
 }

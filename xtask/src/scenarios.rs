@@ -1,5 +1,7 @@
 //! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
 
+mod programs;
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -33,12 +35,11 @@ pub struct Scenarios {
     /// Say which there are.
     #[arg(long)]
     list: bool,
-    /// How often `connections-come-and-go`, `speculative-deaths` and `ledger` kill the primary's host.
+    /// How often `connections-come-and-go`, `speculative-deaths`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
-    /// How many copies of a running program `program-joins` makes.
-    #[arg(long, default_value_t = 200)]
-    joins: usize,
+    #[command(flatten)]
+    program: programs::Programs,
     /// `long-upload` uploads for so many seconds at least, once protected and once not.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     upload_seconds: u64,
@@ -80,7 +81,7 @@ impl Scenarios {
             quick: true,
             list: false,
             kills: 4,
-            joins: 200,
+            program: programs::Programs::default(),
             upload_seconds: 0,
             upload_loops: 0,
             storage: "gannet".to_owned(),
@@ -111,7 +112,10 @@ impl Scenarios {
     }
 
     fn wants(&self, name: &str, quick: bool) -> bool {
-        let by_name = self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()));
+        let means = |part: &String| {
+            name == part || (!programs::ALONE.contains(&part.as_str()) && name.contains(part.as_str()))
+        };
+        let by_name = self.names.is_empty() || self.names.iter().any(means);
         by_name && (quick || !self.quick)
     }
 }
@@ -146,6 +150,9 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
             println!("{name:40} orders of a person, quick");
         }
         println!("{:40} plover pcx1, --kills N", "ledger");
+        for (name, about) in programs::LIST {
+            println!("{name:40} bare programs, {about}");
+        }
         println!("{:40} by its seed, --faults N --seed S, quick", "campaign");
         for size in &sizes::SIZES {
             println!("{:40} dunlin", size.name);
@@ -211,20 +218,7 @@ fn play(
         let outcome = joining::run(&world).map(|refused| format!(", {refused} refused"));
         tell("cluster-join", begun, outcome);
     }
-    if wanted("program", true) {
-        let begun = Instant::now();
-        let outcome = dunlin_vmtest::program::stories(&world.dunlin).map(|told| format!(", {told} stories"));
-        tell("program", begun, outcome);
-    }
-    if wanted("program-joins", false) {
-        let begun = Instant::now();
-        let outcome = dunlin_vmtest::program::joins(&world.dunlin, arguments.joins);
-        tell(
-            "program-joins",
-            begun,
-            outcome.map(|joins| format!(", {joins} joins")),
-        );
-    }
+    programs::play(arguments, &world.dunlin, &mut tell);
     if wanted("life", true) {
         let begun = Instant::now();
         let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));
@@ -474,13 +468,14 @@ fn stalls(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnde
     ))
 }
 
+fn fresh_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_micros() as u64 % 1_000_000_000)
+}
+
 /// Who plays with the mixed load, and where its chance comes from.
 fn mixed(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder) -> Result<CampaignSpec> {
     let mut say = |line: &str| println!("{line}");
-    let fresh = || {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        now.map_or(0, |now| now.as_micros() as u64 % 1_000_000_000)
-    };
     let kinds = arguments.kinds.iter().map(|name| {
         let known = plan::KINDS.iter().find(|(_, known, _)| known == name);
         known.map(|(kind, ..)| *kind).with_context(|| {
@@ -496,7 +491,7 @@ fn mixed(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnder
         kinds: kinds.collect::<Result<_>>()?,
         image: image::ensure_service(&image::MIXED, &paths::guest_images(), &mut say)?.under(runs_under),
         checker: dunlin_vmtest::linear::checker()?,
-        seed: arguments.seed.unwrap_or_else(fresh),
+        seed: arguments.seed.unwrap_or_else(fresh_seed),
         faults: arguments.faults,
     })
 }

@@ -1,11 +1,11 @@
 //! What may happen to a bare program on two hosts, one story after the other in one lab.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, down, guard, path, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, down, guard, oddities, path, up};
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
 use crate::demo::service;
@@ -22,10 +22,10 @@ type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 ///
 /// # Errors
 /// When one does not go as it should; the daemons' logs are kept.
-pub fn run(binary: &std::path::Path) -> Result<usize> {
+pub fn run(binary: &std::path::Path, named: Option<&str>) -> Result<usize> {
     in_a_lab("program-stories", &LabSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
-        let stories: [Story; 15] = [
+        let stories: [Story; 25] = [
             ("two primaries die, one after the other", guard::two_die),
             ("hand-over after hand-over", guard::few_joins),
             ("the primary's host dies", primary_dies),
@@ -40,10 +40,28 @@ pub fn run(binary: &std::path::Path) -> Result<usize> {
             ("nobody hears the primary's host", away::primary_is_mute),
             ("answers that no two copies give alike", differs),
             ("programs that do not serve", does_not_serve),
+            ("a program that forks", oddities::forks),
+            ("a program that executes itself anew", oddities::execs),
+            ("a program that answers with RDTSC", oddities::reads_the_tsc),
+            ("a program that never reads", oddities::never_reads),
+            ("an input that makes both copies exit", oddities::exits),
+            ("an input that crashes both copies", oddities::crashes_by_an_input),
+            ("a program that fills its memory", oddities::fills_its_memory),
+            ("a new copy is limited as well", oddities::a_new_copy_is_limited),
+            ("commands beside a program", oddities::visitors),
+            ("what it prints is followed", oddities::follows_logs),
             ("start after start", leaves_nothing),
         ];
-        for (name, story) in stories {
-            story(cluster).with_context(|| name.to_owned())?;
+        let chosen = |name: &str| named.is_none_or(|named| name.contains(named));
+        let stories: Vec<Story> = stories.into_iter().filter(|(name, _)| chosen(name)).collect();
+        ensure!(
+            !stories.is_empty(),
+            "no story of bare programs has {named:?} in its name"
+        );
+        for (name, story) in &stories {
+            let begun = Instant::now();
+            story(cluster).with_context(|| (*name).to_owned())?;
+            println!("program: {name} ({:.1} s)", begun.elapsed().as_secs_f64());
         }
         for host in cluster.running() {
             cluster.stop_host(&host, Signal::SIGTERM)?;

@@ -1,0 +1,3 @@
+module dunlin.dev/vmtest/counter
+
+go 1.19
