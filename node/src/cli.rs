@@ -3,6 +3,8 @@
 mod bundle;
 mod check;
 mod cluster;
+#[cfg(test)]
+mod documents;
 mod door;
 mod exec;
 mod import;

@@ -5,6 +5,7 @@
 //! had no room for, is missing; the others count.
 
 use crate::control::Event;
+use crate::web::meaning;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -101,6 +102,8 @@ impl Events {
     /// Something happened to `vm`; it is also logged.
     pub fn push(&self, vm: &str, kind: &str, text: impl Into<String>) {
         let text = text.into();
+        // Whoever builds a daemon for tests hears of a kind that docs/troubleshooting.md does not explain.
+        debug_assert!(cfg!(test) || meaning::is_known(kind), "no meaning for {kind}");
         tracing::info!(vm, kind, "{text}");
         let time_ms = now_ms();
         let mut log = self.log();

@@ -13,7 +13,7 @@ mod board;
 mod door;
 mod guard;
 mod hands;
-mod meaning;
+pub mod meaning;
 mod owner;
 mod stream;
 mod view;

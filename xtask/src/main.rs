@@ -2,6 +2,7 @@
 
 mod accel;
 mod bench;
+mod book;
 mod cargo;
 mod criu;
 mod demo;
@@ -57,6 +58,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     Demo(demo::Demo),
     Package(package::Package),
+    /// Make a book of `docs/` in `target/book`; installs mdBook into `target/tools` the first time.
+    Book,
     #[command(subcommand)]
     Page(page::Page),
     #[command(subcommand)]
@@ -146,6 +149,7 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Book => book::run(),
         Task::Package(arguments) => package::run(&arguments),
         Task::Page(task) => page::run(&task),
         Task::K8s(task) => k8s::run(&task),

@@ -190,9 +190,9 @@ fn without_secrets(config: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// Everything that must not be in the file.
-fn secrets(config: &Path, host: Option<&HostConfig>) -> Vec<String> {
+fn secrets(config: &Path, host: Option<&HostConfig>) -> Vec<Vec<u8>> {
     let mut secrets = Vec::new();
-    let mut read = |path: &Path| secrets.extend(std::fs::read_to_string(path));
+    let mut read = |path: &Path| secrets.extend(std::fs::read(path));
     match host.map(|host| &host.trust) {
         Some(Trust::Tls { key, .. }) => read(key),
         Some(Trust::Secret(path)) => read(path),
@@ -200,7 +200,10 @@ fn secrets(config: &Path, host: Option<&HostConfig>) -> Vec<String> {
     }
     // The authority's, on the host where it lies.
     read(&config.parent().unwrap_or(Path::new(".")).join("ca-key.pem"));
-    secrets.extend(host.and_then(|host| host.notify_url.clone()));
+    secrets.extend(
+        host.and_then(|host| host.notify_url.clone())
+            .map(String::into_bytes),
+    );
     secrets
 }
 

@@ -1,47 +1,85 @@
-//! Takes secrets out of what goes into a bundle: whole, line by line, and as bytes are printed.
+//! Takes secrets out of what goes into a bundle: whole, in pieces, and as bytes are printed.
 //!
-//! **Invariants**: 1. a line that has a part of a secret that is long enough to be told from chance is replaced whole. 2. the lines of a private key in PEM
-//! are left out even if it is nobody's known. **Not here**: which secrets there are.
+//! **Invariants**: 1. a line that has a part of a secret that is long enough to be told from chance is replaced whole: as text, in hexadecimal digits, in
+//! base64 from whichever byte on, or as a list of bytes. 2. the lines of a private key in PEM, and those with a token that lets a host in, are left out
+//! even if they are nobody's known. **Not here**: which secrets there are.
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use std::collections::HashSet;
 
 /// What stands in a secret's place.
 pub const REMOVED: &str = "[removed: a secret]";
-/// So many bytes of a secret in a row are a leak.
+/// So many bytes of a secret in a row are a leak, and so many digits of its text.
 const PIECE: usize = 16;
+/// What a token begins with (fabric's `enroll`).
+const TOKEN: &str = "dunlin1-";
 
 pub struct Scrubber {
     needles: Vec<String>,
+    /// Every piece of a secret's text and of its digits.
+    pieces: HashSet<[u8; PIECE]>,
 }
 
 impl Scrubber {
-    /// `secrets`: the text of key files and secret files, and addresses with secrets in them.
-    pub fn new(secrets: impl IntoIterator<Item = String>) -> Self {
-        let mut needles = Vec::new();
+    /// `secrets`: the bytes of key files and secret files, and addresses with secrets in them.
+    pub fn new(secrets: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let mut scrubber = Self {
+            needles: Vec::new(),
+            pieces: HashSet::new(),
+        };
         for secret in secrets {
-            let secret = secret.trim();
-            let body: Vec<&str> = secret
-                .lines()
-                .map(str::trim)
-                .filter(|line| !line.starts_with("---"))
-                .collect();
-            let is_pem = secret.starts_with("-----BEGIN");
-            // The last line of a key may be too short to tell it from chance.
-            let least = if is_pem { PIECE } else { 4 };
-            needles.extend(
-                body.iter()
-                    .filter(|line| line.len() >= least)
-                    .map(|line| (*line).to_owned()),
-            );
-            // Also as the bytes that it stands for are printed.
-            let bytes = match is_pem {
-                true => STANDARD.decode(body.concat()).unwrap_or_default(),
-                false => secret.as_bytes().to_vec(),
-            };
-            needles.extend(bytes.chunks_exact(PIECE).flat_map(forms));
+            scrubber.learn(secret.trim_ascii());
         }
-        Self { needles }
+        scrubber
+    }
+
+    fn learn(&mut self, secret: &[u8]) {
+        let text = String::from_utf8_lossy(secret);
+        let lines = text.lines().map(str::trim);
+        let body: Vec<&str> = lines.filter(|line| !line.starts_with("---")).collect();
+        let is_pem = text.starts_with("-----BEGIN");
+        // The last line of a key may be too short to tell it from chance.
+        let least = if is_pem { PIECE } else { 4 };
+        let lines = body.iter().filter(|line| line.len() >= least);
+        self.needles.extend(lines.map(|line| (*line).to_owned()));
+        let body = body.concat();
+        let bytes = match is_pem {
+            true => STANDARD.decode(&body).unwrap_or_default(),
+            false => secret.to_vec(),
+        };
+        // Other addresses may begin as this one does.
+        let own = body.split_once("://").map_or(body.as_str(), |(_, own)| own);
+        self.learn_pieces(own.as_bytes());
+        // What of them is text, as a program prints that takes them for text.
+        self.learn_pieces(&bytes);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.learn_pieces(hex.to_uppercase().as_bytes());
+        self.learn_pieces(hex.as_bytes());
+        for from in 0..bytes.len().min(3) {
+            self.learn_pieces(STANDARD.encode(&bytes[from..]).trim_end_matches('=').as_bytes());
+            self.learn_pieces(URL_SAFE.encode(&bytes[from..]).trim_end_matches('=').as_bytes());
+        }
+        for piece in bytes.chunks_exact(PIECE) {
+            let list: Vec<String> = piece.iter().map(u8::to_string).collect();
+            self.needles.push(list.join(", "));
+        }
+    }
+
+    fn learn_pieces(&mut self, text: &[u8]) {
+        let pieces = text.windows(PIECE);
+        self.pieces
+            .extend(pieces.filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok()));
+    }
+
+    fn is_in(&self, line: &str) -> bool {
+        let whole = self.needles.iter().any(|needle| line.contains(needle.as_str()));
+        whole
+            || line.contains(TOKEN)
+            || line
+                .as_bytes()
+                .windows(PIECE)
+                .any(|piece| self.pieces.contains(piece))
     }
 
     /// `words` without what must not be told.
@@ -56,7 +94,7 @@ impl Scrubber {
                 // A key has some lines: what begins like one and does not end is not the rest of a file.
                 false => in_key && !line.contains("-----") && !line.trim().is_empty(),
             };
-            if is_key || self.needles.iter().any(|needle| line.contains(needle.as_str())) {
+            if is_key || self.is_in(line) {
                 scrubbed.push_str(REMOVED);
                 scrubbed.push('\n');
             } else {
@@ -67,13 +105,6 @@ impl Scrubber {
     }
 }
 
-/// How bytes may be printed.
-fn forms(bytes: &[u8]) -> [String; 3] {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let list: Vec<String> = bytes.iter().map(u8::to_string).collect();
-    [hex.to_uppercase(), hex, list.join(", ")]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,13 +112,18 @@ mod tests {
     #[test]
     fn a_secret_is_taken_out_in_every_form_and_the_rest_stays() {
         let key = "-----BEGIN PRIVATE KEY-----\nAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n-----END PRIVATE KEY-----\n";
-        let scrubber = Scrubber::new([key.to_owned(), "what nobody else may know\n".to_owned()]);
+        let scrubber = Scrubber::new([key.into(), b"what nobody else may know\n".to_vec()]);
         for leak in [
             "key AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8= read",
             "000102030405060708090a0b0c0d0e0f10",
             "000102030405060708090A0B0C0D0E0F10",
             "Tls([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16])",
             "--secret what nobody else may know",
+            "cut short: hat nobody else may kn",
+            "d2hhdCBub2JvZHkgZWxzZSBtYXkga25vdwo=",
+            "in a list, from its second byte on: aGF0IG5vYm9keSBlbHNlIG1heQ",
+            "wrapped: EBESExQVFhcYGRobHB0e",
+            "say: dunlin cluster join dunlin1-abcdef",
         ] {
             let text = format!("before\n{leak}\nafter\n");
             let scrubbed = String::from_utf8(scrubber.scrub(text.as_bytes())).expect("text");
