@@ -1,6 +1,7 @@
 //! What makes a replica of a host that follows the log: events in, effects out (docs/replica.md).
 //!
-//! Here so far: `sync`, the protocol between a primary and its backup, from the join on. Not here yet: roles, take-over,
-//! membership and modes (the VM loop of `node`).
+//! Here so far: `sync`, the protocol between a primary and its backup, from the join on; `epoch`, what holds from one sync to the next
+//! and how epochs follow each other, as each side's VM loop sees it. Not here yet: roles, take-over, membership (the VM loop of `node`).
 
+pub mod epoch;
 pub mod sync;

@@ -1,25 +1,26 @@
 //! The backup's driver and its VM loop.
 
-use super::hosts::{BackupLoop, Entry, Phase};
+use super::Bug;
+use super::hosts::{BackupLoop, Entry};
 use super::vm::{Devices, hashes};
 use super::world::World;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::Rules;
+use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
 use dunlin_core::replica::sync::backup::{Effect, Report, Word};
+use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::{Answer, Event};
 use dunlin_core::sync::staging::Staged;
 use dunlin_core::units::Term;
 use dunlin_core::wire::sync::SyncMessage;
 
 impl BackupLoop {
-    pub fn new(mode: Manner) -> Self {
+    pub fn new(mode: Manner, bug: Option<Bug>) -> Self {
         Self {
-            phase: Phase::Joining,
-            mode,
-            next: mode,
+            epochs: BackupEpochs::new(Rules::of(mode, false)).with_bugs(Bugs::with(bug)),
             applied: 0,
-            waits: false,
             staged: None,
-            loading: false,
+            loaded: false,
             elected: false,
             told_to_take_over: false,
             took_over: false,
@@ -125,20 +126,14 @@ impl World {
     fn backup_reports(&mut self, report: Report) {
         match report {
             Report::Staged { epoch, next, .. } => self.bl.staged = Some((epoch, next)),
-            Report::Loaded { .. } => {
-                self.bl.phase = Phase::Synced;
-                self.bl.mode = self.bl.next;
-                self.bl.loading = false;
-                self.bl.waits = false;
-            }
+            // The loop hears it at another turn.
+            Report::Loaded { .. } => self.bl.loaded = true,
             Report::Ended { torn, .. } => {
+                self.hear_loaded();
                 self.close_stream();
                 self.bl.staged = None;
-                self.bl.loading = false;
-                self.bl.waits = false;
-                let joined = matches!(self.bl.phase, Phase::Synced);
-                self.bl.phase = Phase::Lost;
-                if torn || !joined {
+                let whole = self.bl.epochs.session_ended();
+                if torn || !whole {
                     // Nobody's VM.
                     self.b_is_gone = true;
                 }
@@ -150,15 +145,29 @@ impl World {
 
     /// The loop gives leave, or not: it has been elected meanwhile.
     pub(super) fn give_leave(&mut self) {
+        // Reports are heard in their order.
+        self.hear_loaded();
         let Some((_, next)) = self.bl.staged.take() else {
             return;
         };
         if self.bl.elected {
             return self.b.worker.words.push_back(Word::Drop);
         }
-        self.bl.next = next;
-        self.bl.loading = true;
+        self.bl.epochs.acknowledges(Rules::of(next, false));
         self.b.worker.words.push_back(Word::Acknowledge);
+    }
+
+    /// The loop hears that the sync is applied.
+    pub(super) fn hear_loaded(&mut self) {
+        if std::mem::take(&mut self.bl.loaded) && self.bl.epochs.loaded().is_some() {
+            self.end_epoch();
+        }
+    }
+
+    /// The VM has what was agreed before the sync: a model VM has taken it at once.
+    fn end_epoch(&mut self) {
+        let epoch = self.bl.epochs.drained();
+        self.b.worker.words.push_back(Word::EpochEnds { epoch });
     }
 
     /// An entry of the log, on the backup.
@@ -166,25 +175,24 @@ impl World {
         let entry = self.log[self.bl.applied];
         self.bl.applied += 1;
         self.note(|| format!("b applies {entry:?}"));
-        let follows = !self.bl.elected && self.bl.phase != Phase::Lost;
         match entry {
             Entry::Input(input) => {
-                let whole = matches!(self.bl.phase, Phase::Synced | Phase::Lost);
-                if whole && self.bl.mode.backup_runs() {
+                if self.bl.epochs.executes_inputs() {
                     let whim = self.whim();
                     let word = self.b.vm.input(input, whim);
-                    if follows && self.bl.mode == Manner::Match {
+                    if !self.bl.elected && self.bl.epochs.tells_output() {
                         self.said_by_backup(word);
                     }
                 }
             }
-            Entry::Sync(_) if follows && self.bl.phase == Phase::Joining => self.bl.waits = true,
-            Entry::Sync(epoch) if follows => {
-                self.bl.waits = true;
-                self.b.worker.words.push_back(Word::EpochEnds { epoch });
+            Entry::Sync(epoch) => {
+                self.bl.epochs.sync_agreed(epoch, self.bl.elected);
+                if matches!(self.bl.epochs.phase(), Phase::Draining(_)) {
+                    self.end_epoch();
+                }
             }
             Entry::Complete { both: false, .. } if !self.bl.elected => self.b_is_gone = true,
-            Entry::Sync(_) | Entry::Complete { .. } => {}
+            Entry::Complete { .. } => {}
         }
     }
 

@@ -3,6 +3,8 @@
 use super::vm::Vm;
 use bytes::Bytes;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::backup::BackupEpochs;
+use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::sync::{Event, Machine, Source};
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
@@ -99,23 +101,6 @@ impl<M: Machine> Worker<M> {
     }
 }
 
-/// What a sync is to do.
-#[derive(Clone, Copy, Debug)]
-pub struct Run {
-    pub epoch: Epoch,
-    pub switchover: bool,
-    pub agreed: bool,
-    pub next: Manner,
-    pub stage: Stage,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
-    PreCopy,
-    Proposed,
-    Running,
-}
-
 /// What may leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Voice {
@@ -124,20 +109,10 @@ pub enum Voice {
     Shut,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Phase {
-    Joining,
-    Copied,
-    LastSync,
-    Synced,
-    /// The session is over.
-    Lost,
-}
-
-/// The primary's VM loop.
+/// The primary's VM loop, around core's machine.
 pub struct PrimaryLoop {
-    pub phase: Phase,
-    pub run: Option<Run>,
+    pub epochs: PrimaryEpochs,
+    /// How the session is to begin: the join's mode.
     pub mode: Manner,
     pub voice: Voice,
     /// The running epoch.
@@ -150,26 +125,19 @@ pub struct PrimaryLoop {
     pub matched: VecDeque<u64>,
     /// Up to here the log is applied.
     pub applied: usize,
-    /// Inputs after a sync's entry wait for the stop.
-    pub waits: bool,
-    /// The group was asked to follow the backup.
-    pub handed: bool,
+    /// It was deposed and elected again, and has not come to the entry that makes it lead.
+    pub elected_again: bool,
 }
 
-/// The backup's VM loop.
+/// The backup's VM loop, around core's machine.
 pub struct BackupLoop {
-    pub phase: Phase,
-    pub mode: Manner,
-    pub next: Manner,
+    pub epochs: BackupEpochs,
     pub applied: usize,
-    /// Inputs wait for a sync to be applied.
-    pub waits: bool,
     pub staged: Option<(Epoch, Manner)>,
-    /// From its leave to its last byte.
-    pub loading: bool,
+    /// The session has reported that the sync is applied, and the loop has not heard it.
+    pub loaded: bool,
     pub elected: bool,
     pub told_to_take_over: bool,
-    /// The agreed inputs that its VM has got since the last sync.
     pub took_over: bool,
 }
 

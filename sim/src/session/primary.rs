@@ -1,10 +1,14 @@
 //! The primary's driver and its VM loop.
 
-use super::hosts::{Entry, Mirrored, Phase, PrimaryLoop, Run, Stage, Voice};
+use super::Bug;
+use super::hosts::{Entry, Mirrored, PrimaryLoop, Voice};
 use super::vm::{PAGES, delta, hashes};
 use super::world::World;
 use bytes::Bytes;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::primary::{Loaded, Phase, PrimaryEpochs};
+use dunlin_core::replica::epoch::{Inputs, Rules};
+use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::primary::{Effect, Order, Report, Word};
 use dunlin_core::replica::sync::{Answer, Event};
 use dunlin_core::sync::compare::DivergentPage;
@@ -13,10 +17,12 @@ use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
 
 impl PrimaryLoop {
-    pub fn new(mode: Manner) -> Self {
+    pub fn new(mode: Manner, bug: Option<Bug>) -> Self {
+        let mut epochs = PrimaryEpochs::new(Rules::of(mode, false)).with_bugs(Bugs::with(bug));
+        epochs.session_begins();
+        epochs.join_begins();
         Self {
-            phase: Phase::Joining,
-            run: None,
+            epochs,
             mode,
             voice: Voice::Alone,
             epoch: Epoch(1),
@@ -24,14 +30,16 @@ impl PrimaryLoop {
             held: std::collections::VecDeque::new(),
             matched: std::collections::VecDeque::new(),
             applied: 0,
-            waits: false,
-            handed: false,
+            elected_again: false,
         }
     }
 
-    /// A backup that does not run, and will not after the sync under way, executes nothing: inputs need no agreement.
     pub fn executes_at_once(&self) -> bool {
-        self.phase == Phase::Synced && self.mode == Manner::Passive && self.run.is_none_or(|run| !run.agreed)
+        self.epochs.inputs() == Inputs::Direct
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.epochs.session().is_none()
     }
 
     /// What the VM has said is of the running epoch.
@@ -141,19 +149,19 @@ impl World {
 
     fn primary_reports(&mut self, report: Report) {
         match report {
-            Report::Copied => self.pl.phase = Phase::Copied,
+            Report::Copied => self.pl.epochs.join_copied(),
             Report::PreCopied => {
                 self.tally.precopied += 1;
-                self.begin_sync(false);
+                if self.pl.epochs.precopied() {
+                    self.begin_sync(false);
+                }
             }
             // The line is drawn at another turn.
             Report::Stopped => self.line_due = true,
-            Report::Resumed => {
-                // After a switchover's stop the VM here takes no more inputs: they are the backup's.
-                self.pl.waits = self.pl.run.is_some_and(|run| run.switchover);
-            }
+            Report::Resumed => self.pl.epochs.resumed(),
             Report::Acknowledged { epoch, joining, .. } => {
                 self.tally.syncs += 1;
+                self.pl.epochs.acknowledged(epoch);
                 if joining {
                     self.propose(Entry::Complete { both: true, epoch });
                 } else {
@@ -169,13 +177,11 @@ impl World {
     }
 
     fn primary_loaded(&mut self) {
-        let Some(run) = self.pl.run.take() else { return };
-        if run.switchover {
-            self.pl.handed = true;
-            return self.a.worker.words.push_back(Word::HandedOver);
+        match self.pl.epochs.loaded() {
+            Loaded::HandOver => self.a.worker.words.push_back(Word::HandedOver),
+            Loaded::NextEpoch { .. } => self.pl.matched.clear(),
+            Loaded::Nothing => {}
         }
-        self.pl.mode = run.next;
-        self.pl.matched.clear();
     }
 
     /// The loop reads what the VM said until it stood.
@@ -183,69 +189,62 @@ impl World {
         self.line_due = false;
         self.pl.read();
         self.pl.epoch = self.pl.epoch.next();
-        if self.pl.phase == Phase::LastSync && self.pl.voice == Voice::Alone {
+        if self.pl.epochs.line_drawn() && self.pl.voice == Voice::Alone {
             self.pl.voice = Voice::Protected;
         }
         let shadow = Bytes::new();
         self.a.worker.words.push_back(Word::LineDrawn { shadow });
     }
 
-    /// A sync begins, if there is none.
+    /// A sync begins, if the log takes it.
     pub(super) fn begin_sync(&mut self, switchover: bool) {
-        let last = self.pl.phase == Phase::Copied;
+        let epochs = &mut self.pl.epochs;
         let mut next = match self.random.below(4) {
             0 => Manner::Match,
             1 => Manner::Active,
             2 => Manner::Passive,
-            _ => self.pl.mode,
+            _ => epochs.rules().mode(),
         };
-        if last {
+        if epochs.session() == Some(Phase::Copied) {
             next = self.pl.mode;
         }
         if switchover {
             next = Manner::Active;
         }
-        let agreed = !self.pl.executes_at_once() || next.backup_runs();
         let epoch = self.pl.epoch;
-        let run = Run {
-            epoch,
-            switchover,
-            agreed,
-            next,
-            stage: Stage::Proposed,
-        };
-        self.pl.run = Some(run);
-        if last {
-            self.pl.phase = Phase::LastSync;
+        if !epochs.begin(self.now_us, epoch, switchover, Rules::of(next, false)) {
+            return self.order_sync();
         }
-        match agreed {
-            true => self.propose(Entry::Sync(epoch)),
-            false => self.order_sync(),
+        if self.random.chance(50_000) {
+            // A full log; nothing is left out of it here but a sync's beginning.
+            self.pl.epochs.log_refused();
+        } else {
+            self.propose(Entry::Sync(epoch));
+        }
+    }
+
+    /// What the log has refused is tried again.
+    pub(super) fn begin_refused(&mut self) {
+        if let Some(switchover) = self.pl.epochs.take_refused(true) {
+            self.begin_sync(switchover);
         }
     }
 
     /// A round while the VMs run.
     pub(super) fn precopy(&mut self) {
         let epoch = self.pl.epoch;
-        self.pl.run = Some(Run {
-            epoch,
-            switchover: false,
-            agreed: false,
-            next: self.pl.mode,
-            stage: Stage::PreCopy,
-        });
+        self.pl.epochs.precopy(self.now_us, epoch);
         self.a.worker.words.push_back(Word::PreCopy { epoch });
     }
 
     /// The VM has its inputs: the session may sync.
     pub(super) fn order_sync(&mut self) {
-        let Some(run) = &mut self.pl.run else { return };
-        run.stage = Stage::Running;
+        let run = self.pl.epochs.drained();
         self.a.worker.words.push_back(Word::Sync(Order {
             epoch: run.epoch,
             switchover: run.switchover,
             agreed: run.agreed,
-            next: run.next,
+            next: run.next.mode(),
         }));
     }
 
@@ -257,16 +256,12 @@ impl World {
         match entry {
             Entry::Input(input) => self.primary_input(input),
             Entry::Sync(epoch) => {
-                let due = |run: &Run| run.epoch == epoch && run.stage == Stage::Proposed;
-                if self.pl.run.as_ref().is_some_and(due) {
-                    self.pl.waits = true;
+                if self.pl.epochs.sync_agreed(epoch) {
                     self.order_sync();
                 }
             }
             Entry::Complete { both: true, epoch } => {
-                if self.pl.phase == Phase::LastSync {
-                    self.pl.phase = Phase::Synced;
-                }
+                self.pl.epochs.backup_is_complete();
                 self.release_through(epoch);
             }
             Entry::Complete { both: false, .. } => {
@@ -288,17 +283,36 @@ impl World {
     fn session_lost(&mut self) {
         self.close_stream();
         self.mirrors = false;
-        self.pl.run = None;
-        self.pl.waits = false;
         self.line_due = false;
-        let was = std::mem::replace(&mut self.pl.phase, Phase::Lost);
-        if self.pl.handed {
+        let Some(ended) = self.pl.epochs.session_ended() else {
+            return;
+        };
+        if ended.handed {
             return;
         }
         self.tally.broken += 1;
-        if self.is_complete() || was == Phase::LastSync {
+        if self.is_complete() || ended.phase == Phase::LastSync {
             let epoch = self.pl.epoch;
             self.propose(Entry::Complete { both: false, epoch });
         }
+    }
+
+    /// The group asked the backup to lead, and it did not come to it: this host is elected once more. What makes it lead is an entry
+    /// behind all that was agreed.
+    pub(super) fn elected_again(&mut self) {
+        self.pl.epochs.deposed(false);
+        self.pl.epochs.elected();
+        self.pl.elected_again = true;
+    }
+
+    /// It leads: the VM goes on here.
+    pub(super) fn leads_again(&mut self) {
+        self.pl.elected_again = false;
+        if self.pl.epochs.switchover_failed() {
+            self.a.vm.runs = true;
+        }
+        self.session_lost();
+        let epoch = self.pl.epoch;
+        self.propose(Entry::Complete { both: false, epoch });
     }
 }

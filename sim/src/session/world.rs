@@ -1,10 +1,11 @@
 //! One world: what can happen next, and what is checked.
 
-use super::hosts::{BackupLoop, Disk, Entry, Host, Mirrored, Phase, PrimaryLoop, Voice};
+use super::hosts::{BackupLoop, Disk, Entry, Host, Mirrored, PrimaryLoop, Voice};
 use super::vm::{PAGES, Vm};
 use super::{Bug, Tally};
 use crate::random::Random;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::sync::backup::{self, Backup};
 use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::primary::{self, Primary};
@@ -32,11 +33,14 @@ enum Turn {
     Read,
     DrawLine,
     GiveLeave,
+    HearLoaded,
     StreamNoticed,
     LastSync,
     TakeOver,
     Elect,
-    HandBack,
+    ElectAgain,
+    LeadsAgain,
+    Refused,
     Input,
     Tick,
     Sync,
@@ -116,8 +120,8 @@ impl World {
         Self {
             a: Host::new(vm, primary),
             b: Host::new(Vm::default(), backup),
-            pl: PrimaryLoop::new(mode),
-            bl: BackupLoop::new(mode),
+            pl: PrimaryLoop::new(mode, bug),
+            bl: BackupLoop::new(mode, bug),
             log: Vec::new(),
             disk: Disk::default(),
             mirrored: VecDeque::new(),
@@ -195,16 +199,19 @@ impl World {
         may(
             Turn::PrimaryApplies,
             6,
-            a && unapplied(self.pl.applied) && !self.pl.waits && self.a.vm.runs,
+            a && unapplied(self.pl.applied)
+                && !self.pl.epochs.holds_log()
+                && (self.a.vm.runs || self.pl.epochs.is_handed()),
         );
         may(
             Turn::BackupApplies,
             6,
-            b && !gone && unapplied(self.bl.applied) && !self.bl.waits,
+            b && !gone && unapplied(self.bl.applied) && !self.bl.epochs.holds_log(),
         );
         may(Turn::Read, 4, a && !self.pl.unread.is_empty() && !self.line_due);
         may(Turn::DrawLine, 6, a && self.line_due);
         may(Turn::GiveLeave, 2, b && self.bl.staged.is_some());
+        may(Turn::HearLoaded, 4, b && self.bl.loaded);
         let session_hears = self.a.worker.machine.awaits().is_some_and(|awaits| {
             awaits.from == Source::Words && awaits.wait.is_none() && self.a.worker.effects.is_empty()
         });
@@ -214,19 +221,25 @@ impl World {
             4,
             a && noticed && self.a.worker.words.is_empty(),
         );
-        let free = leads && self.pl.run.is_none() && !self.stream.closed && !self.pl.handed;
-        may(Turn::LastSync, 6, free && self.pl.phase == Phase::Copied);
-        let takes_over = self.bl.elected && !self.bl.told_to_take_over && !self.bl.waits;
-        let settled = matches!(self.bl.phase, Phase::Synced | Phase::Lost) && !unapplied(self.bl.applied);
-        may(Turn::TakeOver, 6, b && !gone && takes_over && settled);
-        let whole = matches!(self.bl.phase, Phase::Synced | Phase::Lost) && !self.bl.loading;
-        let electable = b && !gone && whole && self.is_complete() && !self.bl.elected;
-        may(Turn::Elect, 4, electable && (!a || self.pl.handed));
+        let handed = self.pl.epochs.is_handed();
+        let session = self.pl.epochs.session();
+        let free = leads && !self.stream.closed && self.pl.epochs.may_begin();
+        may(Turn::LastSync, 6, free && session == Some(Phase::Copied));
         may(
-            Turn::HandBack,
-            4,
-            leads && self.pl.handed && (!b || gone) && !self.a.vm.runs,
+            Turn::Refused,
+            6,
+            leads && self.pl.epochs.clone().take_refused(true).is_some(),
         );
+        let takes_over = self.bl.elected && !self.bl.told_to_take_over && !self.bl.epochs.holds_log();
+        let settled = self.bl.epochs.is_settled() && !unapplied(self.bl.applied);
+        may(Turn::TakeOver, 6, b && !gone && takes_over && settled);
+        let whole = self.bl.epochs.may_lead();
+        let electable = b && !gone && whole && self.is_complete() && !self.bl.elected;
+        may(Turn::Elect, 4, electable && (!a || handed));
+        let again = self.pl.elected_again;
+        may(Turn::ElectAgain, 4, leads && handed && !again && (!b || gone));
+        let barrier = !unapplied(self.pl.applied) && !self.pl.epochs.holds_log() && self.proposed.is_empty();
+        may(Turn::LeadsAgain, 6, leads && again && barrier);
         if self.calm {
             if turns.is_empty() {
                 let waits = a && self.a.worker.may_time_out() || b && self.b.worker.may_time_out();
@@ -237,8 +250,8 @@ impl World {
         let mut may = |turn, times: usize, can: bool| {
             turns.extend(std::iter::repeat_n(turn, if can { times } else { 0 }))
         };
-        let synced = free && self.pl.phase == Phase::Synced;
-        may(Turn::Input, 3, leads && self.a.vm.runs && !self.pl.handed);
+        let synced = free && session == Some(Phase::Synced);
+        may(Turn::Input, 3, leads && self.a.vm.runs && !handed);
         may(Turn::Tick, 3, true);
         may(Turn::Sync, 1, synced);
         may(Turn::PreCopy, 1, synced);
@@ -250,7 +263,8 @@ impl World {
         rarely(Turn::Switchover, 1_000, synced);
         rarely(Turn::Cut, 400, !self.stream.closed);
         rarely(Turn::KillPrimary, 700, a);
-        rarely(Turn::KillBackup, 200, b);
+        rarely(Turn::KillBackup, if handed { 50_000 } else { 200 }, b);
+        rarely(Turn::ElectAgain, 50_000, leads && handed && !again);
         rarely(Turn::Elect, 600, electable);
         rarely(Turn::TimeOut, self.fault_rate, true);
         turns
@@ -270,7 +284,7 @@ impl World {
             }
             Turn::WordToPrimary => {
                 let (epoch, word) = self.stream.words.pop_front().expect("it is possible");
-                if epoch == self.pl.epoch && self.pl.mode == Manner::Match {
+                if epoch == self.pl.epoch && self.pl.epochs.rules().compares() {
                     self.pl.matched.push_back(word);
                 }
             }
@@ -289,13 +303,16 @@ impl World {
                 self.pl.matched.clear();
             }
             Turn::GiveLeave => self.give_leave(),
+            Turn::HearLoaded => self.hear_loaded(),
             Turn::StreamNoticed => self.a.worker.step(self.now_us, Event::LoopEnded),
             Turn::LastSync | Turn::Sync => self.begin_sync(false),
             Turn::PreCopy => self.precopy(),
             Turn::Switchover => self.begin_sync(true),
             Turn::TakeOver => self.order_take_over(),
             Turn::Elect => self.elect(),
-            Turn::HandBack => self.a.vm.runs = true,
+            Turn::ElectAgain => self.elected_again(),
+            Turn::LeadsAgain => self.leads_again(),
+            Turn::Refused => self.begin_refused(),
             Turn::Input => self.arrives(),
             Turn::Tick => self.tick(),
             Turn::Cut => self.close_stream(),
@@ -310,6 +327,11 @@ impl World {
     }
 
     fn time_out(&mut self) {
+        let open = self.a.alive && self.b.alive && !self.stream.closed;
+        if self.calm && open && !self.b_is_gone && !self.bl.elected && !self.pl.epochs.is_handed() {
+            let (a, b) = (self.a.worker.machine.state(), self.b.worker.machine.state());
+            self.verdict(format!("a wait is in vain, and nothing is broken: {a} and {b}"));
+        }
         let (now_us, in_vain) = (self.now_us, || Event::TimedOut { mirrored: 0 });
         if self.a.alive && self.a.worker.may_time_out() && self.random.chance(500_000) {
             self.note(|| "a waits in vain".to_owned());
@@ -341,7 +363,7 @@ impl World {
                 self.mirror(Mirrored::Write(content));
             }
         }
-        let runs = self.b.vm.runs && self.bl.phase != Phase::Joining;
+        let runs = self.b.vm.runs && self.bl.epochs.is_whole();
         if self.b.alive && !self.b_is_gone && runs && whim & 4 == 0 {
             self.b.vm.tick(whim ^ 0xff00);
             if whim & 8 == 0 {
@@ -459,6 +481,7 @@ impl World {
     fn elect(&mut self) {
         self.note(|| "b is elected".to_owned());
         self.bl.elected = true;
+        self.bl.epochs.elected();
         self.pl.voice = Voice::Shut;
         self.proposed.clear();
         self.close_stream();
@@ -474,7 +497,7 @@ impl World {
                 let all = std::mem::take(&mut self.pl.held);
                 all.into_iter().for_each(|(_, word)| self.leaves(word));
             }
-            Voice::Protected if self.pl.mode == Manner::Match => self.release_matched(),
+            Voice::Protected if self.pl.epochs.rules().compares() => self.release_matched(),
             Voice::Protected | Voice::Shut => {}
         }
     }
@@ -527,11 +550,13 @@ impl World {
     fn at_rest(&self) -> Result<Tally, String> {
         let (a, b) = (self.a.worker.machine.state(), self.b.worker.machine.state());
         let serves = self.a.alive && !self.bl.elected;
-        let what = if self.a.alive && !self.a.vm.runs && !self.pl.handed {
+        let handed = self.pl.epochs.is_handed();
+        let nobody_elected = handed && serves && (!self.b.alive || self.b_is_gone);
+        let what = if self.a.alive && !self.a.vm.runs && (!handed || nobody_elected) {
             format!("the primary's VM stands for good (its session is {a})")
-        } else if serves && self.pl.phase == Phase::Lost && self.pl.voice != Voice::Alone && !self.pl.handed {
+        } else if serves && self.pl.is_lost() && self.pl.voice != Voice::Alone && !handed {
             "the primary has no backup, and does not speak".to_owned()
-        } else if serves && !self.pl.handed && self.pl.run.is_some() {
+        } else if serves && !handed && self.pl.epochs.run().is_some() {
             format!("a sync never ends: {a} and {b}")
         } else if self.bl.elected && self.b.alive && !self.b_is_gone && !self.bl.took_over {
             format!("the backup was elected and never took over ({b})")

@@ -22,11 +22,17 @@ pub enum Bug {
     ResumesBeforeLine,
     /// A sync that is broken off leaves the VM standing.
     LeavesVmStanding,
+    /// A join's last sync that the log has refused begins as any other: nothing is held from its line on.
+    RetriesLastSyncAsAnother,
+    /// A switchover that ends with the old primary's own election keeps the log from it, and so its office.
+    HoldsLogWhenElected,
+    /// A sync that is agreed while the backup still applies the last one is not begun there.
+    LosesEarlySync,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::AcknowledgesUnasked,
         Self::AcknowledgesBeforeDisk,
         Self::KeepsStaleDeltas,
@@ -35,6 +41,9 @@ impl Bug {
         Self::TornIsWhole,
         Self::ResumesBeforeLine,
         Self::LeavesVmStanding,
+        Self::RetriesLastSyncAsAnother,
+        Self::HoldsLogWhenElected,
+        Self::LosesEarlySync,
     ];
 }
 
@@ -55,13 +64,13 @@ impl Bugs {
 
     /// Whether this is one of them.
     #[cfg(feature = "bugs")]
-    pub(super) fn has(self, bug: Bug) -> bool {
+    pub(in crate::replica) fn has(self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
 
     /// Whether this is one of them.
     #[cfg(not(feature = "bugs"))]
-    pub(super) fn has(self, _bug: Bug) -> bool {
+    pub(in crate::replica) fn has(self, _bug: Bug) -> bool {
         false
     }
 }
