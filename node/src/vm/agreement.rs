@@ -1,7 +1,7 @@
 //! What the group agrees on, applied: the same entries in the same order on every member.
 //!
 //! Invariants:
-//! 1. A frame reaches the VM only from a committed entry (where a backup runs, `PrimaryRole::executes_at_once`), and in log order.
+//! 1. A frame reaches the VM only from a committed entry (where inputs are agreed: core's `replica::epoch`), and in log order.
 //! 2. An entry is applied once.
 //! 3. A host that an applied entry drops from the complete set ends its copy of the VM; so does one that gets a snapshot instead of
 //!    entries, whatever its role: its copy never saw the inputs below it.
@@ -31,8 +31,6 @@ pub struct Agreement {
     pub state: AgreedState,
     /// The newest applied entry.
     pub applied: Index,
-    /// A sync holds back the entries after it.
-    pub held: bool,
     /// This host leads, and has applied everything of earlier terms: what it knows is up to date.
     pub leads: bool,
     /// Where to cut the log when the sync that was agreed there is done, and the state there.
@@ -233,7 +231,7 @@ impl VmLoop {
     /// Applies what is agreed, as far as no sync holds it back.
     pub(super) fn apply_agreed_entries(&mut self) {
         self.skip_to_agreed_end();
-        while !self.agreement.held && self.agreement.applied < self.group.committed() {
+        while !self.log_is_held() && self.agreement.applied < self.group.committed() {
             let index = self.agreement.applied.next();
             let Some(entry) = self.group.entry(index) else {
                 // Below a snapshot that is about to be installed.
@@ -299,7 +297,7 @@ impl VmLoop {
             }
             Agreed::Sync { epoch } => {
                 self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
-                self.agreement.held = self.sync_agreed(epoch);
+                self.sync_agreed(epoch);
             }
             Agreed::SyncDone { .. } => {
                 if let Some((index, state)) = self.agreement.cut.take() {
@@ -414,9 +412,10 @@ impl VmLoop {
         }
         // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
         self.output.set_voice(Voice::Shut);
-        let alone = self.primary().is_some_and(|primary| !primary.has_session());
-        if leader.is_some() || alone {
-            // Else the session, with its sync, may go on when this host leads again.
+        if self
+            .primary()
+            .is_some_and(|primary| primary.deposed(leader.is_some()))
+        {
             self.forget_cut();
         }
         match leader {

@@ -31,6 +31,7 @@ use bytes::Bytes;
 use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
@@ -56,35 +57,15 @@ pub struct BackupRole {
     closer: Option<Closer>,
     talker: Option<Talker>,
     waiting: Waiting,
-    phase: Phase,
-    /// How the copies are kept in this epoch, and in the one that begins when the staged sync is applied.
-    manner: Manner,
-    next: Manner,
+    /// What holds in this epoch, and how far a sync is.
+    epochs: BackupEpochs,
     /// A sync that lies here whole, and that may not be acknowledged yet.
     staged: Option<StagedSync>,
-    /// An acknowledged sync is being applied (invariant 4).
-    loading: bool,
     idle_told: Index,
     disks_idle: IdleWatch,
     /// When to look at the VM's threads again.
     idle_look_us: u64,
     take_over: Option<TakeOver>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    /// QEMU starts, memory arrives.
-    Joining,
-    /// As `Joining`, and the log has passed the join's last sync: inputs wait for its end.
-    LastSync,
-    /// It follows.
-    Synced,
-    /// `Sync(epoch)` is agreed; the VM has to get what was agreed before it.
-    Draining(Epoch),
-    /// The session works on a sync.
-    Syncing,
-    /// The session has ended; the copy is as it was.
-    Orphaned,
 }
 
 /// A sync that lies with the session's thread, whole.
@@ -111,24 +92,34 @@ impl BackupRole {
         self.machine.as_ref()
     }
 
+    /// What holds in this epoch, and how far a sync is.
+    pub fn epochs(&self) -> &BackupEpochs {
+        &self.epochs
+    }
+
+    /// What was agreed after a sync is not held back any more.
+    pub fn let_log_go(&mut self) {
+        self.epochs.let_log_go();
+    }
+
     /// Whether there is a VM that could be taken over.
     pub fn is_whole(&self) -> bool {
-        self.machine.is_some() && !matches!(self.phase, Phase::Joining | Phase::LastSync)
+        self.machine.is_some() && self.epochs.is_whole()
     }
 
     /// Whether it may be taken over now (invariant 4).
     pub fn may_lead(&self) -> bool {
-        self.is_whole() && !self.loading
+        self.machine.is_some() && self.epochs.may_lead()
     }
 
     /// Whether agreed inputs go to the VM.
     pub fn executes_inputs(&self) -> bool {
-        self.is_whole() && self.manner.backup_runs()
+        self.machine.is_some() && self.epochs.executes_inputs()
     }
 
     /// Whether the primary waits to hear that the VM here has nothing left to do.
     fn owes_idle(&self, applied: Index) -> bool {
-        self.phase == Phase::Synced && self.manner.backup_runs() && self.idle_told < applied
+        self.epochs.phase() == Phase::Synced && self.epochs.rules().backup_runs() && self.idle_told < applied
     }
 
     /// What the session's thread waits for.
@@ -138,15 +129,15 @@ impl BackupRole {
 
     /// Whether a primary is followed that is not being taken over from.
     pub fn follows(&self) -> bool {
-        self.take_over.is_none() && !matches!(self.phase, Phase::Joining | Phase::Orphaned)
+        self.take_over.is_none() && !matches!(self.epochs.phase(), Phase::Joining | Phase::Orphaned)
     }
 
     /// The sync under way, for the watchdog.
     pub fn sync_flow(&self) -> Flow {
-        let (waits, progress) = match self.phase {
+        let (waits, progress) = match self.epochs.phase() {
             Phase::LastSync => (true, 1),
             Phase::Draining(epoch) => (true, epoch.0 << 2),
-            Phase::Syncing => (true, 2 | u64::from(self.loading)),
+            Phase::Syncing => (true, 2 | u64::from(self.epochs.is_loading())),
             Phase::Joining | Phase::Synced | Phase::Orphaned => (false, 0),
         };
         Flow { waits, progress }
@@ -159,14 +150,11 @@ impl BackupRole {
 
     /// Where the VM's frames are to be told to the primary.
     pub fn told_to(&self) -> Option<&Talker> {
-        let synced = matches!(self.phase, Phase::Synced | Phase::Draining(_) | Phase::Syncing);
-        self.talker
-            .as_ref()
-            .filter(|_| synced && self.manner == Manner::Match)
+        self.talker.as_ref().filter(|_| self.epochs.tells_output())
     }
 
     pub fn state(&self) -> &'static str {
-        match self.phase {
+        match self.epochs.phase() {
             Phase::Joining | Phase::LastSync => "joining",
             Phase::Orphaned => "waiting",
             _ => "running",
@@ -201,11 +189,8 @@ impl VmLoop {
             closer: None,
             talker: None,
             waiting: Waiting::default(),
-            phase: Phase::Joining,
-            manner: self.policy().first_manner(),
-            next: self.policy().first_manner(),
+            epochs: BackupEpochs::new(self.first_rules()),
             staged: None,
-            loading: false,
             idle_told: Index(0),
             disks_idle: IdleWatch::default(),
             idle_look_us: 0,
@@ -240,7 +225,7 @@ impl VmLoop {
     pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, String>) {
         let config = self.config.clone();
         let to_loop = self.to_loop.clone();
-        let first_manner = self.policy().first_manner();
+        let first = self.first_rules();
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
         };
@@ -280,7 +265,7 @@ impl VmLoop {
             };
             std::thread::Builder::new()
                 .name("sync-backup".into())
-                .spawn(move || worker.run(term, first_manner.backup_runs()))
+                .spawn(move || worker.run(term, first.backup_runs()))
                 .map_err(|error| error.to_string())?;
             Ok((machine, nics, closer, talker, waiting, sockets))
         };
@@ -313,30 +298,24 @@ impl VmLoop {
         }
     }
 
-    /// `Sync(epoch)` is agreed. Whether it holds back what comes after it (invariant 1).
-    pub(super) fn backup_sync_agreed(&mut self, epoch: Epoch) -> bool {
-        let (leads, now_us) = (self.group.is_leader(), self.now_us());
-        let Role::Backup(backup) = &mut self.role else {
-            return false;
-        };
-        if leads || backup.take_over.is_some() {
-            // Its sync will never be: the inputs after it are agreed all the same.
-            return false;
+    /// `Sync(epoch)` is agreed. Whether it holds back what comes after it, core's `epoch` says (invariant 1).
+    pub(super) fn backup_sync_agreed(&mut self, epoch: Epoch) {
+        let leads = self.group.is_leader();
+        let Some(backup) = self.backup() else { return };
+        let deposes = leads || backup.take_over.is_some();
+        if backup.epochs.sync_agreed(epoch, deposes) {
+            self.begin_backup_drain();
         }
-        match backup.phase {
-            Phase::Joining => {
-                backup.phase = Phase::LastSync;
-                true
-            }
-            Phase::Synced => {
-                backup.phase = Phase::Draining(epoch);
-                if let Some(nics) = &mut self.nics {
-                    nics.begin_drain(now_us);
-                }
-                true
-            }
-            // Agreed, but its primary is gone: whoever leads next says what holds.
-            Phase::LastSync | Phase::Draining(_) | Phase::Syncing | Phase::Orphaned => false,
+    }
+
+    /// A VM that follows has to get what was agreed before its sync.
+    fn begin_backup_drain(&mut self) {
+        let now_us = self.now_us();
+        let drains = |backup: &BackupRole| matches!(backup.epochs.phase(), Phase::Draining(_));
+        if matches!(&self.role, Role::Backup(backup) if drains(backup))
+            && let Some(nics) = &mut self.nics
+        {
+            nics.begin_drain(now_us);
         }
     }
 
@@ -350,14 +329,16 @@ impl VmLoop {
         };
         // Looking at sockets costs: only where it can make a difference.
         let nics = &mut self.nics;
-        let active = backup.manner.backup_runs();
-        if let (Phase::Synced, true, Some(machine)) = (backup.phase, active, &backup.machine) {
+        let rules = backup.epochs.rules();
+        if let (Phase::Synced, true, Some(machine)) =
+            (backup.epochs.phase(), rules.backup_runs(), &backup.machine)
+        {
             let sleeps = || machine.qemu.threads().idle();
             backup.disks_idle.look(&machine.disks, now_us, sleeps);
         }
-        match backup.phase {
-            Phase::Draining(epoch) if nics.as_mut().is_none_or(|nics| nics.drain_is_over(now_us)) => {
-                backup.phase = Phase::Syncing;
+        match backup.epochs.phase() {
+            Phase::Draining(_) if nics.as_mut().is_none_or(|nics| nics.drain_is_over(now_us)) => {
+                let epoch = backup.epochs.drained();
                 if let Some(jobs) = &backup.jobs {
                     // A session that has ended reports that itself.
                     let _ = jobs.send(Word::EpochEnds { epoch });
@@ -369,8 +350,7 @@ impl VmLoop {
                     && now_us >= backup.idle_look_us
                     && nics.as_mut().is_none_or(|nics| nics.inbound_is_settled(now_us)) =>
             {
-                let matches = backup.manner == Manner::Match;
-                backup.idle_look_us = now_us + if matches { MATCH_LOOK_US } else { LOOK_US };
+                backup.idle_look_us = now_us + if rules.compares() { MATCH_LOOK_US } else { LOOK_US };
                 let idle = backup
                     .machine
                     .as_ref()
@@ -403,7 +383,7 @@ impl VmLoop {
         let Role::Backup(backup) = &self.role else {
             return None;
         };
-        let look = match backup.phase {
+        let look = match backup.epochs.phase() {
             Phase::Draining(_) => Some(self.now_us() + LOOK_US),
             _ if self.policy().inputs_are_agreed() && backup.owes_idle(self.agreement.applied) => {
                 Some(backup.idle_look_us.max(self.now_us() + LOOK_US))
@@ -411,10 +391,10 @@ impl VmLoop {
             _ => None,
         };
         // Only while it is looked at (`run_backup`): a deadline that nobody moves on would keep the loop spinning.
-        let settles = backup.manner.backup_runs()
+        let settles = backup.epochs.rules().backup_runs()
             && self.config.disks.settles_when_idle()
             && !self.config.spec.disks.is_empty();
-        let disks = (settles && backup.phase == Phase::Synced)
+        let disks = (settles && backup.epochs.phase() == Phase::Synced)
             .then(|| backup.disks_idle.deadline_us().max(self.now_us()));
         [look, disks].into_iter().flatten().min()
     }
@@ -433,10 +413,9 @@ impl VmLoop {
             return;
         };
         let whole = backup.is_whole();
-        backup.phase = Phase::Orphaned;
+        backup.epochs.session_ended();
         backup.talker = None;
         backup.staged = None;
-        backup.loading = false;
         self.event("primary-lost", format!("the sync with the primary ended: {why}"));
         if torn {
             self.event(

@@ -56,7 +56,7 @@ impl VmLoop {
     /// hosts that have ended the VM already would look as if they were lost.
     pub(super) fn skip_to_agreed_end(&mut self) {
         let end = self.agreement.end_appended.filter(|end| {
-            self.agreement.held && self.agreement.applied < *end && *end <= self.group.committed()
+            self.log_is_held() && self.agreement.applied < *end && *end <= self.group.committed()
         });
         // An entry that was never agreed may have been replaced.
         let is_end = |index: &Index| {

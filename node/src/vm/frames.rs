@@ -9,6 +9,7 @@ use super::run::{Role, VmLoop};
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
+use dunlin_core::replica::epoch::Inputs;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::{SyncMessage, parts};
 
@@ -49,8 +50,11 @@ impl VmLoop {
 
     /// Whether inputs pass the log before the VM sees them.
     pub(super) fn inputs_are_agreed(&self) -> bool {
-        let at_once = matches!(&self.role, Role::Primary(primary) if primary.executes_at_once());
-        self.policy().inputs_are_agreed() && !at_once
+        let inputs = match &self.role {
+            Role::Primary(primary) => primary.epochs().inputs(),
+            Role::Backup(_) | Role::None => self.first_rules().inputs(),
+        };
+        inputs == Inputs::Agreed
     }
 
     pub(super) fn queue_input(&mut self, frame: &Frame) {

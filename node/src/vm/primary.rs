@@ -33,7 +33,8 @@ use crate::control::{Answer, Progress, SyncStatus};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::Rules;
+use dunlin_core::replica::epoch::primary::{Phase, PrimaryEpochs};
 use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::cost::SyncCost;
@@ -60,11 +61,8 @@ pub struct PrimaryRole {
     session: Option<Session>,
     /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
     lingers: Option<Lingers>,
-    sync: Option<Run>,
-    /// A sync's beginning was refused by the log; whether it was to be a hand-over.
-    sync_refused: Option<bool>,
-    /// How the copies are kept in this epoch; where that follows what pays, by this choice.
-    manner: Manner,
+    /// What holds in this epoch, how far the session and a sync are; where the mode follows what pays, by this choice.
+    epochs: PrimaryEpochs,
     change_over: Option<ChangeOver>,
     sync_cost: SyncCost,
     observe_at_us: u64,
@@ -85,8 +83,6 @@ pub struct PrimaryRole {
     /// The VM stands still because its disk is full.
     room: Option<Room>,
     hand_over: Option<Sender<Answer>>,
-    /// The VM stands here, and the group was asked to follow the backup.
-    handed: bool,
     /// A member that a person wants out of the group: since which entry that is so, and who asked.
     leaving: Option<(Index, Sender<Answer>)>,
     /// Syncs so far.
@@ -98,7 +94,6 @@ pub struct PrimaryRole {
 struct Session {
     id: u64,
     peer: ReplicaId,
-    phase: Phase,
     jobs: Option<Jobs<Word>>,
     closer: Option<Closer>,
     /// What the loop itself has to say to the backup.
@@ -113,53 +108,15 @@ struct Lingers {
     told: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Connecting,
-    Joining,
-    /// The copy is done: the last sync is to begin.
-    Copied,
-    LastSync,
-    Synced,
-}
-
-/// A sync under way.
-struct Run {
-    epoch: Epoch,
-    stage: Stage,
-    hand_over: bool,
-    /// Whether the log says where the epoch ends.
-    agreed: bool,
-    /// The VM stands, or stood, and what it had said is in the epoch that ends.
-    drawn: bool,
-    next: Manner,
-    began_us: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    /// The session does what can be done while the VM runs.
-    Ahead,
-    /// `Sync(epoch)` is proposed.
-    Proposed,
-    /// It is agreed; the VM has to get what was agreed before it.
-    Draining,
-    /// The session works on it.
-    Running,
-    /// The backup has acknowledged, and is loading.
-    Acknowledged,
-}
-
 impl PrimaryRole {
-    fn new(machine: Option<Arc<Machine>>) -> Self {
+    /// `first`: what holds where nobody follows, and after a join.
+    fn new(machine: Option<Arc<Machine>>, first: Rules) -> Self {
         Self {
             machine,
             starting: None,
             session: None,
             lingers: None,
-            sync: None,
-            sync_refused: None,
-            manner: Manner::Active,
+            epochs: PrimaryEpochs::new(first),
             change_over: None,
             sync_cost: SyncCost::default(),
             observe_at_us: 0,
@@ -175,34 +132,31 @@ impl PrimaryRole {
             switched_off: false,
             room: None,
             hand_over: None,
-            handed: false,
             leaving: None,
             sync_status: SyncStatus::default(),
             progress: None,
         }
     }
 
-    /// Whether what the network sends may go to the VM before the group has agreed on it: a backup that does not run, and will
-    /// not after the next sync, executes nothing; what leaves waits for a sync that has its inputs' effects in it; and a
-    /// client sends again what was lost with the primary.
-    pub fn executes_at_once(&self) -> bool {
-        let follows = self
-            .session
-            .as_ref()
-            .is_some_and(|session| session.phase == Phase::Synced);
-        follows && self.manner == Manner::Passive && self.sync.as_ref().is_none_or(|run| !run.agreed)
+    /// What holds in this epoch, and how far the session and a sync are.
+    pub fn epochs(&self) -> &PrimaryEpochs {
+        &self.epochs
     }
 
-    /// Whether a backup follows, or is being brought in.
-    pub fn has_session(&self) -> bool {
-        self.session.is_some()
+    /// What was agreed after a sync is not held back any more.
+    pub fn let_log_go(&mut self) {
+        self.epochs.let_log_go();
+    }
+
+    /// Another host leads, or nobody. Whether the sync under way counts no more.
+    pub fn deposed(&mut self, leader: bool) -> bool {
+        self.epochs.deposed(leader)
     }
 
     /// A sync is about to stop the VM: all that it says belongs to the epoch that ends, so none of it may stay in QEMU. (QEMU
     /// throws away what it could not write when it stops the VM, and may have written a part of it.)
     pub fn is_stopping(&self) -> bool {
-        let stops = |run: &Run| run.stage == Stage::Running && !run.drawn;
-        self.sync.as_ref().is_some_and(stops)
+        self.epochs.is_stopping()
     }
 
     /// Whether there is a VM here.
@@ -254,17 +208,11 @@ impl VmLoop {
     }
 
     pub(super) fn primary_state(&self, primary: &PrimaryRole) -> &'static str {
-        match (&primary.machine, &primary.session, self.output.voice()) {
+        match (&primary.machine, primary.epochs.session(), self.output.voice()) {
             (None, _, _) => "starting",
             (_, _, Voice::Shut) => "no-majority",
             _ if primary.room.is_some() => "disk-full",
-            (
-                _,
-                Some(Session {
-                    phase: Phase::Synced, ..
-                }),
-                _,
-            ) => "running",
+            (_, Some(Phase::Synced), _) => "running",
             (_, Some(_), _) => "joining",
             (_, None, _) if self.policy().is_replicated() => "alone",
             (_, None, _) if self.config.policy.is_replicated() => "protection-paused",
@@ -274,8 +222,11 @@ impl VmLoop {
 
     /// This host has just been elected.
     pub(super) fn elected(&mut self) {
-        if let Role::Backup(_) = &self.role {
-            self.prepare_take_over();
+        match &mut self.role {
+            Role::Backup(_) => self.prepare_take_over(),
+            // A hand-over that ends so: the entry that makes this host lead must not be held back.
+            Role::Primary(primary) => primary.epochs.elected(),
+            Role::None => {}
         }
     }
 
@@ -318,12 +269,6 @@ impl VmLoop {
             );
         }
         let survived = session.is_some_and(|(_, survives)| survives);
-        if let Some(primary) = self.primary()
-            && !survived
-        {
-            // A sync whose entry was lost with the old term never comes.
-            primary.sync = None;
-        }
         let AgreedState { complete, epoch, .. } = self.agreement.state;
         if complete == ReplicaSet::one(self.me) {
             // The entry may have been agreed between two terms, when nobody led who could have acted on it.
@@ -365,9 +310,7 @@ impl VmLoop {
                 if let Some(primary) = self.primary() {
                     primary.progress = None;
                     primary.last_sync_us = now_us;
-                    if let Some(session) = &mut primary.session {
-                        session.phase = Phase::Synced;
-                    }
+                    primary.epochs.backup_is_complete();
                     if let Some(machine) = &primary.machine {
                         machine.disks.hold_errors(true);
                     }

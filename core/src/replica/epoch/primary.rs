@@ -179,6 +179,12 @@ impl PrimaryEpochs {
         self.run.as_ref()
     }
 
+    /// Whether a sync is under way, or would be if the log had taken its beginning.
+    #[must_use]
+    pub fn is_syncing(&self) -> bool {
+        self.run.is_some() || self.refused.is_some()
+    }
+
     /// Whether a sync is proposed, and not agreed yet.
     #[must_use]
     pub fn is_proposed(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::Agreement;
 use crate::vm::nics::MOST_BATCH_BYTES;
-use crate::vm::run::VmLoop;
+use crate::vm::run::{Role, VmLoop};
 use bytes::Bytes;
 use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::units::Index;
@@ -107,7 +107,20 @@ impl VmLoop {
     /// A broken sync will never be done: the log is cut at the next one.
     pub(in crate::vm) fn forget_cut(&mut self) {
         self.agreement.cut = None;
-        self.agreement.held = false;
+        match &mut self.role {
+            Role::Primary(primary) => primary.let_log_go(),
+            Role::Backup(backup) => backup.let_log_go(),
+            Role::None => {}
+        }
+    }
+
+    /// Whether a sync holds back the entries after it.
+    pub(in crate::vm) fn log_is_held(&self) -> bool {
+        match &self.role {
+            Role::Primary(primary) => primary.epochs().holds_log(),
+            Role::Backup(backup) => backup.epochs().holds_log(),
+            Role::None => false,
+        }
     }
 }
 

@@ -4,10 +4,11 @@
 //!
 //! Not here: the work of a sync (`session::backup`), the rule itself (core's `tenure`).
 
-use super::{Phase, StagedSync};
+use super::StagedSync;
 use crate::vm::event::BackupStep;
 use crate::vm::run::VmLoop;
 use bytes::Bytes;
+use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Leave;
 use dunlin_core::units::Term;
@@ -25,10 +26,9 @@ impl VmLoop {
                 self.give_leave();
             }
             BackupStep::Loaded { epoch, joining } => {
-                backup.phase = Phase::Synced;
-                backup.loading = false;
-                backup.manner = backup.next;
-                self.agreement.held = false;
+                if backup.epochs.loaded().is_some() {
+                    self.begin_backup_drain();
+                }
                 if joining {
                     self.event(
                         "joined",
@@ -71,14 +71,12 @@ impl VmLoop {
 
     /// The sync that lies here whole is acknowledged, and applied.
     fn acknowledge(&mut self) {
+        let speculative = self.config.speculative;
         let Some(backup) = self.backup() else { return };
         let Some(StagedSync { epoch, next, shadow }) = backup.staged.take() else {
             return;
         };
-        if !matches!(backup.phase, Phase::Joining | Phase::LastSync) {
-            backup.phase = Phase::Syncing;
-        }
-        backup.next = next;
+        let next = Rules::of(next, speculative);
         let table = match self.speculation_applies(epoch, &shadow) {
             Some(Err(error)) => {
                 // Not acknowledged: the session ends, and with it this copy.
@@ -96,7 +94,7 @@ impl VmLoop {
         }
         let Some(backup) = self.backup() else { return };
         // Invariant 4.
-        backup.loading = true;
+        backup.epochs.acknowledges(next);
         if let Some(jobs) = &backup.jobs {
             // A session that has ended reports that itself.
             let _ = jobs.send(Word::Acknowledge);

@@ -5,7 +5,7 @@
 //!
 //! Not here: the work on the copy (`session::backup`), what had left already (core's `output`).
 
-use super::{Phase, TakeOver};
+use super::TakeOver;
 use crate::control::FailoverStatus;
 use crate::vm::Line;
 use crate::vm::run::VmLoop;
@@ -47,23 +47,18 @@ impl VmLoop {
         }
         self.give_leave();
         let Some(backup) = self.backup() else { return };
-        match backup.phase {
-            // Not handed to the session yet: it will never be.
-            Phase::Draining(_) => {
-                backup.phase = Phase::Synced;
-                self.forget_cut();
-            }
-            Phase::Orphaned => self.forget_cut(),
-            _ => {}
+        // A sync that was not handed to the session yet never will be.
+        if backup.epochs.elected() {
+            self.forget_cut();
         }
     }
 
     /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it.
     pub(in crate::vm) fn begin_take_over(&mut self) {
         let term = self.group.term();
-        let all_applied = !self.agreement.held && self.agreement.applied >= self.group.committed();
+        let all_applied = !self.log_is_held() && self.agreement.applied >= self.group.committed();
         let Some(backup) = self.backup() else { return };
-        let settled = matches!(backup.phase, Phase::Synced | Phase::Orphaned);
+        let settled = backup.epochs.is_settled();
         let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else {
             return;
         };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 impl VmLoop {
     pub(in crate::vm) fn boot(&mut self) {
         let session = self.new_session();
-        let mut primary = PrimaryRole::new(None);
+        let mut primary = PrimaryRole::new(None, self.first_rules());
         primary.starting = Some(session);
         self.role = Role::Primary(primary);
         self.start_machine(session, Start::Boot);
@@ -89,7 +89,7 @@ impl VmLoop {
     pub(in crate::vm) fn become_primary(&mut self, machine: Arc<Machine>, failover: FailoverStatus) {
         // What QEMU says of the end of the session is about that, and explains no later end of its own.
         machine.qemu.stderr().turn_page();
-        self.role = Role::Primary(PrimaryRole::new(Some(machine)));
+        self.role = Role::Primary(PrimaryRole::new(Some(machine), self.first_rules()));
         self.failover = Some(failover);
     }
 }

@@ -4,7 +4,6 @@
 //!
 //! Not here: the other end of a hand-over (`backup`).
 
-use super::{Phase, Session};
 use crate::control::{Answer, Progress};
 use crate::events::now_ms;
 use crate::vm::Ended;
@@ -99,8 +98,8 @@ impl VmLoop {
             return None;
         };
         let session = primary.session.as_ref()?;
-        let follows = session.phase == Phase::Synced && !primary.handed;
-        let busy = primary.sync.is_some() || primary.hand_over.is_some() || primary.sync_refused.is_some();
+        let follows = primary.epochs.is_synced() && !primary.epochs.is_handed();
+        let busy = primary.epochs.is_syncing() || primary.hand_over.is_some();
         (follows && primary.machine.is_some()).then_some((session.id, busy))
     }
 
@@ -168,8 +167,7 @@ impl VmLoop {
         let voice = self.output.voice();
         let primary = self.primary()?;
         // In a join's last sync the voice is that of a protected VM already, and the group has not agreed yet.
-        let follows = |session: &Session| session.phase == Phase::Synced;
-        let complete = voice == Voice::Protected && primary.session.as_ref().is_some_and(follows);
+        let complete = voice == Voice::Protected && primary.epochs.is_synced();
         if !complete || primary.hand_over.is_some() {
             return Some(Answer::failed(
                 "there is no complete backup to hand over to; wait for 'protected' in status",
@@ -177,7 +175,7 @@ impl VmLoop {
         }
         primary.hand_over = Some(reply.clone());
         // A sync that is under way ends first.
-        if primary.sync.is_none() {
+        if primary.epochs.may_begin() {
             self.begin_sync(true);
         }
         None
@@ -187,7 +185,7 @@ impl VmLoop {
     pub(super) fn begin_waiting_hand_over(&mut self) {
         let leads = self.agreement.leads;
         let Some(primary) = self.primary() else { return };
-        if primary.hand_over.is_some() && leads {
+        if primary.hand_over.is_some() && leads && primary.epochs.may_begin() {
             self.begin_sync(true);
         } else if let Some(reply) = primary.hand_over.take() {
             // Whoever asked may have gone.
@@ -207,7 +205,7 @@ impl VmLoop {
     /// The backup did not become the leader: the VM goes on here.
     pub(in crate::vm) fn transfer_failed(&mut self) {
         let Some(primary) = self.primary() else { return };
-        if !std::mem::take(&mut primary.handed) {
+        if !primary.epochs.switchover_failed() {
             return;
         }
         if let Some(reply) = primary.hand_over.take() {

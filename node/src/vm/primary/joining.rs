@@ -5,7 +5,7 @@
 //! Not here: the copy itself (`session::primary`).
 
 use super::PrimaryRole;
-use super::{Lingers, Phase, REJOIN_US, SILENCE_US, Session};
+use super::{Lingers, REJOIN_US, SILENCE_US, Session};
 use crate::control::{Answer, JoinProblem, Progress};
 use crate::vm::backup::NOT_READY;
 use crate::vm::connect::open;
@@ -18,6 +18,7 @@ use crate::vm::session::talker::Talker;
 use crate::vm::session::waiting::Waiting;
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
+use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::units::ReplicaId;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
@@ -27,15 +28,15 @@ impl VmLoop {
     pub(super) fn miss_silent_backup(&mut self) {
         let now_us = self.now_us();
         let links = self.group.links();
-        let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
-            return;
-        };
+        let Some(primary) = self.primary() else { return };
+        let connecting = primary.epochs.session() == Some(Phase::Connecting);
+        let Some(session) = &primary.session else { return };
         let heard_us = links
             .iter()
             .find(|link| link.peer == session.peer)
             .and_then(|link| link.heard_us);
         let silent = heard_us.is_none_or(|heard_us| now_us.saturating_sub(heard_us) > SILENCE_US);
-        if silent && session.phase != Phase::Connecting {
+        if silent && !connecting {
             let id = session.id;
             self.session_ended(id, "the backup is silent");
         }
@@ -44,7 +45,7 @@ impl VmLoop {
     pub(super) fn look_for_backup(&mut self) {
         let now_us = self.now_us();
         let lone = self.primary().is_some_and(|primary| {
-            primary.session.is_none() && !primary.handed && now_us >= primary.rejoin_at_us
+            primary.session.is_none() && !primary.epochs.is_handed() && now_us >= primary.rejoin_at_us
         });
         if lone && self.agreement.leads && self.output.voice() == Voice::Protected {
             // The entry that drops the lost backup was refused when it was proposed (invariant 2): once more.
@@ -65,14 +66,14 @@ impl VmLoop {
         let Some(peer) = candidate else { return };
         let session_id = self.next_session + 1;
         let Some(primary) = self.primary() else { return };
-        let busy = primary.session.is_some() || primary.lingers.is_some();
+        let busy = primary.session.is_some() || primary.lingers.is_some() || primary.epochs.is_handed();
         if busy || primary.machine.is_none() || now_us < primary.rejoin_at_us {
             return;
         }
+        primary.epochs.session_begins();
         primary.session = Some(Session {
             id: session_id,
             peer: peer.id,
-            phase: Phase::Connecting,
             jobs: None,
             closer: None,
             talker: None,
@@ -106,7 +107,7 @@ impl VmLoop {
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
-        let active = self.policy().first_manner().backup_runs();
+        let active = self.first_rules().backup_runs();
         let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
         let Some(peer) = self.session_peer() else { return };
         let connect_mirror = {
@@ -154,7 +155,7 @@ impl VmLoop {
         });
         match started {
             Ok((closer, talker, waiting)) => {
-                session.phase = Phase::Joining;
+                primary.epochs.join_begins();
                 session.talker = Some(talker);
                 session.waiting = waiting;
                 session.jobs = Some(jobs);
@@ -201,10 +202,8 @@ impl VmLoop {
         if !self.is_session(id) {
             return;
         }
-        if let Some(primary) = self.primary()
-            && let Some(session) = &mut primary.session
-        {
-            session.phase = Phase::Copied;
+        if let Some(primary) = self.primary() {
+            primary.epochs.join_copied();
         }
         self.begin_last_sync();
     }
@@ -212,19 +211,9 @@ impl VmLoop {
     /// The group may not take the sync's entry at once: then it is tried again.
     pub(super) fn begin_last_sync(&mut self) {
         let leads = self.agreement.leads;
-        let copied = |session: &Session| session.phase == Phase::Copied;
-        let due = |primary: &mut PrimaryRole| {
-            primary.session.as_ref().is_some_and(copied) && primary.sync.is_none()
-        };
-        if !leads || !self.primary().is_some_and(due) {
-            return;
-        }
-        self.begin_sync(false);
-        if let Some(primary) = self.primary()
-            && primary.sync.is_some()
-            && let Some(session) = &mut primary.session
-        {
-            session.phase = Phase::LastSync;
+        let copied = |primary: &mut PrimaryRole| primary.epochs.session() == Some(Phase::Copied);
+        if leads && self.primary().is_some_and(copied) {
+            self.begin_sync(false);
         }
     }
 
@@ -286,7 +275,7 @@ impl VmLoop {
             && session.id == id
         {
             session.jobs = None;
-            if session.phase == Phase::Synced && primary.sync.is_none() {
+            if primary.epochs.is_synced() && primary.epochs.run().is_none() {
                 self.session_ended(id, "the backup closed the stream");
             }
         } else {
@@ -323,10 +312,10 @@ impl VmLoop {
         let complete = self.agreement.state.complete;
         let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
-        let Some(session) = primary.session.take() else {
+        let (Some(session), Some(ended)) = (primary.session.take(), primary.epochs.session_ended()) else {
             return;
         };
-        if session.phase != Phase::Connecting {
+        if ended.phase != Phase::Connecting {
             // It lets the VM run on if it has stopped it, and says when it has ended.
             primary.lingers = Some(Lingers {
                 id,
@@ -342,12 +331,11 @@ impl VmLoop {
         }
         primary.progress = None;
         primary.rejoin_at_us = now_us + REJOIN_US;
-        let broken_sync = primary.sync.take();
-        if primary.handed {
+        if ended.handed {
             // As it should be: the backup has closed the stream because it was elected. The group says the rest.
             return;
         }
-        primary.sync_status.aborted += u64::from(broken_sync.is_some());
+        primary.sync_status.aborted += u64::from(ended.broken);
         if let Some(reply) = primary.hand_over.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(format!(
@@ -355,12 +343,12 @@ impl VmLoop {
             )));
         }
         self.forget_cut();
-        if session.phase == Phase::Connecting {
+        if ended.phase == Phase::Connecting {
             tracing::debug!(vm = self.config.name, "host '{host}' cannot be brought in: {why}");
         } else {
             self.say_backup_lost(&host, why, complete.contains(session.peer));
         }
-        if complete.contains(session.peer) || session.phase == Phase::LastSync {
+        if complete.contains(session.peer) || ended.phase == Phase::LastSync {
             self.drop_backup();
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Not here: a guest that switches itself off (`switched_off`).
 
-use super::{Phase, PrimaryRole, Session};
+use super::PrimaryRole;
 use crate::vm::run::{Role, VmLoop};
 use dunlin_core::agreed::Agreed;
 use dunlin_guest::qemu::QemuEvent;
@@ -112,7 +112,7 @@ impl VmLoop {
             retry_at_us: now_us + ROOM_US,
             tried: true,
         });
-        if primary.sync.is_none() && !primary.handed {
+        if primary.epochs.run().is_none() && !primary.epochs.is_handed() {
             self.resume_vm("after its disk was full");
         }
     }
@@ -120,10 +120,9 @@ impl VmLoop {
     /// This host's disk cannot serve the VM. A complete backup can: it has never seen the request that failed, and the VM here is
     /// not told of it either.
     pub(in crate::vm) fn leave_to_the_backup(&mut self, why: &str) {
-        let follows = |session: &Session| session.phase == Phase::Synced;
         let protected = self.agreement.state.complete.0.count_ones() > 1;
         let primary = self.primary();
-        if protected && primary.is_some_and(|primary| primary.session.as_ref().is_some_and(follows)) {
+        if protected && primary.is_some_and(|primary| primary.epochs.is_synced()) {
             self.event("left-to-backup", format!("{why}: the backup goes on with the VM"));
             self.end_copy(why);
         }

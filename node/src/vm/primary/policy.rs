@@ -12,6 +12,7 @@ use crate::vm::run::VmLoop;
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::Agreed;
 use dunlin_core::policy::Policy;
+use dunlin_core::replica::epoch::Rules;
 
 impl VmLoop {
     /// How the VM is replicated: as its file says, unless the group has agreed on something else.
@@ -21,6 +22,11 @@ impl VmLoop {
             true => self.config.policy,
             false => self.agreement.state.policy.unwrap_or(self.config.policy),
         }
+    }
+
+    /// What holds where nobody follows, and in the epoch after a join.
+    pub(in crate::vm) fn first_rules(&self) -> Rules {
+        Rules::first(self.policy(), self.config.speculative)
     }
 
     /// Its name for people, and for the host that is to follow: both have to do the same.
@@ -69,8 +75,10 @@ impl VmLoop {
     pub(in crate::vm) fn policy_agreed(&mut self, policy: Policy) {
         let text = self.policy_in_words(policy);
         self.event("policy", text);
+        let first = self.first_rules();
         let Some(primary) = self.primary() else { return };
         primary.change_over = None;
+        primary.epochs.policy_changed(first);
         primary.rejoin_at_us = 0;
         if let Some(id) = primary.session.as_ref().map(|session| session.id) {
             // Invariant 2.

@@ -4,7 +4,7 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, Phase, PrimaryRole, Run, Stage};
+use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, PrimaryRole};
 use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::Line;
 use crate::vm::event::SyncStep;
@@ -14,6 +14,8 @@ use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
+use dunlin_core::replica::epoch::Rules;
+use dunlin_core::replica::epoch::primary::Loaded;
 use dunlin_core::replica::sync::primary::{Order, Word};
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
@@ -23,19 +25,21 @@ use std::sync::PoisonError;
 impl VmLoop {
     pub(super) fn begin_sync(&mut self, hand_over: bool) {
         let epoch = self.output.epoch();
-        let next = self.next_manner(hand_over);
-        // Whoever runs from this sync on has to know which inputs are in it.
-        let agreed = self.inputs_are_agreed() || (next.backup_runs() && self.policy().inputs_are_agreed());
-        if agreed && !self.propose(&Agreed::Sync { epoch }) {
+        let next = self.next_rules(hand_over);
+        let now_us = self.now_us();
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let from = primary.epochs.rules();
+        let asks_log = primary.epochs.begin(now_us, epoch, hand_over, next);
+        if asks_log && !self.propose(&Agreed::Sync { epoch }) {
             if let Some(primary) = self.primary() {
-                primary.sync_refused = Some(hand_over);
+                primary.epochs.log_refused();
             }
             return;
         }
-        let stage = if agreed { Stage::Proposed } else { Stage::Draining };
-        let now_us = self.now_us();
         if let Role::Primary(primary) = &mut self.role {
-            if primary.manner == Manner::Match && next == Manner::Match {
+            if primary.epochs.is_synced() && from.compares() && next.compares() {
                 let waited_us = self.output.waited_for_word_us(now_us);
                 primary
                     .sync_cost
@@ -43,15 +47,6 @@ impl VmLoop {
             } else {
                 primary.sync_cost.restart(now_us);
             }
-            primary.sync = Some(Run {
-                epoch,
-                stage,
-                hand_over,
-                agreed,
-                drawn: false,
-                next,
-                began_us: now_us,
-            });
         }
     }
 
@@ -60,11 +55,7 @@ impl VmLoop {
     pub(super) fn begin_refused_sync(&mut self) {
         let leads = self.agreement.leads;
         let Some(primary) = self.primary() else { return };
-        let free = primary.sync.is_none() && primary.session.is_some();
-        if let Some(hand_over) = primary.sync_refused.take()
-            && free
-            && leads
-        {
+        if let Some(hand_over) = primary.epochs.take_refused(leads) {
             self.begin_sync(hand_over);
         }
     }
@@ -73,15 +64,7 @@ impl VmLoop {
         let (epoch, now_us) = (self.output.epoch(), self.now_us());
         let Some(primary) = self.primary() else { return };
         let Some(session) = &primary.session else { return };
-        primary.sync = Some(Run {
-            epoch,
-            stage: Stage::Ahead,
-            hand_over: false,
-            agreed: false,
-            drawn: false,
-            next: primary.manner,
-            began_us: now_us,
-        });
+        primary.epochs.precopy(now_us, epoch);
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
             let _ = jobs.send(Word::PreCopy { epoch });
@@ -92,7 +75,7 @@ impl VmLoop {
         let leads = self.agreement.leads;
         let Some(primary) = self.primary() else { return };
         let waits_for_hand_over = primary.hand_over.is_some();
-        if primary.sync.take_if(|run| run.stage == Stage::Ahead).is_none() {
+        if !primary.epochs.precopied() {
             return;
         }
         if waits_for_hand_over {
@@ -102,21 +85,17 @@ impl VmLoop {
         }
     }
 
-    /// How the copies are to be kept after the sync that begins now.
-    fn next_manner(&mut self, hand_over: bool) -> Manner {
-        let policy = self.policy();
+    /// What is to hold after the sync that begins now.
+    fn next_rules(&mut self, hand_over: bool) -> Rules {
+        let (first, speculative) = (self.first_rules(), self.config.speculative);
         let Some(primary) = self.primary() else {
-            return policy.first_manner();
+            return first;
         };
-        let joined = primary
-            .session
-            .as_ref()
-            .is_some_and(|session| session.phase == Phase::Synced);
-        match (&primary.change_over, joined) {
+        match (&primary.change_over, primary.epochs.is_synced()) {
             // Whoever takes over has to run.
-            (Some(_), true) if hand_over => Manner::Active,
-            (Some(choice), true) => choice.wish(),
-            _ => policy.first_manner(),
+            (Some(_), true) if hand_over => Rules::of(Manner::Active, speculative),
+            (Some(choice), true) => Rules::of(choice.wish(), speculative),
+            _ => first,
         }
     }
 
@@ -143,7 +122,7 @@ impl VmLoop {
         let differs = self.output.differs();
         let matches = self
             .primary()
-            .is_some_and(|primary| primary.manner == Manner::Match);
+            .is_some_and(|primary| primary.epochs.rules().compares());
         let word_since_us = self.output.waits_for_word_since_us();
         let output_waits = if matches {
             word_since_us.is_some()
@@ -165,13 +144,11 @@ impl VmLoop {
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
-        let (Some(machine), Some(session)) = (&primary.machine, &primary.session) else {
-            return;
-        };
-        if session.phase != Phase::Synced || primary.sync.is_some() || primary.handed {
+        let Some(machine) = &primary.machine else { return };
+        if !primary.epochs.is_synced() || !primary.epochs.may_begin() {
             return;
         }
-        let manner = primary.manner;
+        let manner = primary.epochs.rules().mode();
         let limits = config.sync.limits(policy, manner);
         let backup_idle = !manner.backup_runs() || primary.backup_applied >= applied;
         // Looking at sockets and threads costs: only where it can make a difference.
@@ -247,52 +224,45 @@ impl VmLoop {
         }
     }
 
-    /// `Sync(epoch)` is agreed. Whether it holds back what comes after it.
-    pub(in crate::vm) fn sync_agreed(&mut self, epoch: Epoch) -> bool {
+    /// `Sync(epoch)` is agreed. Whether it holds back what comes after it, core's `epoch` says.
+    pub(in crate::vm) fn sync_agreed(&mut self, epoch: Epoch) {
         if let Role::Backup(_) = &self.role {
             return self.backup_sync_agreed(epoch);
         }
         // Of an earlier term of this host's, too: the session may survive it (`speak_again`).
-        let Some(run) = self.primary().and_then(|primary| primary.sync.as_mut()) else {
-            return false;
-        };
-        if run.epoch != epoch || run.stage != Stage::Proposed {
-            return false;
-        }
-        run.stage = Stage::Draining;
+        let held = self
+            .primary()
+            .is_some_and(|primary| primary.epochs.sync_agreed(epoch));
         let now_us = self.now_us();
-        if let Some(nics) = &mut self.nics {
+        if held && let Some(nics) = &mut self.nics {
             nics.begin_drain(now_us);
         }
-        true
     }
 
     pub(super) fn start_drained_sync(&mut self) {
         let now_us = self.now_us();
-        let Role::Primary(PrimaryRole { sync: Some(run), .. }) = &mut self.role else {
-            return;
-        };
-        if run.stage != Stage::Draining {
+        let Some(primary) = self.primary() else { return };
+        let draining = primary.epochs.is_draining();
+        let agreed = primary.epochs.run().is_some_and(|run| run.agreed);
+        if !draining {
             return;
         }
-        let nics = self.nics.as_mut().filter(|_| run.agreed);
+        let nics = self.nics.as_mut().filter(|_| agreed);
         if nics.is_some_and(|nics| !nics.drain_is_over(now_us)) {
             return;
         }
-        run.stage = Stage::Running;
+        let Some(primary) = self.primary() else { return };
+        let run = primary.epochs.drained();
         // What a VM that had to wait has left in its socket, before it is stopped (`is_stopping`).
         self.read_ports();
-        let Role::Primary(primary) = &mut self.role else {
-            return;
-        };
-        let (Some(run), Some(session)) = (&primary.sync, &primary.session) else {
+        let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
             return;
         };
         let order = Word::Sync(Order {
             epoch: run.epoch,
-            switchover: run.hand_over,
+            switchover: run.switchover,
             agreed: run.agreed,
-            next: run.next,
+            next: run.next.mode(),
         });
         if session.jobs.as_ref().is_none_or(|jobs| jobs.send(order).is_err()) {
             let id = session.id;
@@ -308,11 +278,9 @@ impl VmLoop {
             SyncStep::WorkedAhead => self.worked_ahead(),
             SyncStep::Stopped => self.draw_line(),
             SyncStep::Resumed => {
-                let hand_over = self
-                    .primary()
-                    .is_some_and(|primary| primary.sync.as_ref().is_some_and(|run| run.hand_over));
-                // After a hand-over's stop the VM here takes no more inputs: they are the backup's.
-                self.agreement.held = hand_over;
+                if let Some(primary) = self.primary() {
+                    primary.epochs.resumed();
+                }
             }
             SyncStep::Acknowledged {
                 epoch,
@@ -334,7 +302,7 @@ impl VmLoop {
         let (tally, counters) = (self.output.tally(), self.output.counters());
         SyncStatus {
             manner: if self.output.voice() == Voice::Protected {
-                primary.manner.name().to_owned()
+                primary.epochs.rules().mode().name().to_owned()
             } else {
                 String::new()
             },
@@ -358,19 +326,20 @@ impl VmLoop {
         let tally = *self.output.tally();
         let Some(primary) = self.primary() else { return };
         primary.sync_status.last.load_us = load_us;
-        let Some(run) = primary.sync.take() else { return };
-        if run.hand_over {
-            return self.hand_over_vm();
-        }
-        if primary.manner != run.next {
+        let (was, now, joined) = match primary.epochs.loaded() {
+            Loaded::NextEpoch { was, now, joined } => (was, now, joined),
+            Loaded::HandOver => return self.hand_over_vm(),
+            Loaded::Nothing => return,
+        };
+        if was != now || joined {
             primary.sync_cost.restart(now_us);
-            let (from, to) = (primary.manner.name(), run.next.name());
-            tracing::debug!(from, to, ?tally, "another manner");
+            let (from, to) = (was.mode().name(), now.mode().name());
+            tracing::debug!(from, to, ?tally, "another mode");
         }
-        primary.manner = run.next;
+        let mode = now.mode();
         match &mut primary.change_over {
-            Some(choice) => choice.entered(run.next, now_us),
-            None if changes_over => primary.change_over = Some(ChangeOver::new(run.next, now_us)),
+            Some(choice) => choice.entered(mode, now_us),
+            None if changes_over => primary.change_over = Some(ChangeOver::new(mode, now_us)),
             None => {}
         }
         self.begin_waiting_hand_over();
@@ -379,21 +348,17 @@ impl VmLoop {
     /// The VM stands: its frames so far belong to the epoch that ends.
     pub(super) fn draw_line(&mut self) {
         self.read_ports();
-        let last_of_join = self
-            .primary()
-            .and_then(|primary| primary.session.as_ref())
-            .is_some_and(|session| session.phase == Phase::LastSync);
-        if last_of_join && self.policy().compares_output() {
+        let Some(primary) = self.primary() else { return };
+        let last_of_join = primary.epochs.line_drawn();
+        if last_of_join && self.first_rules().compares() {
             self.output.compare_from(self.output.epoch());
         }
         let ended = self.output.epoch();
         let table = self.output.draw_line();
         let shadow = self.speculation_cut(ended, last_of_join).unwrap_or(table);
-        let Some(primary) = self.primary() else { return };
-        if let Some(run) = &mut primary.sync {
-            run.drawn = true;
-        }
-        let Some(session) = &primary.session else { return };
+        let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
+            return;
+        };
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
             let _ = jobs.send(Word::LineDrawn { shadow });
@@ -419,7 +384,7 @@ impl VmLoop {
         let me = self.me;
         let quarter_bytes = (self.config.sync.staging_mib as u64) << 18;
         let Some(primary) = self.primary() else { return };
-        let agreed = primary.sync.as_ref().is_some_and(|run| run.agreed);
+        let agreed = primary.epochs.acknowledged(epoch);
         // The first sync sends what a join left, which says nothing of an epoch.
         let fills_us = quarter_bytes
             .saturating_mul(figures.interval_us)
@@ -430,9 +395,6 @@ impl VmLoop {
         primary.sync_status.sum.add(&figures);
         primary.sync_status.last = figures;
         primary.last_sync_us = now_us;
-        if let Some(run) = &mut primary.sync {
-            run.stage = Stage::Acknowledged;
-        }
         let Some(peer) = primary.session.as_ref().map(|session| session.peer) else {
             return;
         };
@@ -459,12 +421,11 @@ impl VmLoop {
             format!("the VM goes to host '{}'", self.config.host_name(peer)),
         );
         self.release();
-        if let Some(primary) = self.primary() {
-            primary.handed = true;
-            if let Some(jobs) = primary.session.as_ref().and_then(|session| session.jobs.as_ref()) {
-                // A session that has ended reports that itself.
-                let _ = jobs.send(Word::HandedOver);
-            }
+        if let Some(primary) = self.primary()
+            && let Some(jobs) = primary.session.as_ref().and_then(|session| session.jobs.as_ref())
+        {
+            // A session that has ended reports that itself.
+            let _ = jobs.send(Word::HandedOver);
         }
         self.group.transfer_to(peer);
     }
@@ -494,13 +455,9 @@ impl VmLoop {
         };
         primary.machine.as_ref()?;
         let now_us = self.now_us();
-        let drain = primary
-            .sync
-            .as_ref()
-            .filter(|run| run.stage == Stage::Draining)
-            .map(|_| now_us + DRAIN_LOOK_US);
+        let drain = primary.epochs.is_draining().then_some(now_us + DRAIN_LOOK_US);
         let observe = primary.change_over.as_ref().map(|_| primary.observe_at_us);
-        let look = (self.output.voice() == Voice::Protected && primary.sync.is_none())
+        let look = (self.output.voice() == Voice::Protected && primary.epochs.run().is_none())
             .then_some(primary.next_look_us);
         let room = primary.room.map(|room| room.retry_at_us);
         let announce = self.announcements.due_us().filter(|_| self.may_speak(now_us));

@@ -2,10 +2,11 @@
 //!
 //! Not here: how long anything may be waited for (core's `waits`), the rule of the terms (core's `tenure`).
 
-use super::{Phase, PrimaryRole, Stage};
+use super::PrimaryRole;
 use crate::vm::run::VmLoop;
 use crate::vm::session::talker::Talker;
 use dunlin_core::agreed::ReplicaSet;
+use dunlin_core::replica::epoch::primary::{Phase, Stage};
 use dunlin_core::sync::tenure::Standing;
 use dunlin_core::waits::Wait;
 use dunlin_core::watchdog::Flow;
@@ -26,12 +27,12 @@ impl PrimaryRole {
 
     /// When the sync under way began, and at which stage it is.
     fn sync_step(&self) -> Option<(u64, u8)> {
-        self.sync.as_ref().map(|run| (run.began_us, run.stage as u8))
+        self.epochs.run().map(|run| (run.began_us, run.stage as u8))
     }
 
     /// How long the group has not agreed on a sync that was proposed.
     pub fn waits_for_agreement_us(&self, now_us: u64) -> u64 {
-        let proposed = self.sync.as_ref().filter(|run| run.stage == Stage::Proposed);
+        let proposed = self.epochs.run().filter(|run| run.stage == Stage::Proposed);
         proposed.map_or(0, |run| now_us.saturating_sub(run.began_us))
     }
 
@@ -58,18 +59,14 @@ impl VmLoop {
     pub(super) fn session_survives(&mut self) -> Option<(u64, bool)> {
         let (term, complete, me) = (self.group.term(), self.agreement.state.complete, self.me);
         let primary = self.primary()?;
-        let handed = primary.handed;
-        let proposed = primary
-            .sync
-            .as_ref()
-            .is_some_and(|run| run.stage == Stage::Proposed);
+        let epochs = &primary.epochs;
         let session = primary.session.as_ref()?;
         let standing = Standing {
-            complete: session.phase == Phase::Synced && complete.contains(session.peer),
-            copying: matches!(session.phase, Phase::Joining | Phase::Copied)
+            complete: epochs.is_synced() && complete.contains(session.peer),
+            copying: matches!(epochs.session(), Some(Phase::Joining | Phase::Copied))
                 && complete == ReplicaSet::one(me),
-            sync_lost: proposed,
-            handed,
+            sync_lost: epochs.is_proposed(),
+            handed: epochs.is_handed(),
         };
         let told = |talker: &Talker| talker.say(SyncMessage::NewTerm { term });
         let survives = standing.survives() && session.talker.as_ref().is_some_and(told);
