@@ -84,6 +84,18 @@ fn the_rules_of_each_policy_are_those_of_its_paper() {
 }
 
 #[test]
+fn the_table_for_people_is_the_codes() {
+    let page = include_str!("../../../../docs/replica.md");
+    let modes = Manner::ALL.map(|mode| (mode.name(), mode, false));
+    for (name, mode, speculative) in modes.into_iter().chain([("passive, speculative", PASSIVE, true)]) {
+        let of = Rules::of(mode, speculative);
+        let backup = if of.backup_runs() { "runs" } else { "holds" };
+        let row = format!("| {name} | {:?} | {backup} | {:?} |", of.inputs(), of.release()).to_lowercase();
+        assert!(page.contains(&row), "docs/replica.md should say: {row}");
+    }
+}
+
+#[test]
 fn a_primary_goes_from_one_epoch_to_the_next_with_its_rules() {
     let mut epochs = synced(MATCH);
     let to = sync(&mut epochs, Epoch(2), false, PASSIVE);
