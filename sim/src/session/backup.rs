@@ -157,6 +157,14 @@ impl World {
         self.b.worker.words.push_back(Word::Acknowledge);
     }
 
+    /// The primary's word that it has kept the session in a new term does not come.
+    pub(super) fn refuse_leave(&mut self) {
+        self.hear_loaded();
+        self.bl.staged = None;
+        self.close_stream();
+        self.b.worker.words.push_back(Word::Drop);
+    }
+
     /// The loop hears that the sync is applied.
     pub(super) fn hear_loaded(&mut self) {
         if std::mem::take(&mut self.bl.loaded) && self.bl.epochs.loaded().is_some() {

@@ -109,6 +109,16 @@ pub enum Voice {
     Shut,
 }
 
+/// Whether a primary leads its group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Office {
+    Leads,
+    /// It follows nobody.
+    Lost,
+    /// It was elected again, and has not come to the entry that makes it lead.
+    Elected,
+}
+
 /// The primary's VM loop, around core's machine.
 pub struct PrimaryLoop {
     pub epochs: PrimaryEpochs,
@@ -125,8 +135,8 @@ pub struct PrimaryLoop {
     pub matched: VecDeque<u64>,
     /// Up to here the log is applied.
     pub applied: usize,
-    /// It was deposed and elected again, and has not come to the entry that makes it lead.
-    pub elected_again: bool,
+    /// What it says to the group counts.
+    pub office: Office,
 }
 
 /// The backup's VM loop, around core's machine.

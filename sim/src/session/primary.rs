@@ -1,7 +1,7 @@
 //! The primary's driver and its VM loop.
 
 use super::Bug;
-use super::hosts::{Entry, Mirrored, PrimaryLoop, Voice};
+use super::hosts::{Entry, Mirrored, Office, PrimaryLoop, Voice};
 use super::vm::{PAGES, delta, hashes};
 use super::world::World;
 use bytes::Bytes;
@@ -30,7 +30,7 @@ impl PrimaryLoop {
             held: std::collections::VecDeque::new(),
             matched: std::collections::VecDeque::new(),
             applied: 0,
-            elected_again: false,
+            office: Office::Leads,
         }
     }
 
@@ -148,11 +148,15 @@ impl World {
     }
 
     fn primary_reports(&mut self, report: Report) {
+        // A session that the loop has ended tells it nothing more, but that its VM stands.
+        if self.pl.is_lost() && !matches!(report, Report::VmStands { .. }) {
+            return;
+        }
         match report {
             Report::Copied => self.pl.epochs.join_copied(),
             Report::PreCopied => {
                 self.tally.precopied += 1;
-                if self.pl.epochs.precopied() {
+                if self.pl.epochs.precopied() && self.pl.office == Office::Leads {
                     self.begin_sync(false);
                 }
             }
@@ -265,7 +269,7 @@ impl World {
                 self.release_through(epoch);
             }
             Entry::Complete { both: false, .. } => {
-                if self.pl.voice == Voice::Protected {
+                if self.pl.office == Office::Leads {
                     self.pl.voice = Voice::Alone;
                 }
             }
@@ -297,22 +301,45 @@ impl World {
         }
     }
 
-    /// The group asked the backup to lead, and it did not come to it: this host is elected once more. What makes it lead is an entry
-    /// behind all that was agreed.
-    pub(super) fn elected_again(&mut self) {
+    /// No majority answers, or the backup asks for votes: this host follows nobody.
+    pub(super) fn lose_office(&mut self) {
+        self.note(|| "a leads no more".to_owned());
+        self.pl.office = Office::Lost;
+        self.pl.voice = Voice::Shut;
         self.pl.epochs.deposed(false);
+    }
+
+    /// It is elected again. What makes it lead is an entry behind all that was agreed.
+    pub(super) fn elected_again(&mut self) {
+        self.note(|| "a is elected again".to_owned());
+        self.pl.office = Office::Elected;
         self.pl.epochs.elected();
-        self.pl.elected_again = true;
     }
 
     /// It leads: the VM goes on here.
     pub(super) fn leads_again(&mut self) {
-        self.pl.elected_again = false;
+        self.note(|| "a leads again".to_owned());
+        self.pl.office = Office::Leads;
         if self.pl.epochs.switchover_failed() {
             self.a.vm.runs = true;
+            self.session_lost();
         }
-        self.session_lost();
-        let epoch = self.pl.epoch;
-        self.propose(Entry::Complete { both: false, epoch });
+        let complete = self.is_complete();
+        let survives = match self.pl.epochs.session() {
+            Some(Phase::Synced) => complete,
+            Some(Phase::Connecting | Phase::Joining | Phase::Copied) => !complete,
+            Some(Phase::LastSync) | None => false,
+        };
+        if !survives {
+            self.session_lost();
+        }
+        match (complete, survives) {
+            (false, _) => self.pl.voice = Voice::Alone,
+            (true, true) => self.pl.voice = Voice::Protected,
+            (true, false) => {
+                let epoch = self.pl.epoch;
+                self.propose(Entry::Complete { both: false, epoch });
+            }
+        }
     }
 }

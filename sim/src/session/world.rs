@@ -1,6 +1,6 @@
 //! One world: what can happen next, and what is checked.
 
-use super::hosts::{BackupLoop, Disk, Entry, Host, Mirrored, PrimaryLoop, Voice};
+use super::hosts::{BackupLoop, Disk, Entry, Host, Mirrored, Office, PrimaryLoop, Voice};
 use super::vm::{PAGES, Vm};
 use super::{Bug, Tally};
 use crate::random::Random;
@@ -33,11 +33,13 @@ enum Turn {
     Read,
     DrawLine,
     GiveLeave,
+    RefuseLeave,
     HearLoaded,
     StreamNoticed,
     LastSync,
     TakeOver,
     Elect,
+    LoseOffice,
     ElectAgain,
     LeadsAgain,
     Refused,
@@ -183,7 +185,9 @@ impl World {
             _ => false,
         });
         let gone = self.b_is_gone;
-        let leads = a && !self.bl.elected;
+        let office = self.pl.office;
+        let serves = a && !self.bl.elected;
+        let leads = serves && office == Office::Leads;
         may(Turn::PrimarySession, 12, a && self.a.worker.is_ready());
         may(
             Turn::BackupSession,
@@ -194,7 +198,11 @@ impl World {
         may(Turn::ToBackup, 12, b && !self.stream.to_b.is_empty());
         may(Turn::WordToPrimary, 6, a && !self.stream.words.is_empty());
         may(Turn::Mirror, self.mirror_speed, b && !self.mirrored.is_empty());
-        may(Turn::Agree, 6, !self.proposed.is_empty());
+        may(
+            Turn::Agree,
+            6,
+            !self.proposed.is_empty() && office != Office::Lost,
+        );
         let unapplied = |applied: usize| applied < self.log.len();
         may(
             Turn::PrimaryApplies,
@@ -210,7 +218,10 @@ impl World {
         );
         may(Turn::Read, 4, a && !self.pl.unread.is_empty() && !self.line_due);
         may(Turn::DrawLine, 6, a && self.line_due);
-        may(Turn::GiveLeave, 2, b && self.bl.staged.is_some());
+        let asks = b && self.bl.staged.is_some();
+        // Whether the primary has kept the session in a new term it says when it leads in it.
+        may(Turn::GiveLeave, 2, asks && (leads || !serves));
+        may(Turn::RefuseLeave, 1, asks && serves && !leads);
         may(Turn::HearLoaded, 4, b && self.bl.loaded);
         let session_hears = self.a.worker.machine.awaits().is_some_and(|awaits| {
             awaits.from == Source::Words && awaits.wait.is_none() && self.a.worker.effects.is_empty()
@@ -235,11 +246,15 @@ impl World {
         may(Turn::TakeOver, 6, b && !gone && takes_over && settled);
         let whole = self.bl.epochs.may_lead();
         let electable = b && !gone && whole && self.is_complete() && !self.bl.elected;
-        may(Turn::Elect, 4, electable && (!a || handed));
-        let again = self.pl.elected_again;
-        may(Turn::ElectAgain, 4, leads && handed && !again && (!b || gone));
+        may(Turn::Elect, 4, electable && (!a || handed && leads));
+        may(Turn::ElectAgain, 3, serves && office == Office::Lost);
+        may(Turn::LoseOffice, 4, leads && handed && (!b || gone));
         let barrier = !unapplied(self.pl.applied) && !self.pl.epochs.holds_log() && self.proposed.is_empty();
-        may(Turn::LeadsAgain, 6, leads && again && barrier);
+        may(
+            Turn::LeadsAgain,
+            6,
+            serves && office == Office::Elected && barrier,
+        );
         if self.calm {
             if turns.is_empty() {
                 let waits = a && self.a.worker.may_time_out() || b && self.b.worker.may_time_out();
@@ -264,7 +279,7 @@ impl World {
         rarely(Turn::Cut, 400, !self.stream.closed);
         rarely(Turn::KillPrimary, 700, a);
         rarely(Turn::KillBackup, if handed { 50_000 } else { 200 }, b);
-        rarely(Turn::ElectAgain, 50_000, leads && handed && !again);
+        rarely(Turn::LoseOffice, if handed { 50_000 } else { 400 }, leads);
         rarely(Turn::Elect, 600, electable);
         rarely(Turn::TimeOut, self.fault_rate, true);
         turns
@@ -310,7 +325,9 @@ impl World {
             Turn::Switchover => self.begin_sync(true),
             Turn::TakeOver => self.order_take_over(),
             Turn::Elect => self.elect(),
+            Turn::LoseOffice => self.lose_office(),
             Turn::ElectAgain => self.elected_again(),
+            Turn::RefuseLeave => self.refuse_leave(),
             Turn::LeadsAgain => self.leads_again(),
             Turn::Refused => self.begin_refused(),
             Turn::Input => self.arrives(),
@@ -328,7 +345,8 @@ impl World {
 
     fn time_out(&mut self) {
         let open = self.a.alive && self.b.alive && !self.stream.closed;
-        if self.calm && open && !self.b_is_gone && !self.bl.elected && !self.pl.epochs.is_handed() {
+        let follows = !self.b_is_gone && !self.bl.elected && self.pl.office == Office::Leads;
+        if self.calm && open && follows && !self.pl.epochs.is_handed() {
             let (a, b) = (self.a.worker.machine.state(), self.b.worker.machine.state());
             self.verdict(format!("a wait is in vain, and nothing is broken: {a} and {b}"));
         }
@@ -464,7 +482,7 @@ impl World {
 
     /// What a leader says to the group; one that was deposed says nothing.
     pub(super) fn propose(&mut self, entry: Entry) {
-        if self.a.alive && !self.bl.elected {
+        if self.a.alive && !self.bl.elected && self.pl.office == Office::Leads {
             self.proposed.push_back(entry);
         }
     }
@@ -489,7 +507,7 @@ impl World {
 
     /// What leaves, after each turn.
     fn release(&mut self) {
-        if !self.a.alive || self.bl.elected {
+        if !self.a.alive || self.bl.elected || self.pl.office != Office::Leads {
             return;
         }
         match self.pl.voice {
@@ -551,7 +569,8 @@ impl World {
         let (a, b) = (self.a.worker.machine.state(), self.b.worker.machine.state());
         let serves = self.a.alive && !self.bl.elected;
         let handed = self.pl.epochs.is_handed();
-        let nobody_elected = handed && serves && (!self.b.alive || self.b_is_gone);
+        let alone = !self.b.alive || self.b_is_gone || self.pl.office != Office::Leads;
+        let nobody_elected = handed && serves && alone;
         let what = if self.a.alive && !self.a.vm.runs && (!handed || nobody_elected) {
             format!("the primary's VM stands for good (its session is {a})")
         } else if serves && self.pl.is_lost() && self.pl.voice != Voice::Alone && !handed {
