@@ -75,8 +75,9 @@ fn parse() -> Result<Arguments, String> {
     if fresh {
         let many = seeds.unwrap_or(1);
         println!(
-            "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- --seed {0} --seeds {many}{}",
+            "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- {}--seed {0} --seeds {many}{}",
             start.unwrap_or(1),
+            if sessions { "--sessions " } else { "" },
             of_size(size)
         );
     }

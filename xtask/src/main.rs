@@ -80,6 +80,8 @@ enum Task {
 
 /// Worlds from seeds taken from the clock in each run of the test command.
 const FRESH_SEEDS: &str = "3000";
+/// The same, of a primary and its backup.
+const FRESH_SESSIONS: &str = "3000";
 /// The same with large groups: how many members, and how many seeds.
 const FRESH_LARGE: [(&str, &str); 5] = [("9", "60"), ("15", "30"), ("31", "10"), ("63", "4"), ("105", "2")];
 
@@ -123,6 +125,8 @@ fn run(task: Task) -> Result<()> {
                 let simulator = ["run", "--package", "dunlin-sim", "--", "--fresh"];
                 cargo::run(&[&simulator[..], &["--members", members, "--seeds", seeds]].concat())?;
             }
+            let sessions = ["run", "--package", "dunlin-sim", "--", "--sessions", "--fresh"];
+            cargo::run(&[&sessions[..], &["--seeds", FRESH_SESSIONS]].concat())?;
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             scenarios::run(&scenarios::Scenarios::quick())?;

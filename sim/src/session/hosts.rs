@@ -137,6 +137,8 @@ pub struct PrimaryLoop {
     pub applied: usize,
     /// What it says to the group counts.
     pub office: Office,
+    /// It has asked the group, in the term that it leads or was elected in, to follow the backup. The group says if that fails.
+    pub transfers: bool,
 }
 
 /// The backup's VM loop, around core's machine.

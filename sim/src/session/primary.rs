@@ -31,6 +31,7 @@ impl PrimaryLoop {
             matched: std::collections::VecDeque::new(),
             applied: 0,
             office: Office::Leads,
+            transfers: false,
         }
     }
 
@@ -182,7 +183,10 @@ impl World {
 
     fn primary_loaded(&mut self) {
         match self.pl.epochs.loaded() {
-            Loaded::HandOver => self.a.worker.words.push_back(Word::HandedOver),
+            Loaded::HandOver => {
+                self.pl.transfers = self.pl.office != Office::Lost;
+                self.a.worker.words.push_back(Word::HandedOver);
+            }
             Loaded::NextEpoch { .. } => self.pl.matched.clear(),
             Loaded::Nothing => {}
         }
@@ -305,6 +309,7 @@ impl World {
     pub(super) fn lose_office(&mut self) {
         self.note(|| "a leads no more".to_owned());
         self.pl.office = Office::Lost;
+        self.pl.transfers = false;
         self.pl.voice = Voice::Shut;
         self.pl.epochs.deposed(false);
     }

@@ -248,7 +248,12 @@ impl World {
         let electable = b && !gone && whole && self.is_complete() && !self.bl.elected;
         may(Turn::Elect, 4, electable && (!a || handed && leads));
         may(Turn::ElectAgain, 3, serves && office == Office::Lost);
-        may(Turn::LoseOffice, 4, leads && handed && (!b || gone));
+        // A transfer that fails. One of an earlier term is forgotten.
+        may(
+            Turn::LoseOffice,
+            4,
+            serves && handed && self.pl.transfers && (!b || gone),
+        );
         let barrier = !unapplied(self.pl.applied) && !self.pl.epochs.holds_log() && self.proposed.is_empty();
         may(
             Turn::LeadsAgain,
