@@ -13,6 +13,11 @@ pub fn run(arguments: &[&str]) -> Result<()> {
 
 /// The same with further variables in its environment.
 pub fn run_with(arguments: &[&str], variables: &[(&str, &Path)]) -> Result<()> {
+    run_in(&paths::workspace(), arguments, variables)
+}
+
+/// The same in another work tree.
+fn run_in(tree: &Path, arguments: &[&str], variables: &[(&str, &Path)]) -> Result<()> {
     println!("xtask: cargo {}", arguments.join(" "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -26,7 +31,7 @@ pub fn run_with(arguments: &[&str], variables: &[(&str, &Path)]) -> Result<()> {
     let status = command
         .args(arguments)
         .envs(variables.iter().copied())
-        .current_dir(paths::workspace())
+        .current_dir(tree)
         .status()
         .context("cargo is not here")?;
     if !status.success() {
@@ -47,12 +52,18 @@ pub fn has(subcommand: &str) -> bool {
 
 /// Builds the `dunlin` executable and says where it is.
 pub fn build_dunlin(release: bool) -> Result<PathBuf> {
+    build_dunlin_of(&paths::workspace(), release)
+}
+
+/// The same of another work tree, in the same target folder: the next build takes its place there.
+pub fn build_dunlin_of(tree: &Path, release: bool) -> Result<PathBuf> {
     let mut arguments = vec!["build", "--quiet", "--package", "dunlin-node", "--bin", "dunlin"];
     if release {
         arguments.push("--release");
     }
-    run(&arguments)?;
-    let binary = paths::target()
+    let target = paths::target();
+    run_in(tree, &arguments, &[("CARGO_TARGET_DIR", &target)])?;
+    let binary = target
         .join(if release { "release" } else { "debug" })
         .join("dunlin");
     if !binary.is_file() {

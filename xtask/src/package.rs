@@ -25,13 +25,16 @@ const PACKAGES: [(&str, &str); 2] = [
 /// Builds the Debian package.
 #[derive(clap::Args)]
 pub struct Package {
-    /// Try it in fresh Debian roots under systemd: install, start, upgrade and purge it on one host; then three hosts with a VM
-    /// under load, an upgrade of each, and the death of one. As root.
+    /// Try it in fresh Debian roots under systemd: on three hosts from the first command to a VM of libvirt's that survives its host; keys and roles;
+    /// an upgrade of each host under load; and on one host from its installation to its purge. As root.
     #[arg(long = "try")]
     trial: bool,
     /// Of the debug build, which is there sooner.
     #[arg(long)]
     debug: bool,
+    /// The commit whose package is upgraded from in the trial.
+    #[arg(long, default_value = "HEAD~1", value_name = "COMMIT")]
+    from: String,
 }
 
 /// Builds it, and tries it where that is asked for.
@@ -40,22 +43,62 @@ pub fn run(arguments: &Package) -> Result<()> {
     if arguments.trial && !dunlin_vmtest::is_root() {
         bail!("hosts are network namespaces, which needs root: run this with sudo");
     }
+    let root = paths::workspace();
+    // First: both builds share one target folder, and with it what they depend on.
+    let earlier = match arguments.trial {
+        true => Some(earlier(&arguments.from, !arguments.debug)?),
+        false => None,
+    };
     let binary = cargo::build_dunlin(!arguments.debug)?;
     let out = paths::target().join("package");
-    let version = version(&paths::workspace())?;
-    let deb = build(&binary, &out, &version)?;
+    let version = version(&root)?;
+    let deb = build(&root, &binary, &out, &version)?;
     println!("package: {}", deb.display());
-    score(&paths::workspace().join("packaging/debian/dunlin.service"))?;
-    if arguments.trial {
-        let newer = build(&binary, &out.join("newer"), &format!("{version}.1"))?;
-        trial::run(&deb, &newer)?;
+    score(&root.join("packaging/debian/dunlin.service"))?;
+    if let Some(earlier) = earlier {
+        let debs = trial::Debs {
+            this: &deb,
+            later: &build(&root, &binary, &out.join("later"), &format!("{version}.1"))?,
+            earlier: &earlier,
+        };
+        println!("package: upgraded from {}", earlier.display());
+        trial::run(&debs, &out.join("transcript.txt"))?;
     }
     Ok(())
 }
 
-/// The package of that version, in the folder `out` with all that it is made of.
-fn build(binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
+/// The package of an earlier commit, built from a work tree of its own.
+fn earlier(commit: &str, release: bool) -> Result<PathBuf> {
     let root = paths::workspace();
+    let commit = git(&root, &["rev-parse", "--verify", &format!("{commit}^{{commit}}")])
+        .with_context(|| format!("there is no commit {commit} here: name another one with --from"))?;
+    let tree = paths::target().join("package-from");
+    forget_tree(&root, &tree)?;
+    git(
+        &root,
+        &["worktree", "add", "--detach", &tree.to_string_lossy(), &commit],
+    )?;
+    let deb = cargo::build_dunlin_of(&tree, release).and_then(|binary| {
+        let out = paths::target().join("package-earlier");
+        build(&tree, &binary, &out, &version(&tree)?)
+    });
+    forget_tree(&root, &tree)?;
+    deb
+}
+
+/// Whatever is left of a work tree, an earlier run's too.
+fn forget_tree(root: &Path, tree: &Path) -> Result<()> {
+    match fs::remove_dir_all(tree) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| tree.display().to_string());
+        }
+        _ => {}
+    }
+    git(root, &["worktree", "prune"]).map(drop)
+}
+
+/// The package of that version of the sources in `root`, in the folder `out` with all that it is made of.
+fn build(root: &Path, binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
     // A file of an earlier build must not get into this one.
     match fs::remove_dir_all(out) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -75,7 +118,7 @@ fn build(binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
         let script = said(binary, &["completions", shell])?;
         fs::write(stage.join(format!("dunlin.{shell}")), script)?;
     }
-    fs::write(stage.join("debian/changelog"), changelog(&root, version)?)?;
+    fs::write(stage.join("debian/changelog"), changelog(root, version)?)?;
     let built = Command::new("dpkg-buildpackage")
         .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
         .env("DEB_BUILD_OPTIONS", "noautodbgsym")
@@ -92,13 +135,15 @@ fn build(binary: &Path, out: &Path, version: &str) -> Result<PathBuf> {
     Ok(deb)
 }
 
-/// The crates' version, and which commit it is: a later one is newer for dpkg.
+/// The crates' version, and which commit it is: a later one is newer for dpkg, by its number where both are of one second.
 fn version(root: &Path) -> Result<String> {
-    let commit = git(
-        root,
-        &["log", "-1", "--format=%cd.%h", "--date=format:%Y%m%d%H%M%S"],
-    )?;
-    Ok(format!("{}+git{commit}", env!("CARGO_PKG_VERSION")))
+    let date = git(root, &["log", "-1", "--format=%cd", "--date=format:%Y%m%d%H%M%S"])?;
+    let number = git(root, &["rev-list", "--count", "HEAD"])?;
+    let commit = git(root, &["log", "-1", "--format=%h"])?;
+    Ok(format!(
+        "{}+git{date}.{number}.{commit}",
+        env!("CARGO_PKG_VERSION")
+    ))
 }
 
 fn changelog(root: &Path, version: &str) -> Result<String> {

@@ -1,18 +1,24 @@
-//! The package on Debian machines that run systemd: on one from its installation to its purge, and on three hosts of a cluster.
+//! The package on Debian machines that run systemd: from a person's first ten minutes to the purge.
 //!
-//! * **Decides:** nothing; what must hold is in [`alone`] and [`three`].
-//! * **Flow:** a lab of three hosts and a client -> a Debian root on each, booted ([`machine`]) -> [`alone`] -> [`three`].
+//! * **Decides:** nothing; what must hold is in [`minutes`], [`care`], [`upgrade`] and [`alone`].
+//! * **Flow:** a lab of three hosts and a client -> a Debian root on each, booted ([`machine`]) -> a cluster on fresh hosts -> keys and roles -> purged
+//!   everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
 //! * **Invariants:** what the lab made goes with it, however this ends.
 //! * **Not here:** a VM's life in all its turns (the scenarios).
 
 mod alone;
+mod care;
 mod machine;
+mod minutes;
 mod three;
+mod transcript;
+mod upgrade;
 
+use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use dunlin_vmtest::lab::{Lab, LabSpec};
 
 use crate::accel::Accel;
@@ -24,9 +30,20 @@ const PACKAGES: [(&str, &str); 2] = [
     ("systemd-container", "runs systemd in that root"),
 ];
 
-/// Tries the package, and the upgrade to a newer one of it.
-pub fn run(deb: &Path, newer: &Path) -> Result<()> {
+/// The packages that a trial needs.
+pub struct Debs<'a> {
+    /// The one that is tried.
+    pub this: &'a Path,
+    /// The same executable as a later version.
+    pub later: &'a Path,
+    /// An earlier commit's.
+    pub earlier: &'a Path,
+}
+
+/// Tries the package, and the upgrades to it and from it. What was typed on fresh hosts goes to `transcript`.
+pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     let begun = Instant::now();
+    let say = |line: &str| println!("package: [{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     setup::install(&PACKAGES)?;
     let (_, image) = Accel::tcg().choose()?;
     let lab = Lab::new(&LabSpec::three_hosts())?;
@@ -34,22 +51,37 @@ pub fn run(deb: &Path, newer: &Path) -> Result<()> {
     let hosts = ["a", "b", "c"].map(|name| Machine::unpack(lab.node(name), &archive));
     let [a, b, c] = hosts;
     let mut machines = [a?, b?, c?];
+    let name = |deb: &Path| -> Result<String> {
+        let name = deb.file_name().context("a package's name")?;
+        Ok(name.to_string_lossy().into_owned())
+    };
+    let [this, later, earlier] = [name(debs.this)?, name(debs.later)?, name(debs.earlier)?];
     for machine in &mut machines {
         machine.boot()?;
-        machine.take(deb, "dunlin.deb")?;
-        machine.take(newer, "newer.deb")?;
+        for (deb, name) in [(debs.this, &this), (debs.later, &later), (debs.earlier, &earlier)] {
+            machine.take(deb, &format!("/root/{name}"))?;
+        }
     }
-    println!(
-        "package: three Debian roots run systemd after {:.0} s",
-        begun.elapsed().as_secs_f64()
-    );
-    let steps = alone::run(&machines[0])?;
-    three::run(&lab, &mut machines, &image).context("three hosts from packages alone")?;
+    say("three Debian roots run systemd");
+
+    let typed =
+        minutes::run(&lab, &mut machines, &image, &this, &say).context("ten minutes on fresh hosts")?;
+    let (text, counted) = typed.finish();
+    fs::write(transcript, &text).with_context(|| transcript.display().to_string())?;
+    say(&format!("{counted}: {}", transcript.display()));
+    ensure!(counted.minutes <= 10.0, "that is more than ten minutes");
+    care::run(&lab, &machines, &say).context("keys, roles and a request for help")?;
+    three::leave(&machines, "shop").context("the package is taken away again")?;
+    say("the VM is down, the services ended cleanly, and the purge left nothing");
+
+    upgrade::run(&lab, &mut machines, &image, (&earlier, &this), &say).context("upgrades")?;
+    three::leave(&machines, "shop").context("the package is taken away again")?;
+    let steps = alone::run(&machines[0], &this, &later)?;
     for machine in &mut machines {
         machine.off()?;
     }
     println!(
-        "package: {steps} steps on one host and a cluster of three passed in {:.0} s",
+        "package: ten minutes, keys, upgrades and {steps} steps on one host passed in {:.0} s",
         begun.elapsed().as_secs_f64()
     );
     Ok(())

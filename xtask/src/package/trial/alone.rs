@@ -10,7 +10,7 @@ const STEPS: [(&str, &str); 15] = [
         "installs",
         r"
 files > /run/before
-apt-get install -y --no-install-recommends /dunlin.deb",
+apt-get install -y --no-install-recommends $this",
     ),
     (
         "knows its version",
@@ -45,7 +45,7 @@ not systemctl is-active dunlin",
         "refuses a bad configuration in one line, and does not try again",
         r"
 ip link set lo up
-dunlin init /root/one --cluster one --state /var/lib/dunlin --host a=127.0.0.1:7400 --host b=127.0.0.2:7400 --host c=127.0.0.3:7400
+dunlin init /root/one --cluster one --state /var/lib/dunlin --host a=127.0.0.1:7700 --host b=127.0.0.2:7700 --host c=127.0.0.3:7700
 cp /root/one/a/* /etc/dunlin/
 sed -i 's/^state/stat/' /etc/dunlin/host.toml
 not systemctl start dunlin
@@ -114,7 +114,7 @@ systemctl restart dunlin"#,
         r"
 old=$(systemctl show -P MainPID dunlin)
 echo '# mine' >> /etc/dunlin/environment
-apt-get install -y /newer.deb
+apt-get install -y $later
 not equal $old $(systemctl show -P MainPID dunlin)
 equal running $(systemctl show -P SubState dunlin)
 dunlin status
@@ -163,10 +163,11 @@ files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run 
 "#;
 
 /// Plays them one after the other; an error names the step. Returns how many there were.
-pub fn run(machine: &Machine) -> Result<usize> {
+pub fn run(machine: &Machine, this: &str, later: &str) -> Result<usize> {
+    let debs = format!("this=/root/{this}\nlater=/root/{later}\n");
     for (what, script) in STEPS {
         let said = machine
-            .run(&format!("{WORDS}{script}"))
+            .run(&format!("{debs}{WORDS}{script}"))
             .with_context(|| format!("the package {what}"))?;
         println!("package: {what} ... ok");
         for line in said.lines().filter_map(|line| line.strip_prefix("> ")) {
