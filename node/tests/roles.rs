@@ -99,7 +99,41 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
     fs::set_permissions(&own, Permissions::from_mode(0o644))?;
     let own = own.to_str().context("a path")?;
     is_refused(&host, VIEWER, &["up", own], "user 'daemon' may not do that")?;
-    is_refused(&host, OPERATOR, &["up", own], "only VMs that root has prepared")?;
+    is_refused(
+        &host,
+        OPERATOR,
+        &["up", own],
+        "may start only VMs that root has prepared",
+    )?;
+
+    // A check runs what the file names as QEMU, as the user that it names.
+    let ran = host.socket().with_file_name("ran");
+    let qemu = host.socket().with_file_name("qemu");
+    fs::write(&qemu, format!("#!/bin/sh\ntouch {}\n", ran.display()))?;
+    fs::set_permissions(&qemu, Permissions::from_mode(0o755))?;
+    let lines = format!(
+        "kernel = \"/bin/true\"\nqemu = \"{}\"\nrun_as = \"root\"\nsandbox = false\n",
+        qemu.display()
+    );
+    let hostile = host.socket().with_file_name("hostile.toml");
+    fs::write(&hostile, format!("{VM}{lines}"))?;
+    fs::set_permissions(&hostile, Permissions::from_mode(0o644))?;
+    let hostile = hostile.to_str().context("a path")?;
+    for user in [VIEWER, OPERATOR] {
+        is_refused(
+            &host,
+            user,
+            &["check", hostile],
+            "may check only VMs that root has prepared",
+        )?;
+    }
+    ensure!(!ran.exists(), "a program of somebody who may only look was run");
+    let checked = host.say(ROOT, &["check", hostile])?;
+    ensure!(
+        ran.exists(),
+        "root's check does not run it, so this test sees nothing: {checked:?}"
+    );
+
     fs::write(vms.join("shop.toml"), VM)?;
     // It is looked at from now on: no disk, no kernel.
     let output = host.say(OPERATOR, &["up", own, "--no-wait"])?;

@@ -185,10 +185,16 @@ impl Roles {
                 kind(request)
             )));
         }
-        match request {
-            Request::Up { text, .. } if role < Role::Administrator && !is_prepared(&self.files, text) => {
+        // A check starts the QEMU that the file names, as the user that it names, and looks for its files as root.
+        let does = match request {
+            Request::Up { text, .. } => Some(("start", text)),
+            Request::Check { text, .. } => Some(("check", text)),
+            _ => None,
+        };
+        match does {
+            Some((does, text)) if role < Role::Administrator && !is_prepared(&self.files, text) => {
                 Err(Answer::refused(format!(
-                    "{} '{name}' may start only VMs that root has prepared: none of the files in {} has this text",
+                    "{} '{name}' may {does} only VMs that root has prepared: none of the files in {} has this text",
                     who.kind(),
                     self.files.display()
                 )))
