@@ -306,6 +306,8 @@ impl VmLoop {
         if backup.epochs.sync_agreed(epoch, deposes) {
             self.begin_backup_drain();
         }
+        // A join's last sync may have been here before its entry.
+        self.give_leave();
     }
 
     /// A VM that follows has to get what was agreed before its sync.

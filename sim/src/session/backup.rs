@@ -128,7 +128,10 @@ impl World {
             Report::Staged { epoch, next, .. } => self.bl.staged = Some((epoch, next)),
             // The loop hears it at another turn.
             Report::Loaded { .. } => self.bl.loaded = true,
-            Report::Ended { torn, .. } => {
+            Report::Ended { torn, why } => {
+                if self.fault_rate == 0 && self.nothing_is_broken() {
+                    self.verdict(format!("the session ends, and nothing is broken: {why}"));
+                }
                 self.hear_loaded();
                 self.close_stream();
                 self.bl.staged = None;
@@ -141,6 +144,12 @@ impl World {
             Report::TookOver(Ok(())) => self.take_over_done(),
             Report::TookOver(Err(_)) => self.b_is_gone = true,
         }
+    }
+
+    /// Whether the loop can say now whether the sync that lies here may be acknowledged.
+    pub(super) fn is_asked_for_leave(&self) -> bool {
+        let staged = self.bl.staged.as_ref();
+        staged.is_some_and(|(_, next)| !self.bl.epochs.awaits_entry(Rules::of(*next, false)))
     }
 
     /// The loop gives leave, or not: it has been elected meanwhile.

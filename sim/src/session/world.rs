@@ -218,7 +218,7 @@ impl World {
         );
         may(Turn::Read, 4, a && !self.pl.unread.is_empty() && !self.line_due);
         may(Turn::DrawLine, 6, a && self.line_due);
-        let asks = b && self.bl.staged.is_some();
+        let asks = b && self.is_asked_for_leave();
         // Whether the primary has kept the session in a new term it says when it leads in it.
         may(Turn::GiveLeave, 2, asks && (leads || !serves));
         may(Turn::RefuseLeave, 1, asks && serves && !leads);
@@ -348,10 +348,15 @@ impl World {
         }
     }
 
-    fn time_out(&mut self) {
+    /// Both hosts are there and well, and the session between them has no reason to end.
+    pub(super) fn nothing_is_broken(&self) -> bool {
         let open = self.a.alive && self.b.alive && !self.stream.closed;
         let follows = !self.b_is_gone && !self.bl.elected && self.pl.office == Office::Leads;
-        if self.calm && open && follows && !self.pl.epochs.is_handed() {
+        open && follows && !self.pl.epochs.is_handed()
+    }
+
+    fn time_out(&mut self) {
+        if self.calm && self.nothing_is_broken() {
             let (a, b) = (self.a.worker.machine.state(), self.b.worker.machine.state());
             self.verdict(format!("a wait is in vain, and nothing is broken: {a} and {b}"));
         }

@@ -5,10 +5,12 @@
 //! 2. The log is held back only by a sync that is under way, and by none once this host is elected and the sync is not being applied.
 //! 3. From the first byte that an acknowledged sync changes until it is applied whole, this host does not stand for election.
 //! 4. A sync that is agreed while the one before is still being applied is the next, and is not lost.
+//! 5. A join's last sync that the log knows of is not acknowledged before the log has passed it here: its entry would be taken for that of
+//!    another sync, and the inputs before it would go to a VM that has them already.
 //!
 //! Not here: whether a sync may be acknowledged (`sync::tenure`), the work of a sync (`replica::sync`), QEMU (node).
 
-use super::Rules;
+use super::{Inputs, Rules};
 use crate::replica::sync::bugs::{Bug, Bugs};
 use crate::units::Epoch;
 
@@ -152,11 +154,25 @@ impl BackupEpochs {
         epoch
     }
 
+    /// Whether the sync that lies here whole, after which `next` holds, has to wait for its own entry of the log (invariant 5). The session
+    /// itself waits for that of any later one.
+    #[must_use]
+    pub fn awaits_entry(&self, next: Rules) -> bool {
+        let knows = [self.rules, next]
+            .iter()
+            .any(|rules| rules.inputs() == Inputs::Agreed);
+        self.phase == Phase::Joining && knows && !self.bugs.has(Bug::JoinsBeforeItsEntry)
+    }
+
     /// The sync that lies here whole is acknowledged, and is being applied.
     pub fn acknowledges(&mut self, next: Rules) {
         assert!(
             !self.loading,
             "invariant 3: two syncs are applied at once: {self:?}"
+        );
+        assert!(
+            !self.awaits_entry(next),
+            "invariant 5: the log has not passed the join's last sync: {self:?}"
         );
         if self.is_whole() {
             self.phase = Phase::Syncing;

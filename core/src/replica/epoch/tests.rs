@@ -244,9 +244,11 @@ fn an_acknowledgement_of_another_sync_is_a_programmers_error() {
 fn follower(mode: Manner) -> BackupEpochs {
     let mut epochs = BackupEpochs::new(rules(mode));
     assert!(!epochs.executes_inputs() && !epochs.may_lead());
+    assert_eq!(epochs.awaits_entry(rules(mode)), mode.backup_runs());
     if mode.backup_runs() {
         assert!(epochs.sync_agreed(Epoch(1), false));
     }
+    assert!(!epochs.awaits_entry(rules(mode)));
     epochs.acknowledges(rules(mode));
     assert!(!epochs.may_lead());
     assert_eq!(epochs.loaded(), None);
@@ -298,6 +300,12 @@ fn invariant_2_an_elected_backup_holds_nothing_back_but_for_a_sync_that_it_appli
         !BackupEpochs::new(rules(ACTIVE)).session_ended(),
         "half a copy is none"
     );
+}
+
+#[test]
+#[should_panic(expected = "invariant 5")]
+fn a_joins_last_sync_that_the_log_has_not_passed_here_is_not_acknowledged() {
+    BackupEpochs::new(rules(MATCH)).acknowledges(rules(MATCH));
 }
 
 #[test]

@@ -28,11 +28,13 @@ pub enum Bug {
     HoldsLogWhenElected,
     /// A sync that is agreed while the backup still applies the last one is not begun there.
     LosesEarlySync,
+    /// A join's last sync is acknowledged before the log has passed it on the backup.
+    JoinsBeforeItsEntry,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::AcknowledgesUnasked,
         Self::AcknowledgesBeforeDisk,
         Self::KeepsStaleDeltas,
@@ -44,6 +46,7 @@ impl Bug {
         Self::RetriesLastSyncAsAnother,
         Self::HoldsLogWhenElected,
         Self::LosesEarlySync,
+        Self::JoinsBeforeItsEntry,
     ];
 }
 

@@ -42,8 +42,11 @@ impl VmLoop {
     /// Invariant 2: may the sync that lies here whole be acknowledged?
     pub(super) fn give_leave(&mut self) {
         let (promised, leader, now_us) = (self.group.term(), self.group.leader(), self.now_us());
+        let speculative = self.config.speculative;
         let Some(backup) = self.backup() else { return };
-        if backup.staged.is_none() {
+        let Some(staged) = &backup.staged else { return };
+        if backup.epochs.awaits_entry(Rules::of(staged.next, speculative)) {
+            // `backup_sync_agreed` asks again.
             return;
         }
         let leave = match backup.take_over {
