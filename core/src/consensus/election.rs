@@ -19,6 +19,10 @@ use super::quorum::majority;
 use super::{Action, Bug, Consensus, Member, Message, Promise, Role, Stand};
 use crate::units::{ReplicaId, Term, Viewstamp};
 
+/// A transfer of the office is given up after so many of the longest election time-outs (Ongaro 3.10 gives it one). An heir on a busy host needs more,
+/// and one that is given up costs a backup, which has to join anew.
+const TRANSFER_ELECTIONS: u64 = 4;
+
 /// Every member has a bit.
 const _: () = assert!(super::MAX_MEMBERS <= u128::BITS as usize);
 
@@ -360,7 +364,9 @@ impl Consensus {
             out.push(Action::TransferFailed { to });
             return;
         }
-        let until_us = self.now_us.saturating_add(self.cfg.election_max_us);
+        let until_us = self
+            .now_us
+            .saturating_add(self.cfg.election_max_us.saturating_mul(TRANSFER_ELECTIONS));
         self.leading.transfer = Some(super::propose::Transfer {
             to,
             until_us,
