@@ -11,6 +11,7 @@
 //!
 //! Not here: how a session is ended; a VM without a majority, which is to stand still.
 
+use crate::units::Index;
 use crate::waits::{Wait, seconds};
 
 /// What is seen of one thing that may wait.
@@ -22,10 +23,21 @@ pub struct Flow {
     pub progress: u64,
 }
 
+impl Flow {
+    /// Inputs: those that are agreed and not yet with the VM, and those that a full log leaves in the network.
+    #[must_use]
+    pub fn of_inputs(applied: Index, committed: Index, log_is_full: bool) -> Self {
+        Self {
+            waits: applied < committed || log_is_full,
+            progress: applied.0,
+        }
+    }
+}
+
 /// What is seen of a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sight {
-    /// Agreed inputs, and how many have reached the VM here.
+    /// Inputs, and how many have reached the VM here.
     pub input: Flow,
     /// The sync under way, and how many have ended.
     pub sync: Flow,
@@ -136,6 +148,20 @@ impl Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn inputs_that_a_full_log_leaves_in_the_network_wait() {
+        assert!(!Flow::of_inputs(Index(7), Index(7), false).waits);
+        assert!(Flow::of_inputs(Index(7), Index(8), false).waits);
+        let mut watchdog = Watchdog::default();
+        let deaf = Sight {
+            input: Flow::of_inputs(Index(7), Index(7), true),
+            ..Sight::default()
+        };
+        assert_eq!(watchdog.look(0, deaf), None);
+        let stall = watchdog.look(Wait::InputApplied.bound_us(), deaf);
+        assert_eq!(stall.map(|stall| stall.wait), Some(Wait::InputApplied));
+    }
 
     const BOUND_US: u64 = Wait::OutputLeaves.bound_us();
 

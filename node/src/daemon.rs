@@ -19,6 +19,7 @@ use crate::certificates;
 use crate::config::{HostConfig, VmConfig};
 use crate::control::server::ControlSocket;
 use crate::events::{Events, now_ms};
+use crate::heartbeats;
 use crate::logs::LogHandle;
 use crate::metrics;
 use crate::notify::{Notify, Patience};
@@ -163,6 +164,10 @@ impl Daemon {
 pub fn run(path: &Path) -> Result<()> {
     die_whole();
     priority::session_first();
+    let heartbeats = heartbeats::finding();
+    if !heartbeats.mend.is_empty() {
+        tracing::warn!("{}: {}", heartbeats.what, heartbeats.mend);
+    }
     dunlin_guest::map_large_buffers();
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
     std::fs::create_dir_all(&config.state)

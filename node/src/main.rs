@@ -7,6 +7,7 @@ mod config;
 mod control;
 mod daemon;
 mod events;
+mod heartbeats;
 mod import;
 mod logs;
 mod metrics;

@@ -6,16 +6,17 @@ use crate::control::client::Client;
 use crate::control::report::Found;
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
+use crate::heartbeats;
 use anyhow::{Result, bail};
 use dunlin_guest::VmSpec;
-use dunlin_guest::probe::{self, Finding};
+use dunlin_guest::probe;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Looks at this host, without a daemon: prints every finding; fails if something is missing.
 pub fn run(vm: Option<&Path>, config: &Path, json: bool) -> Result<ExitCode> {
     let mut findings = probe::host(&spec(vm)?);
-    findings.push(heartbeats());
+    findings.push(heartbeats::finding());
     let mut found: Vec<Found> = findings
         .into_iter()
         .map(|finding| Found {
@@ -95,25 +96,6 @@ fn counted(missing: usize) -> String {
     match missing {
         1 => "1 thing is".to_owned(),
         more => format!("{more} things are"),
-    }
-}
-
-/// Not a fault where it is not allowed: only less sure on a host that is busy.
-fn heartbeats() -> Finding {
-    let (what, mend) = match dunlin_fabric::group::may_be_real_time() {
-        Ok(()) => ("heartbeats: at real-time priority".to_owned(), ""),
-        Err(error) => (
-            format!(
-                "heartbeats: at ordinary priority ({error}); where this host is very busy its VMs may move away"
-            ),
-            "run the daemon as root, or with CAP_SYS_NICE or LimitRTPRIO=1",
-        ),
-    };
-    Finding {
-        topic: "heartbeats",
-        what,
-        ok: true,
-        mend: mend.to_owned(),
     }
 }
 

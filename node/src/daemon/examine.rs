@@ -10,6 +10,7 @@ use crate::certificates;
 use crate::config::VmConfig;
 use crate::control::report::{Facts, Found, Report};
 use crate::control::{Answer, Request};
+use crate::heartbeats;
 use crate::vm::disks;
 use dunlin_guest::disk::{self, DiskFormat};
 use dunlin_guest::{Accel, FirmwareKind, probe};
@@ -70,6 +71,8 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
     report
         .found
         .extend(certificates::found(host, &daemon.keys.certificates()));
+    let heartbeats = heartbeats::finding();
+    report.found.push(note(host, heartbeats.what, heartbeats.mend));
     if member.witness {
         report
             .found

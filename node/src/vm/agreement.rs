@@ -42,7 +42,7 @@ pub struct Agreement {
     /// Bytes that were applied since that mark.
     since_mark_bytes: usize,
     /// There is no room for more entries, and when that was told.
-    log_is_full: bool,
+    pub(super) log_is_full: bool,
     log_full_told_us: Option<u64>,
     log_full_is_last: bool,
     /// Times that there was none.

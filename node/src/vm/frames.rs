@@ -178,7 +178,10 @@ impl VmLoop {
             if self.speculating.is_some() {
                 self.speculation_sees_leaving(&frame);
             }
-            if let Some(nics) = &self.nics {
+            // The host may have stood still since, for longer than its promise lasts: then the frame is lost, as on any wire.
+            if self.may_speak(self.now_us())
+                && let Some(nics) = &self.nics
+            {
                 nics.send(&frame);
             }
         }

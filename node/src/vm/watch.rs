@@ -24,10 +24,8 @@ impl VmLoop {
     }
 
     fn sight(&self) -> Sight {
-        let input = Flow {
-            waits: self.agreement.applied < self.group.committed(),
-            progress: self.agreement.applied.0,
-        };
+        let log_is_full = self.agreement.log_is_full && self.group.is_leader();
+        let input = Flow::of_inputs(self.agreement.applied, self.group.committed(), log_is_full);
         match &self.role {
             Role::Primary(primary) if self.output.voice() == Voice::Protected && self.agreement.leads => {
                 Sight {

@@ -252,7 +252,10 @@ impl ProgramLoop {
                 return;
             };
             self.frames_out += 1;
-            if let Some(door) = &self.door {
+            // The host may have stood still since, for longer than its promise lasts.
+            if self.may_speak(self.now_us())
+                && let Some(door) = &self.door
+            {
                 // One that the kernel has no room for is lost, as on any wire.
                 let _ = door.write(&frame.bytes);
             }
