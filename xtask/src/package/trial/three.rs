@@ -65,11 +65,12 @@ pub fn begin(machines: &[Machine; 3], deb: &str, transcript: &Transcript) -> Res
         .map(|machine| format!(" --host {}={}:7700", machine.name(), machine.node().address()))
         .collect();
     let [first, others @ ..] = machines;
+    let init = format!("dunlin cluster init mine{hosts}");
     let lines = first.path("/root/said");
     std::thread::scope(|scope| {
         let door = scope.spawn(|| {
-            let init = format!("dunlin cluster init mine{hosts}");
-            transcript.types_with(first, &init, "| tee /root/said")
+            // It goes on while the others join: what it says is read from a file meanwhile.
+            first.run(&format!("cd; {init} 2>&1 | tee /root/said"))
         });
         let begun = Instant::now();
         let tokens = loop {
@@ -80,7 +81,8 @@ pub fn begin(machines: &[Machine; 3], deb: &str, transcript: &Transcript) -> Res
                 .filter(|line| line.starts_with("dunlin cluster join "))
                 .map(str::to_owned)
                 .collect();
-            if tokens.len() == others.len() {
+            if tokens.len() == others.len() && said.ends_with('\n') {
+                transcript.reads(first, &init, &said);
                 break tokens;
             }
             ensure!(
@@ -92,7 +94,9 @@ pub fn begin(machines: &[Machine; 3], deb: &str, transcript: &Transcript) -> Res
         for (machine, join) in others.iter().zip(&tokens) {
             transcript.types(machine, join)?;
         }
-        door.join().expect("it returns an error and does not panic")
+        door.join()
+            .expect("it returns an error and does not panic")
+            .map(drop)
     })?;
     for machine in machines {
         transcript.types(machine, "systemctl start dunlin")?;

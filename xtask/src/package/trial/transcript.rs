@@ -31,14 +31,14 @@ struct Typed {
 impl Transcript {
     /// Types `command` on a host, and returns what it said.
     pub fn types(&self, machine: &Machine, command: &str) -> Result<String> {
-        self.types_with(machine, command, "")
+        let said = machine.run(&format!("cd; {{ {command}; }} 2>&1"))?;
+        self.reads(machine, command, &said);
+        Ok(said)
     }
 
-    /// The same with a redirection that a person at a terminal would not need.
-    pub fn types_with(&self, machine: &Machine, command: &str, unseen: &str) -> Result<String> {
-        let said = machine.run(&format!("cd; {{ {command}; }} 2>&1 {unseen}"))?;
-        self.note(machine.name(), command, &said);
-        Ok(said)
+    /// What a command that waits has said so far.
+    pub fn reads(&self, machine: &Machine, command: &str, said: &str) {
+        self.note(machine.name(), command, said);
     }
 
     /// What was done without a keyboard.
