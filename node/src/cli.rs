@@ -23,14 +23,13 @@ mod watch;
 use crate::config::CONTROL;
 use crate::control::Request;
 use crate::daemon;
+use crate::journal;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Keeps virtual machines alive when their host dies.
 #[derive(Parser)]
@@ -347,17 +346,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             state,
         } => init::run(&dir, &cluster, &hosts, &control, &state),
         Command::Host { file } => {
-            let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-            let log = tracing_subscriber::fmt()
-                .with_env_filter(filter)
-                .with_writer(std::io::stderr)
-                .with_ansi(std::io::stderr().is_terminal());
-            // The journal has the time of each line by itself.
-            if std::env::var_os("JOURNAL_STREAM").is_some() && !std::io::stderr().is_terminal() {
-                log.without_time().init();
-            } else {
-                log.init();
-            }
+            journal::begin();
             daemon::run(&file).map(|()| ExitCode::SUCCESS)
         }
         Command::Up { file, no_wait } => {

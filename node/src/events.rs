@@ -5,7 +5,7 @@
 //! had no room for, is missing; the others count.
 
 use crate::control::Event;
-use crate::web::meaning;
+use crate::web::meaning::{self, Tone};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -99,12 +99,16 @@ impl Events {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened to `vm`; it is also logged.
+    /// Something happened to `vm`; it is also logged, as seriously as the kind is to be taken.
     pub fn push(&self, vm: &str, kind: &str, text: impl Into<String>) {
         let text = text.into();
         // Whoever builds a daemon for tests hears of a kind that docs/troubleshooting.md does not explain.
         debug_assert!(cfg!(test) || meaning::is_known(kind), "no meaning for {kind}");
-        tracing::info!(vm, kind, "{text}");
+        match meaning::of(kind).0 {
+            Tone::Bad => tracing::error!(vm, kind, "{text}"),
+            Tone::Warning => tracing::warn!(vm, kind, "{text}"),
+            Tone::Good | Tone::Plain => tracing::info!(vm, kind, "{text}"),
+        }
         let time_ms = now_ms();
         let mut log = self.log();
         let seq = log.next_seq;

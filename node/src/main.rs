@@ -9,6 +9,7 @@ mod daemon;
 mod events;
 mod heartbeats;
 mod import;
+mod journal;
 mod logs;
 mod metrics;
 mod notify;
