@@ -221,7 +221,7 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         disk: usize,
     },
-    /// Writes what whoever helps needs to see of this host into one file: status, events, logs, configuration; no key and no secret
+    /// Writes what whoever helps needs to see of this host into one file: status, events, logs, metrics, threads, configuration; no key and no secret
     SupportBundle {
         /// The file to write, which must not be there yet. Without it: dunlin-HOST-TIME.tar.gz
         #[arg(short, long, value_name = "FILE.TAR.GZ")]

@@ -1,7 +1,9 @@
 //! No secret of a host is in what `dunlin support-bundle` writes beside a real daemon: not as it is, not in digits, not in base64, wherever it was put.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::net::TcpListener;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -63,18 +65,19 @@ impl Secret {
     }
 }
 
-/// The whole unpacked bundle, with the names of its parts.
-fn unpacked(file: &Path) -> Result<(Vec<u8>, usize)> {
+/// The unpacked parts of the bundle, by their names.
+fn unpacked(file: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(fs::File::open(file)?));
-    let (mut all, mut parts) = (Vec::new(), 0);
+    let mut parts = BTreeMap::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
-        all.extend_from_slice(&entry.path_bytes());
-        all.push(b'\n');
-        entry.read_to_end(&mut all)?;
-        parts += 1;
+        let name = String::from_utf8(entry.path_bytes().into_owned())?;
+        let (_, name) = name.split_once('/').context("no folder")?;
+        let mut words = Vec::new();
+        entry.read_to_end(&mut words)?;
+        parts.insert(name.to_owned(), words);
     }
-    Ok((all, parts))
+    Ok(parts)
 }
 
 /// Puts every form of every secret where a person, or a log, may have put it.
@@ -97,7 +100,8 @@ fn plant(state: &Path, secrets: &[Secret]) -> Result<Vec<u8>> {
     Ok(words)
 }
 
-fn bundle(host: &Host, secrets: &[Secret]) -> Result<()> {
+/// `wanted`: a part's name, and words that have to be in it.
+fn bundle(host: &Host, secrets: &[Secret], wanted: &[(&str, &str)]) -> Result<()> {
     let config = host.file();
     let etc = config.parent().context("its folder")?;
     let planted = plant(&etc.join("state"), secrets)?;
@@ -115,17 +119,28 @@ fn bundle(host: &Host, secrets: &[Secret]) -> Result<()> {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let (all, parts) = unpacked(&to)?;
-    let text = String::from_utf8_lossy(&all);
-    for there in [
-        "host-begins",
-        "[[hosts]]",
-        "vms/planted.toml",
-        "memory_mib = 64",
-        "[removed: a secret]",
-    ] {
-        ensure!(text.contains(there), "no {there} in the bundle of {parts} parts");
+    let parts = unpacked(&to)?;
+    let always = [
+        ("events.jsonl", "host-begins"),
+        ("cluster.toml", "[[hosts]]"),
+        ("vms/planted.toml", "memory_mib = 64"),
+        ("vms/planted.toml", "[removed: a secret]"),
+        ("cluster.jsonl", "\"host\":\"a\""),
+        // Of the daemon that runs, and not of the command: the thread that writes its events down.
+        ("threads.txt", " events: "),
+        ("threads.txt", ", waits in "),
+    ];
+    for (name, there) in always.iter().chain(wanted) {
+        let words = parts.get(*name).with_context(|| format!("no part {name}"))?;
+        let words = String::from_utf8_lossy(words);
+        ensure!(words.contains(there), "no {there} in {name}: {words}");
     }
+    // Their names, too.
+    let all: Vec<u8> = parts
+        .iter()
+        .flat_map(|(name, words)| [name.as_bytes(), b"\n", words].concat())
+        .collect();
+    let text = String::from_utf8_lossy(&all);
     for secret in secrets {
         ensure!(
             secret.is_in(&planted),
@@ -146,14 +161,17 @@ fn keys_the_authoritys_key_tokens_and_where_events_go_are_in_no_form_in_a_bundle
     // As on the first host of a cluster.
     let authority = etc.join("../ca-key.pem");
     fs::copy(&authority, etc.join("ca-key.pem"))?;
-    host.configure(&format!("notify_url = \"http://127.0.0.1:9{HOOK}\""))?;
+    let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    host.configure(&format!(
+        "notify_url = \"http://127.0.0.1:9{HOOK}\"\nmetrics = \"{metrics}\""
+    ))?;
     host.start()?;
     let secrets = [
         Secret::of_key("the host's key", &fs::read_to_string(etc.join("key.pem"))?)?,
         Secret::of_key("the authority's key", &fs::read_to_string(authority)?)?,
         Secret::of("the path of notify_url", HOOK.as_bytes()),
     ];
-    bundle(&host, &secrets)
+    bundle(&host, &secrets, &[("metrics.txt", "# TYPE dunlin_")])
 }
 
 #[test]
@@ -171,5 +189,6 @@ fn a_shared_secret_is_in_no_form_in_a_bundle() -> Result<()> {
         .collect();
     fs::write(&config, format!("secret = \"secret\"\n{}\n", kept.join("\n")))?;
     host.start()?;
-    bundle(&host, &[Secret::of("the shared secret", secret.as_bytes())])
+    let none = [("metrics.txt", "not to be had: host.toml names no address for metrics")];
+    bundle(&host, &[Secret::of("the shared secret", secret.as_bytes())], &none)
 }

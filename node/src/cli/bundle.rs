@@ -8,6 +8,7 @@
 //! **Not here**: sending it anywhere.
 
 mod scrub;
+mod threads;
 
 use super::talk;
 use crate::config::{HostConfig, HostFile, Trust};
@@ -24,11 +25,12 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Of one part the end counts.
 const MOST_BYTES: u64 = 16 << 20;
-/// No command that is asked takes longer, or it is stuck.
+/// No command and no daemon that is asked takes longer, or it is stuck.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of the journal.
 const JOURNAL_LINES: &str = "20000";
@@ -77,8 +79,8 @@ pub fn run(socket: &Path, config: &Path, output: Option<PathBuf>) -> Result<Exit
     }
     written.with_context(|| output.display().to_string())?;
     println!(
-        "{} is written: status, events, logs, configuration and VMs' files of this host, without keys and secrets; read it before you give it \
-         away",
+        "{} is written: status of host and cluster, events, logs, metrics, the daemon's threads, configuration and VMs' files of this host, \
+         without keys and secrets; read it before you give it away",
         output.display()
     );
     Ok(ExitCode::SUCCESS)
@@ -101,10 +103,14 @@ fn write(file: File, top: &str, scrubber: &Scrubber, parts: &[Part]) -> std::io:
 }
 
 fn parts(socket: &Path, config: &Path, host: Option<&HostConfig>) -> Vec<Part> {
+    // The threads first: what they are at by themselves, before anything is asked of them.
     let mut parts = vec![
         part("version.json", Ok(super::manual::version_json().into_bytes())),
-        part("status.json", status(socket).map_err(|error| error.to_string())),
+        part("threads.txt", of_daemon(socket, threads::of)),
+        part("status.json", of_daemon(socket, status)),
+        part("cluster.jsonl", cluster(socket)),
         part("events.jsonl", events(socket, host)),
+        part("metrics.txt", metrics(host)),
         part("host.toml", without_secrets(config)),
     ];
     for (name, command) in COMMANDS {
@@ -135,8 +141,73 @@ fn part(name: &str, words: Result<Vec<u8>, String>) -> Part {
     (name.to_owned(), words)
 }
 
-fn status(socket: &Path) -> Result<Vec<u8>> {
-    Ok(serde_json::to_vec_pretty(&talk::status(socket)?)?)
+/// What `work` comes to, if it comes to it in time; if not, its thread is left to itself.
+fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, done) = crossbeam_channel::bounded(1);
+    std::thread::spawn(move || {
+        // Whoever waits may have lost patience.
+        let _ = sender.send(work());
+    });
+    done.recv_timeout(patience).ok()
+}
+
+/// What is to be had by the daemon's socket. One that hangs is a reason, and the bundle is wanted then most of all.
+fn of_daemon(
+    socket: &Path,
+    ask: impl FnOnce(&Path) -> Result<Vec<u8>, String> + Send + 'static,
+) -> Result<Vec<u8>, String> {
+    let socket = socket.to_owned();
+    within(PATIENCE, move || ask(&socket)).unwrap_or_else(|| Err(too_late()))
+}
+
+fn too_late() -> String {
+    format!("the daemon does not answer within {} s", PATIENCE.as_secs())
+}
+
+fn status(socket: &Path) -> Result<Vec<u8>, String> {
+    let status = talk::status(socket).map_err(|error| error.to_string())?;
+    serde_json::to_vec_pretty(&status).map_err(|error| error.to_string())
+}
+
+/// All lines of one kind that the daemon answers with, or those that came in time.
+fn lines(
+    socket: &Path,
+    asked: Request,
+    line: impl Fn(&Answer) -> Option<serde_json::Result<Vec<u8>>> + Send + 'static,
+) -> Result<Vec<u8>, String> {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (socket, hears) = (socket.to_owned(), heard.clone());
+    let last = within(PATIENCE, move || {
+        Client::connect(&socket)?.talk(&asked, |answer| {
+            let mut heard = hears.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(Ok(mut line)) = line(answer)
+                && (heard.len() as u64) < MOST_BYTES
+            {
+                heard.append(&mut line);
+                heard.push(b'\n');
+            }
+        })
+    });
+    let mut heard = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+    let why = match last {
+        Some(Ok(Answer::Failed { why, .. })) => why,
+        Some(Ok(_)) => return Ok(heard),
+        Some(Err(error)) => error.to_string(),
+        None => too_late(),
+    };
+    if heard.is_empty() {
+        return Err(why);
+    }
+    heard.extend_from_slice(format!("the rest is not to be had: {why}\n").as_bytes());
+    Ok(heard)
+}
+
+/// How every host of the cluster is.
+fn cluster(socket: &Path) -> Result<Vec<u8>, String> {
+    lines(socket, Request::Cluster, |answer| match answer {
+        Answer::Member(member) => Some(serde_json::to_vec(member)),
+        _ => None,
+    })
 }
 
 /// What the daemon says; of one that does not run, what it has kept.
@@ -146,22 +217,32 @@ fn events(socket: &Path, host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
         from_now: false,
         since_ms: None,
     };
-    let mut lines = Vec::new();
-    let talked = Client::connect(socket).and_then(|mut client| {
-        client.talk(&asked, |answer| {
-            if let Answer::Event(event) = answer
-                && let Ok(mut line) = serde_json::to_vec(event)
-            {
-                line.push(b'\n');
-                lines.append(&mut line);
-            }
-        })
+    let said = lines(socket, asked, |answer| match answer {
+        Answer::Event(event) => Some(serde_json::to_vec(event)),
+        _ => None,
     });
-    match (talked, host) {
-        (Ok(_), _) => Ok(lines),
+    match (said, host) {
         (Err(_), Some(host)) => end_of(&host.state.join("events.jsonl")),
-        (Err(error), None) => Err(error.to_string()),
+        (said, _) => said,
     }
+}
+
+/// The page that Prometheus reads, if there is one.
+fn metrics(host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
+    let host = host.ok_or("host.toml cannot be used")?;
+    let address = host.metrics.ok_or("host.toml names no address for metrics")?;
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(PATIENCE))
+        .max_redirects(0)
+        // It is this host.
+        .proxy(None)
+        .build()
+        .into();
+    let read = || -> Result<Vec<u8>, ureq::Error> {
+        let mut answer = agent.get(format!("http://{address}/metrics")).call()?;
+        answer.body_mut().with_config().limit(MOST_BYTES).read_to_vec()
+    };
+    read().map_err(|error| format!("metrics at {address}: {error}"))
 }
 
 /// The end of a file, as far as a part goes.
@@ -233,21 +314,18 @@ fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, String> {
         .spawn()
         .map_err(|error| format!("{program}: {error}"))?;
     let stdout = child.stdout.take();
-    let (sender, words) = crossbeam_channel::bounded(1);
-    std::thread::spawn(move || {
+    let said = within(patience, || {
         let mut words = Vec::new();
         let read = stdout.map(|stdout| stdout.take(MOST_BYTES).read_to_end(&mut words));
-        // Whoever waits may have lost patience.
-        let _ = sender.send((words, read.is_some_and(|read| read.is_ok())));
+        (words, read.is_some_and(|read| read.is_ok()))
     });
-    let said = words.recv_timeout(patience);
     // It has ended, or is stuck, or says more than is wanted.
     let _ = child.kill();
     let _ = child.wait();
     match said {
-        Ok((words, true)) => Ok(words),
-        Ok((_, false)) => Err(format!("{program}: what it says cannot be read")),
-        Err(_) => Err(format!("{program} does not end within {} s", patience.as_secs())),
+        Some((words, true)) => Ok(words),
+        Some((_, false)) => Err(format!("{program}: what it says cannot be read")),
+        None => Err(format!("{program} does not end within {} s", patience.as_secs())),
     }
 }
 
@@ -313,7 +391,18 @@ mod tests {
                 .unwrap_or_else(|| panic!("no {name}"))
                 .1
         };
-        assert!(words("status.json").contains("not to be had: no daemon answers"));
+        for asked in ["status.json", "cluster.jsonl", "threads.txt"] {
+            let words = words(asked);
+            assert!(
+                words.starts_with("not to be had: no daemon answers at "),
+                "{words}"
+            );
+            assert_eq!(words.lines().count(), 1, "{words}");
+        }
+        assert_eq!(
+            words("metrics.txt"),
+            "not to be had: host.toml names no address for metrics\n"
+        );
         assert!(words("host.toml").contains("host = \"a\"") && words("host.toml").contains(scrub::REMOVED));
         assert!(words("events.jsonl").contains(scrub::REMOVED));
         assert!(words("vms/shop.toml").contains("name = 'shop'"));
@@ -330,6 +419,32 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let again = run(&home.join("no.sock"), &config, Some(file)).expect_err("it is there");
         assert!(again.downcast_ref::<BadInput>().is_some());
+    }
+
+    #[test]
+    fn a_daemon_that_is_stuck_and_metrics_that_nobody_serves_are_a_line() {
+        // Nobody listens at this port any more.
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let gone = gone.expect("an address");
+        assert!(within(Duration::from_millis(20), || std::thread::park_timeout(PATIENCE)).is_none());
+        let folder = tempfile::tempdir().expect("a folder");
+        let home = folder.path().join("c");
+        super::super::init::run(
+            &home,
+            "mine",
+            &[("a".into(), "10.0.0.1:7700".parse().expect("an address"))],
+            Path::new("control.sock"),
+            Path::new("state"),
+        )
+        .expect("a cluster");
+        let mut host = HostConfig::load(&home.join("a/host.toml")).expect("a host");
+        host.metrics = Some(gone);
+        let why = metrics(Some(&host)).expect_err("nobody is there");
+        assert!(
+            why.starts_with(&format!("metrics at {gone}: ")) && why.lines().count() == 1,
+            "{why}"
+        );
+        assert!(metrics(None).is_err());
     }
 
     #[test]
