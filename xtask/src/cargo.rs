@@ -52,17 +52,39 @@ pub fn has(subcommand: &str) -> bool {
 
 /// Builds the `dunlin` executable and says where it is.
 pub fn build_dunlin(release: bool) -> Result<PathBuf> {
-    build_dunlin_of(&paths::workspace(), release)
+    build(&paths::workspace(), release, &[])
 }
 
-/// The same of another work tree, in the same target folder: the next build takes its place there.
+/// The same for a package, of that work tree and in the same target folder, where the next build takes its place: it names the commit that it is
+/// of. For nothing else, or each commit would build all anew.
 pub fn build_dunlin_of(tree: &Path, release: bool) -> Result<PathBuf> {
+    let commit = commit(tree)?;
+    build(tree, release, &[("DUNLIN_COMMIT", Path::new(&commit))])
+}
+
+/// The commit of a work tree; with `-dirty`, if something in it was changed since.
+fn commit(tree: &Path) -> Result<String> {
+    let output = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+        .current_dir(tree)
+        .output()
+        .context("git is not here")?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        bail!("git does not know the commit of {}: {words}", tree.display());
+    }
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+fn build(tree: &Path, release: bool, more: &[(&str, &Path)]) -> Result<PathBuf> {
     let mut arguments = vec!["build", "--quiet", "--package", "dunlin-node", "--bin", "dunlin"];
     if release {
         arguments.push("--release");
     }
     let target = paths::target();
-    run_in(tree, &arguments, &[("CARGO_TARGET_DIR", &target)])?;
+    let mut variables = vec![("CARGO_TARGET_DIR", target.as_path())];
+    variables.extend_from_slice(more);
+    run_in(tree, &arguments, &variables)?;
     let binary = target
         .join(if release { "release" } else { "debug" })
         .join("dunlin");

@@ -49,7 +49,7 @@ pub fn run(arguments: &Package) -> Result<()> {
         true => Some(earlier(&arguments.from, !arguments.debug)?),
         false => None,
     };
-    let binary = cargo::build_dunlin(!arguments.debug)?;
+    let binary = cargo::build_dunlin_of(&root, !arguments.debug)?;
     let out = paths::target().join("package");
     let version = version(&root)?;
     let deb = build(&root, &binary, &out, &version)?;

@@ -27,9 +27,20 @@ pub fn pages<C: CommandFactory>(folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The commit that this was built of, where whoever built it for others to install has said so.
+const COMMIT: Option<&str> = option_env!("DUNLIN_COMMIT");
+
 /// Which program this is, for programs.
 pub fn version_json() -> String {
-    serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "protocol": PROTOCOL_VERSION }).to_string()
+    which(COMMIT).to_string()
+}
+
+fn which(commit: Option<&str>) -> serde_json::Value {
+    let mut which = serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "protocol": PROTOCOL_VERSION });
+    if let Some(commit) = commit {
+        which["commit"] = commit.into();
+    }
+    which
 }
 
 /// Says which program this is: its version, and the protocol that it speaks with other hosts.
@@ -41,4 +52,16 @@ pub fn version(json: bool) -> ExitCode {
         println!("dunlin {version} (protocol {PROTOCOL_VERSION})");
     }
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commit_is_told_only_where_it_is_known() {
+        assert_eq!(which(Some("83e80c1"))["commit"], "83e80c1");
+        let unknown = which(None);
+        assert!(unknown.get("commit").is_none() && unknown["version"] == env!("CARGO_PKG_VERSION"));
+    }
 }
