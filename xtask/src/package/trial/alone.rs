@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use super::machine::Machine;
 
 /// What is done, and why it must succeed. A line that it says with `>` is shown.
-const STEPS: [(&str, &str); 15] = [
+const STEPS: [(&str, &str); 16] = [
     (
         "installs",
         r"
@@ -23,7 +23,7 @@ dunlin version | sed 's/^/> /'"#,
         r"
 man -w dunlin dunlin-up dunlin-failover
 man dunlin | grep 'dunlin failover redis'
-test -s /usr/share/bash-completion/completions/dunlin
+bash -c 'source /usr/share/bash-completion/bash_completion 2>/dev/null; source /usr/share/bash-completion/completions/dunlin; complete -p dunlin'
 test -s /usr/share/zsh/vendor-completions/_dunlin
 dpkg-query -W -f '${Conffiles}\n' dunlin | grep '^ /etc/dunlin/environment '
 equal 750 $(stat -c %a /etc/dunlin)",
@@ -59,12 +59,14 @@ grep '/etc/dunlin/host.toml: line 3: unknown field `stat`' /tmp/said",
     ),
     (
         "starts from what 'dunlin init' wrote, and says when it is ready",
-        r"
+        r#"
 cp /root/one/a/* /etc/dunlin/
+# Somebody who takes events, or refuses them: the page's own port. Either way the daemon notes how far it is.
+sed -i '1i notify_url = "http://127.0.0.1:7702/events"' /etc/dunlin/host.toml
 systemctl start dunlin
 equal running $(systemctl show -P SubState dunlin)
 journalctl --sync
-journalctl -u dunlin -t dunlin -o cat | sed -n 's/^ready: /> ready: /p' | grep .",
+journalctl -u dunlin -t dunlin -o cat | sed -n 's/^ready: /> ready: /p' | grep ."#,
     ),
     (
         "answers on the socket that the command line looks at",
@@ -78,6 +80,10 @@ equal 750 $(stat -c %a /run/dunlin)"#,
         "keeps its state where Debian does",
         r"
 test -e /var/lib/dunlin/lock
+dunlin log create trial a
+dunlin log propose trial first
+test -d /var/lib/dunlin/logs/trial
+within test -e /var/lib/dunlin/notified
 equal 750 $(stat -c %a /var/lib/dunlin)
 not test -e /etc/dunlin/state",
     ),
@@ -95,7 +101,6 @@ printf '[Service]\nWatchdogSec=3\nTimeoutAbortSec=1\n' > /run/systemd/system/dun
 systemctl daemon-reload
 systemctl restart dunlin
 is() { systemctl show -P "$1" dunlin; }
-within() { for turn in $(seq 600); do if "$@"; then return; fi; sleep 0.1; done; echo "not within a minute: $*"; exit 1; }
 newer() { test "$(is WatchdogTimestampMonotonic)" != "$last"; }
 for turn in 1 2 3; do last=$(is WatchdogTimestampMonotonic); within newer; done
 old=$(is MainPID)
@@ -111,7 +116,7 @@ systemctl restart dunlin"#,
     ),
     (
         "is the new program after an upgrade",
-        r"
+        r#"
 old=$(systemctl show -P MainPID dunlin)
 echo '# mine' >> /etc/dunlin/environment
 apt-get install -y $later
@@ -119,7 +124,15 @@ not equal $old $(systemctl show -P MainPID dunlin)
 equal running $(systemctl show -P SubState dunlin)
 dunlin status
 grep '# mine' /etc/dunlin/environment
-dpkg-query -W -f '> ${Version}\n' dunlin",
+dunlin version --json | grep -E '"commit":"[0-9a-f]{40}'
+dpkg-query -W -f '> ${Version}\n' dunlin"#,
+    ),
+    (
+        "tells the journal what happened by fields, and as text",
+        r#"
+journalctl --sync
+journalctl -u dunlin DUNLIN_KIND=host-begins -o cat | grep .
+journalctl -u dunlin -t dunlin DUNLIN_KIND=host-begins -o cat | grep 'kind="host-begins"'"#,
     ),
     (
         "ends cleanly",
@@ -137,6 +150,8 @@ systemctl start dunlin"#,
 apt-get remove -y dunlin
 test -e /etc/dunlin/host.toml
 test -e /var/lib/dunlin/events.jsonl
+test -e /var/lib/dunlin/notified
+test -d /var/lib/dunlin/logs/trial
 not test -e /run/dunlin",
     ),
     (
@@ -158,6 +173,7 @@ echo "> new in the root, caches aside: $(grep -v '^/var/cache/' /run/left | tr '
 /// What the steps are written in. With `set -e` a command that is not to succeed would be overlooked behind a plain `!`.
 const WORDS: &str = r#"
 not() { if "$@"; then echo "it should not be so: $*"; exit 1; fi; }
+within() { for turn in $(seq 600); do if "$@"; then return 0; fi; sleep 0.1; done; echo "not within a minute: $*"; exit 1; }
 equal() { if test "$1" = "${2-}"; then return 0; fi; echo "'${2-}' and not '$1'"; return 1; }
 files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \) -prune -o -print | sort; }
 "#;
