@@ -42,10 +42,10 @@ pub fn run(lab: &Lab, machines: &[Machine; 3], say: &dyn Fn(&str)) -> Result<()>
     say(&format!("host c is refused: {refused}"));
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     let said = std::thread::scope(|scope| {
-        let door = scope.spawn(|| a.run("dunlin cluster token c | tee /root/said"));
+        let door = scope.spawn(|| a.run("dunlin cluster token c | tee /root/token"));
         let begun = Instant::now();
         let join = loop {
-            let said = fs::read_to_string(a.path("/root/said")).unwrap_or_default();
+            let said = fs::read_to_string(a.path("/root/token")).unwrap_or_default();
             let line = said
                 .lines()
                 .map(str::trim)
