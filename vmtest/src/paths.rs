@@ -36,6 +36,16 @@ pub fn criu() -> PathBuf {
     target().join("tools").join("criu").join("criu")
 }
 
+/// Prometheus' checker, where 'cargo xtask setup' unpacks it; else the one of the path.
+pub fn promtool() -> PathBuf {
+    let unpacked = target().join("tools/usr/bin/promtool");
+    if unpacked.exists() {
+        unpacked
+    } else {
+        "promtool".into()
+    }
+}
+
 /// Where runs of the lab keep their hosts' files; each run makes and removes its own directory in it.
 ///
 /// Not in the target directory: QEMU runs as an ordinary user who need not be able to look into the workspace, the

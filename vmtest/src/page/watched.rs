@@ -1,10 +1,11 @@
 //! What those who watch the page cost a VM: pairs of windows, one with so many real streams of events open and one with none.
 //!
-//! * **Decides:** in which order the windows follow each other, and what counts as watching.
+//! * **Decides:** in which order the windows follow each other, what counts as watching, and when watching costs too much.
 //! * **Flow:** three hosts -> a protected VM -> for each pair a window with and one without watchers, in turns the one or the other first -> the client's
 //!   latencies of both -> their ratios, with the interval in which the median lies.
 //! * **Invariants:** (1) each watcher holds a stream of `/api/v1/stream` of the primary's own daemon and reads all of it; one that ends, or that is shown nothing
 //!   in a window, fails the run; (2) a ratio compares two windows of one VM that follow each other.
+//!   (3) the verdict is against those who watch only where the whole interval is beyond [`MOST`]: noise alone does not fail a run.
 //! * **Not here:** the interval ([`crate::bench_vm`]), the client ([`Counter`]).
 
 use std::io::{ErrorKind, Read, Write};
@@ -30,6 +31,8 @@ const PAGE: &str = "127.0.0.1:7702";
 const LOOK: Duration = Duration::from_millis(200);
 /// Between two windows: what began with the one is over.
 const SETTLE: Duration = Duration::from_secs(3);
+/// Watching may make a client's latency longer by this factor, and no more.
+pub const MOST: f64 = 1.05;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -89,6 +92,38 @@ impl WatchReport {
             ("p99", of(|window| window.p99_ms)),
             ("answers a second", of(|window| window.per_second)),
         ]
+    }
+
+    /// What the ratios of the two latencies say; the rate follows from them.
+    ///
+    /// # Errors
+    /// One line, when watching costs more than [`MOST`], or when that cannot be told.
+    pub fn verdict(&self) -> Result<String> {
+        let ratios = self.ratios();
+        let latencies = ratios.iter().filter(|(name, _)| name.starts_with('p'));
+        let mut unclear = Vec::new();
+        for (name, ratio) in latencies {
+            let ratio = ratio.as_ref().context("no window was measured: --pairs is 0")?;
+            ensure!(
+                ratio.pairs > 1,
+                "one pair has no interval, so nothing can be said of {name}: give --pairs 2 or more"
+            );
+            ensure!(
+                ratio.low <= MOST,
+                "those who watch cost the VM's client too much: {name} is {} times what it is without them, and may be {MOST}",
+                ratio.in_words()
+            );
+            if ratio.high > MOST {
+                unclear.push(*name);
+            }
+        }
+        Ok(match unclear[..] {
+            [] => format!("passed: watching makes neither p50 nor p99 longer than by a factor of {MOST}"),
+            _ => format!(
+                "passed: no interval lies beyond {MOST} as a whole; {}'s reaches beyond it, more --pairs would tell",
+                unclear.join("'s and ")
+            ),
+        })
     }
 }
 
@@ -251,4 +286,50 @@ fn watch(over: &AtomicBool, seen: &AtomicU64) -> Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(pairs: &[(f64, f64)]) -> WatchReport {
+        let window = |p50_ms, p99_ms| Window {
+            watchers: 0,
+            per_second: 100.0,
+            p50_ms,
+            p99_ms,
+            overviews: 0,
+            bytes: 0,
+        };
+        let pairs = pairs.iter();
+        WatchReport {
+            pairs: pairs
+                .map(|(p50, p99)| (window(*p50, *p99), window(1.0, 1.0)))
+                .collect(),
+            watched_seconds: 1.0,
+        }
+    }
+
+    fn why(pairs: &[(f64, f64)]) -> String {
+        let why = report(pairs).verdict().expect_err("not passed").to_string();
+        assert_eq!(why.lines().count(), 1, "{why}");
+        why
+    }
+
+    #[test]
+    fn only_an_interval_that_lies_beyond_the_limit_as_a_whole_fails() {
+        let said = report(&[(1.0, 1.04), (1.01, 0.99), (0.98, 1.02)]).verdict();
+        assert!(said.is_ok_and(|said| said.contains("neither")));
+        // One pair in three is far away: noise, as far as anybody can tell.
+        let said = report(&[(1.0, 1.5), (1.01, 1.0), (0.98, 1.0)]).verdict();
+        assert!(said.is_ok_and(|said| said.contains("p99's reaches beyond")));
+        assert!(why(&[(1.06, 1.0), (1.07, 1.0), (1.08, 1.0)]).contains("p50 is 1.07"));
+        assert!(why(&[(1.0, 1.2), (1.0, 1.3), (1.0, 1.4)]).contains("p99 is 1.30"));
+    }
+
+    #[test]
+    fn without_an_interval_there_is_no_verdict() {
+        assert!(why(&[]).contains("--pairs"));
+        assert!(why(&[(1.0, 1.0)]).contains("--pairs 2"));
+    }
 }

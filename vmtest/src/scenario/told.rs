@@ -1,11 +1,13 @@
 //! What a daemon tells others by itself: metrics to whoever asks, events to `notify_url`, and the newest events to a person.
 //!
-//! * **Decides:** nothing but whether it comes: names and types of metrics, and what a receiver that fails does, are the executable's own tests.
+//! * **Decides:** whether it comes, and that Prometheus' own checker finds nothing to mend in a real daemon's metrics: which there are, and what a receiver
+//!   that fails does, are the executable's own tests.
 //! * **Flow:** [`Told::prepare`] writes both addresses into a host's file, and listens -> its daemon is started -> [`Told::look`].
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Cluster;
+use crate::paths;
 
 const METRICS: u16 = 9177;
 const EVENTS: u16 = 9178;
@@ -84,10 +87,8 @@ impl Told {
         let asks = lab.node(other).spawn("scraper", move || -> Result<String> {
             let mut tcp = TcpStream::connect_timeout(&address, BOUND)?;
             tcp.set_read_timeout(Some(BOUND))?;
-            write!(
-                tcp,
-                "GET /metrics HTTP/1.1\r\nHost: dunlin\r\nConnection: close\r\n\r\n"
-            )?;
+            // By 1.0 the body comes in one piece, however long.
+            write!(tcp, "GET /metrics HTTP/1.0\r\nHost: dunlin\r\n\r\n")?;
             let mut page = String::new();
             tcp.read_to_string(&mut page)?;
             Ok(page)
@@ -102,6 +103,8 @@ impl Told {
         ] {
             ensure!(page.contains(words), "no '{words}' in {page}");
         }
+        let (_, metrics) = page.split_once("\r\n\r\n").context("an answer without a body")?;
+        check(metrics)?;
         for (since, expected) in [
             ("1h", true),
             ("2000-01-01 00:00:00", true),
@@ -115,6 +118,32 @@ impl Told {
         }
         Ok(())
     }
+}
+
+/// Prometheus' own checker has nothing to say of a page of metrics.
+fn check(metrics: &str) -> Result<()> {
+    let mut promtool = Command::new(paths::promtool())
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("promtool is not here: 'cargo xtask setup' fetches it")?;
+    // It reads all before it says anything, and what it says is less than a pipe holds.
+    let given = promtool
+        .stdin
+        .take()
+        .context("its input")?
+        .write_all(metrics.as_bytes());
+    let output = promtool.wait_with_output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    ensure!(
+        given.is_ok() && output.status.success() && said.trim().is_empty(),
+        "promtool check metrics, {}: {said}",
+        output.status
+    );
+    Ok(())
 }
 
 /// The body of one request.
