@@ -17,6 +17,7 @@ mod person;
 mod program;
 mod show;
 mod talk;
+mod teller;
 mod top;
 mod watch;
 
@@ -61,7 +62,7 @@ Examples:
   dunlin status --watch              see it run
   dunlin failover redis              move it to its backup without losing anything
 
-Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up) a VM that asks for protection has none;
+Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up, protect) a VM that asks for protection has none;
 4 (verify-disk) the images differ.";
 
 #[derive(Subcommand)]
@@ -172,10 +173,17 @@ enum Command {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Brings a backup in at once; or, with --alone, serves without any
+    /// Brings a backup in at once, and waits until the VM is protected; or, with --alone, serves without any
+    #[command(
+        after_help = "Exit codes: 0 it is protected; 1 it could not be asked; 2 it cannot be protected; 3 it runs and is not protected: the line \
+                            says why."
+    )]
     Protect {
         /// The VM
         vm: String,
+        /// Do not wait until it is protected
+        #[arg(long, conflicts_with = "alone")]
+        no_wait: bool,
         /// "I know that the other hosts are dead": serve from this host, without a majority. If they are not dead,
         /// two hosts may speak for the VM
         #[arg(long)]
@@ -381,17 +389,21 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Protect {
             vm,
+            no_wait,
             alone,
             from_disk,
             force_stale,
         } => {
             let request = Request::Protect {
-                vm,
+                vm: vm.clone(),
                 alone,
                 from_disk,
                 force_stale,
             };
-            talk::simple(socket, &request)
+            match talk::simple(socket, &request)? {
+                ExitCode::SUCCESS if !alone && !no_wait => talk::wait_until_up(socket, &vm, None),
+                code => Ok(code),
+            }
         }
         Command::Replace { vm, host } => {
             let request = Request::Replace { vm: vm.clone(), host };

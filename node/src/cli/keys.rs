@@ -9,6 +9,7 @@
 
 use super::cluster::{AUTHORITY, First};
 use super::issued::Issued;
+use super::teller::Teller;
 use crate::config::ClusterHost;
 use crate::control::client::Client;
 use crate::control::keys::{HostKeys, KeysStep};
@@ -125,24 +126,32 @@ pub fn rotate(socket: &Path, dir: &Path, names: &[String]) -> Result<ExitCode> {
         first: &first,
         issued: Issued::beside_key(dir),
     };
+    let asked = |name: &String| names.is_empty() || names.contains(name);
+    let all: Vec<&String> = first
+        .cluster
+        .hosts
+        .iter()
+        .map(|host| &host.name)
+        .filter(|name| asked(name))
+        .collect();
     let (mut superseded, mut missed) = (Vec::new(), 0);
-    for host in &first.cluster.hosts {
-        let name = &host.name;
-        if !names.is_empty() && !names.contains(name) {
-            continue;
-        }
+    let teller = Teller::new()?;
+    teller.hosts("new keys", all.len());
+    for name in all {
         match hosts.renew(name, &first.authority)? {
             Ok(cert) => {
-                println!("host {name} has new keys");
+                teller.line(&format!("host {name} has new keys"));
                 let all = hosts.issued.of(name, &first.authority.keys.cert_pem)?.into_iter();
                 superseded.extend(all.filter(|one| one.trim() != cert.trim()));
             }
             Err(why) => {
-                eprintln!("dunlin: host {name} keeps its keys: {why}");
+                teller.wrong(&format!("host {name} keeps its keys: {why}"));
                 missed += 1;
             }
         }
+        teller.host_done();
     }
+    drop(teller);
     let superseded: Vec<_> = superseded
         .into_iter()
         .map(|one| (one, Reason::Superseded))
@@ -339,7 +348,9 @@ pub fn rotate_authority(socket: &Path, dir: &Path, without: &[String]) -> Result
         .map(|host| host.name.as_str())
         .filter(|name| !without.iter().any(|out| out == name))
         .collect();
-    each(&all, "does not know the new authority yet", |host| {
+    let teller = Teller::new()?;
+    teller.hosts("the new authority is believed", all.len());
+    each(&all, &teller, "does not know the new authority yet", |host| {
         let shown = match hosts.ask(host, KeysStep::Show)? {
             Ok(shown) => shown,
             Err(why) => return Ok(Err(why)),
@@ -353,9 +364,10 @@ pub fn rotate_authority(socket: &Path, dir: &Path, without: &[String]) -> Result
         };
         Ok(hosts
             .ask(host, step)?
-            .map(|_| println!("host {host} believes the new authority, too")))
+            .map(|_| teller.line(&format!("host {host} believes the new authority, too"))))
     })?;
-    each(&all, "has no keys of the new authority yet", |host| {
+    teller.hosts("new keys", all.len());
+    each(&all, &teller, "has no keys of the new authority yet", |host| {
         let shown = match hosts.ask(host, KeysStep::Show)? {
             Ok(shown) => shown,
             Err(why) => return Ok(Err(why)),
@@ -365,9 +377,10 @@ pub fn rotate_authority(socket: &Path, dir: &Path, without: &[String]) -> Result
         }
         Ok(hosts
             .renew(host, &next.authority)?
-            .map(|_| println!("host {host} has new keys")))
+            .map(|_| teller.line(&format!("host {host} has new keys"))))
     })?;
-    each(&all, "still believes the old authority", |host| {
+    teller.hosts("the old authority counts no more", all.len());
+    each(&all, &teller, "still believes the old authority", |host| {
         let shown = match hosts.ask(host, KeysStep::Show)? {
             Ok(shown) => shown,
             Err(why) => return Ok(Err(why)),
@@ -381,8 +394,9 @@ pub fn rotate_authority(socket: &Path, dir: &Path, without: &[String]) -> Result
         };
         Ok(hosts
             .ask(host, step)?
-            .map(|_| println!("host {host} believes the old authority no more")))
+            .map(|_| teller.line(&format!("host {host} believes the old authority no more"))))
     })?;
+    drop(teller);
     let key = private_key(&next.authority.keys.key_pem);
     replace(&key_path, &key, 0o600).with_context(|| key_path.display().to_string())?;
     over(&next, &first)
@@ -405,13 +419,19 @@ fn private_key(pem: &str) -> String {
 }
 
 /// The same on each host. The next step stands on this one, so it waits until all have done it.
-fn each(hosts: &[&str], lacks: &str, mut step: impl FnMut(&str) -> Result<Result<(), String>>) -> Result<()> {
+fn each(
+    hosts: &[&str],
+    teller: &Teller,
+    lacks: &str,
+    mut step: impl FnMut(&str) -> Result<Result<(), String>>,
+) -> Result<()> {
     let mut missed = Vec::new();
     for host in hosts {
         if let Err(why) = step(host)? {
-            eprintln!("dunlin: host {host} {lacks}: {why}");
+            teller.wrong(&format!("host {host} {lacks}: {why}"));
             missed.push(*host);
         }
+        teller.host_done();
     }
     if missed.is_empty() {
         return Ok(());

@@ -1,13 +1,14 @@
 //! Commands that ask the daemon for something and wait for it.
 
 use super::show::UNPROTECTED;
+use super::teller::Teller;
 use crate::control::client::{Client, ClientError};
-use crate::control::{Answer, Event, HostStatus, Progress, Request, VmStatus};
+use crate::control::{Answer, Event, HostStatus, Request, VmStatus};
 use crate::vm::AGAIN;
 use anyhow::{Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Asks, prints the answer, and turns it into an exit code.
 pub fn simple(socket: &Path, request: &Request) -> Result<ExitCode> {
@@ -103,57 +104,10 @@ pub fn follow(
     }
 }
 
-/// Says how far long work is: a bar on a terminal; in a file or a pipe a line for each step and each tenth of it.
-struct Teller {
-    bar: ProgressBar,
-    said: String,
-}
-
-impl Teller {
-    fn new() -> Result<Self> {
-        let bar = ProgressBar::new(0);
-        bar.set_style(
-            ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")?
-                .progress_chars("=> "),
-        );
-        Ok(Self {
-            bar,
-            said: String::new(),
-        })
-    }
-
-    fn step(&mut self, what: &str) {
-        self.bar.set_message(what.to_owned());
-        self.say(what.to_owned());
-    }
-
-    fn progress(&mut self, progress: &Progress) {
-        let Progress { what, done, total } = progress;
-        self.bar.set_message(what.clone());
-        self.bar.set_length(*total);
-        self.bar.set_position(*done);
-        if progress.tenth() > 0 {
-            let percent = progress.tenth() * 10;
-            self.say(format!("{what}: {percent} % of {} MiB", total >> 20));
-        }
-    }
-
-    fn say(&mut self, line: String) {
-        if self.bar.is_hidden() && line != self.said {
-            println!("{line}");
-            self.said = line;
-        }
-    }
-}
-
-impl Drop for Teller {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
 /// A join that failed so often in a row for the same reason fails for good.
 const FAILS_FOR_GOOD: u32 = 3;
+/// A VM that no host could back up for so long is not waited for: such a host is dead, or cut off.
+const NOBODY: Duration = Duration::from_secs(30);
 
 /// How a start ended.
 enum Outcome {
@@ -169,6 +123,7 @@ enum Outcome {
 pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<ExitCode> {
     let mut teller = Teller::new()?;
     let (mut outcome, mut is_program) = (None, false);
+    let mut nobody_since: Option<Instant> = None;
     watch(socket, || {
         let host = status(socket)?;
         is_program |= host.vms.iter().any(|vm| vm.name == name && vm.program.is_some());
@@ -176,13 +131,26 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
         // A host that has not heard of the new policy yet speaks of the old backup.
         let counts = |vm: &&VmStatus| policy.is_none_or(|policy| vm.policy == policy);
         outcome = vm.filter(counts).and_then(outcome_of);
+        let missing = vm.and_then(missing_backup);
+        nobody_since = missing
+            .as_ref()
+            .map(|_| nobody_since.unwrap_or_else(Instant::now));
+        let too_long = nobody_since.is_some_and(|since| since.elapsed() >= NOBODY);
+        outcome = outcome
+            .take()
+            .or_else(|| missing.clone().filter(|_| too_long).map(Outcome::Alone));
         match vm {
             Some(VmStatus {
                 progress: Some(progress),
                 ..
             }) => teller.progress(progress),
             Some(vm) if vm.role == "primary" && vm.qemu_pid.is_some() && !vm.protected => {
-                teller.step(&format!("QEMU runs on host '{}'", host.host));
+                let missing = missing.map(|missing| format!("; {missing}"));
+                teller.step(&format!(
+                    "QEMU runs on host '{}'{}",
+                    host.host,
+                    missing.unwrap_or_default()
+                ));
             }
             Some(vm) if vm.state == "joining" => teller.step("the backup joins"),
             _ => teller.step("starting"),
@@ -234,6 +202,14 @@ fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
     for_good.then(|| Outcome::Alone(problem.why.clone()))
 }
 
+/// Why nobody could become the backup of a VM that runs here unprotected, if nobody could.
+fn missing_backup(vm: &VmStatus) -> Option<String> {
+    let mut could = vm.peers.iter().filter(|peer| !peer.witness).peekable();
+    let named = could.peek().map(|peer| peer.host.clone())?;
+    let lacks = vm.role == "primary" && vm.wants_protection && !vm.protected;
+    (lacks && could.all(|peer| !peer.connected)).then(|| format!("host '{named}' is not reached: start it"))
+}
+
 /// Compares a VM's disks, and says how far it is.
 pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> {
     let mut teller = Teller::new()?;
@@ -246,8 +222,27 @@ pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> 
     Ok(print(&answer))
 }
 
-/// Shuts a VM down and waits until this host has forgotten it. A host that takes over meanwhile is asked again.
+/// Shuts a VM down and waits until this host has forgotten it.
 pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode> {
+    let teller = Teller::new()?;
+    teller.waits(&match (now, force) {
+        (_, true) => format!("VM '{vm}' is taken away from this host"),
+        (true, false) => format!("VM '{vm}' is being ended on its hosts"),
+        (false, false) => format!("VM '{vm}' is asked to switch itself off"),
+    });
+    let answer = end(socket, vm, now, force, &teller)?;
+    drop(teller);
+    match answer {
+        Some(answer) => Ok(print(&answer)),
+        None => {
+            println!("VM '{vm}' is down");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Has it ended; the daemon's answer where that says more than that it is down. A host that takes over meanwhile is asked again.
+fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Result<Option<Answer>> {
     let request = Request::Down {
         vm: vm.to_owned(),
         now,
@@ -272,12 +267,19 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
     let failed = matches!(answer, Answer::Failed { .. });
     // One that was there a moment ago, and is not now, has been ended by somebody else's order.
     if force || (failed && (!was_there || serves()?)) {
-        return Ok(print(&answer));
+        return Ok(Some(answer));
     }
     // Another term may have another leader, who has to hear of it; a VM that fails instead of switching itself off, too.
     let term = || -> Result<Option<(u64, bool)>> {
         let status = status(socket)?;
         let here = status.vms.iter().find(|here| here.name == vm);
+        if let Some(here) = here {
+            let host = &status.host;
+            teller.waits(&match here.state.as_str() {
+                "stopped" => format!("host '{host}' puts away what is left of VM '{vm}'"),
+                state => format!("VM '{vm}' ends; on host '{host}' it is {state}"),
+            });
+        }
         Ok(here.map(|here| (here.term, here.state.starts_with("failed"))))
     };
     let (mut asked_in, mut failed) = (None, None);
@@ -294,9 +296,65 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
         }
         Ok(failed.is_some())
     })?;
-    if let Some(answer) = failed {
-        return Ok(print(&answer));
+    Ok(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{JoinProblem, PeerStatus};
+
+    fn unprotected() -> VmStatus {
+        VmStatus {
+            role: "primary".into(),
+            state: "alone".into(),
+            wants_protection: true,
+            peers: ["b", "c"]
+                .map(|host| PeerStatus {
+                    host: host.into(),
+                    witness: host == "c",
+                    connected: host == "c",
+                })
+                .into(),
+            ..VmStatus::default()
+        }
     }
-    println!("VM '{vm}' is down");
-    Ok(ExitCode::SUCCESS)
+
+    #[test]
+    fn a_backup_is_missing_only_where_none_could_come() {
+        let mut vm = unprotected();
+        let why = missing_backup(&vm).expect("b is dead, and c is a witness");
+        assert!(why.contains("host 'b' is not reached"), "{why}");
+        vm.role = "backup".into();
+        assert_eq!(missing_backup(&vm), None, "its primary knows better");
+        vm = unprotected();
+        vm.peers[0].connected = true;
+        assert_eq!(missing_backup(&vm), None);
+        vm = unprotected();
+        vm.wants_protection = false;
+        assert_eq!(missing_backup(&vm), None);
+        vm.peers.clear();
+        assert_eq!(missing_backup(&vm), None);
+    }
+
+    #[test]
+    fn a_wait_is_over_when_it_is_protected_or_clear_that_it_will_not_be() {
+        let mut vm = unprotected();
+        assert!(outcome_of(&vm).is_none());
+        let problem = |times, passes| JoinProblem {
+            why: "no room".into(),
+            times,
+            passes,
+        };
+        for (problem, over) in [
+            (problem(FAILS_FOR_GOOD - 1, false), false),
+            (problem(FAILS_FOR_GOOD, true), false),
+            (problem(FAILS_FOR_GOOD, false), true),
+        ] {
+            vm.join_problem = Some(problem);
+            assert_eq!(matches!(outcome_of(&vm), Some(Outcome::Alone(_))), over);
+        }
+        vm.protected = true;
+        assert!(matches!(outcome_of(&vm), Some(Outcome::Protected)));
+    }
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -61,6 +61,12 @@ impl Host {
 
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("run/dunlin.sock")
+    }
+
+    /// The executable, a copy of its own.
+    #[allow(dead_code, reason = "most tests talk by `say`")]
+    pub fn binary(&self) -> &Path {
+        &self.binary
     }
 
     /// Adds to host.toml.

@@ -203,6 +203,7 @@ fn progress_and_why_not(cluster: &mut Cluster<'_>, world: &World) -> Result<()> 
     for word in ["QEMU runs", "%", "up and protected"] {
         ensure!(said.contains(word), "up does not say \"{word}\": {said}");
     }
+    protects_anew(cluster)?;
     cluster.dunlin("a", &["down", "--now", "redis"])?;
     gone(cluster)?;
 
@@ -216,8 +217,40 @@ fn progress_and_why_not(cluster: &mut Cluster<'_>, world: &World) -> Result<()> 
         3,
         &["NOT protected", "host 'b'", "50331648", "same size"],
     )?;
+    let output = cluster.output("a", &["protect", "redis"])?;
+    failed(&output, 3, &["NOT protected", "host 'b'", "same size"])?;
     cluster.dunlin("a", &["down", "--now", "redis"])?;
     gone(cluster)
+}
+
+/// `protect` waits for the backup as `up` does, from whichever host it is said; with `--no-wait` it does not.
+fn protects_anew(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
+    cluster.kill_host(&backup)?;
+    cluster.await_status("a primary without a backup", PATIENCE, |hosts| {
+        let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
+        (vm.state == "alone" && !vm.protected).then_some(())
+    })?;
+    let output = cluster.output(&primary, &["protect", "redis"])?;
+    failed(
+        &output,
+        3,
+        &["NOT protected", &format!("host '{backup}' is not reached")],
+    )?;
+    let asked = cluster.dunlin("c", &["protect", "--no-wait", "redis"])?;
+    ensure!(asked.trim() == "a backup is looked for", "{asked}");
+    cluster.start_host(&backup)?;
+    let said = cluster.dunlin(&primary, &["protect", "redis"])?;
+    ensure!(
+        said.contains("up and protected") && !said.contains('\u{1b}'),
+        "protect says {said:?}"
+    );
+    let status = cluster.status(&primary)?;
+    ensure!(
+        status.vm("redis").is_some_and(|vm| vm.protected),
+        "protect returned before the VM was protected"
+    );
+    Ok(())
 }
 
 /// The backup was dropped, the VM went on without it, then all hosts died. The witness knows that the backup's disk is old.

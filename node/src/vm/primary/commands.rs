@@ -42,7 +42,13 @@ impl VmLoop {
         match command {
             Command::Failover => self.begin_hand_over(reply),
             Command::Policy(policy) => self.order_policy(policy, reply),
+            Command::Protect if !self.policy().is_replicated() => Some(Answer::refused(format!(
+                "the policy of VM '{0}' protects nothing: 'dunlin policy {0} POLICY' gives it another",
+                self.config.name
+            ))),
             Command::Protect => {
+                // Who asks anew wants to know what comes of it now: what failed before counts no more.
+                self.join_complaint = None;
                 if let Some(primary) = self.primary() {
                     primary.rejoin_at_us = 0;
                 }
