@@ -12,7 +12,7 @@ mod status;
 
 use crate::daemon::Ticket;
 use crate::vm::Note;
-pub use figures::{ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures};
+pub use figures::{AnswerFigures, ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures};
 pub use member::Member;
 pub use notify::NotifyStatus;
 use report::{Found, Report};

@@ -1,7 +1,8 @@
 //! Frame out -> commit rule -> client: what one host does with the frames of its VM, and with those for it.
 //!
 //! `gate` holds a primary's frames by epoch, `compare` says which of them the backup has said too, `shadow` translates
-//! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over.
+//! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over, `answers` is
+//! how long clients wait.
 //! This file only routes between them, by role.
 //!
 //! Invariants: those of the four; and
@@ -16,6 +17,7 @@
 //! Source: docs/output.md. Not here: when to sync (`sync::trigger`), who may speak (`agreed`, the node).
 
 pub mod announcements;
+pub mod answers;
 pub mod compare;
 pub mod gate;
 pub mod kept;
@@ -27,6 +29,7 @@ mod syncs;
 use crate::agreed::Frame;
 use crate::sync::change_over::Tally;
 use crate::units::Epoch;
+use answers::{Answers, Percentiles};
 use compare::{Comparer, Counters, Limits, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use kept::Kept;
@@ -53,6 +56,7 @@ pub struct Output {
     kept: Kept,
     comparison: Option<Comparison>,
     tally: Tally,
+    answers: Answers,
     /// How long the first words after a load were held, lately: what a sync costs a client.
     stall_us: u64,
     /// When the backup last said what the primary had said.
@@ -93,6 +97,7 @@ impl Output {
             kept: Kept::new(),
             comparison: None,
             tally: Tally::default(),
+            answers: Answers::default(),
             stall_us: 0,
             matched_us: 0,
             said_to_us: 0,
@@ -174,6 +179,11 @@ impl Output {
         }
     }
 
+    /// A frame for the VM has come in from the network, and is on its way: agreed on first, or not.
+    pub fn asked(&mut self, frame: &Frame, now_us: u64) {
+        self.answers.asked(frame, now_us);
+    }
+
     /// An input on its way to the VM here, in the VM's own numbers.
     #[must_use]
     pub fn heard(&mut self, frame: &Frame) -> Frame {
@@ -221,6 +231,7 @@ impl Output {
     /// The next frame that may leave now, as the client is to see it.
     pub fn release(&mut self, now_us: u64) -> Option<Frame> {
         let (leaving, matched) = self.next_leaving()?;
+        self.answers.left(&leaving, now_us);
         self.tally.released += 1;
         self.tally.by_sync += u64::from(!matched);
         let held_us = now_us.saturating_sub(leaving.arrived_us);
@@ -343,6 +354,12 @@ impl Output {
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// How long clients waited for the VM in the last second, by a sample.
+    #[must_use]
+    pub fn answers(&self, now_us: u64) -> Option<Percentiles> {
+        self.answers.last_second(now_us)
     }
 
     /// How many frames wait.

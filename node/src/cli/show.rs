@@ -81,6 +81,16 @@ fn describe(text: &mut String, vm: &VmStatus) {
         "  frames: {} in, {} out, {} held; log: {} agreed, {lag} to apply",
         vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
     );
+    if let Some(answers) = &vm.answers {
+        let ms = |us: u64| us as f64 / 1e3;
+        let _ = writeln!(
+            text,
+            "  clients waited {:.1} ms (median) and {:.1} ms (99th percentile) for it in the last second, by {} samples",
+            ms(answers.p50_us),
+            ms(answers.p99_us),
+            answers.samples
+        );
+    }
     if let Some(speculation) = &vm.speculation {
         let _ = writeln!(
             text,

@@ -1,5 +1,6 @@
-//! What syncs took, what a program's copies said, what queues hold, what speculation does.
+//! What syncs took, how long clients waited, what a program's copies said, what queues hold, what speculation does.
 
+use dunlin_core::output::answers::Percentiles;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -98,6 +99,30 @@ pub struct ProgramStatus {
     pub not_read: u64,
     /// Frames lost because too many waited to be read.
     pub lost: u64,
+}
+
+/// How long clients waited for the VM in the last second, from their payload's arrival at this host to the VM's next frame out on the same connection:
+/// by a sample of connections. Times in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AnswerFigures {
+    /// Of how many waits.
+    pub samples: u64,
+    /// The median.
+    pub p50_us: u64,
+    /// The 99th percentile; of few waits the longest.
+    pub p99_us: u64,
+}
+
+impl AnswerFigures {
+    /// Of the output's own sample.
+    #[must_use]
+    pub fn of(found: Percentiles) -> Self {
+        Self {
+            samples: found.samples,
+            p50_us: found.p50_us,
+            p99_us: found.p99_us,
+        }
+    }
 }
 
 /// One queue of a VM on this host.

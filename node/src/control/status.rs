@@ -1,6 +1,6 @@
 //! How a host and its VMs are, as `dunlin status --json` says it.
 
-use super::{NotifyStatus, ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures, log};
+use super::{AnswerFigures, NotifyStatus, ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures, log};
 use crate::certificates::Certificate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -62,6 +62,9 @@ pub struct VmStatus {
     pub frames_in: u64,
     /// See `frames_in`.
     pub frames_out: u64,
+    /// Primary: how long clients waited in the last second; none if nothing was asked, or where shadow sockets answer.
+    #[serde(default)]
+    pub answers: Option<AnswerFigures>,
     /// The peers of the group: name, and whether its log link stands.
     pub peers: Vec<PeerStatus>,
     /// The last sync, and totals.

@@ -91,6 +91,14 @@ pub const FIGURES: &[Figure] = &[
         |vm| vm.sync.compared.held_us as f64 / 1e6,
     ),
     (
+        "dunlin_answer_median_seconds",
+        "Median of how long clients waited for the VM in the last second, by a sample; 0: none did",
+        |vm| vm.answers.map_or(0.0, |answers| answers.p50_us as f64 / 1e6),
+    ),
+    ("dunlin_answer_p99_seconds", "99th percentile of the same", |vm| {
+        vm.answers.map_or(0.0, |answers| answers.p99_us as f64 / 1e6)
+    }),
+    (
         "dunlin_change_overs_total",
         "Times that another manner of keeping the copies was chosen",
         |vm| vm.sync.change_overs as f64,

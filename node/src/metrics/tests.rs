@@ -43,6 +43,11 @@ fn status() -> HostStatus {
             ..VerifyStatus::default()
         },
         full: 4,
+        answers: Some(AnswerFigures {
+            samples: 250,
+            p50_us: 1_250,
+            p99_us: 40_000,
+        }),
         unsaid: 1,
         bad_input: BadInput {
             too_short: 3,
@@ -82,6 +87,8 @@ fn each_figure_has_its_labels_its_unit_and_its_value() {
         "dunlin_disks_compared_extents{vm=\"shop\"} 4096",
         "dunlin_disks_differing_extents{vm=\"shop\"} 3",
         "dunlin_log_refused_total{vm=\"shop\"} 1",
+        "dunlin_answer_median_seconds{vm=\"shop\"} 0.00125",
+        "dunlin_answer_p99_seconds{vm=\"shop\"} 0.04",
         "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
         "dunlin_disk_light_seconds_total{disk=\"0\",vm=\"shop\"} 1.5",
         "dunlin_peer_connected{peer=\"b\",vm=\"shop\"} 1",

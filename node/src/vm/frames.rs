@@ -77,6 +77,11 @@ impl VmLoop {
         if frames.is_empty() {
             return;
         }
+        // What shadow sockets answer does not pass the output.
+        if self.speculating.is_none() {
+            let now_us = self.now_us();
+            frames.iter().for_each(|frame| self.output.asked(frame, now_us));
+        }
         if agreed {
             let count = frames.len();
             if !self.propose(&Agreed::Frames(frames))

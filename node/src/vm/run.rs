@@ -16,7 +16,7 @@ use super::speculating::Speculating;
 use super::wait::Ready;
 use super::{Ended, Host, NEWCOMER, Shared, group};
 use crate::config::{Durability, VmConfig};
-use crate::control::{Answer, BadInput, FailoverStatus, JoinProblem, VmStatus};
+use crate::control::{Answer, AnswerFigures, BadInput, FailoverStatus, JoinProblem, VmStatus};
 use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::Life;
@@ -485,6 +485,9 @@ impl VmLoop {
             log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
             frames_in: self.frames_in,
             frames_out: self.frames_out,
+            answers: wants_primary
+                .and_then(|_| self.output.answers(now_us))
+                .map(AnswerFigures::of),
             peers: group::peers(&self.group, &self.config, self.me),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))

@@ -6,7 +6,8 @@
 
 use crate::config::Cluster;
 use crate::control::{
-    ComparedStatus, FailoverStatus, HostStatus, Member, Progress, Reasons, SyncFigures, VmStatus,
+    AnswerFigures, ComparedStatus, FailoverStatus, HostStatus, Member, Progress, Reasons, SyncFigures,
+    VmStatus,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,6 +146,8 @@ pub struct Figures {
     pub manner: String,
     /// Outputs of both copies, compared.
     pub compared: ComparedStatus,
+    /// How long clients waited in the last second.
+    pub answers: Option<AnswerFigures>,
     /// How long the VM stood still for all syncs, in microseconds.
     pub pause_us: u64,
     /// What all syncs sent.
@@ -291,6 +294,7 @@ fn figures(vm: &VmStatus) -> Figures {
         reasons: vm.sync.reasons.clone(),
         manner: vm.sync.manner.clone(),
         compared: vm.sync.compared,
+        answers: vm.answers,
         pause_us: vm.sync.sum.pause_us,
         sent_bytes: vm.sync.sum.bytes + vm.sync.sum.device_bytes,
         median: vm.sync.median.clone(),
@@ -358,7 +362,7 @@ fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protecti
             true => says(
                 Protection::NotAsked,
                 "Protection is paused: it was asked to run alone.".to_owned(),
-                "'protect' brings a backup in again.",
+                "'dunlin policy' with another one than 'none' brings a backup in again.",
             ),
             false => says(
                 Protection::NotAsked,

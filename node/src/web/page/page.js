@@ -2,6 +2,7 @@
 import { History, bar, draw } from "./charts.js";
 
 const SECONDS = 60;
+const CHARTS = ["pauses", "sent", "held", "answers"];
 const MOST_EVENTS = 200;
 // With more VMs than these their figures are folded until somebody opens them.
 const UNFOLDED = 6;
@@ -91,6 +92,7 @@ function since(before, now, seconds) {
     pauses: more((figures) => figures.pause_us) / 1e3 / seconds,
     sent: more((figures) => figures.sent_bytes) / seconds,
     held: released > 0 ? more((figures) => figures.compared.held_us) / released / 1e3 : 0,
+    answers: now.answers ? now.answers.p99_us / 1e3 : null,
   };
 }
 
@@ -150,7 +152,7 @@ function card(vm) {
   if (card) return card;
   const element = stamp("vm");
   card = { element, vm, before: null, at: 0, reasons: [] };
-  card.histories = { pauses: new History(SECONDS), sent: new History(SECONDS), held: new History(SECONDS) };
+  card.histories = Object.fromEntries(CHARTS.map((name) => [name, new History(SECONDS)]));
   const title = element.querySelector("h3");
   title.id = `vm-${state.cards.size}-${Math.random().toString(36).slice(2)}`;
   element.setAttribute("aria-labelledby", title.id);
@@ -291,7 +293,7 @@ function tick() {
     const { vm, element, histories } = card;
     const rates = since(card.before, vm.figures, (now - card.at) / 1e3);
     [card.before, card.at] = [vm.figures, now];
-    for (const name of ["pauses", "sent", "held"]) histories[name].push(rates ? rates[name] : null);
+    for (const name of CHARTS) histories[name].push(rates ? rates[name] : null);
     card.reasons.push(vm.figures?.reasons ?? null);
     if (card.reasons.length > SECONDS) card.reasons.shift();
     if (!vm.figures || isFolded(vm.name)) continue;
@@ -299,9 +301,10 @@ function tick() {
       pauses: rates ? `${ms(rates.pauses)}/s` : "–",
       sent: rates ? bytes(rates.sent) : "–",
       held: rates ? ms(rates.held) : "–",
+      answers: vm.figures.answers ? `${ms(vm.figures.answers.p50_us / 1e3)} / ${ms(vm.figures.answers.p99_us / 1e3)}` : "–",
     };
-    const labels = { pauses: "Stands still for syncs", sent: "Sent by syncs", held: "How long output waits" };
-    for (const name of ["pauses", "sent", "held"]) {
+    const labels = { pauses: "Stands still for syncs", sent: "Sent by syncs", held: "Added by protection: how long frames are held", answers: "How long clients wait, median and 99th percentile" };
+    for (const name of CHARTS) {
       const figure = element.querySelector(`.${name}`);
       say(figure.querySelector("figcaption b"), words[name]);
       draw(figure.querySelector("svg"), histories[name], `${labels[name]}, the last minute; now ${words[name]}`);
