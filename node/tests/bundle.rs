@@ -189,6 +189,13 @@ fn a_shared_secret_is_in_no_form_in_a_bundle() -> Result<()> {
         .collect();
     fs::write(&config, format!("secret = \"secret\"\n{}\n", kept.join("\n")))?;
     host.start()?;
-    let none = [("metrics.txt", "not to be had: host.toml names no address for metrics")];
-    bundle(&host, &[Secret::of("the shared secret", secret.as_bytes())], &none)
+    let none = [(
+        "metrics.txt",
+        "not to be had: host.toml names no address for metrics",
+    )];
+    bundle(
+        &host,
+        &[Secret::of("the shared secret", secret.as_bytes())],
+        &none,
+    )
 }

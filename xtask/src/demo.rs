@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::demo::{self, DemoReport, DemoSpec};
 use dunlin_vmtest::program;
+use dunlin_vmtest::scenario::overload::Busy;
 
 use crate::accel::Accel;
 
@@ -40,13 +41,20 @@ pub struct Demo {
     /// running program, and the new primary's host is killed.
     #[arg(long, conflicts_with_all = ["policy", "disk"])]
     program: bool,
+    /// The release build.
+    #[arg(long)]
+    release: bool,
+    /// Busy loops at normal priority beside all of it.
+    #[arg(long, default_value_t = 0, value_name = "LOOPS")]
+    loops: usize,
     #[command(flatten)]
     accel: Accel,
 }
 
 /// Runs it; an error is a run that did not pass.
 pub fn run(arguments: &Demo) -> Result<()> {
-    let dunlin = super::ready(false)?;
+    let dunlin = super::ready(arguments.release)?;
+    let _busy = Busy::start(arguments.loops);
     if arguments.program {
         return run_program(arguments, dunlin);
     }

@@ -120,20 +120,20 @@ impl Scenarios {
     }
 }
 
-/// Plays [`UNDER_KVM`]; where no KVM runs a guest, it says so and is no failure.
-pub fn run_under_kvm() -> Result<()> {
+/// Plays [`UNDER_KVM`]. Returns what this machine cannot play, each with its reason.
+pub fn run_under_kvm() -> Result<Vec<String>> {
     let arguments = Scenarios::under_kvm();
     let dunlin = super::ready(false)?;
     let (runs_under, image) = arguments.accel.choose()?;
     if runs_under == RunsUnder::Tcg {
-        println!("scenarios under KVM ... not played: {}", UNDER_KVM.join(", "));
-        return Ok(());
+        let skipped = |name| format!("scenario {name} under KVM: no KVM runs a guest here");
+        return Ok(UNDER_KVM.map(skipped).to_vec());
     }
     play(&arguments, &arguments.chosen(), dunlin, &runs_under, image)
 }
 
-/// Plays them; an error if any failed.
-pub fn run(arguments: &Scenarios) -> Result<()> {
+/// Plays them; an error if any failed. Returns what this machine cannot play, each with its reason.
+pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
     let chosen = arguments.chosen();
     if arguments.list {
         for one in &chosen {
@@ -167,7 +167,7 @@ pub fn run(arguments: &Scenarios) -> Result<()> {
         }
         println!("{:40} dunlin pcx1, --minutes N", "soak");
         println!("{:40} dunlin pcx2 (KVM here: pcx1), --seconds N", "stalls");
-        return Ok(());
+        return Ok(Vec::new());
     }
     let dunlin = super::ready(false)?;
     let (runs_under, image) = arguments.accel.choose()?;
@@ -180,7 +180,8 @@ fn play(
     dunlin: std::path::PathBuf,
     runs_under: &RunsUnder,
     image: GuestImage,
-) -> Result<()> {
+) -> Result<Vec<String>> {
+    let mut skipped = Vec::new();
     let wanted = |name: &str, quick: bool| arguments.wants(name, quick);
     let world = World { dunlin, image };
     let (mut passed, mut failed) = (0, 0);
@@ -332,6 +333,7 @@ fn play(
     for one in chosen {
         if let Some(why) = runs_under.refuses(one.machine, one.vcpus) {
             println!("scenario {} ... not played: {why}", one.name);
+            skipped.push(format!("scenario {}: {why}", one.name));
             continue;
         }
         let begun = Instant::now();
@@ -438,7 +440,7 @@ fn play(
     if failed > 0 {
         bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
     }
-    Ok(())
+    Ok(skipped)
 }
 
 /// A mixed load without a fault; returns what it has to tell.
@@ -458,6 +460,9 @@ fn stalls(arguments: &Scenarios, dunlin: &std::path::Path, runs_under: &RunsUnde
         );
     }
     let at = |part: f64| outcome.commits[((outcome.commits.len() - 1) as f64 * part) as usize].as_millis();
+    if at(1.0) >= stalls::TOO_LONG.as_millis() {
+        bail!("a commit waited for {} ms without a fault", at(1.0));
+    }
     Ok(format!(
         ", {vcpus} vCPUs, {} commits: p50 {} ms, p99 {} ms, longest {} ms; {} looks",
         outcome.commits.len(),

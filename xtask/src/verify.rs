@@ -47,6 +47,11 @@ impl Skipped {
         paths::target().join("skipped-tests")
     }
 
+    /// With what cannot be played here.
+    pub fn extend(&mut self, more: Vec<String>) {
+        self.0.extend(more);
+    }
+
     fn read() -> Result<Self> {
         Ok(Self(match fs::read_to_string(Self::file()) {
             Ok(text) => text.lines().map(str::to_owned).collect(),

@@ -146,13 +146,15 @@ fn unprotected(events: &[Logged], from: SystemTime, to: SystemTime) -> Duration 
 }
 
 /// Threads that do nothing as fast as they can, and end with this value or with this process.
-pub(super) struct Busy {
+pub struct Busy {
     stop: Arc<AtomicBool>,
     loops: Vec<JoinHandle<()>>,
 }
 
 impl Busy {
-    pub(super) fn start(count: usize) -> Self {
+    /// So many of them.
+    #[must_use]
+    pub fn start(count: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let one = || {
             let stop = Arc::clone(&stop);

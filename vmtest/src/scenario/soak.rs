@@ -30,7 +30,6 @@ const PER_MINUTE: u32 = 10_000;
 const LEAST_PERCENT: u64 = 95;
 /// A process may grow by this much, in percent, and by this much in any case: a thread's stack is no leak.
 const GROWTH_PERCENT: u64 = 5;
-const SLACK_KIB: u64 = 512;
 /// Memory is looked at so often, at least so many times and until so many syncs have ended, and each figure is the least of all: the log
 /// and what waits to leave are as large as they are, until the next sync empties them, and a leak is what no sync empties.
 const LOOK: Duration = Duration::from_secs(1);
@@ -169,7 +168,7 @@ fn play(
 }
 
 fn has_grown(then_kib: u64, now_kib: u64) -> bool {
-    now_kib > then_kib + (then_kib * GROWTH_PERCENT / 100).max(SLACK_KIB)
+    now_kib > then_kib + then_kib * GROWTH_PERCENT / 100
 }
 
 /// As in `/proc/PID/status`.
@@ -248,7 +247,7 @@ mod tests {
         let (name, memory) = memory_of(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(!name.is_empty() && memory.own_kib > 0);
         assert!(has_grown(100_000, 105_001) && !has_grown(100_000, 105_000));
-        assert!(has_grown(1000, 1600) && !has_grown(1000, 1500));
+        assert!(has_grown(8000, 8401) && !has_grown(8000, 8400));
         assert!(!has_grown(1000, 10));
     }
 }
