@@ -66,6 +66,8 @@ pub fn begin(machines: &[Machine; 3], deb: &str, transcript: &Transcript) -> Res
         .collect();
     let [first, others @ ..] = machines;
     let init = format!("dunlin cluster init mine{hosts}");
+    // What an earlier cluster's said is none of it.
+    first.run("rm -f /root/said")?;
     let lines = first.path("/root/said");
     std::thread::scope(|scope| {
         let door = scope.spawn(|| {
