@@ -24,6 +24,7 @@ pub mod program;
 /// The simulator's, so that chance is the same thing everywhere.
 #[path = "../../sim/src/random.rs"]
 mod random;
+pub mod recording;
 pub mod scenario;
 pub mod traces;
 

@@ -12,6 +12,7 @@ mod k8s;
 mod licences;
 mod package;
 mod page;
+mod record;
 mod scenarios;
 mod setup;
 mod sizes;
@@ -65,6 +66,7 @@ enum Task {
     #[command(subcommand)]
     K8s(k8s::K8s),
     Scenarios(scenarios::Scenarios),
+    Record(record::Record),
     /// A server that misbehaves as it is told; the scenario `program` runs it.
     #[command(hide = true, name = dunlin_vmtest::program::server::COMMAND)]
     ProgramServer {
@@ -158,6 +160,7 @@ fn run(task: Task) -> Result<()> {
         Task::Page(task) => page::run(&task),
         Task::K8s(task) => k8s::run(&task),
         Task::Scenarios(arguments) => scenarios::run(&arguments).map(drop),
+        Task::Record(arguments) => record::run(&arguments),
         Task::ProgramServer { kind, port } => dunlin_vmtest::program::server::run(&kind, port).map(drop),
         Task::Bench(what) => bench::run(&what),
     }

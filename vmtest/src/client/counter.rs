@@ -132,6 +132,12 @@ impl Counter {
         self.shared.acknowledged.load(Ordering::Relaxed)
     }
 
+    /// The same for another thread, also when this has ended.
+    pub fn acknowledged_until_now(&self) -> impl Fn() -> u64 + Send + use<> {
+        let shared = self.shared.clone();
+        move || shared.acknowledged.load(Ordering::Relaxed)
+    }
+
     /// Waits until `more` further INCRs are acknowledged.
     pub fn await_more(&self, more: u64, at_most: Duration) -> Result<()> {
         let goal = self.acknowledged() + more;

@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod keys;
 mod log;
+mod metrics;
 mod plan;
 mod remains;
 mod status;
@@ -33,6 +34,7 @@ use crate::traces;
 
 pub use events::{Event, Events};
 pub use log::Logged;
+pub use metrics::scrape;
 pub use plan::VmPlan;
 pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
 

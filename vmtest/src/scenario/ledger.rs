@@ -151,7 +151,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
 
 /// Compares both images while the VM runs. Where two cores play three hosts, a busy host may be taken for dead in the middle of
 /// it: then the VM is protected again first, and the comparison is made once more. Returns who serves, and how often it was so.
-fn equal_images_on(cluster: &Cluster<'_>, vm: &str) -> Result<(String, u32)> {
+pub(crate) fn equal_images_on(cluster: &Cluster<'_>, vm: &str) -> Result<(String, u32)> {
     for moved in 0..8 {
         let (primary, _) = cluster.await_protected(vm, PATIENCE)?;
         let output = cluster.output(&primary, &["verify-disk", vm])?;
