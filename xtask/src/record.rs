@@ -40,15 +40,9 @@ pub fn run(arguments: &Record) -> Result<()> {
     let begun = Instant::now();
     let dunlin = super::ready(false)?;
     let (_, image) = arguments.accel.choose()?;
-    let mut recorded = recording::run(&RecordingSpec { dunlin, image }, &mut |line| {
+    let recorded = recording::run(&RecordingSpec { dunlin, image }, &mut |line| {
         println!("[{:6.2} s] {line}", begun.elapsed().as_secs_f64())
     })?;
-    let dropped = recorded.drop_what_stands_still(&recording::spoken_of()?);
-    let dropped: Vec<&str> = dropped.iter().map(String::as_str).collect();
-    println!(
-        "record: left out, since nothing of it changed and no alarm or panel asks for it: {}",
-        dropped.join(", ")
-    );
     let folder = paths::target().join("recording");
     // Of this run alone.
     let _ = fs::remove_dir_all(&folder);

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+mod recording;
 #[path = "../../../guest/tests/common/skipped.rs"]
 mod skipped;
 

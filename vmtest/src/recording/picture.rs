@@ -15,6 +15,8 @@ const RIGHT: u32 = 20;
 /// Rows of labels of the steps; neighbours must not stand on each other.
 const ROWS: usize = 3;
 const LETTER: f64 = 6.5;
+/// A line does not go on over so many seconds without a value.
+const BREAK: f64 = 6.0;
 
 const PROTECTED: RGBColor = RGBColor(91, 158, 91);
 const ALONE: RGBColor = RGBColor(209, 80, 59);
@@ -22,7 +24,7 @@ const BACKUP: RGBColor = RGBColor(120, 170, 210);
 const WITNESS: RGBColor = RGBColor(200, 200, 200);
 const DOWN: RGBColor = RGBColor(40, 40, 40);
 const LINE: RGBColor = RGBColor(47, 111, 159);
-const STEPS: RGBColor = RGBColor(150, 150, 150);
+const STEPS: RGBColor = RGBColor(110, 110, 110);
 
 /// What a host was, in the order of the legend.
 const STATES: [(&str, RGBColor); 5] = [
@@ -227,7 +229,9 @@ fn paint_line(
         PathElement::new(line, colour_of(name).stroke_width(1))
     });
     chart.draw_series(marks)?;
-    chart.draw_series(LineSeries::new(points.iter().copied(), LINE.stroke_width(2)))?;
+    for part in points.chunk_by(|(one, _), (other, _)| other - one <= BREAK) {
+        chart.draw_series(LineSeries::new(part.iter().copied(), LINE.stroke_width(2)))?;
+    }
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use crate::lab::Node;
 /// The job that the hosts are in, as in docs/monitoring.md.
 const JOB: &str = "dunlin";
 /// A host that does not answer within this time is down. It is shorter than the time between two looks.
-const ANSWER: Duration = Duration::from_millis(1500);
+const ANSWER: Duration = Duration::from_millis(900);
 /// A look that is late by more than this does not come at all.
 const LATE: Duration = Duration::from_secs(60);
 

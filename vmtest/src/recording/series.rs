@@ -174,27 +174,6 @@ impl Recording {
         }
         Ok(recording)
     }
-
-    /// Without the series that keep one value from their beginning to their end, of metrics that nobody in `wanted` is.
-    /// Returns the names of the metrics of which nothing is left.
-    pub fn drop_what_stands_still(&mut self, wanted: &BTreeSet<String>) -> BTreeSet<String> {
-        let names = |recording: &Self| -> BTreeSet<String> {
-            recording
-                .series
-                .keys()
-                .map(|series| series.name.clone())
-                .collect()
-        };
-        let before = names(self);
-        self.series.retain(|series, values| {
-            let mut different = values.values().collect::<Vec<_>>();
-            different.dedup();
-            different.len() > 1 || wanted.contains(&series.name)
-        });
-        let after = names(self);
-        self.about.retain(|name, _| after.contains(name));
-        &before - &after
-    }
 }
 
 /// In OpenMetrics a counter's family has no `_total`, and its samples have.
@@ -255,23 +234,5 @@ mod tests {
         );
         assert_eq!((series.name.as_str(), rest), ("x", "3 4"));
         assert!(Series::parse("x{a=\"1} 3").is_none());
-    }
-
-    #[test]
-    fn what_stands_still_is_dropped_unless_somebody_wants_it() {
-        let mut recording = Recording::default();
-        for look in [10, 12] {
-            for name in ["still", "wanted"] {
-                recording.set(look, name, &[], 1.0);
-            }
-            recording.set(look, "moves", &[], look as f64);
-        }
-        let dropped = recording.drop_what_stands_still(&["wanted".to_owned()].into());
-        assert_eq!(dropped, ["still".to_owned()].into());
-        let left: Vec<&str> = recording
-            .series()
-            .map(|(series, _)| series.name.as_str())
-            .collect();
-        assert_eq!(left, ["moves", "wanted"]);
     }
 }
