@@ -29,8 +29,9 @@ const PSH: u8 = 0x08;
 const MOST_WAITING_BYTES: usize = 16 << 20;
 /// A connection that was not read gets this part of the patience, until it is read again.
 const REFUSED_SHARE: u64 = 64;
-/// Segments behind a hole that are remembered of one connection; a client that has more under way there is read less strictly.
-const MOST_BEYOND: usize = 1024;
+/// Ranges behind holes that are remembered of one connection, and of all; a client that has more there is read less strictly.
+const MOST_BEYOND: usize = 256;
+const MOST_BEYOND_IN_ALL: usize = 65_536;
 /// Connections that are followed; of what is beyond nobody knows whether it was read.
 const MOST_CONNECTIONS: usize = 65_536;
 
@@ -113,6 +114,8 @@ pub struct Gate {
     copies: usize,
     patience_us: u64,
     heard: BTreeMap<FlowKey, Heard>,
+    /// How many ranges of these lie behind holes.
+    beyond: usize,
     queue: VecDeque<Input>,
     queue_bytes: usize,
     waiting: Option<Waiting>,
@@ -125,8 +128,8 @@ struct Heard {
     isn: u32,
     /// How far it was delivered, counted from behind its SYN.
     said_to: u64,
-    /// What was delivered behind a hole, from and to: it counts when the hole is filled.
-    beyond: Vec<(u64, u64)>,
+    /// What was delivered behind a hole, from and to, apart from each other: it counts when the hole is filled.
+    beyond: BTreeMap<u64, u64>,
     /// The acknowledgement that ends the handshake has not come yet.
     opening: bool,
     /// Some copy did not read within the patience: that is not waited for again before it has.
@@ -138,15 +141,30 @@ struct Heard {
 impl Heard {
     /// What lies behind a hole that is filled now is taken in with what filled it.
     fn fill(&mut self) {
-        self.beyond.sort_unstable();
-        let said_to = &mut self.said_to;
-        self.beyond.retain(|(from, to)| {
-            let follows = from <= said_to;
-            if follows {
-                *said_to = (*said_to).max(*to);
-            }
-            !follows
-        });
+        while let Some(next) = self
+            .beyond
+            .first_entry()
+            .filter(|next| *next.key() <= self.said_to)
+        {
+            self.said_to = self.said_to.max(next.remove());
+        }
+    }
+
+    /// Something was delivered behind a hole. What touches what is known becomes one with it; `is_room`: for one more.
+    fn keep(&mut self, mut from: u64, mut to: u64, is_room: bool) {
+        let touches = |known: &BTreeMap<u64, u64>, to: u64| {
+            let (begins, ends) = known.range(..=to).next_back()?;
+            Some((*begins, *ends))
+        };
+        let is_new = touches(&self.beyond, to).is_none_or(|(_, ends)| ends < from);
+        if is_new && (!is_room || self.beyond.len() >= MOST_BEYOND) {
+            return;
+        }
+        while let Some((begins, ends)) = touches(&self.beyond, to).filter(|(_, ends)| *ends >= from) {
+            self.beyond.remove(&begins);
+            (from, to) = (from.min(begins), to.max(ends));
+        }
+        self.beyond.insert(from, to);
     }
 }
 
@@ -195,6 +213,7 @@ impl Gate {
             copies,
             patience_us,
             heard: BTreeMap::new(),
+            beyond: 0,
             queue: VecDeque::new(),
             queue_bytes: 0,
             waiting: None,
@@ -268,17 +287,19 @@ impl Gate {
                 .is_some_and(|heard| heard.isn == segment.seq);
             if self.heard.len() >= MOST_CONNECTIONS {
                 self.heard.retain(|_, heard| !heard.ended);
+                self.beyond = self.heard.values().map(|heard| heard.beyond.len()).sum();
             }
             if !known && self.heard.len() < MOST_CONNECTIONS {
                 let heard = Heard {
                     isn: segment.seq,
                     said_to: 0,
-                    beyond: Vec::new(),
+                    beyond: BTreeMap::new(),
                     opening: true,
                     refused: false,
                     ended: false,
                 };
-                self.heard.insert(segment.key, heard);
+                let before = self.heard.insert(segment.key, heard);
+                self.beyond -= before.map_or(0, |before| before.beyond.len());
             }
             return None;
         }
@@ -307,7 +328,8 @@ impl Gate {
             (End::Accepted, _) => Some((Of::Listener, 0)),
             (End::Datagram, _) => Some((Of::Datagrams, 0)),
             (End::Reset, _) => {
-                self.heard.remove(&input.key);
+                let gone = self.heard.remove(&input.key);
+                self.beyond -= gone.map_or(0, |gone| gone.beyond.len());
                 None
             }
             (End::Read { from, to }, Some(heard)) => {
@@ -321,9 +343,12 @@ impl Gate {
                 // repeats its last segment first (RFC 8985, 7.3).
                 if begins > 0 {
                     let place = |from_here: i32| heard.said_to.saturating_add_signed(i64::from(from_here));
-                    let range = (place(begins), place(more));
-                    if heard.beyond.len() < MOST_BEYOND {
-                        heard.beyond.push(range);
+                    // Whoever has not finished the handshake may not be who it says, and gets nothing kept.
+                    if !heard.opening {
+                        let before = heard.beyond.len();
+                        let is_room = self.beyond < MOST_BEYOND_IN_ALL;
+                        heard.keep(place(begins), place(more), is_room);
+                        self.beyond = self.beyond - before + heard.beyond.len();
                     }
                     return None;
                 }
@@ -331,7 +356,9 @@ impl Gate {
                     return None;
                 }
                 heard.said_to = heard.said_to.saturating_add_signed(i64::from(more));
+                let before = heard.beyond.len();
                 heard.fill();
+                self.beyond -= before - heard.beyond.len();
                 Some((Of::Connection, heard.said_to))
             }
             (End::Read { .. }, None) => Some((Of::Connection, 0)),

@@ -9,6 +9,7 @@ use super::{Gate, Heard, MOST_CONNECTIONS};
 use crate::output::shadow::table::{put_key, take_key};
 use crate::wire::{Reader, WireError};
 use bytes::{BufMut, Bytes, BytesMut};
+use std::collections::BTreeMap;
 
 const OPENING: u8 = 1;
 const REFUSED: u8 = 2;
@@ -54,7 +55,7 @@ impl Gate {
             let of_it = Heard {
                 isn: next.wrapping_sub(1),
                 said_to: 0,
-                beyond: Vec::new(),
+                beyond: BTreeMap::new(),
                 opening: flags & OPENING != 0,
                 refused: flags & REFUSED != 0,
                 ended: flags & ENDED != 0,
@@ -63,6 +64,7 @@ impl Gate {
         }
         from.end()?;
         self.heard = heard.into_iter().collect();
+        self.beyond = 0;
         Ok(())
     }
 }

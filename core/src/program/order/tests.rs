@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::output::packet::testing::{Seg, segment};
-use crate::output::packet::{ACK, FIN, SYN};
+use crate::output::packet::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
 const PATIENCE_US: u64 = 1000;
@@ -340,4 +340,88 @@ fn after_a_hole_is_filled_a_connection_is_waited_for_again() {
     assert!(matches!(gate.next(0), Next::Ask(_)), "it is waited for as before");
     answer(&mut gate, 0, &[socket(12, 0), socket(12, 0)], Of::Connection);
     assert_eq!(gate.next(0), Next::Idle);
+}
+
+/// What the gate remembers behind the holes of a connection.
+fn beyond(gate: &Gate, port: u16) -> Vec<(u64, u64)> {
+    let ranges = gate.heard[&key(port)].beyond.iter();
+    ranges.map(|(from, to)| (*from, *to)).collect()
+}
+
+/// All of these arrive, and are delivered.
+fn hear(gate: &mut Gate, port: u16, segments: impl IntoIterator<Item = (u32, usize)>) {
+    for (seq, length) in segments {
+        assert_eq!(gate.arrived(client(port, ACK, seq, &vec![b'x'; length])), None);
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+}
+
+#[test]
+fn what_touches_behind_a_hole_is_one_range_and_what_is_said_again_none() {
+    let mut gate = connected(Order::Read, &[1]);
+    hear(&mut gate, 1, [(110, 5), (120, 5), (110, 5), (112, 2)]);
+    assert_eq!(beyond(&gate, 1), [(10, 15), (20, 25)]);
+    hear(&mut gate, 1, [(115, 5)]);
+    assert_eq!(beyond(&gate, 1), [(10, 25)], "it fills what lay between");
+    hear(&mut gate, 1, [(130, 5), (140, 5), (105, 60)]);
+    assert_eq!(beyond(&gate, 1), [(5, 65)], "it covers all of them");
+    assert_eq!(gate.beyond, 1);
+    // The hole is filled: all of it has to be read, and nothing is left.
+    hear(&mut gate, 1, [(100, 5)]);
+    assert_eq!(gate.beyond, 0);
+    answer(&mut gate, 0, &[socket(64, 0), socket(65, 0)], Of::Connection);
+    assert!(matches!(gate.next(0), Next::Ask(_)));
+}
+
+#[test]
+fn ranges_behind_holes_cost_bounded_memory_over_all_connections() {
+    let connections = (MOST_BEYOND_IN_ALL / MOST_BEYOND) as u16 + 3;
+    let ports: Vec<u16> = (1..=connections).collect();
+    let mut gate = connected(Order::Read, &ports);
+    // Every second byte: no two of them touch.
+    let holes = |count: usize| (0..count as u32).map(|n| (102 + 2 * n, 1));
+    hear(&mut gate, 1, holes(MOST_BEYOND + 9));
+    assert_eq!(beyond(&gate, 1).len(), MOST_BEYOND, "one connection's");
+    for port in &ports[1..] {
+        hear(&mut gate, *port, holes(MOST_BEYOND));
+    }
+    assert_eq!(gate.beyond, MOST_BEYOND_IN_ALL);
+    let kept: usize = gate.heard.values().map(|heard| heard.beyond.len()).sum();
+    assert_eq!(kept, MOST_BEYOND_IN_ALL);
+    // What is there already may grow, and a connection that goes leaves its room to others.
+    hear(&mut gate, 1, [(102, 2)]);
+    assert_eq!(gate.beyond, MOST_BEYOND_IN_ALL - 1, "two became one");
+    assert_eq!(gate.arrived(client(2, RST, 100, b"")), None);
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert_eq!(gate.beyond, MOST_BEYOND_IN_ALL - 1 - MOST_BEYOND);
+    // One that begins anew has nothing behind a hole.
+    assert!(gate.arrived(client(3, SYN, 5000, b"")).is_some());
+    assert_eq!(gate.beyond, MOST_BEYOND_IN_ALL - 1 - 2 * MOST_BEYOND);
+}
+
+#[test]
+fn nothing_is_kept_for_who_has_not_finished_its_handshake() {
+    let mut gate = gate(Order::Read);
+    assert!(gate.arrived(client(1, SYN, 99, b"")).is_some());
+    hear(&mut gate, 1, (0..9).map(|n| (200 + 10 * n, 1)));
+    assert_eq!(gate.beyond, 0);
+    assert!(beyond(&gate, 1).is_empty());
+}
+
+proptest! {
+    /// Whatever arrives in whatever order: ranges never touch, their number is known, and when the last hole is filled all counts.
+    #[test]
+    fn ranges_behind_holes_are_what_was_said(mut places in prop::collection::vec((1_u32..200, 1_usize..20), 1..60)) {
+        let mut gate = connected(Order::Read, &[1]);
+        places.retain(|(at, length)| at + *length as u32 <= 200);
+        hear(&mut gate, 1, places.iter().map(|(at, length)| (100 + at, *length)));
+        let ranges = beyond(&gate, 1);
+        prop_assert_eq!(ranges.len(), gate.beyond);
+        prop_assert!(ranges.windows(2).all(|pair| pair[0].1 < pair[1].0));
+        let said = |place: u64| places.iter().any(|(at, length)| {
+            (u64::from(*at)..u64::from(*at) + *length as u64).contains(&place)
+        });
+        let known = |place: u64| ranges.iter().any(|(from, to)| (*from..*to).contains(&place));
+        prop_assert!((0..220).all(|place| said(place) == known(place)));
+    }
 }
