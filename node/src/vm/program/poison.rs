@@ -3,7 +3,8 @@
 //! Decides:    nothing: a copy that has ended is never begun again, so no input is given to the program a third time.
 //! Flow:       each delivery with a payload -> the last few are kept -> a copy ends -> the other host is asked whether its copy has ended
 //!             too, and after which -> event.
-//! Invariants: 1. (memory) [`KEPT`] frames are kept; 2. the asking ends after [`ASKS`] questions.
+//! Invariants: 1. (memory) [`KEPT`] frames are kept; 2. the asking ends after [`ASKS`] questions; 3. of what a client said nothing is told,
+//!             but how long it was and a number by which the hosts know it again: whoever may look reads events, and so does `notify_url`.
 //! Not here:   the end itself (`copies`).
 
 use super::ProgramLoop;
@@ -16,11 +17,10 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// A program may have been given a further input or two before its end was seen.
 const KEPT: usize = 4;
-/// Of an input so much is shown.
-const SHOWN_BYTES: usize = 48;
 /// How often the other host is asked, and how long it is waited between and for each answer.
 const ASKS: usize = 20;
 const BETWEEN: Duration = Duration::from_millis(500);
@@ -64,9 +64,10 @@ fn payload(frame: &Frame) -> Option<(String, &[u8])> {
 
 fn line(frame: &Frame) -> Option<String> {
     let (from, payload) = payload(frame)?;
-    let shown = payload[..payload.len().min(SHOWN_BYTES)].escape_ascii();
+    // Short on purpose: enough to be known again beside length and place, not enough to try out what a password may have been.
+    let known_by = xxh3_64(payload) as u16;
     Some(format!(
-        "{} bytes from {from}, beginning \"{shown}\"",
+        "{} bytes from {from}, hash {known_by:04x}",
         payload.len()
     ))
 }
@@ -101,5 +102,48 @@ fn ask(host: &Arc<Host>, config: &VmConfig, other: &str, inputs: &[String]) {
             );
             return host.events.push(vm, "poison-input", text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    /// A frame of a client, with this payload: Ethernet, IPv4, UDP.
+    fn datagram(payload: &[u8]) -> Frame {
+        let mut bytes = vec![0; 12];
+        bytes.extend([8, 0, 0x45, 0]);
+        bytes.extend((28 + payload.len() as u16).to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 9, 10, 0, 0, 2]);
+        bytes.extend([0x9c, 0x40, 0x1f, 0x90]);
+        bytes.extend((8 + payload.len() as u16).to_be_bytes());
+        bytes.extend([0, 0]);
+        bytes.extend(payload);
+        Frame {
+            nic: 0,
+            bytes: Bytes::from(bytes),
+        }
+    }
+
+    #[test]
+    fn what_is_told_of_an_input_is_not_what_it_said() {
+        let mut inputs = LastInputs::default();
+        inputs.given(&datagram(b"AUTH hunter2"));
+        inputs.given(&datagram(b"AUTH hunter3"));
+        let lines = inputs.lines();
+        assert!(
+            lines[0].starts_with("12 bytes from 10.0.0.9:40000, hash "),
+            "{lines:?}"
+        );
+        assert!(
+            lines
+                .iter()
+                .all(|line| !line.contains("AUTH") && !line.contains("hunter"))
+        );
+        assert_ne!(lines[0], lines[1], "another input is told from it");
+        let mut other = LastInputs::default();
+        other.given(&datagram(b"AUTH hunter3"));
+        assert_eq!(other.lines()[0], lines[0], "the other host knows it again");
     }
 }
