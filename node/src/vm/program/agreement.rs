@@ -178,7 +178,7 @@ impl ProgramLoop {
                     self.start_copy();
                 } else if self.agreement.leads {
                     self.set_agreed(set);
-                } else if !set.contains(self.me) && self.role != Role::None {
+                } else if !set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index) {
                     self.end_here("another host serves the program now; the copy here is ended");
                 }
             }

@@ -13,7 +13,7 @@ use crossbeam_channel::bounded;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
-use dunlin_core::units::Epoch;
+use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::limits::Group;
@@ -93,6 +93,7 @@ impl ProgramLoop {
             copy,
             _keeper: keeper,
             gate: Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64),
+            brought_at: Index(0),
             look_again_us: 0,
             look_at_us: u64::MAX,
             ready: false,
@@ -163,9 +164,9 @@ impl ProgramLoop {
         };
         Ok(Visited {
             rooms,
-            order,
             role,
-            is_root: self.program.user.as_deref().is_none_or(|user| user == "root"),
+            is_root: is_root(&order.walls),
+            order,
         })
     }
 
@@ -273,6 +274,11 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
     })
 }
 
+/// By its number: a host may have several accounts with root's.
+fn is_root(walls: &Walls) -> bool {
+    walls.user.is_none_or(|(user, _)| user == 0)
+}
+
 pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
     let group = Group::make(&program.limits).map_err(|why| format!("the program's limits: {why}"))?;
     let spec = Spec {
@@ -300,4 +306,23 @@ pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, S
         group,
     )
     .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_roots_number_is_root_whatever_its_name() {
+        let of = |user| Walls {
+            user,
+            scratch_mib: 1,
+            agreed_chance: None,
+            agreed_clock: false,
+        };
+        assert!(is_root(&of(None)), "nobody is named");
+        assert!(is_root(&of(Some((0, 0)))));
+        assert!(is_root(&of(Some((0, 100)))), "'toor', of another group");
+        assert!(!is_root(&of(Some((65_534, 0)))));
+    }
 }

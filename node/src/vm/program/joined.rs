@@ -3,7 +3,8 @@
 //! * **Flow:** a stream for a join -> from here on agreed inputs are kept -> the copy is there (`carrying`) -> those behind its own last
 //!   one go to it, in order, and it speaks as a backup -> the group agrees that it is complete.
 //! * **Invariants:** 1. a copy that was brought here gets every input behind the last one that it has read, once; 2. (memory) what is
-//!   kept for it is bounded, and beyond that there is no join; 3. a copy that the group never took in ends.
+//!   kept for it is bounded, and beyond that there is no join; 3. a copy that the group never took in ends; 4. what was agreed before the
+//!   copy was taken, and is applied here later, means the one before it: it ends nothing.
 //! * **Not here:** the primary (`joining`).
 
 use super::carrying::{Brought, Fetcher};
@@ -103,7 +104,10 @@ impl ProgramLoop {
     /// Agreed inputs: for the copy that runs here, or for one that is on its way.
     pub(super) fn inputs(&mut self, index: Index, frames: Vec<Frame>) {
         let Some(expected) = &mut self.expected else {
-            frames.into_iter().for_each(|frame| self.input(frame));
+            // Invariant 1.
+            if !self.is_in_copy(index) {
+                frames.into_iter().for_each(|frame| self.input(frame));
+            }
             return;
         };
         expected.bytes += frames.iter().map(|frame| frame.bytes.len() + 64).sum::<usize>();
@@ -111,6 +115,13 @@ impl ProgramLoop {
         if expected.bytes > KEPT_BYTES {
             self.expects_no_more("more was agreed meanwhile than is kept here (64 MiB)");
         }
+    }
+
+    /// Whether the copy that runs here was taken behind this entry, on a host that had applied it.
+    pub(super) fn is_in_copy(&self, index: Index) -> bool {
+        self.running
+            .as_ref()
+            .is_some_and(|running| index <= running.brought_at)
     }
 
     /// It will not come, or cannot be used.
@@ -171,6 +182,7 @@ impl ProgramLoop {
             copy: brought.copy,
             _keeper: expected.keeper,
             gate,
+            brought_at: brought.applied,
             look_again_us: 0,
             look_at_us: u64::MAX,
             ready: true,

@@ -82,6 +82,8 @@ struct Running {
     copy: Copy,
     _keeper: Sender<()>,
     gate: Gate,
+    /// The newest entry of the log that it had applied when it was brought here; this host itself may be behind that.
+    brought_at: Index,
     /// How long an unread socket is left alone before the next look, and when that is over.
     look_again_us: u64,
     look_at_us: u64,
