@@ -15,6 +15,8 @@ mod card;
 mod filter;
 mod init;
 mod ptrace;
+pub(crate) mod signal;
+pub(crate) mod stranger;
 mod view;
 mod visit;
 

@@ -53,7 +53,7 @@ pub(crate) fn enter(
 }
 
 /// The child's id as the parent sees it; none in the child.
-fn fork_far_away() -> io::Result<Option<Pid>> {
+pub(super) fn fork_far_away() -> io::Result<Option<Pid>> {
     for id in FIRST_ID..FIRST_ID + IDS {
         // SAFETY: all of the structure's values may be zero, which is "none".
         let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -73,7 +73,7 @@ fn fork_far_away() -> io::Result<Option<Pid>> {
 }
 
 /// Holds nothing that the daemon waits for, and ends as the command does.
-fn wait_in_its_place(command: Pid) -> ! {
+pub(super) fn wait_in_its_place(command: Pid) -> ! {
     // SAFETY: nothing here uses a descriptor any more, and the process ends without a destructor.
     unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
     let code = loop {

@@ -4,8 +4,8 @@
 //! * **Flow:** `Join` -> the other host makes room, `JoinReady` -> the program is dumped and stands still -> the loop draws a line ->
 //!   what it has written to files; it runs on -> all of that as `DeviceState`, the connections as `State` -> the other host restores
 //!   it, and its loop says `Loaded`.
-//! * **Invariants:** 1. whatever happens here, a program that was dumped runs on; 2. every wait is bounded; 3. the folder that it is
-//!   carried in is gone afterwards.
+//! * **Invariants:** 1. whatever happens here, a program that was dumped runs on, or its copy is given up; 2. every wait is bounded; 3. the
+//!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
 use crate::vm::event::{LoopEvent, LoopSender};
@@ -32,6 +32,8 @@ const WORD_WITHIN: Duration = Duration::from_secs(10);
 const PART_WITHIN: Duration = Duration::from_secs(130);
 /// A restore, and the first turn of the loop after it.
 const LOADED_WITHIN: Duration = Duration::from_secs(130);
+/// In which its size is told.
+const PAGE_BYTES: u64 = 4096;
 /// What a copy needs besides its images.
 const ABOUT: &str = "about.json";
 /// Where its inputs stand.
@@ -68,6 +70,8 @@ pub enum JoinStep {
         /// How much was sent.
         bytes: u64,
     },
+    /// The program was stopped, and cannot be let run.
+    StandsStill(String),
     /// It cannot be.
     Failed(String),
 }
@@ -132,9 +136,11 @@ impl Carrier {
     fn carry(&self) -> Result<u64, String> {
         let criu = Criu::find().map_err(|error| error.to_string())?;
         empty(&self.folder)?;
+        let bytes = self.fits()?;
         let join = SyncMessage::Join {
             term: self.term,
-            pages: 0,
+            // Rounded up: what does not fit into the number fits on no disk.
+            pages: u32::try_from(bytes / PAGE_BYTES + 1).unwrap_or(u32::MAX),
             active: true,
         };
         self.send(&join)?;
@@ -146,11 +152,22 @@ impl Carrier {
             Ok(Word::Dump) => {}
             _ => return Err("it was given up".to_owned()),
         }
+        // It may have grown meanwhile.
+        self.fits()?;
         let taken = self.take(&criu);
         // Invariant 1.
-        let resumed = guard::resume(&self.place).map_err(|error| error.to_string());
+        let resumed = guard::resume(&self.place, &mut |why| {
+            tracing::warn!("a program that stands still after a dump: {why}; it is tried again");
+        });
+        let last_pid = match resumed {
+            Ok(Some(last_pid)) => last_pid,
+            Ok(None) => return Err("the copy has ended".to_owned()),
+            Err(error) => {
+                self.tell(JoinStep::StandsStill(error.to_string()));
+                return Err(error.to_string());
+            }
+        };
         let (about, epoch, shadow, order) = taken?;
-        let last_pid = resumed?;
         self.tell(JoinStep::RunsOn);
         let about = About {
             adopted: Adopted {
@@ -173,6 +190,14 @@ impl Carrier {
             SyncMessage::Loaded { epoch: loaded, .. } if loaded == epoch => Ok(sent),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// What a copy takes on this host's disk, where it has room for that.
+    fn fits(&self) -> Result<u64, String> {
+        let told = |error: guard::GuardError| error.to_string();
+        let bytes = self.place.bytes().map_err(told)?;
+        guard::room_for(&self.folder, bytes).map_err(told)?;
+        Ok(bytes)
     }
 
     /// All that is taken while the program stands still.
@@ -270,21 +295,27 @@ fn fetch(
     prepare: Box<dyn FnOnce() -> Result<Copy, String> + Send>,
 ) -> Result<Brought, String> {
     let told = |error: guard::GuardError| error.to_string();
-    match heard(link, WORD_WITHIN)? {
-        SyncMessage::Join { .. } => {}
+    let bytes = match heard(link, WORD_WITHIN)? {
+        SyncMessage::Join { pages, .. } => u64::from(pages) * PAGE_BYTES,
         other => return Err(unexpected(&other)),
-    }
+    };
     let criu = Criu::find().map_err(told)?;
     let copy = prepare()?;
     copy.vacate().map_err(|error| error.to_string())?;
     empty(folder)?;
+    let mut room = guard::room_for(folder, bytes).map_err(told)?;
     let mut unpacking = Unpacking::into(folder).map_err(told)?;
     link.writer
         .send(&SyncMessage::JoinReady)
         .map_err(|error| error.to_string())?;
     let (epoch, shadow) = loop {
         match heard(link, PART_WITHIN)? {
-            SyncMessage::DeviceState { part, .. } => unpacking.piece(&part).map_err(told)?,
+            SyncMessage::DeviceState { part, .. } => {
+                room = room
+                    .checked_sub(part.len() as u64)
+                    .ok_or("it is larger than this host's disk has room for")?;
+                unpacking.piece(&part).map_err(told)?;
+            }
             SyncMessage::State { epoch, shadow, .. } => break (epoch, shadow),
             other => return Err(unexpected(&other)),
         }

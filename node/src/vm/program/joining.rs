@@ -200,6 +200,13 @@ impl ProgramLoop {
     /// The thread that carries the copy got on.
     pub(super) fn join_step(&mut self, session: u64, step: JoinStep) {
         let now_us = self.now_us();
+        if let JoinStep::StandsStill(why) = &step {
+            // Whatever became of the join: it was the copy that runs here, and no other has begun while a thread is at work.
+            if self.running.is_some() {
+                self.fails(why);
+            }
+            return;
+        }
         let Some(join) = self.join.as_mut().filter(|join| join.session == session) else {
             return;
         };
@@ -230,7 +237,8 @@ impl ProgramLoop {
                     self.join_fails("the group's log does not take it");
                 }
             }
-            JoinStep::Failed(why) => self.join_fails(&why),
+            // The second one was told above.
+            JoinStep::Failed(why) | JoinStep::StandsStill(why) => self.join_fails(&why),
         }
     }
 

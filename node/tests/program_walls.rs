@@ -1,0 +1,160 @@
+//! A program that runs as root, and has changed all that a join could run of its files: nothing of that runs outside its walls.
+//!
+//! Real namespaces and the real CRIU; `a_join` is no test of its own, but this executable again with CRIU's place in its environment.
+
+#[path = "../../guest/tests/common/skipped.rs"]
+mod skipped;
+
+use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::guard::{self, Criu, Place};
+use dunlin_program::message::{Adopted, Card, Spec, Walls};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use skipped::skip;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Nothing here takes so long, even on a machine that has much else to do.
+const BOUND: Duration = Duration::from_secs(60);
+/// Written by whatever runs that the program has put in the place of the host's.
+const MARKER: &str = "ran-outside";
+
+/// Puts a script that leaves its name in the place of everything that a join might run, then sends a frame, and waits.
+fn tampering(criu: &Path) -> String {
+    format!(
+        r#"put() {{ mkdir -p "${{1%/*}}"; rm -f "$1"; printf '#!/bin/bash\necho %s >> /{MARKER}\nexit 1\n' "$1" > "$1"; chmod 755 "$1"; }}
+           for file in /usr/sbin/criu /usr/sbin/iptables /usr/sbin/iptables-restore /usr/sbin/ip /usr/bin/tar /evil "{}"; do put $file; done
+           mkdir -p /etc/criu /usr/lib/criu /root/.criu /run
+           echo 'action-script /evil' | tee /etc/criu/default.conf > /root/.criu/default.conf
+           echo no library > /usr/lib/criu/evil.so
+           echo no cache > /run/criu.kdat
+           echo /usr/lib/criu/evil.so > /etc/ld.so.preload
+           put /bin/sh
+           exec {{kept}}> /kept
+           echo before >&$kept
+           echo frame > /dev/udp/10.213.21.1/9
+           exec sleep 600"#,
+        criu.display()
+    )
+}
+
+fn copy(name: &str, script: &str) -> Copy {
+    let spec = Spec {
+        command: ["/bin/bash", "-c", script].map(str::to_owned).to_vec(),
+        directory: "/".into(),
+        environment: vec![("PATH".into(), "/usr/sbin:/usr/bin".into())],
+        card: Card {
+            address: [10, 213, 21, 2].into(),
+            prefix: 24,
+            gateway: None,
+            mac: [0x52, 0x54, 0, 0, 0, 9],
+        },
+        walls: Some(Walls {
+            user: None,
+            scratch_mib: 64,
+            agreed_chance: None,
+            agreed_clock: false,
+        }),
+    };
+    let inside = Inside {
+        program: env!("CARGO_BIN_EXE_dunlin").into(),
+        arguments: vec!["program".into(), "inside".into()],
+    };
+    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None).expect("its namespaces")
+}
+
+/// What a copy has written there; nothing where it has not.
+fn written(copy: &Copy, path: &str) -> Option<String> {
+    let layers = copy.written().expect("walls");
+    fs::read_to_string(format!("/proc/self/fd/{}/u0/{path}", layers.as_raw_fd())).ok()
+}
+
+#[test]
+#[ignore = "a part of the other test"]
+fn a_join() {
+    let Some(path) = std::env::var_os("DUNLIN_CRIU") else {
+        return;
+    };
+    let criu = Criu::find().expect("CRIU");
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = copy("the first copy", &tampering(Path::new(&path)));
+    first.go().expect("it begins");
+    let bound = Timespec::try_from(BOUND).expect("a time");
+    let mut card = [PollFd::from_borrowed_fd(first.card().as_fd(), PollFlags::IN)];
+    let sent = poll(&mut card, Some(&bound)).expect("poll");
+    assert_eq!(sent, 1, "{:?}", first.last_words(9));
+    assert!(
+        written(&first, "etc/ld.so.preload").is_some(),
+        "it has not tampered"
+    );
+
+    let place = Place::of(&first).expect("where it is");
+    let bytes = place.bytes().expect("its size");
+    // Bash and what it runs, and the files that it has put into its layer.
+    assert!((1 << 20..64 << 20).contains(&bytes), "{bytes}");
+    let dumped = criu.dump(&place, folder.path());
+    let saved = guard::save_written(&place, folder.path());
+    let newest = resume_at_the_second_try(&place);
+    assert_eq!(written(&first, MARKER), None, "this ran outside");
+    dumped.expect("a dump");
+    saved.expect("what it has written");
+    assert!(newest.is_some_and(|newest| newest >= 2), "it runs on");
+
+    let second = copy("the second copy", "exit 1");
+    second.vacate().expect("room");
+    let there = Place::of(&second).expect("where it is");
+    guard::load_written(&there, folder.path()).expect("what it has written");
+    let restored = criu.restore(&there, folder.path(), place.prints_to());
+    assert_eq!(written(&second, MARKER), None, "this ran outside");
+    restored.expect("a restore");
+    assert_eq!(written(&second, "kept").as_deref(), Some("before\n"));
+    let adopted = Adopted {
+        neighbours: Vec::new(),
+        last_pid: newest.unwrap_or(0),
+    };
+    second.adopt(adopted).expect("it runs");
+    drop(second);
+    let gone = guard::resume(&there, &mut |_| {}).expect("no more tries");
+    assert_eq!(gone, None, "the copy has ended");
+}
+
+/// The first one finds no descriptor free.
+fn resume_at_the_second_try(place: &Place) -> Option<u32> {
+    let limit = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(0),
+        ..limit
+    };
+    setrlimit(Resource::Nofile, none).expect("a limit");
+    let mut failures = 0;
+    let newest = guard::resume(place, &mut |_| {
+        failures += 1;
+        setrlimit(Resource::Nofile, limit).expect("the limit as it was");
+    });
+    assert_eq!(failures, 1);
+    newest.expect("it runs on")
+}
+
+#[test]
+fn nothing_that_a_program_has_written_runs_outside_its_walls_when_it_is_copied() {
+    let criu = dunlin_vmtest::paths::criu();
+    if !rustix::process::geteuid().is_root() || !criu.exists() {
+        return skip("programs are copied as root, with CRIU (cargo xtask setup)");
+    }
+    let own = std::env::current_exe().expect("it runs");
+    let output = Command::new(own)
+        .args(["--exact", "a_join", "--ignored", "--nocapture"])
+        .env("DUNLIN_CRIU", criu)
+        .output()
+        .expect("it runs");
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{}{}",
+        said(&output.stdout),
+        said(&output.stderr)
+    );
+}
