@@ -250,8 +250,37 @@ pub struct SyncStatus {
     pub last: SyncFigures,
     /// Medians over the last 1,000.
     pub median: SyncFigures,
+    /// The pauses by length since this host became primary, joins aside: the difference of two answers has the percentiles in between.
+    #[serde(default)]
+    pub pauses: Pauses,
     /// Each figure summed up over all of them: the difference of two answers says what syncs cost in between.
     pub sum: SyncFigures,
+}
+
+/// How many pauses there were of each length, the shortest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+pub struct Pauses(pub Vec<PausesOf>);
+
+/// Pauses of one length.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PausesOf {
+    /// At least so long, and less than 1/16 longer.
+    pub us: u64,
+    /// How many.
+    pub count: u64,
+}
+
+impl Pauses {
+    /// One more. Lengths are kept with five binary digits, so there are at most sixteen for each doubling.
+    pub fn add(&mut self, pause_us: u64) {
+        let digits_off = (u64::BITS - pause_us.leading_zeros()).saturating_sub(5);
+        let us = pause_us >> digits_off << digits_off;
+        match self.0.binary_search_by_key(&us, |of| of.us) {
+            Ok(at) => self.0[at].count += 1,
+            Err(at) => self.0.insert(at, PausesOf { us, count: 1 }),
+        }
+    }
 }
 
 /// Outputs of both VMs, compared.
@@ -331,5 +360,25 @@ impl Progress {
     #[must_use]
     pub fn tenth(&self) -> u64 {
         self.done.saturating_mul(10) / self.total.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_counted_by_length_and_there_are_few_lengths() {
+        let mut pauses = Pauses::default();
+        for us in [3000, 20, 3010, 3100, 20, 21] {
+            pauses.add(us);
+        }
+        let found: Vec<(u64, u64)> = pauses.0.iter().map(|of| (of.us, of.count)).collect();
+        assert_eq!(found, [(20, 2), (21, 1), (2944, 2), (3072, 1)]);
+        for us in (0..100_000).chain([u64::MAX]) {
+            pauses.add(us);
+        }
+        assert!(pauses.0.len() < 16 * 14, "{}", pauses.0.len());
+        assert!(pauses.0.windows(2).all(|two| two[0].us < two[1].us));
     }
 }

@@ -393,6 +393,9 @@ impl VmLoop {
         primary.fills_us = fills_us.unwrap_or(u64::MAX);
         primary.sync_status.count += 1;
         primary.sync_status.sum.add(&figures);
+        if !joining {
+            primary.sync_status.pauses.add(figures.pause_us);
+        }
         primary.sync_status.last = figures;
         primary.last_sync_us = now_us;
         let Some(peer) = primary.session.as_ref().map(|session| session.peer) else {
