@@ -1,35 +1,46 @@
 //! What protection costs: eight services and the hard cases under each policy, in one run.
 //!
-//! * **Decides:** the order (policies alternate within each round, by [`paired`] windows in one guest or with a guest booted anew) and
-//!   the fairness: each host has the same fixed share of the CPU in every policy, the unreplicated one too. Both VMs,
+//! * **Decides:** the fairness: each host has the same fixed share of the CPU in every policy, the unreplicated one too. Both VMs,
 //!   three daemons and the client share one machine here; without fixed shares the baseline would get the CPU that a
 //!   backup on another machine would not have taken from it, and the ratio would mean nothing.
-//! * **Flow:** [`run`]: for each service one VM ([`standing`]), which changes its policy while it runs -> each [`case`] by its
-//!   [`clients`] -> medians of the rounds' ratios ([`report`]) -> [`table`], JSON, [`plot`].
-//! * **Invariants:** (1) a share is the median of the rounds' own shares, with its interval; every raw value is in the JSON; (2) a case in which any client saw an error, or the VM was not protected all the time, has no figure;
+//! * **Flow:** [`run`]: for each service one VM ([`standing`]), which changes its policy while it runs ([`windows`], in the order of [`order`]) ->
+//!   each [`case`] by its [`clients`], with its [`cost`] ([`window`]) -> medians of [`paired`] ratios ([`report`]) -> [`table`], JSON, [`plot`].
+//! * **Invariants:** (1) a share is the median of the pairs' own shares, with its interval; every raw value is in the JSON; (2) a case in which any
+//!   client saw an error has no figure, and a window in which the VM was not protected all the time has none;
 //!   (3) clients are not under the hosts' shares.
 //! * **Source:** PLOVER (NSDI'18, section 6) for what to show: throughput, latency, pause by step, pages, intervals.
 //! * **Not here:** what a fail-over costs is in [`failover`].
 
+mod bound;
 mod case;
 mod clients;
+mod cost;
 pub mod failover;
+pub mod growth;
+mod machine;
+mod order;
 mod paired;
 mod plot;
 mod report;
 mod standing;
+mod syscalls;
 mod table;
+mod window;
+mod windows;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
 use crate::image::{self, GuestImage};
+use windows::Told;
 
 pub use case::{Case, choose};
+pub use machine::Machine;
 pub use paired::Ratio;
 pub use plot::draw;
 pub use report::BenchReport;
+pub use syscalls::ready as strace_ready;
 pub use table::table;
 
 /// What to measure.
@@ -63,6 +74,12 @@ pub struct BenchSpec {
     pub sync: Vec<String>,
     /// Further words for the guest's kernel.
     pub append: Vec<String>,
+    /// A further window of each case and policy under strace.
+    pub syscalls: bool,
+    /// What the guests run under, in a word.
+    pub accelerator: String,
+    /// From what the windows' order is drawn.
+    pub seed: u64,
 }
 
 impl BenchSpec {
@@ -105,7 +122,7 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
         let cluster = standing::cluster(&lab, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
         for policy in &spec.policies {
-            let policy = standing::policy_of(policy);
+            let policy = report::policy_of(policy);
             let mut plan = standing::plan(spec, first.service, policy);
             plan.name = format!("check-{policy}");
             let file = plan.write(&lab, &standing::guest(spec, first.service)?)?;
@@ -126,6 +143,29 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
     lab.close()
 }
 
+/// The report of a run that has measured nothing so far.
+pub fn nothing_yet(spec: &BenchSpec) -> BenchReport {
+    BenchReport {
+        on: Machine {
+            accelerator: spec.accelerator.clone(),
+            host_cpu_percent: spec.host_cpu_percent,
+            vcpus: spec.vcpus,
+            seconds: spec.seconds,
+            fresh: spec.fresh,
+            settings: [spec.append.clone(), spec.sync.clone()].concat(),
+            ..Machine::here()
+        },
+        rounds: spec.rounds,
+        seed: spec.seed,
+        policies: spec.policies.clone(),
+        rows: Vec::new(),
+        ends: Vec::new(),
+        geometric_means: Vec::new(),
+        targets: Vec::new(),
+        itself: None,
+    }
+}
+
 /// Measures all. `say` gets a line for each measurement; `so_far` gets the report after each service, so that a long
 /// run that is interrupted has not been for nothing.
 pub fn run(
@@ -133,97 +173,82 @@ pub fn run(
     say: &mut dyn FnMut(&str),
     so_far: &mut dyn FnMut(&BenchReport) -> Result<()>,
 ) -> Result<BenchReport> {
-    let percent = spec.host_cpu_percent;
-    let further = if spec.append.is_empty() && spec.sync.is_empty() {
-        String::new()
-    } else {
-        format!(
-            " Further settings: {} {}.",
-            spec.append.join(" "),
-            spec.sync.join("; ")
-        )
-    };
-    let mut report = BenchReport {
-        note: format!(
-            "All hosts share one machine. Each host has {percent} % of one core in every policy, 'none' included, so \
-             that a backup takes nothing from its primary; clients have what is left. Guests run under TCG (no \
-             hardware virtualisation here), {} vCPU each. Medians of {} rounds, {}; loads of about {} s. A share is the \
-             median of the rounds' own shares, with its 95 % interval.{further}",
-            spec.vcpus,
-            spec.rounds,
-            if spec.fresh {
-                "policies alternating, each round with freshly booted VMs"
-            } else {
-                "in each a window of every policy, in random order, in one guest"
-            },
-            spec.seconds
-        ),
-        cores: std::thread::available_parallelism().map_or(0, usize::from),
-        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
-        host_cpu_percent: percent,
-        rounds: spec.rounds,
-        seconds: spec.seconds,
-        policies: spec.policies.clone(),
-        rows: Vec::new(),
-        geometric_means: Vec::new(),
-        targets: Vec::new(),
-    };
+    let mut report = nothing_yet(spec);
     for cases in spec.cases.chunk_by(|a, b| a.service == b.service) {
         let start = report.rows.len();
         for case in cases {
             let rows = spec.policies.iter().map(|policy| report::Row::new(case, policy));
             report.rows.extend(rows);
         }
-        let mut told = |round: u32, at: usize, outcome: standing::Outcome, case: usize| {
-            let row = &mut report.rows[start + case * spec.policies.len() + at];
-            match outcome {
-                Ok(sample) => {
-                    say(&format!(
-                        "round {round} {} {}: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs",
-                        row.policy,
-                        row.title(),
-                        sample.load.per_second,
-                        sample.load.p50_ms,
-                        sample.load.p99_ms,
-                        sample.syncs.count
-                    ));
-                    row.samples.push(sample);
-                }
-                Err(failure) => {
-                    say(&format!("FAILED {} {}: {failure}", row.policy, row.title()));
-                    row.failures.push(failure);
-                }
-            }
+        let rows = &mut report.rows[start..];
+        let mut tell = |case: usize, at: usize, told: Told| {
+            take(
+                &mut rows[case * spec.policies.len() + at],
+                &spec.policies,
+                told,
+                say,
+            );
         };
-        if spec.fresh {
-            for round in 1..=spec.rounds {
-                for at in paired::order(spec.policies.len(), round) {
-                    match standing::measure(spec, &spec.policies[at], round, cases) {
-                        Ok(outcomes) => {
-                            for (case, outcome) in outcomes.into_iter().enumerate() {
-                                told(round, at, outcome, case);
-                            }
-                        }
-                        Err(error) => {
-                            for case in 0..cases.len() {
-                                told(round, at, Err(format!("round {round}: {error:#}")), case);
-                            }
-                        }
+        let ended = if spec.fresh {
+            windows::fresh(spec, cases, &mut tell)
+        } else {
+            windows::windows(spec, cases, &mut tell).unwrap_or_else(|error| {
+                for case in 0..cases.len() {
+                    for at in 0..spec.policies.len() {
+                        tell(case, at, Told::Ended(format!("{error:#}")));
                     }
                 }
-            }
-        } else if let Err(error) = standing::windows(spec, cases, &mut told) {
-            for case in 0..cases.len() {
-                for at in 0..spec.policies.len() {
-                    told(0, at, Err(format!("{error:#}")), case);
-                }
-            }
+                Ok(())
+            })
+        };
+        if let Err(error) = ended {
+            let line = format!("{} did not end as it should: {error:#}", cases[0].service);
+            say(&line);
+            report.ends.push(line);
         }
         report.conclude();
         so_far(&report)?;
     }
     Ok(report)
+}
+
+fn take(row: &mut report::Row, policies: &[String], told: Told, say: &mut dyn FnMut(&str)) {
+    let of = format!("{} {}", row.policy, row.title());
+    match told {
+        Told::Window(round, beside, outcome) => {
+            row.planned += 1;
+            match *outcome {
+                Ok(mut sample) => {
+                    say(&format!(
+                        "round {round} {of}: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs{}",
+                        sample.load.per_second,
+                        sample.load.p50_ms,
+                        sample.load.p99_ms,
+                        sample.syncs.count,
+                        if sample.settled { "" } else { ", not settled" },
+                    ));
+                    sample.beside = beside.map(|at| policies[at].clone()).unwrap_or_default();
+                    row.samples.push(sample);
+                }
+                Err(lost) if lost.wrong => {
+                    say(&format!("FAILED {of}: {}", lost.why));
+                    row.failures.push(format!("round {round}: {}", lost.why));
+                }
+                Err(lost) => {
+                    say(&format!("lost a window of {of}: {}", lost.why));
+                    row.lost.push(format!("round {round}: {}", lost.why));
+                }
+            }
+        }
+        Told::Again(round, lost) => {
+            say(&format!("once more, {of}: {}", lost.why));
+            row.lost.push(format!("round {round}, first try: {}", lost.why));
+        }
+        Told::Ended(why) => {
+            say(&format!("FAILED {of}: {why}"));
+            row.failures.push(why);
+        }
+        Told::Calls(Ok(calls)) => row.syscalls = Some(calls),
+        Told::Calls(Err(lost)) => say(&format!("no system calls of {of}: {}", lost.why)),
+    }
 }

@@ -1,11 +1,14 @@
 //! `cargo xtask bench`: measurements that compare in one run.
 
+mod vm;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
+use dunlin_vmtest::bench_vm::growth::Axis;
+use dunlin_vmtest::bench_vm::{self, BenchSpec};
 use dunlin_vmtest::page::watched::{self, WatchSpec};
 use dunlin_vmtest::{bench_consensus, bench_disk, image, paths, program};
 
@@ -15,7 +18,9 @@ use crate::accel::Accel;
 #[derive(Subcommand)]
 pub enum Bench {
     /// What protecting a VM costs: throughput, latency, pauses; policies alternate in one run.
-    Vm(Vm),
+    Vm(vm::Vm),
+    /// How syncs grow with the guest's RAM, the pages that an epoch dirties, and vCPUs.
+    Growth(Grow),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
     /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
@@ -37,52 +42,6 @@ pub enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-}
-
-/// The options of `bench vm`.
-#[derive(clap::Args)]
-pub struct Vm {
-    /// By commas: all, services (redis, memcached, postgresql, mariadb, nginx, php, nodejs, tomcat), hard, or single
-    /// cases (counter, time, reconnect, pipeline, set-16k, get-16k, ...).
-    #[arg(long, value_delimiter = ',', default_value = "redis")]
-    service: Vec<String>,
-    /// Policies, by commas.
-    ///
-    /// One that is named twice is measured against itself.
-    #[arg(long, value_delimiter = ',', default_value = "none,dunlin")]
-    policy: Vec<String>,
-    /// Only the cases with these numbers of parallel connections, by commas.
-    #[arg(long, value_delimiter = ',')]
-    connections: Option<Vec<u32>>,
-    /// How often each policy is measured (10, with --fresh 3); the median of the rounds' shares is shown, with its interval.
-    #[arg(long)]
-    rounds: Option<u32>,
-    /// About how long one load takes.
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
-    /// Boot a VM for each policy and round, in place of one that changes its policy while it runs.
-    #[arg(long)]
-    fresh: bool,
-    /// Two rounds of 2 s: to see whether it works, not for figures.
-    #[arg(long)]
-    quick: bool,
-    /// Keep the services that the file given by --json has from other runs, and judge all together.
-    #[arg(long, requires = "json")]
-    add: bool,
-    /// Measure nothing: show what the file given by --json holds.
-    #[arg(long, requires = "json")]
-    show: bool,
-    /// A further word for the guest's kernel, such as 'nokaslr'; may be repeated.
-    #[arg(long, value_name = "WORD")]
-    append: Vec<String>,
-    #[command(flatten)]
-    guest: Guest,
-    /// Write every figure to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a picture of each figure into this directory.
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
 }
 
 /// The options of `bench programs`.
@@ -122,6 +81,25 @@ pub struct Watched {
     json: Option<PathBuf>,
     #[command(flatten)]
     accel: Accel,
+}
+
+/// The options of `bench growth`.
+#[derive(clap::Args)]
+pub struct Grow {
+    /// What grows, by commas: memory (256 to 4,096 MiB), dirty (1,024 to 65,536 pages a request), vcpus (1 to 4; not under a software-assisted KVM).
+    #[arg(long, value_delimiter = ',', default_value = "memory,dirty")]
+    grow: Vec<String>,
+    /// Policies, by commas.
+    #[arg(long, value_delimiter = ',', default_value = "remus,plover")]
+    policy: Vec<String>,
+    /// How long each is measured.
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Write every figure to this file, and pictures beside it.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    guest: Guest,
 }
 
 /// The options of `bench failover`.
@@ -165,7 +143,8 @@ pub struct Guest {
 /// Runs it.
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Vm(options) => vm(options),
+        Bench::Vm(options) => vm::run(options),
+        Bench::Growth(options) => growth(options),
         Bench::Failover(options) => failover(options),
         Bench::Page(options) => page(options),
         Bench::Programs(options) => programs(options),
@@ -190,6 +169,9 @@ fn spec(
     let cases = bench_vm::choose(words, connections)?;
     let dunlin = super::ready(true)?;
     let (runs_under, _) = guest.accel.choose()?;
+    if let Some(why) = runs_under.refuses("pc", guest.vcpus) {
+        bail!("--vcpus {}: {why}: use --vcpus 1, or --accel tcg", guest.vcpus);
+    }
     let (images, clients) =
         BenchSpec::prepare(&cases, &paths::guest_images(), &mut |line| println!("{line}"))?;
     let images = images
@@ -211,74 +193,37 @@ fn spec(
         disk_mib: guest.disk,
         sync: guest.sync.clone(),
         append: Vec::new(),
+        syscalls: false,
+        accelerator: runs_under.name().to_owned(),
+        seed: 0,
     })
 }
 
-fn vm(options: &Vm) -> Result<()> {
-    let older = match &options.json {
-        Some(file) if options.show || (options.add && file.exists()) => Some(read(file)?),
-        _ => None,
-    };
-    let report = if options.show {
-        older.context("--show needs the file that --json names")?
-    } else {
-        let (rounds, seconds) = match options.quick {
-            true => (2, 2.0),
-            false => (
-                options.rounds.unwrap_or(if options.fresh { 3 } else { 10 }),
-                options.seconds,
-            ),
-        };
-        let spec = BenchSpec {
-            rounds,
-            seconds,
-            fresh: options.fresh,
-            append: options.append.clone(),
-            ..spec(
-                &options.service,
-                options.connections.as_deref(),
-                &options.policy,
-                &options.guest,
-            )?
-        };
-        println!(
-            "bench vm: {} cases, {rounds} rounds of {}",
-            spec.cases.len(),
-            options.policy.join(", ")
-        );
-        bench_vm::check_policies(&spec)?;
-        let with_older = |report: &BenchReport| {
-            let mut whole = report.clone();
-            if let Some(older) = &older {
-                whole.add_from(older.clone());
-            }
-            whole
-        };
-        let report = bench_vm::run(&spec, &mut |line| println!("{line}"), &mut |report| {
-            let Some(file) = &options.json else { return Ok(()) };
-            write(file, &serde_json::to_string_pretty(&with_older(report))?)
-        })?;
-        with_older(&report)
-    };
-    println!("\n{}", bench_vm::table(&report));
-    if let Some(file) = options.json.as_ref().filter(|_| !options.show) {
-        println!("bench vm: wrote {}", file.display());
+fn growth(options: &Grow) -> Result<()> {
+    let named = options.grow.iter().map(|name| Axis::named(name));
+    let axes: Vec<Axis> = named.collect::<Result<_>>()?;
+    let mut spec = spec(&["set".to_owned()], Some(&[1]), &options.policy, &options.guest)?;
+    spec.seconds = options.seconds;
+    let image = spec.images.first().context("no image")?;
+    if axes.contains(&Axis::Vcpus)
+        && let Some(why) = image.1.runs_under.refuses("pc", 2)
+    {
+        bail!("--grow vcpus: {why}: use --accel tcg");
     }
-    // The pictures lie beside the figures unless they are wanted elsewhere.
-    let svg = options
-        .svg
-        .clone()
-        .or_else(|| options.json.as_ref().map(|json| json.with_extension("svg.d")));
-    if let Some(dir) = svg {
+    bench_vm::check_policies(&spec)?;
+    let grown = bench_vm::growth::run(&spec, &axes, &mut |line| println!("{line}"));
+    println!("\n{}", bench_vm::growth::growth_table(&grown));
+    if let Some(file) = &options.json {
+        write(file, &serde_json::to_string_pretty(&grown)?)?;
+        let dir = file.with_extension("svg.d");
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        for (name, text) in bench_vm::draw(&report)? {
+        for (name, text) in bench_vm::growth::growth_pictures(&grown)? {
             write(&dir.join(name), &text)?;
         }
-        println!("bench vm: pictures are in {}", dir.display());
+        println!("bench growth: pictures are in {}", dir.display());
     }
-    let failures = report.failures();
-    if !failures.is_empty() {
-        bail!("{} measurements failed, and have no figures", failures.len());
+    if grown.points.iter().any(|point| point.failure.is_some()) {
+        bail!("a point failed, and has no figures");
     }
     Ok(())
 }
@@ -311,11 +256,6 @@ fn labels(policies: &[String]) -> Vec<String> {
         labels.push(label);
     }
     labels
-}
-
-fn read(file: &Path) -> Result<BenchReport> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is no report of 'bench vm'", file.display()))
 }
 
 /// Whole or not at all: a report that took an hour must survive a full disk.

@@ -82,10 +82,33 @@ const HARD: [(&str, Load); 6] = [
     ),
 ];
 
+/// The one case that stands for a service where there is no time for all.
+const USUAL: [&str; 8] = [
+    "set", "get-set", "tpcb", "oltp-rw", "static", "page", "json", "servlet",
+];
+/// A transaction is many questions, and sixteen that wait for each other's rows end in crowds: less sees too few of them.
+const TRANSACTIONS_S: f64 = 3.0;
+
+impl Case {
+    /// How long a window is whose length is `seconds` where nothing else is known.
+    pub fn window_s(&self, seconds: f64) -> f64 {
+        match self.load {
+            Load::Pgbench(_) | Load::Sysbench => seconds.max(TRANSACTIONS_S),
+            _ => seconds,
+        }
+    }
+
+    /// `redis set c=16`
+    pub fn title(&self) -> String {
+        format!("{} {} c={}", self.service, self.name, self.connections)
+    }
+}
+
 /// Every case, in the order of measurement.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
-    for connections in [1, 16, 48] {
+    // 4, 16 and 48 are the numbers of clients of PLOVER's dissertation.
+    for connections in [1, 4, 16, 48] {
         for (name, load) in [("set", Load::Redis(SET)), ("get", Load::Redis(GET))] {
             cases.push(case("redis", name, connections, load));
         }
@@ -120,7 +143,7 @@ fn case(service: &'static str, name: &'static str, connections: u32, load: Load)
     }
 }
 
-/// The cases that `words` ask for: `all`, `hard`, services, or single cases such as `counter`; of them those with one
+/// The cases that `words` ask for: `all`, `usual` (one of each service), `hard`, services, or single cases such as `counter`; of them those with one
 /// of these numbers of connections.
 ///
 /// # Errors
@@ -129,6 +152,7 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
     let every = all();
     let matches = |case: &Case, word: &str| match word {
         "all" => true,
+        "usual" => case.kind == Kind::Service && USUAL.contains(&case.name),
         "hard" => case.kind == Kind::Hard,
         "redis" => case.service == "redis" && case.kind == Kind::Service,
         _ => case.service == word || case.name == word,
@@ -137,7 +161,7 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
         if !every.iter().any(|case| matches(case, word)) {
             let hard: Vec<&str> = HARD.iter().map(|(name, _)| *name).collect();
             bail!(
-                "no service or case '{word}': there are all, {}, hard, {}",
+                "no service or case '{word}': there are all, usual, {}, hard, {}",
                 SERVICES.join(", "),
                 hard.join(", ")
             );
@@ -182,6 +206,12 @@ mod tests {
         assert_eq!(choose(&["all"], None).unwrap().len(), all().len());
         assert_eq!(choose(&["hard"], None).unwrap().len(), 6);
         assert_eq!(choose(&["redis"], Some(&[1])).unwrap().len(), 2);
+        assert_eq!(choose(&["redis"], Some(&[4, 16, 48])).unwrap().len(), 6);
+        let usual = choose(&["usual"], Some(&[1, 16])).unwrap();
+        assert_eq!(usual.len(), 16);
+        for service in SERVICES {
+            assert_eq!(usual.iter().filter(|case| case.service == service).count(), 2);
+        }
         assert_eq!(choose(&["counter", "nginx"], None).unwrap().len(), 3);
         let error = choose(&["redsi"], None).unwrap_err().to_string();
         assert!(

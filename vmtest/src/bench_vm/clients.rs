@@ -1,7 +1,8 @@
 //! The loads, each by its usual client, run from the unpacked packages of [`crate::image::clients`].
 //!
 //! An error is an error: a client that fails, an answer that is wrong, a request without an answer make the case a
-//! failure. It has no figure then, because a service that fails fast would look fast.
+//! failure. It has no figure then, because a service that fails fast would look fast. A client that saw nothing wrong and nothing
+//! in time either ([`TooSlow`]) costs its window only.
 
 mod http;
 mod memcached;
@@ -23,11 +24,38 @@ use serde::{Deserialize, Serialize};
 use super::case::{Case, Load};
 use crate::lab::Node;
 
+/// A load of which nothing ended in its time, and nothing that ended was wrong.
+#[derive(Debug)]
+pub struct TooSlow(String);
+
+impl std::fmt::Display for TooSlow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TooSlow {}
+
+#[cfg(test)]
+impl TooSlow {
+    pub fn for_tests() -> Self {
+        Self("nothing".to_owned())
+    }
+}
+
+/// An error of this kind.
+fn too_slow(why: impl Into<String>) -> anyhow::Error {
+    TooSlow(why.into()).into()
+}
+
 /// What the clients of one load saw.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Requests (transactions, pages) that were answered, rightly.
     pub requests: u64,
+    /// The same with those that only told how many make a window: what the hosts had to do meanwhile.
+    #[serde(default)]
+    pub in_all: u64,
     /// Per second.
     pub per_second: f64,
     /// Median latency in milliseconds.
@@ -39,11 +67,14 @@ pub struct Measured {
 impl Measured {
     /// From each request's latency in microseconds.
     fn from_latencies(latencies_us: &mut [u64], seconds: f64) -> Result<Self> {
-        ensure!(!latencies_us.is_empty(), "no request was answered");
+        if latencies_us.is_empty() {
+            return Err(too_slow("no request was answered"));
+        }
         latencies_us.sort_unstable();
         let rank = |percent: usize| latencies_us[(latencies_us.len() - 1) * percent / 100] as f64 / 1e3;
         Ok(Self {
             requests: latencies_us.len() as u64,
+            in_all: latencies_us.len() as u64,
             per_second: latencies_us.len() as f64 / seconds,
             p50_ms: rank(50),
             p99_ms: rank(99),
@@ -83,21 +114,19 @@ impl Clients<'_> {
         Ok(command)
     }
 
-    /// Makes the load of `case` for about `seconds`.
+    /// Makes the load of `case` for about `seconds`. `known`: how many a second there were just before; a client that counts
+    /// requests, not seconds, has to try otherwise.
     ///
     /// # Errors
-    /// When anything went wrong for a client.
-    pub fn run(&self, case: &Case, seconds: f64) -> Result<Measured> {
+    /// When anything went wrong for a client; [`TooSlow`] when nothing did, but nothing ended.
+    pub fn run(&self, case: &Case, seconds: f64, known: Option<f64>) -> Result<Measured> {
         let connections = case.connections;
-        // A transaction is many questions, a fresh connection a fresh process, and sixteen that wait for each other's rows take
-        // seconds: less may see none end.
-        let transactions_s = seconds.max(if connections > 1 { 10.0 } else { 5.0 });
         match case.load {
-            Load::Redis(words) => redis::run(self, words, connections, seconds),
-            Load::Counter => redis::count(self, connections, seconds),
+            Load::Redis(words) => redis::run(self, words, connections, seconds, known),
+            Load::Counter => redis::count(self, connections, seconds, known),
             Load::Memcached => memcached::run(self, connections, seconds),
-            Load::Pgbench(words) => sql::pgbench(self, words, connections, transactions_s),
-            Load::Sysbench => sql::sysbench(self, connections, transactions_s),
+            Load::Pgbench(words) => sql::pgbench(self, words, connections, seconds),
+            Load::Sysbench => sql::sysbench(self, connections, seconds),
             Load::Http(path) => http::run(self, path, connections, seconds),
         }
     }
@@ -198,7 +227,10 @@ fn finish(mut command: Command, what: &str, at_most: Duration) -> Result<String>
         String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     );
     if late {
-        bail!("{what} does not end within {} s ({errors})", at_most.as_secs());
+        return Err(too_slow(format!(
+            "{what} does not end within {} s ({errors})",
+            at_most.as_secs()
+        )));
     }
     if !output.status.success() {
         let last = said.trim().lines().next_back().unwrap_or_default();
@@ -209,5 +241,5 @@ fn finish(mut command: Command, what: &str, at_most: Duration) -> Result<String>
 
 /// How long a client may take that shall take `seconds`.
 fn patience(seconds: f64) -> Duration {
-    Duration::from_secs_f64(seconds * 4.0 + 60.0)
+    Duration::from_secs_f64(seconds * 4.0 + 30.0)
 }

@@ -5,22 +5,26 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::case::Kind;
+use super::case::SERVICES;
+use super::cost::GROUPS;
 use super::report::{BASELINE, BenchReport, Medians, Row};
 use super::table::STEPS;
 
 const WIDTH: u32 = 1000;
 const LABELS: i32 = 220;
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 8] = [
     RGBColor(122, 122, 122),
     RGBColor(209, 121, 59),
     RGBColor(192, 160, 48),
     RGBColor(91, 158, 91),
     RGBColor(47, 111, 159),
     RGBColor(155, 89, 165),
+    RGBColor(196, 78, 82),
+    RGBColor(60, 60, 60),
 ];
 
 /// One line of a figure: its label, and for each series a value, if there is one.
-type Line = (String, Vec<Option<f64>>);
+pub(super) type Line = (String, Vec<Option<f64>>);
 
 struct Figure<'a> {
     title: &'a str,
@@ -36,6 +40,7 @@ struct Figure<'a> {
 
 /// File name and SVG of each figure that has anything to show.
 pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
+    let on = report.on.in_words();
     let policies: Vec<&str> = report.policies.iter().map(String::as_str).collect();
     let replicated: Vec<&str> = policies
         .iter()
@@ -105,22 +110,58 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
                 stacked: false,
                 first_colour: policies.len() - series.len(),
             };
-            drawn.push((format!("{name}.svg"), svg(report, &figure)?));
+            drawn.push((format!("{name}.svg"), svg(&on, &figure)?));
         }
     }
     let pauses = pauses(report);
     if !pauses.is_empty() {
-        let figure = Figure {
-            title: "pause of one sync by step, ms (means)",
-            series: STEPS.iter().map(|(name, _)| *name).collect(),
-            lines: pauses,
-            bar: None,
-            stacked: true,
-            first_colour: 0,
-        };
-        drawn.push(("pause.svg".to_owned(), svg(report, &figure)?));
+        let steps = STEPS.iter().map(|(name, _)| *name).collect();
+        let pause = stacked(&on, "pause of one sync by step, ms (means)", steps, pauses)?;
+        drawn.push(("pause.svg".to_owned(), pause));
+    }
+    for service in SERVICES {
+        let lines = costs(report, service);
+        if !lines.is_empty() {
+            let title = format!("{service}: CPU of one request by groups of threads, us");
+            let cost = stacked(&on, &title, GROUPS.to_vec(), lines)?;
+            drawn.push((format!("cost-{service}.svg"), cost));
+        }
     }
     Ok(drawn)
+}
+
+/// A line for each host that did anything.
+fn costs(report: &BenchReport, service: &str) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for row in report.rows.iter().filter(|row| row.service == service) {
+        let Some(median) = &row.median else { continue };
+        for host in median.cost.cpu_us.keys() {
+            let groups: Vec<Option<f64>> = GROUPS
+                .iter()
+                .map(|group| Some(median.cost.on(host, &[*group])))
+                .collect();
+            if groups.iter().flatten().any(|us| *us >= 0.1) {
+                lines.push((
+                    format!("{} c={} {} on {host}", row.case, row.connections, row.policy),
+                    groups,
+                ));
+            }
+        }
+    }
+    lines
+}
+
+/// A figure whose series follow each other on each line.
+pub(super) fn stacked(on: &str, title: &str, series: Vec<&str>, lines: Vec<Line>) -> Result<String> {
+    let figure = Figure {
+        title,
+        series,
+        lines,
+        bar: None,
+        stacked: true,
+        first_colour: 0,
+    };
+    svg(on, &figure)
 }
 
 fn figure(median: &Medians, name: &str) -> f64 {
@@ -162,7 +203,7 @@ fn pauses(report: &BenchReport) -> Vec<Line> {
     with_syncs.collect()
 }
 
-fn svg(report: &BenchReport, figure: &Figure<'_>) -> Result<String> {
+fn svg(on: &str, figure: &Figure<'_>) -> Result<String> {
     let slots = if figure.stacked {
         1
     } else {
@@ -173,7 +214,7 @@ fn svg(report: &BenchReport, figure: &Figure<'_>) -> Result<String> {
     {
         let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
         // The backend writes into a string: its error is a programmer's, and has a type of its own for each call.
-        paint(&area, report, figure)
+        paint(&area, on, figure)
             .map_err(|error| anyhow::anyhow!("cannot draw '{}': {error}", figure.title))?;
     }
     Ok(text)
@@ -181,11 +222,7 @@ fn svg(report: &BenchReport, figure: &Figure<'_>) -> Result<String> {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn paint(
-    area: &Area<'_>,
-    report: &BenchReport,
-    figure: &Figure<'_>,
-) -> Result<(), Box<dyn std::error::Error>> {
+fn paint(area: &Area<'_>, on: &str, figure: &Figure<'_>) -> Result<(), Box<dyn std::error::Error>> {
     area.fill(&WHITE)?;
     let sums = figure.lines.iter().map(|(_, values)| {
         let values = values.iter().flatten().copied();
@@ -260,13 +297,9 @@ fn paint(
         (10, 8),
         ("sans-serif", 15).into_font(),
     ))?;
-    let shares = format!(
-        "{} cores, each host {} % of one core in every policy",
-        report.cores, report.host_cpu_percent
-    );
-    area.draw(&Text::new(shares, (10, 30), small.clone()))?;
+    area.draw(&Text::new(on.to_owned(), (10, 30), small.clone()))?;
     for (index, name) in figure.series.iter().enumerate() {
-        let x = i32::try_from(WIDTH)? - 75 * i32::try_from(figure.series.len() - index)?;
+        let x = i32::try_from(WIDTH)? - 90 * i32::try_from(figure.series.len() - index)?;
         let colour = COLOURS[(index + figure.first_colour) % COLOURS.len()];
         area.draw(&Rectangle::new([(x, 12), (x + 11, 23)], colour.filled()))?;
         area.draw(&Text::new((*name).to_owned(), (x + 15, 11), small.clone()))?;

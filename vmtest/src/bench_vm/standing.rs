@@ -1,24 +1,24 @@
-//! One VM under one policy, up, protected and warm, and what a load on it costs.
+//! A service's VM on its hosts: the lab, the daemons, the guest and its clients.
+//!
+//! * **Flow:** [`Standing::up`] -> windows ([`super::windows`]) -> [`Standing::end`], whose own failure voids no figure.
+//! * **Not here:** what is measured ([`super::window`]).
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::BenchSpec;
 use super::case::Case;
 use super::clients::Clients;
-use super::paired;
-use super::report::{BASELINE, Sample, Syncs};
-use crate::cluster::{Cluster, VmPlan, VmStatus};
+use super::report::BASELINE;
+use crate::cluster::{Cluster, VmPlan};
 use crate::image::{self, GuestImage};
 use crate::lab::{CpuShare, Lab, LabSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How long a load has run under a policy before its window begins.
-const LEAD_IN_S: f64 = 1.0;
-const HOSTS: [&str; 3] = ["a", "b", "c"];
+/// The hosts.
+pub const HOSTS: [&str; 3] = ["a", "b", "c"];
 
 /// Builds a lab whose hosts have their share of the CPU, but may use all of it until [`with_shares`].
 pub fn lab(host_cpu_percent: u32) -> Result<Lab> {
@@ -90,203 +90,78 @@ pub fn clients<'lab>(lab: &'lab Lab, spec: &BenchSpec, service: &str) -> Clients
     }
 }
 
-/// A load that went wrong does not end the others.
-pub type Outcome = std::result::Result<Sample, String>;
-
-/// Boots `cases`' service once, and makes each load in windows of every policy, round after round. `told` gets the round, the
-/// policy's place, what came of it, and the case's place.
+/// Boots the service of `cases` under `policy`, lets `measure` have it, and ends it. The lab's shares are on when `measure` begins.
 ///
 /// # Errors
-/// When the VM cannot be had at all.
-pub fn windows(
+/// The outer when the VM cannot be had at all; the inner, beside what was measured, when it did not end as it should.
+pub fn with_service<T>(
     spec: &BenchSpec,
     cases: &[Case],
-    told: &mut dyn FnMut(u32, usize, Outcome, usize),
-) -> Result<()> {
+    policy: &str,
+    measure: impl FnOnce(&Service<'_>) -> T,
+) -> Result<(T, Result<()>)> {
     let first = cases.first().context("no case")?;
-    // The daemon takes a VM up as replicated: one that never was has a group of its own kind.
-    let boot = spec
-        .policies
-        .iter()
-        .map(|label| policy_of(label))
-        .find(|policy| *policy != BASELINE);
-    let mut now = boot.unwrap_or(BASELINE).to_owned();
-    let lab = lab(spec.host_cpu_percent)?;
-    {
-        let cluster = cluster(&lab, spec)?;
-        let plan = plan(spec, first.service, &now);
-        let file = plan.write(&lab, &guest(spec, first.service)?)?;
-        cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
-        let clients = clients(&lab, spec, first.service);
-        let begun = clients.await_service(first, PATIENCE).and_then(|()| {
-            with_shares(&lab, spec.host_cpu_percent)?;
-            // What is translated or compiled when it first runs.
-            clients.run(first, spec.warm_up_seconds).map(drop)
-        });
-        if let Err(error) = begun {
-            let kept = cluster.keep_logs(&format!("bench-{}", first.service));
-            return Err(error.context(format!("logs: {kept:?}")));
-        }
-        for (number, case) in cases.iter().enumerate() {
-            for round in 1..=spec.rounds {
-                for at in paired::order(spec.policies.len(), round) {
-                    let policy = policy_of(&spec.policies[at]);
-                    let outcome = change_to(&cluster, &plan.name, &mut now, policy)
-                        .and_then(|()| one(spec, &cluster, &plan, &clients, case, policy, round, LEAD_IN_S));
-                    if outcome.is_err() {
-                        cluster.keep_logs(&format!("bench-{}-{}-{policy}", case.service, case.name));
-                    }
-                    told(
-                        round,
-                        at,
-                        outcome.map_err(|error| format!("round {round}: {error:#}")),
-                        number,
-                    );
-                }
-            }
-        }
-        cluster.dunlin("a", &["down", "--now", &plan.name])?;
-    }
-    lab.close()
+    with_vm(spec, cases, plan(spec, first.service, policy), measure)
 }
 
-/// The policy of a label: one that is measured against itself has a mark behind its name.
-pub fn policy_of(label: &str) -> &str {
-    label.trim_end_matches('\'')
-}
-
-/// The VM goes on under another policy, protected if that protects.
-fn change_to(cluster: &Cluster<'_>, vm: &str, now: &mut String, policy: &str) -> Result<()> {
-    if now != policy {
-        cluster.dunlin("a", &["policy", "--no-wait", vm, policy])?;
-        policy.clone_into(now);
-    }
-    if policy != BASELINE {
-        cluster.await_protected(vm, PATIENCE)?;
-    }
-    Ok(())
-}
-
-/// Boots `cases`' service under `policy` and makes all loads, one after the other.
+/// The same with a VM as `plan` has it.
 ///
 /// # Errors
-/// When the VM cannot be had at all.
-pub fn measure(spec: &BenchSpec, policy: &str, round: u32, cases: &[Case]) -> Result<Vec<Outcome>> {
+/// As [`with_service`].
+pub fn with_vm<T>(
+    spec: &BenchSpec,
+    cases: &[Case],
+    plan: VmPlan,
+    measure: impl FnOnce(&Service<'_>) -> T,
+) -> Result<(T, Result<()>)> {
     let first = cases.first().context("no case")?;
+    let policy = plan.policy.as_str();
     let lab = lab(spec.host_cpu_percent)?;
-    let mut outcomes = Vec::new();
-    {
+    let (measured, down) = {
         let cluster = cluster(&lab, spec)?;
-        let policy = policy_of(policy);
-        let plan = plan(spec, first.service, policy);
-        let file = plan.write(&lab, &guest(spec, first.service)?)?;
-        cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
-        let clients = clients(&lab, spec, first.service);
-        let begin = || -> Result<()> {
+        let begin = || -> Result<Clients<'_>> {
+            let file = plan.write(&lab, &guest(spec, first.service)?)?;
+            cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
+            let clients = clients(&lab, spec, first.service);
             clients.await_service(first, PATIENCE)?;
             if policy != BASELINE {
                 cluster.await_protected(&plan.name, PATIENCE)?;
             }
             with_shares(&lab, spec.host_cpu_percent)?;
-            Ok(())
+            Ok(clients)
         };
-        if let Err(error) = begin() {
+        let clients = begin().map_err(|error| {
             let kept = cluster.keep_logs(&format!("bench-{}-{policy}", first.service));
-            return Err(error.context(format!("logs: {kept:?}")));
+            error.context(format!("logs: {kept:?}"))
+        })?;
+        let service = Service {
+            spec,
+            lab: &lab,
+            cluster: &cluster,
+            plan: &plan,
+            clients,
+        };
+        let measured = measure(&service);
+        let down = cluster.dunlin("a", &["down", "--now", &plan.name]).map(drop);
+        if down.is_err() {
+            cluster.keep_logs(&format!("bench-{}-down", first.service));
         }
-        for case in cases {
-            let outcome = one(
-                spec,
-                &cluster,
-                &plan,
-                &clients,
-                case,
-                policy,
-                round,
-                spec.warm_up_seconds,
-            );
-            if outcome.is_err() {
-                cluster.keep_logs(&format!("bench-{}-{}-{policy}", case.service, case.name));
-            }
-            outcomes.push(outcome.map_err(|error| format!("round {round}: {error:#}")));
-        }
-        cluster.dunlin("a", &["down", "--now", &plan.name])?;
-    }
-    lab.close()?;
-    Ok(outcomes)
-}
-
-#[allow(clippy::too_many_arguments)] // One call, from two kinds of run.
-fn one(
-    spec: &BenchSpec,
-    cluster: &Cluster<'_>,
-    plan: &VmPlan,
-    clients: &Clients<'_>,
-    case: &Case,
-    policy: &str,
-    round: u32,
-    lead_in_s: f64,
-) -> Result<Sample> {
-    // Emulated code is translated when it first runs, two of the services compile theirs, too, and a VM under `dunlin` looks for
-    // the manner that pays: what is measured is what a load gets that lasts.
-    clients.run(case, lead_in_s).context("warming up")?;
-    let before = primary(cluster, &plan.name)?;
-    let cpu = || HOSTS.map(|host| cluster.lab().node(host).cpu_time().unwrap_or_default());
-    let (cpu_before, begun) = (cpu(), Instant::now());
-    let load = clients.run(case, spec.seconds)?;
-    let (took_s, cpu_after) = (begun.elapsed().as_secs_f64(), cpu());
-    let after = primary(cluster, &plan.name)?;
-    let mut cpu_percent = [0.0; 3];
-    for (index, value) in cpu_percent.iter_mut().enumerate() {
-        *value = (cpu_after[index].saturating_sub(cpu_before[index])).as_secs_f64() / took_s * 100.0;
-    }
-    ensure!(load.per_second > 0.0, "nothing was answered");
-    if policy != BASELINE {
-        // A figure of a VM that lost its backup under way would be one of no replication at all.
-        ensure!(
-            before.protected && after.protected && before.term == after.term,
-            "the VM was not protected all the time"
-        );
-    }
-    Ok(Sample {
-        round,
-        load,
-        took_s,
-        syncs: difference(&before, &after),
-        cpu_percent,
-        status: after.more,
-    })
-}
-
-fn primary(cluster: &Cluster<'_>, vm: &str) -> Result<VmStatus> {
-    let statuses = cluster.statuses();
-    let vms = statuses.iter().filter_map(|host| host.vm(vm));
-    let found = vms.filter(|vm| vm.role == "primary").max_by_key(|vm| vm.term);
-    found.cloned().context("no host is the VM's primary")
-}
-
-fn difference(before: &VmStatus, after: &VmStatus) -> Syncs {
-    let count = after.sync.count.saturating_sub(before.sync.count);
-    let less = |after: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>| -> BTreeMap<String, u64> {
-        let pairs = after.iter().map(|(name, value)| {
-            let old = before.get(name).copied().unwrap_or(0);
-            (name.clone(), value.saturating_sub(old))
-        });
-        pairs.collect()
+        (measured, down)
     };
-    let sums = less(&after.sync.sum, &before.sync.sum);
-    Syncs {
-        count,
-        aborted: after.sync.aborted.saturating_sub(before.sync.aborted),
-        reasons: less(&after.sync.reasons, &before.sync.reasons),
-        manner: after.sync.manner.clone(),
-        change_overs: after.sync.change_overs.saturating_sub(before.sync.change_overs),
-        compared: less(&after.sync.compared, &before.sync.compared),
-        mean: sums
-            .into_iter()
-            .filter(|_| count > 0)
-            .map(|(name, sum)| (name, sum as f64 / count as f64))
-            .collect(),
-        median: after.sync.median.clone(),
-    }
+    let closed = lab.close();
+    Ok((measured, down.and(closed)))
+}
+
+/// A service that answers.
+pub struct Service<'a> {
+    /// What is measured.
+    pub spec: &'a BenchSpec,
+    /// The hosts.
+    pub lab: &'a Lab,
+    /// The daemons.
+    pub cluster: &'a Cluster<'a>,
+    /// The VM.
+    pub plan: &'a VmPlan,
+    /// Its clients.
+    pub clients: Clients<'a>,
 }

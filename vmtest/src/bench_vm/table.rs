@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::cost::{DAEMON, GROUPS};
 use super::paired::Ratio;
 use super::report::{BASELINE, BenchReport, Row};
 
@@ -17,19 +18,55 @@ pub(super) const STEPS: [(&str, &str); 6] = [
 
 /// The whole report as text.
 pub fn table(report: &BenchReport) -> String {
-    let mut text = format!("{}\n\n", report.note);
+    let mut text = format!("{}\n\n", note(report));
     loads(&mut text, report);
+    costs(&mut text, report);
+    syscalls(&mut text, report);
     syncs(&mut text, report);
     means(&mut text, report);
     targets(&mut text, report);
     text
 }
 
+/// What the figures mean.
+fn note(report: &BenchReport) -> String {
+    let on = &report.on;
+    let mut text = format!(
+        "{}, {} vCPU in each guest, commit {}. All hosts share one machine: each has its share in every policy, 'none' included, so that a backup \
+         takes nothing from its primary; clients have what is left. Medians of {} windows of {} s (3 at the least for transactions), {}. A share is \
+         the median of the shares of pairs of windows beside each other, with its 95 % interval; WIDE: the interval is wider than a tenth, or \
+         there are fewer than six pairs.",
+        on.in_words(),
+        on.vcpus,
+        on.commit,
+        report.rounds,
+        on.seconds,
+        if on.fresh {
+            "each of freshly booted VMs"
+        } else {
+            "in one guest, in an order of their own for each case (seed in the JSON)"
+        },
+    );
+    if !on.settings.is_empty() {
+        let _ = write!(text, " Further settings: {}.", on.settings.join("; "));
+    }
+    text
+}
+
 fn loads(text: &mut String, report: &BenchReport) {
     let _ = writeln!(
         text,
-        "{:10} {:9} {:>5} {:8} {:>9} {:>9} {:>9} {:>8}  cpu % of a, b, c    {:24} p50, times none",
-        "service", "case", "conns", "policy", "per s", "p50 ms", "p99 ms", "syncs/s", "share of none"
+        "{:10} {:9} {:>5} {:8} {:>9} {:>9} {:>9} {:>8}  cpu % of a, b, c    {:24} {:24} bound by",
+        "service",
+        "case",
+        "conns",
+        "policy",
+        "per s",
+        "p50 ms",
+        "p99 ms",
+        "syncs/s",
+        "share of none",
+        "p50, times none"
     );
     let mut last: Option<&Row> = None;
     for row in &report.rows {
@@ -43,17 +80,114 @@ fn loads(text: &mut String, report: &BenchReport) {
             row.service, row.case, row.connections, row.policy
         );
         let Some(median) = &row.median else {
-            let why = row.failures.first().map_or("not measured", String::as_str);
-            let _ = writeln!(text, "FAILED {why}");
+            let _ = writeln!(text, "FAILED {}", row.failure().unwrap_or_default());
             continue;
         };
         let words = |ratio: Option<Ratio>| ratio.map_or(String::new(), |ratio| ratio.in_words());
         let (share, times) = (words(row.of_baseline), words(row.latency_of_baseline));
-        let cpu = row.samples.first().map_or([0.0; 3], |sample| sample.cpu_percent);
+        let percent = f64::from(report.on.host_cpu_percent);
+        let cpu_c = row
+            .samples
+            .iter()
+            .map(|sample| sample.cpu_percent[2])
+            .sum::<f64>()
+            / row.samples.len() as f64;
+        // Of so few the 99th percentile is the slowest.
+        let about = if median.fewest < 100 { "~" } else { "" };
+        let _ = write!(
+            text,
+            "{:>9.0} {:>9.2} {:>9} {:>8.1}  {:>5.0} {:>5.0} {:>5.0}    {share:24} {times:24} {}",
+            median.per_second,
+            median.p50_ms,
+            format!("{about}{:.2}", median.p99_ms),
+            median.syncs_per_second,
+            median.bound.host_a * percent,
+            median.bound.host_b * percent,
+            cpu_c,
+            median.bound.by
+        );
+        if row.samples.len() < row.planned as usize {
+            let _ = write!(text, ", {}", row.windows());
+        }
+        if median.unsettled > 0 {
+            let _ = write!(text, ", {} not settled", median.unsettled);
+        }
+        text.push('\n');
+    }
+}
+
+/// What a request costs.
+fn costs(text: &mut String, report: &BenchReport) {
+    text.push_str(
+        "\nOne request: us of CPU on host a by groups of threads, on b and c in all and by their daemons; bytes from host to host; what is added to none's latency, us\n",
+    );
+    let _ = write!(
+        text,
+        "{:10} {:9} {:>5} {:8}",
+        "service", "case", "conns", "policy"
+    );
+    for group in GROUPS {
+        let _ = write!(text, " {group:>11}");
+    }
+    let _ = writeln!(
+        text,
+        " {:>8} {:>8} {:>8} {:>8} {:>9}  {:22} p99 added",
+        "b", "b daemon", "c", "c daemon", "bytes", "p50 added"
+    );
+    for row in &report.rows {
+        let Some(median) = &row.median else { continue };
+        let cost = &median.cost;
+        let _ = write!(
+            text,
+            "{:10} {:9} {:>5} {:8}",
+            row.service, row.case, row.connections, row.policy
+        );
+        for group in GROUPS {
+            let _ = write!(text, " {:>11.1}", cost.on("a", &[group]));
+        }
+        for host in ["b", "c"] {
+            let _ = write!(
+                text,
+                " {:>8.1} {:>8.1}",
+                cost.on(host, &GROUPS),
+                cost.on(host, &DAEMON)
+            );
+        }
+        let added = |ratio: Option<Ratio>| ratio.map_or(String::new(), |ratio| ratio.as_difference());
         let _ = writeln!(
             text,
-            "{:>9.0} {:>9.2} {:>9.2} {:>8.1}  {:>5.0} {:>5.0} {:>5.0}    {share:24} {times}",
-            median.per_second, median.p50_ms, median.p99_ms, median.syncs_per_second, cpu[0], cpu[1], cpu[2]
+            " {:>9.0}  {:22} {}",
+            cost.bytes_between,
+            added(row.added_p50_us),
+            added(row.added_p99_us)
+        );
+    }
+}
+
+/// System calls, where they were counted.
+fn syscalls(text: &mut String, report: &BenchReport) {
+    let counted = report
+        .rows
+        .iter()
+        .filter_map(|row| Some((row, row.syscalls.as_ref()?)));
+    for (at, (row, calls)) in counted.enumerate() {
+        if at == 0 {
+            text.push_str(
+                "\nSystem calls of host a's daemon for a request (of these in vain; share of the time in calls), the ten that take most\n",
+            );
+        }
+        let mut each: Vec<_> = calls.each.iter().collect();
+        each.sort_by(|a, b| b.1.2.total_cmp(&a.1.2));
+        let words = each
+            .into_iter()
+            .take(10)
+            .map(|(name, (count, in_vain, share))| format!("{name} {count:.2} ({in_vain:.2}; {share:.0} %)"));
+        let _ = writeln!(
+            text,
+            "{} {}: {}",
+            row.policy,
+            row.title(),
+            words.collect::<Vec<_>>().join(", ")
         );
     }
 }
@@ -68,7 +202,7 @@ fn syncs(text: &mut String, report: &BenchReport) {
         return;
     }
     text.push_str(
-        "\nOne sync (means over each load; times in ms, pages of 4 KiB; p50: median of the pauses)\n",
+        "\nOne sync (means over each load; times in ms, pages of 4 KiB; p50: median of the windows' pauses)\n",
     );
     let _ = write!(
         text,
@@ -146,11 +280,10 @@ fn means(text: &mut String, report: &BenchReport) {
         .iter()
         .filter(|mean| mean.policy != BASELINE)
     {
-        let show =
-            |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0));
+        let show = |share: Option<Ratio>| share.map_or("-".to_owned(), |share| share.in_words());
         let _ = writeln!(
             text,
-            "{:8} loaded (16 connections and more) {:>7}   one connection {:>7}   over {} services",
+            "{:8} loaded (16 connections and more) {:24}   one connection {:24}   over {} services",
             mean.policy,
             show(mean.loaded),
             show(mean.single),
@@ -163,6 +296,9 @@ fn targets(text: &mut String, report: &BenchReport) {
     text.push_str("\nTargets\n");
     for target in &report.targets {
         let value = target.value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let interval = target
+            .interval
+            .map_or(String::new(), |(low, high)| format!(" [{low:.2}, {high:.2}]"));
         let worst = if target.worst.is_empty() {
             String::new()
         } else {
@@ -170,9 +306,20 @@ fn targets(text: &mut String, report: &BenchReport) {
         };
         let _ = writeln!(
             text,
-            "{:12} {value:>6}, {} {:.2}: {}{worst}",
+            "{:12} {value:>6}{interval}, {} {:.2}: {}{worst}",
             target.verdict, target.sense, target.bar, target.name
         );
+    }
+    if let Some(itself) = &report.itself {
+        let verdict = if itself.holds { "holds" } else { "DOES NOT HOLD" };
+        let _ = writeln!(
+            text,
+            "\nA/A {verdict}: one policy against itself has {:.3} {:?} of its own throughput over {} cases (interval of 99.5 %, which must hold 1; and 0.95 to 1.05)",
+            itself.throughput.median, itself.throughput.interval, itself.cases
+        );
+    }
+    for line in &report.ends {
+        let _ = writeln!(text, "AT THE END {line}");
     }
     for failure in report.failures() {
         let _ = writeln!(text, "FAILED {failure}");

@@ -36,7 +36,7 @@ pub use events::{Event, Events};
 pub use log::Logged;
 pub use metrics::scrape;
 pub use plan::VmPlan;
-pub use status::{Disk, Failover, HostStatus, Sync, VmStatus};
+pub use status::{Disk, Failover, HostStatus, PausesOf, Sync, VmStatus};
 
 /// Where the daemons listen for each other.
 const PORT: u16 = 7700;

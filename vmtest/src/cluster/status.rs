@@ -121,8 +121,20 @@ pub struct Sync {
     pub compared: BTreeMap<String, u64>,
     /// Each figure summed up over all of them.
     pub sum: BTreeMap<String, u64>,
+    /// The pauses by their length.
+    pub pauses: Vec<PausesOf>,
     /// Medians over the last ones: name of the figure -> value. The names are the daemon's.
     pub median: BTreeMap<String, u64>,
+}
+
+/// Pauses of one length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PausesOf {
+    /// So long, or up to 1/16 longer.
+    pub us: u64,
+    /// How many.
+    pub count: u64,
 }
 
 /// How long each step of a take-over took.

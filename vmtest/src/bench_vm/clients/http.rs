@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Clients, Measured, finish, patience};
+use super::{Clients, Measured, finish, patience, too_slow};
 
 /// Asks for `path` over kept connections.
 pub fn run(clients: &Clients<'_>, path: &'static str, connections: u32, seconds: f64) -> Result<Measured> {
@@ -63,15 +63,18 @@ fn parse(text: &str) -> Result<Measured> {
         let line = line.with_context(|| format!("wrk printed no '{label}'"))?;
         Ok(line[label.len()..].trim())
     };
-    let requests = text
+    let requests: u64 = text
         .lines()
         .find(|line| line.contains(" requests in "))
         .and_then(|line| line.split_whitespace().next())
         .context("wrk printed no number of requests")?
         .parse()?;
-    ensure!(requests > 0, "no request was answered");
+    if requests == 0 {
+        return Err(too_slow("wrk: no request was answered in its time"));
+    }
     Ok(Measured {
         requests,
+        in_all: requests,
         per_second: value("Requests/sec:")?.parse()?,
         p50_ms: millis(value("50%")?)?,
         p99_ms: millis(value("99%")?)?,

@@ -1,4 +1,4 @@
-//! `redis-benchmark`. It counts requests, not seconds, so short probes set their number; they warm the service up too.
+//! `redis-benchmark`. It counts requests, not seconds: as many make a window as there were in its seconds just before, or by a short try.
 
 use std::time::Duration;
 
@@ -8,16 +8,23 @@ use super::{Clients, Measured, finish, patience};
 use crate::client::{Answer, Connection};
 
 /// A load with `words`.
-pub fn run(clients: &Clients<'_>, words: &[&str], connections: u32, seconds: f64) -> Result<Measured> {
-    Ok(series(clients, words, connections, seconds)?.0)
+pub fn run(
+    clients: &Clients<'_>,
+    words: &[&str],
+    connections: u32,
+    seconds: f64,
+    known: Option<f64>,
+) -> Result<Measured> {
+    series(clients, words, connections, seconds, known)
 }
 
 /// INCRs of one key by all connections. The key must have counted each of them once.
-pub fn count(clients: &Clients<'_>, connections: u32, seconds: f64) -> Result<Measured> {
+pub fn count(clients: &Clients<'_>, connections: u32, seconds: f64, known: Option<f64>) -> Result<Measured> {
     // Without -r redis-benchmark uses its pattern as it stands, for all requests.
     const KEY: &str = "counter:__rand_int__";
     let before = value(clients, KEY)?;
-    let (measured, in_all) = series(clients, &["-t", "incr"], connections, seconds)?;
+    let measured = series(clients, &["-t", "incr"], connections, seconds, known)?;
+    let in_all = measured.in_all;
     let after = value(clients, KEY)?;
     ensure!(
         after - before == i64::try_from(in_all)?,
@@ -26,15 +33,55 @@ pub fn count(clients: &Clients<'_>, connections: u32, seconds: f64) -> Result<Me
     Ok(measured)
 }
 
-/// The measurement, and how many requests it and its probes made in all.
-fn series(clients: &Clients<'_>, words: &[&str], connections: u32, seconds: f64) -> Result<(Measured, u64)> {
+/// A try that took less time, and had fewer requests, tells nothing: its first answers took most of it.
+const TRY_S: f64 = 0.1;
+/// See [`TRY_S`].
+const TRY_REQUESTS: u64 = 1000;
+
+fn series(
+    clients: &Clients<'_>,
+    words: &[&str],
+    connections: u32,
+    seconds: f64,
+    known: Option<f64>,
+) -> Result<Measured> {
     let least = u64::from(connections) * 8;
-    let first = once(clients, words, connections, least, seconds)?;
-    let some = ((first.per_second * 0.3) as u64).max(least);
-    let second = once(clients, words, connections, some, seconds)?;
-    let enough = ((second.per_second * seconds) as u64).max(least);
+    let mut tried = 0;
+    let per_second = match known {
+        Some(per_second) => per_second,
+        None => {
+            let mut requests = least;
+            loop {
+                let per_second = once(clients, words, connections, requests, seconds)?.per_second;
+                tried += requests;
+                match next_try(requests, per_second) {
+                    Some(more) => requests = more,
+                    None => break per_second,
+                }
+            }
+        }
+    };
+    let enough = ((per_second * seconds) as u64).max(least);
     let measured = once(clients, words, connections, enough, seconds)?;
-    Ok((measured, least + some + enough))
+    ensure!(
+        measured.per_second.is_finite() && measured.per_second > 0.0,
+        "redis-benchmark: {enough} requests at {} a second",
+        measured.per_second
+    );
+    Ok(Measured {
+        in_all: enough + tried,
+        ..measured
+    })
+}
+
+/// How many requests the next try needs, after one of `requests`; nothing if that one tells enough. What took no time at all is printed as
+/// `inf`.
+fn next_try(requests: u64, per_second: f64) -> Option<u64> {
+    let took_s = match per_second.is_finite() && per_second > 0.0 {
+        true => requests as f64 / per_second,
+        false => 0.0,
+    };
+    (took_s < TRY_S && (requests < TRY_REQUESTS || took_s == 0.0)).then_some(requests * 8)
 }
 
 fn once(
@@ -85,6 +132,7 @@ fn parse(csv: &str, requests: u64) -> Result<Measured> {
     };
     Ok(Measured {
         requests,
+        in_all: requests,
         per_second: cell("rps")?,
         p50_ms: cell("p50_latency_ms")?,
         p99_ms: cell("p99_latency_ms")?,
@@ -108,7 +156,7 @@ fn value(clients: &Clients<'_>, key: &'static str) -> Result<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{next_try, parse};
 
     #[test]
     fn the_csv_of_redis_benchmark_is_read() {
@@ -121,5 +169,14 @@ mod tests {
         );
         assert!(parse("WARNING: nothing\n", 7).is_err());
         assert!(parse(csv.lines().next().unwrap(), 7).is_err());
+    }
+    #[test]
+    fn a_try_that_took_no_time_is_not_believed() {
+        assert_eq!(next_try(8, f64::INFINITY), Some(64));
+        assert_eq!(next_try(8, 8000.0), Some(64));
+        assert_eq!(next_try(8, 25.0), None);
+        assert_eq!(next_try(4096, 50_000.0), None);
+        assert_eq!(next_try(4096, f64::INFINITY), Some(32_768));
+        assert_eq!(next_try(64, f64::NAN), Some(512));
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Clients, Measured, finish, patience};
+use super::{Clients, Measured, finish, patience, too_slow};
 
 /// pgbench's transactions: each one's latency is in its log, from which the percentiles come.
 pub fn pgbench(clients: &Clients<'_>, words: &[&str], connections: u32, seconds: f64) -> Result<Measured> {
@@ -57,6 +57,7 @@ pub fn pgbench(clients: &Clients<'_>, words: &[&str], connections: u32, seconds:
     let from_log = Measured::from_latencies(&mut latencies_us, seconds)?;
     Ok(Measured {
         requests,
+        in_all: requests,
         per_second,
         ..from_log
     })
@@ -71,7 +72,9 @@ fn parse_pgbench(text: &str) -> Result<(u64, f64)> {
     let failed = value("number of failed transactions:")?;
     ensure!(failed == "0", "pgbench: {failed} failed transactions");
     let processed = value("number of transactions actually processed:")?;
-    ensure!(processed != "0", "pgbench: no transaction ended in its time");
+    if processed == "0" {
+        return Err(too_slow("pgbench: no transaction ended in its time"));
+    }
     Ok((processed.parse()?, value("tps =")?.parse()?))
 }
 
@@ -119,7 +122,9 @@ fn parse_sysbench(text: &str) -> Result<Measured> {
     let transactions = value("transactions:")?;
     let (count, rate) = transactions.split_once('(').context("no rate of transactions")?;
     let requests: u64 = count.trim().parse()?;
-    ensure!(requests > 0, "no transaction was finished");
+    if requests == 0 {
+        return Err(too_slow("sysbench: no transaction ended in its time"));
+    }
     let per_second = rate
         .split_whitespace()
         .next()
@@ -148,6 +153,7 @@ fn parse_sysbench(text: &str) -> Result<Measured> {
     };
     Ok(Measured {
         requests,
+        in_all: requests,
         per_second,
         p50_ms: rank(50)?,
         p99_ms: rank(99)?,
