@@ -113,16 +113,22 @@ impl BenchSpec {
 /// # Errors
 /// With the daemon's own line, for the first policy that it does not take up and end again.
 pub fn check_policies(spec: &BenchSpec) -> Result<()> {
+    let mut policies: Vec<&str> = Vec::new();
+    for label in &spec.policies {
+        let policy = report::policy_of(label);
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
     // With one policy there is nothing to spare: its first VM says the same.
-    if spec.policies.len() < 2 {
+    if policies.len() < 2 {
         return Ok(());
     }
     let lab = standing::lab(spec.host_cpu_percent)?;
     {
         let cluster = standing::cluster(&lab, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
-        for policy in &spec.policies {
-            let policy = report::policy_of(policy);
+        for policy in policies {
             let mut plan = standing::plan(spec, first.service, policy);
             plan.name = format!("check-{policy}");
             let file = plan.write(&lab, &standing::guest(spec, first.service)?)?;
