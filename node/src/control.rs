@@ -18,8 +18,8 @@ pub use notify::NotifyStatus;
 use report::{Found, Report};
 use serde::{Deserialize, Serialize};
 pub use status::{
-    BadInput, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, Pauses, PeerStatus,
-    Progress, Reasons, SyncStatus, Verified, VerifyStatus, VmStatus, WaitStatus,
+    BadInput, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, PeerStatus, Progress,
+    Reasons, SyncStatus, Verified, VerifyStatus, VmStatus, WaitStatus,
 };
 use utoipa::ToSchema;
 
