@@ -48,6 +48,33 @@ fn an_io_error_on_the_backups_disk_costs_the_backup_and_not_the_vm() {
 }
 
 #[test]
+fn a_take_over_whose_flush_hangs_is_seen_to_stand_still_and_nobody_else_waits_for_it() {
+    let (_dir, primary, backup) = pair("flush-hang", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    backup.write(0, 7, 4096);
+    backup.disk.faults().flush_hang(true);
+    thread::scope(|scope| {
+        let take_over = scope.spawn(|| backup.disk.take_over(Term(2)));
+        while backup.disk.status_now().is_some() {
+            assert!(!take_over.is_finished(), "it does not hang: mend the test");
+            thread::yield_now();
+        }
+        let before = backup.disk.steps();
+        let began = Instant::now();
+        let looks = Duration::from_millis(50);
+        assert!(backup.disk.status_within(looks).is_none());
+        assert!(began.elapsed() >= looks && began.elapsed() < WAIT / 2);
+        assert_eq!(backup.disk.steps(), before, "nothing gets on");
+        backup.disk.faults().flush_hang(false);
+        take_over.join().unwrap().unwrap();
+        assert_ne!(backup.disk.steps(), before, "it has got on");
+    });
+    assert_eq!(backup.image_byte(0), 7);
+    assert!(backup.disk.status_within(WAIT).is_some());
+}
+
+#[test]
 fn a_full_state_folder_is_not_called_a_bad_disk() {
     let dir = Dir::new("full-state-folder");
     fs::create_dir_all(dir.0.join("b")).unwrap();

@@ -8,11 +8,14 @@
 use std::{
     io,
     sync::{
-        Mutex, PoisonError,
+        Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+
+/// A test that forgets what it has made hang has its answer by then.
+pub const LONGEST_HANG: Duration = Duration::from_secs(120);
 
 /// Faults of one image; all off at first, and each may change at any time.
 #[derive(Debug, Default)]
@@ -22,6 +25,8 @@ pub struct Faults {
     write_error: AtomicBool,
     flush_error: AtomicBool,
     full: AtomicBool,
+    flushes_hang: Mutex<bool>,
+    flushes_go_on: Condvar,
     bytes_per_s: AtomicU64,
     free_at: Mutex<Option<Instant>>,
 }
@@ -35,6 +40,8 @@ pub enum Fault {
     WriteError(bool),
     /// Flushes fail.
     FlushError(bool),
+    /// Flushes come to no end until they may, or for [`LONGEST_HANG`].
+    FlushHang(bool),
     /// The disk is full.
     Full(bool),
     /// A slow disk; 0: as fast as it is.
@@ -57,11 +64,12 @@ impl std::str::FromStr for Fault {
             ("read-error", Some(on), _) => Ok(Self::ReadError(on)),
             ("write-error", Some(on), _) => Ok(Self::WriteError(on)),
             ("flush-error", Some(on), _) => Ok(Self::FlushError(on)),
+            ("flush-hang", Some(on), _) => Ok(Self::FlushHang(on)),
             ("full", Some(on), _) => Ok(Self::Full(on)),
             ("bytes-per-s", _, Ok(limit)) => Ok(Self::BytesPerS(limit)),
             ("none", ..) => Ok(Self::None),
             _ => Err(format!(
-                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, full=on (or off), bytes-per-s=N, none"
+                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, flush-hang=on, full=on (or off), bytes-per-s=N, none"
             )),
         }
     }
@@ -74,12 +82,14 @@ impl Faults {
             Fault::ReadError(on) => self.read_error(on),
             Fault::WriteError(on) => self.write_error(on),
             Fault::FlushError(on) => self.flush_error(on),
+            Fault::FlushHang(on) => self.flush_hang(on),
             Fault::Full(on) => self.full(on),
             Fault::BytesPerS(limit) => self.bytes_per_s(limit),
             Fault::None => {
                 for what in [&self.read_error, &self.write_error, &self.flush_error, &self.full] {
                     what.store(false, Ordering::Release);
                 }
+                self.flush_hang(false);
                 self.bytes_per_s(0);
             }
         }
@@ -103,6 +113,13 @@ impl Faults {
     /// Flushes fail with EIO.
     pub fn flush_error(&self, on: bool) {
         self.set(&self.flush_error, on);
+    }
+
+    /// Flushes come to no end, until they do again.
+    pub fn flush_hang(&self, on: bool) {
+        *self.flushes_hang.lock().unwrap_or_else(PoisonError::into_inner) = on;
+        self.flushes_go_on.notify_all();
+        self.any.store(true, Ordering::Release);
     }
 
     /// Writes fail with ENOSPC.
@@ -145,9 +162,18 @@ impl Faults {
     }
 
     pub(super) fn before_flush(&self) -> io::Result<()> {
-        if self.any.load(Ordering::Acquire) && self.flush_error.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.flush_error.load(Ordering::Acquire) {
             return Err(injected("flush"));
         }
+        let hangs = self.flushes_hang.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether it was let go on or the test has forgotten it: it was only slow.
+        let _ = self
+            .flushes_go_on
+            .wait_timeout_while(hangs, LONGEST_HANG, |hangs| *hangs)
+            .unwrap_or_else(PoisonError::into_inner);
         Ok(())
     }
 

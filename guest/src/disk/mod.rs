@@ -74,7 +74,7 @@ use std::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 enum Role {
@@ -336,7 +336,7 @@ impl Disk {
         let Role::Backup(backup) = &*role else {
             return Err(self.wrong_role(&role, "take over"));
         };
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let (buffer, _) = backup.take_over()?;
         let dirty = backup::extents(&buffer);
         let mut base = self.shared.dirty.all();
@@ -401,18 +401,36 @@ impl Disk {
         self.primary("compare with a backup")?.verify(options, may_ask)
     }
 
-    /// What the disk is doing.
+    /// What the disk is doing, however long somebody else holds what it looks at: for tests, benchmarks, and a disk that nobody else uses.
     #[must_use]
     pub fn status(&self) -> DiskStatus {
         loop {
-            if let Some(status) = self.status_of(&self.role()) {
+            if let Some(status) = self.status_within(Duration::from_secs(1)) {
+                return status;
+            }
+        }
+    }
+
+    /// As [`Self::status_now`], looked for again until `at_most` is over.
+    #[must_use]
+    pub fn status_within(&self, at_most: Duration) -> Option<DiskStatus> {
+        let deadline = Instant::now() + at_most;
+        loop {
+            let status = self.status_now();
+            if status.is_some() || Instant::now() >= deadline {
                 return status;
             }
             std::thread::yield_now();
         }
     }
 
-    /// As [`Self::status`], but nothing while somebody else holds what it looks at (perhaps over an fdatasync): for whoever must
+    /// How far what is brought from the buffers to the image has come: any change is progress. Never waits.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.shared.steps()
+    }
+
+    /// What the disk is doing, but nothing while somebody else holds what is looked at (perhaps over an fdatasync): for whoever must
     /// not wait, such as a loop whose silence the other hosts would take for death.
     #[must_use]
     pub fn status_now(&self) -> Option<DiskStatus> {

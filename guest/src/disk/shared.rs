@@ -23,7 +23,11 @@ use std::{
     io::{self, Read},
     ops::Range,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Sender,
+    },
 };
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -60,6 +64,8 @@ pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     /// A copy of the ledger's identity: to ask for it must not wait for a slow disk.
     told: Mutex<Identity>,
+    /// What has reached the image from the buffers, counted: whoever waits for a disk sees whether it gets on.
+    steps: AtomicU64,
     /// Answers to a verification that runs.
     pub hashes: Mutex<Option<Sender<HashedRange>>>,
 }
@@ -107,6 +113,7 @@ impl Shared {
             events,
             told: Mutex::new(ledger.identity),
             ledger: Mutex::new(ledger),
+            steps: AtomicU64::new(0),
             hashes: Mutex::new(None),
         }))
     }
@@ -145,6 +152,22 @@ impl Shared {
 
     pub fn put(&self, offset: u64, content: &Content, unmap: bool) -> io::Result<()> {
         put(&self.image, offset, content, unmap)
+    }
+
+    fn put_all(&self, buffer: &Buffer) -> io::Result<()> {
+        for (offset, content) in buffer.runs() {
+            self.put(offset, content, true)?;
+            self.gets_on();
+        }
+        Ok(())
+    }
+
+    fn gets_on(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// How this disk introduces itself. A primary names the pair to be.
@@ -223,7 +246,7 @@ impl Shared {
         };
         if let Some(pair) = pair {
             // The image was a mixture until now: no journal is needed to go from that to whole.
-            put_all(&self.image, buffer)?;
+            self.put_all(buffer)?;
             ledger.identity.pair = pair;
             ledger.identity.consistent = self.storage == Storage::Gannet;
             ledger.retire(&self.image)?;
@@ -245,7 +268,7 @@ impl Shared {
         ledger.journal.append(Kind::Commit, term, epoch, &runs, &[])?;
         self.agree(generation, true, stopped)?;
         ledger.lights = false;
-        put_all(&self.image, buffer)?;
+        self.put_all(buffer)?;
         if ledger.journal.bytes() > JOURNAL_MOST_BYTES {
             ledger.retire(&self.image)?;
         }
@@ -290,6 +313,7 @@ impl Shared {
                 .map(|(offset, content)| (offset, content.clone()))
                 .collect();
             ledger.journal.append(Kind::TakeOver, term, epoch, &runs, &[])?;
+            self.gets_on();
         }
         let generation = Generation {
             term,
@@ -298,7 +322,7 @@ impl Shared {
         };
         // Nothing stops a take-over but a disk that cannot: its host must not speak.
         self.agree(generation, true, &|| false)?;
-        put_all(&self.image, buffer)?;
+        self.put_all(buffer)?;
         ledger.identity.generation = generation;
         ledger.identity.consistent = true;
         ledger.retire(&self.image)
@@ -421,13 +445,6 @@ fn put(image: &Image, offset: u64, content: &Content, unmap: bool) -> io::Result
         Content::Data(data) => image.write(offset, data),
         Content::Zero(len) => image.zero(offset, *len, unmap),
     }
-}
-
-fn put_all(image: &Image, buffer: &Buffer) -> io::Result<()> {
-    for (offset, content) in buffer.runs() {
-        put(image, offset, content, true)?;
-    }
-    Ok(())
 }
 
 fn scratch(path: &Path, size_bytes: u64, faults: Arc<Faults>) -> Result<Image, DiskError> {

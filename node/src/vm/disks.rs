@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The disks of one machine, in the order of its configuration.
 pub struct Disks {
@@ -29,6 +30,8 @@ pub struct Disks {
     replication: DiskReplication,
     /// When the figures are due again, and the last ones.
     shown: Mutex<(u64, Vec<DiskFigures>)>,
+    /// What the backup's end of each disk had taken in when that was last seen.
+    acknowledged: Mutex<Vec<u64>>,
 }
 
 /// The image of a UEFI guest's variables, in a host's state folder: not in the VM's own, since a VM that is taken down and started
@@ -73,6 +76,8 @@ fn group(config: &VmConfig, state: &Path) -> Result<Option<Arc<DiskGroup>>, Stri
         .map_err(|error| format!("the disks' common mark {}: {error}", path.display()))
 }
 
+/// Whoever asks what disks are doing, and may wait, waits no longer: somebody may hold one over an fdatasync.
+const LOOKS_FOR: Duration = Duration::from_millis(10);
 /// Figures are no older than this.
 const SHOW_US: u64 = 200_000;
 
@@ -213,6 +218,7 @@ impl Disks {
                 copies,
                 replication,
                 shown: Mutex::default(),
+                acknowledged: Mutex::default(),
             },
             ends,
         ))
@@ -391,12 +397,31 @@ impl Disks {
         marked.map_err(|error| Broken::new("marking the sync on the disk", error))
     }
 
-    /// How much of what was mirrored the backup has taken in, in frames: it grows as long as the backup is slow and not stuck.
+    /// How much of what was mirrored the backup has taken in, in frames: it grows as long as the backup is slow and not stuck. A
+    /// disk that is busy for too long is where it was last seen: the VM may stand meanwhile.
     pub fn mirrored(&self) -> u64 {
-        self.disks
-            .iter()
-            .map(|disk| disk.status().peer_acknowledged)
-            .sum()
+        let deadline = Instant::now() + LOOKS_FOR;
+        let mut seen = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.resize(self.disks.len(), 0);
+        for (disk, seen) in self.disks.iter().zip(seen.iter_mut()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(status) = disk.status_within(left) {
+                *seen = status.peer_acknowledged;
+            }
+        }
+        seen.iter().sum()
+    }
+
+    /// Which of them somebody holds now, as for as long as they are taken over.
+    pub fn held(&self) -> Vec<usize> {
+        let held = |number: &usize| self.disks[*number].status_now().is_none();
+        (0..self.disks.len()).filter(held).collect()
+    }
+
+    /// How far what is brought from the buffers to the images has come: any change is progress. Never waits.
+    pub fn steps(&self) -> u64 {
+        let steps = self.disks.iter().map(|disk| disk.steps());
+        steps.fold(0, u64::wrapping_add)
     }
 
     /// The backup waits until all writes of `epoch` are in its buffers (invariant 1).
