@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. Nothing that a protected VM waits for is waited for without a bound.
-//! 2. Between the primary's `stop` and `cont` no wait is as long as a second.
+//! 2. Between the primary's `stop` and `cont` no wait is as long as a second, nor are all of them together.
 //!
 //! The table for people is docs/waits.md; a test compares the two. Not here: waiting itself; what a session waits for
 //! when nothing is owed to it (its next job), which has no bound by its nature.
@@ -27,6 +27,8 @@ pub enum Wait {
     BackupScans,
     /// The primary's session: the backup's VM to stand. The primary's own runs meanwhile.
     BackupStands,
+    /// The primary's session: all of what is done from `stop` until the VM is told to go on.
+    VmStands,
     /// The primary's session: `stop`.
     VmStops,
     /// The primary's session: the devices' state.
@@ -45,6 +47,10 @@ pub enum Wait {
     HandOver,
     /// The primary's session: the loop's word that the VM is the backup's now.
     HandedOver,
+    /// The primary's loop: `cont` for a VM that nobody else lets run on.
+    VmGoesOn,
+    /// The primary's loop: QEMU's word that the guest is asked to switch itself off.
+    GuestAsked,
     /// The primary's loop: the thread of a session that has ended.
     SessionEnds,
     /// The backup's session: the next piece of a join.
@@ -71,6 +77,8 @@ pub enum Wait {
     SyncEnds,
     /// The watchdog: any output to leave while some waits.
     OutputLeaves,
+    /// The watchdog: a copy that is being taken over, its disks above all.
+    TakesOver,
 }
 
 /// What is to be known of a wait.
@@ -114,7 +122,7 @@ const fn terms(
 
 impl Wait {
     /// All of them, in the table's order.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 33] = [
         Self::SyncAgreed,
         Self::CardTakes,
         Self::Drain,
@@ -122,6 +130,7 @@ impl Wait {
         Self::DiskCopies,
         Self::BackupScans,
         Self::BackupStands,
+        Self::VmStands,
         Self::VmStops,
         Self::DevicesSave,
         Self::LineDrawn,
@@ -131,6 +140,8 @@ impl Wait {
         Self::BackupLoads,
         Self::HandOver,
         Self::HandedOver,
+        Self::VmGoesOn,
+        Self::GuestAsked,
         Self::SessionEnds,
         Self::JoinArrives,
         Self::SyncArrives,
@@ -144,6 +155,7 @@ impl Wait {
         Self::InputApplied,
         Self::SyncEnds,
         Self::OutputLeaves,
+        Self::TakesOver,
     ];
 
     /// Its row.
@@ -199,6 +211,13 @@ impl Wait {
                 1500 * MS,
                 RUNS_ON,
             ),
+            Self::VmStands => terms(
+                "vm-stands",
+                PRIMARY,
+                "all of a sync from `stop` to `cont`",
+                950 * MS,
+                RUNS_ON,
+            ),
             Self::VmStops => terms("vm-stops", PRIMARY, "QEMU to stop the VM", 900 * MS, RUNS_ON),
             Self::DevicesSave => terms(
                 "devices-save",
@@ -249,6 +268,20 @@ impl Wait {
                 "the loop's word that the VM is the backup's now",
                 900 * MS,
                 RUNS_ON,
+            ),
+            Self::VmGoesOn => terms(
+                "vm-goes-on",
+                "primary's loop",
+                "QEMU to let the VM run on after a hand-over, a stall or a full disk",
+                400 * MS,
+                "it is told all the same, and obeys when it can",
+            ),
+            Self::GuestAsked => terms(
+                "guest-asked",
+                "primary's loop",
+                "QEMU to ask the guest to switch itself off; the loop goes on meanwhile",
+                3 * S,
+                "the VM is ended without its guest",
             ),
             Self::SessionEnds => terms(
                 "session-ends",
@@ -335,6 +368,13 @@ impl Wait {
                 10 * S,
                 ENDS,
             ),
+            Self::TakesOver => terms(
+                "takes-over",
+                "watchdog",
+                "a copy that is being taken over to get on",
+                30 * S,
+                "another host may lead; this one may again when its copy is taken over",
+            ),
         }
     }
 
@@ -366,10 +406,16 @@ impl Wait {
     #[must_use]
     pub fn said(self) -> String {
         let Terms { name, for_what, .. } = self.terms();
-        format!(
-            "waited {} in vain for {for_what} ({name})",
-            seconds(self.bound_us())
-        )
+        format!("waited {} in vain for {for_what} ({name})", self.bound_said())
+    }
+
+    /// How long, for a person.
+    #[must_use]
+    pub fn bound_said(self) -> String {
+        match self.bound_us() {
+            us if us % (100 * MS) == 0 => seconds(us),
+            us => format!("{:.2} s", us as f64 / S as f64),
+        }
     }
 }
 
@@ -390,12 +436,12 @@ mod tests {
             name,
             who,
             for_what,
-            bound_us,
             then,
+            ..
         } = wait.terms();
         format!(
             "| `{name}` | {who} | {for_what} | {} | {then} |",
-            seconds(bound_us)
+            wait.bound_said()
         )
     }
 
@@ -429,6 +475,7 @@ mod tests {
     #[test]
     fn invariant_2_nothing_between_stop_and_cont_waits_for_a_second() {
         for wait in [
+            Wait::VmStands,
             Wait::VmStops,
             Wait::DevicesSave,
             Wait::LineDrawn,

@@ -76,7 +76,7 @@ fn stop_save_and_cont_answer_and_the_end_is_reported() {
     let mut states = vec![];
     for _ in 0..3 {
         qemu.stop().unwrap();
-        states.push(qemu.save_devices().unwrap());
+        states.push(qemu.save_devices(Duration::from_secs(10)).unwrap());
         qemu.cont().unwrap();
     }
     assert!(

@@ -24,6 +24,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dunlin_core::waits::Wait;
 use serde_json::{Value, json};
 
 pub use console::Console;
@@ -251,31 +252,54 @@ impl Qemu {
 
     /// Stops the vCPUs; requests in flight on disks are drained.
     pub fn stop(&self) -> Result<(), QmpError> {
-        self.qmp.execute("stop", Value::Null).map(drop)
+        self.stop_within(Wait::VmStops.bound())
+    }
+
+    /// The same, for whoever has less time.
+    pub fn stop_within(&self, bound: Duration) -> Result<(), QmpError> {
+        self.qmp.execute_within("stop", Value::Null, bound).map(drop)
     }
 
     /// Lets the vCPUs run on.
     pub fn cont(&self) -> Result<(), QmpError> {
-        self.qmp.execute("cont", Value::Null).map(drop)
+        self.cont_within(Wait::VmResumes.bound())
+    }
+
+    /// The same, for whoever has less time. Without an answer in time QEMU knows of it all the same, behind whatever it was told
+    /// before, and obeys when it can: a VM does not stand because another command was slow.
+    pub fn cont_within(&self, bound: Duration) -> Result<(), QmpError> {
+        match self.qmp.execute_within("cont", Value::Null, bound) {
+            Err(QmpError::NotTold(command, bound)) => {
+                self.qmp.tell(&command, bound)?;
+                Err(QmpError::Timeout(command, bound))
+            }
+            done => done.map(drop),
+        }
     }
 
     /// What a backup needs of the stopped VM beside guest RAM and disks: its devices' and CPUs' state, and before that the
     /// firmware, for the first state of a join (`first`) all of it, later what the guest has changed.
     pub fn save_state(&self, first: bool) -> Result<Vec<u8>, QmpError> {
+        self.save_state_within(first, Wait::DevicesSave.bound())
+    }
+
+    /// The same, for whoever has less time.
+    pub fn save_state_within(&self, first: bool, bound: Duration) -> Result<Vec<u8>, QmpError> {
         let mut state = firmware::prefix(&self.firmware.changes(first)?);
-        state.extend(self.save_devices()?);
+        state.extend(self.save_devices(bound)?);
         Ok(state)
     }
 
     /// Device and CPU state of the stopped VM, in QEMU's own format with its 8 header bytes.
-    pub fn save_devices(&self) -> Result<Vec<u8>, QmpError> {
+    pub fn save_devices(&self, bound: Duration) -> Result<Vec<u8>, QmpError> {
         let mut save = self.save.lock().expect("no thread panics while saving");
         save.writer.set_len(0)?;
         // QEMU writes at the offset that this description shares with its own.
         save.writer.rewind()?;
         // live: true, the default, would inactivate the block devices of a stopped VM.
         let arguments = json!({"filename": format!("/dev/fdset/{}", command::SAVE_FDSET), "live": false});
-        self.qmp.execute("xen-save-devices-state", arguments)?;
+        self.qmp
+            .execute_within("xen-save-devices-state", arguments, bound)?;
         let mut state = vec![0; save.reader.metadata()?.len() as usize];
         save.reader.read_exact_at(&mut state, 0)?;
         Ok(state)

@@ -4,19 +4,22 @@
 //! Flow:       `Qemu` and `Colo` -> [`Qmp::execute`]; the node's epoll -> [`Qmp::poll_events`].
 //! Invariants: 1. one command at a time, its answer is recognised by its id; 2. an event is never lost: it is queued
 //!             wherever it was read; 3. after `execute` and `poll_events` no whole line stays unread in our buffer
-//!             (epoll would not report it).
+//!             (epoll would not report it); 4. a command has one deadline: for its turn behind other threads' commands, and for its
+//!             answer; 5. nobody waits for QEMU to read.
 //! Source:     QEMU's docs/interop/qmp-spec. The `qapi` crate was looked at: its closed enums refuse the events and
 //!             capabilities of a QEMU that is newer than the crate's schema, and its reader hides lines from epoll.
 //! Not here:   what the commands mean.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dunlin_core::waits::Wait;
+use rustix::net::SendFlags;
 use serde_json::{Value, json};
 
 use crate::sys::wait_readable;
@@ -28,6 +31,7 @@ fn bound(command: &str) -> Duration {
         "stop" => Wait::VmStops,
         "xen-save-devices-state" => Wait::DevicesSave,
         "cont" => Wait::VmResumes,
+        "system_powerdown" => Wait::GuestAsked,
         _ => Wait::QemuAnswers,
     }
     .bound()
@@ -52,6 +56,9 @@ pub enum QmpError {
     /// No answer in time.
     #[error("QEMU did not answer {0} within {1:?}: it hangs or the host is starved")]
     Timeout(String, Duration),
+    /// Another command had no answer in time, or QEMU reads nothing any more: it does not know of this one.
+    #[error("QEMU could not be told {0} within {1:?}: it hangs or the host is starved")]
+    NotTold(String, Duration),
     /// The answer is not QMP.
     #[error("QEMU's answer is not understood: {0}")]
     NotUnderstood(String),
@@ -114,14 +121,70 @@ struct Connection {
     closed: bool,
 }
 
+/// By when a command is to be answered.
+#[derive(Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    bound: Duration,
+}
+
+impl Deadline {
+    fn within(bound: Duration) -> Self {
+        Self {
+            at: Instant::now() + bound,
+            bound,
+        }
+    }
+
+    fn left(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+}
+
 /// One QMP connection; its commands may be given from several threads.
-pub struct Qmp(Mutex<Connection>, UnixStream);
+pub struct Qmp {
+    /// None while a thread has its turn. The lock itself is never held for long.
+    connection: Mutex<Option<Connection>>,
+    given_back: Condvar,
+    stream: UnixStream,
+}
+
+/// A thread's turn.
+struct Turn<'a> {
+    qmp: &'a Qmp,
+    connection: Option<Connection>,
+}
+
+impl Deref for Turn<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection
+            .as_ref()
+            .expect("it is given back at the end only")
+    }
+}
+
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Connection {
+        self.connection
+            .as_mut()
+            .expect("it is given back at the end only")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.qmp.lock() = self.connection.take();
+        self.qmp.given_back.notify_one();
+    }
+}
 
 impl Qmp {
     /// Reads the greeting, negotiates, and answers with the client and QEMU's version text (`7.2.22 (Debian ...)`).
     pub fn handshake(stream: UnixStream, timeout: Duration) -> Result<(Qmp, String), QmpError> {
-        let deadline = Instant::now() + timeout;
-        let for_epoll = stream.try_clone()?;
+        let deadline = Deadline::within(timeout);
+        let ours = stream.try_clone()?;
         let mut connection = Connection {
             stream,
             unread: vec![],
@@ -129,7 +192,7 @@ impl Qmp {
             next_id: 0,
             closed: false,
         };
-        let greeting = connection.wait_line(deadline, "the greeting", timeout)?;
+        let greeting = connection.wait_line(deadline, "the greeting")?;
         let version = &greeting["QMP"]["version"];
         let part = |name| version["qemu"][name].as_u64();
         let (Some(major), Some(minor), Some(micro)) = (part("major"), part("minor"), part("micro")) else {
@@ -139,33 +202,56 @@ impl Qmp {
             "{major}.{minor}.{micro} {}",
             version["package"].as_str().unwrap_or("")
         );
-        connection.execute("qmp_capabilities", Value::Null, timeout)?;
-        Ok((Qmp(Mutex::new(connection), for_epoll), text.trim().to_owned()))
+        connection.execute("qmp_capabilities", Value::Null, deadline)?;
+        let qmp = Qmp {
+            connection: Mutex::new(Some(connection)),
+            given_back: Condvar::new(),
+            stream: ours,
+        };
+        Ok((qmp, text.trim().to_owned()))
     }
 
     /// Gives a command and waits for its answer's `return`.
     pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.lock().execute(command, arguments, bound(command))
+        self.execute_within(command, arguments, bound(command))
+    }
+
+    /// The same, with another bound (invariant 4).
+    pub fn execute_within(
+        &self,
+        command: &str,
+        arguments: Value,
+        bound: Duration,
+    ) -> Result<Value, QmpError> {
+        let deadline = Deadline::within(bound);
+        self.turn(command, deadline)?
+            .execute(command, arguments, deadline)
     }
 
     /// Gives a command and waits for its answer and for the event that tells that it is done. The event is kept for
     /// [`Qmp::poll_events`].
     pub fn execute_until(&self, command: &str, event: &QemuEvent) -> Result<(), QmpError> {
-        let mut connection = self.lock();
+        let deadline = Deadline::within(bound(command));
+        let mut connection = self.turn(command, deadline)?;
         let earlier = std::mem::take(&mut connection.events);
-        let done = connection.execute_until(command, event, bound(command));
+        let done = connection.execute_until(command, event, deadline);
         let later = std::mem::replace(&mut connection.events, earlier);
         later.into_iter().for_each(|one| connection.keep(one));
         done
+    }
+
+    /// Gives a command that QEMU must know of, whoever else waits for an answer: it is carried out behind the others. Nobody hears
+    /// what became of it.
+    pub(super) fn tell(&self, command: &str, bound: Duration) -> Result<(), QmpError> {
+        send(&self.stream, &json!({"execute": command}), command, bound)
     }
 
     /// The events that have come, without waiting: none while another thread's command has no answer yet (a `stop` waits for every
     /// request to a slow disk); it keeps them for the next call. To be called when [`Qmp::as_fd`] is readable; `Closed` when QEMU
     /// is gone.
     pub fn poll_events(&self) -> Result<Vec<QemuEvent>, QmpError> {
-        let mut connection = match self.0.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(Vec::new()),
-            other => other.expect("no thread panics while it holds the QMP connection"),
+        let Some(mut connection) = self.try_turn(&mut self.lock()) else {
+            return Ok(Vec::new());
         };
         while connection.fill()? {}
         while let Some(line) = connection.line()? {
@@ -180,45 +266,69 @@ impl Qmp {
     /// Throws away the events that have come: what a backup's VM did before a load has not happened. They would also pile up,
     /// since nobody follows a backup's.
     pub(crate) fn forget_events(&self) -> Result<(), QmpError> {
-        let mut connection = self.lock();
+        let command = "what has happened";
+        let mut connection = self.turn(command, Deadline::within(bound(command)))?;
         while connection.fill()? {}
         while connection.line()?.is_some() {}
         connection.events.clear();
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.0
-            .lock()
-            .expect("no thread panics while it holds the QMP connection")
+    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_turn(&self, held: &mut Option<Connection>) -> Option<Turn<'_>> {
+        held.take().map(|connection| Turn {
+            qmp: self,
+            connection: Some(connection),
+        })
+    }
+
+    /// Waits until no other thread waits for an answer (invariant 4).
+    fn turn(&self, command: &str, deadline: Deadline) -> Result<Turn<'_>, QmpError> {
+        let held = self.lock();
+        let (mut held, _) = self
+            .given_back
+            .wait_timeout_while(held, deadline.left(), |held| held.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        self.try_turn(&mut held)
+            .ok_or_else(|| QmpError::NotTold(command.to_owned(), deadline.bound))
     }
 }
 
 impl AsFd for Qmp {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.1.as_fd()
+        self.stream.as_fd()
     }
 }
 
+/// One line in one piece, so that two threads' lines do not mix (invariant 5).
+fn send(stream: &UnixStream, line: &Value, command: &str, bound: Duration) -> Result<(), QmpError> {
+    let line = format!("{line}\n");
+    let error = match rustix::net::send(stream, line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Ok(sent) if sent == line.len() => return Ok(()),
+        Ok(_) => io::ErrorKind::WriteZero.into(),
+        Err(error) => io::Error::from(error),
+    };
+    Err(match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => QmpError::Closed,
+        io::ErrorKind::WouldBlock => QmpError::NotTold(command.to_owned(), bound),
+        _ => error.into(),
+    })
+}
+
 impl Connection {
-    fn execute(&mut self, command: &str, arguments: Value, timeout: Duration) -> Result<Value, QmpError> {
-        let deadline = Instant::now() + timeout;
+    fn execute(&mut self, command: &str, arguments: Value, deadline: Deadline) -> Result<Value, QmpError> {
         self.next_id += 1;
         let id = self.next_id;
         let mut request = json!({"execute": command, "id": id});
         if !arguments.is_null() {
             request["arguments"] = arguments;
         }
-        let mut text = request.to_string();
-        text.push('\n');
-        if let Err(error) = self.stream.write_all(text.as_bytes()) {
-            return Err(match error.kind() {
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => QmpError::Closed,
-                _ => error.into(),
-            });
-        }
+        send(&self.stream, &request, command, deadline.bound)?;
         let answer = loop {
-            let line = self.wait_line(deadline, command, timeout)?;
+            let line = self.wait_line(deadline, command)?;
             if line["id"].as_u64() == Some(id) {
                 break line;
             }
@@ -239,11 +349,15 @@ impl Connection {
     }
 
     /// As [`Connection::execute`], and the event has come since.
-    fn execute_until(&mut self, command: &str, event: &QemuEvent, timeout: Duration) -> Result<(), QmpError> {
-        let deadline = Instant::now() + timeout;
-        self.execute(command, Value::Null, timeout)?;
+    fn execute_until(
+        &mut self,
+        command: &str,
+        event: &QemuEvent,
+        deadline: Deadline,
+    ) -> Result<(), QmpError> {
+        self.execute(command, Value::Null, deadline)?;
         while !self.events.contains(event) {
-            let line = self.wait_line(deadline, command, timeout)?;
+            let line = self.wait_line(deadline, command)?;
             self.queue_event(&line);
         }
         while let Some(line) = self.line()? {
@@ -253,7 +367,7 @@ impl Connection {
     }
 
     /// The next whole line, waiting for it.
-    fn wait_line(&mut self, deadline: Instant, what: &str, timeout: Duration) -> Result<Value, QmpError> {
+    fn wait_line(&mut self, deadline: Deadline, what: &str) -> Result<Value, QmpError> {
         loop {
             if let Some(line) = self.line()? {
                 return Ok(line);
@@ -261,8 +375,8 @@ impl Connection {
             if self.closed {
                 return Err(QmpError::Closed);
             }
-            if !wait_readable(self.stream.as_fd(), deadline)? {
-                return Err(QmpError::Timeout(what.to_owned(), timeout));
+            if !wait_readable(self.stream.as_fd(), deadline.at)? {
+                return Err(QmpError::Timeout(what.to_owned(), deadline.bound));
             }
             self.fill()?;
         }
@@ -339,119 +453,4 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{BufRead, BufReader};
-
-    const GREETING: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}, \"package\": \"Debian\"}, \"capabilities\": []}}\r\n";
-
-    /// A QEMU that answers each line it gets with the next text of the script.
-    fn scripted(script: &'static [&'static str]) -> UnixStream {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
-            (&theirs).write_all(GREETING.as_bytes()).unwrap();
-            for text in script {
-                lines.next();
-                (&theirs).write_all(text.as_bytes()).unwrap();
-            }
-        });
-        ours
-    }
-
-    #[test]
-    fn events_beside_answers_are_kept_and_an_unknown_one_harms_nothing() {
-        let ours = scripted(&[
-            "{\"return\": {}, \"id\": 1}\r\n",
-            "{\"event\": \"STOP\"}\r\n{\"event\": \"FROM_THE_FUTURE\", \"data\": {\"x\": 1}}\r\n{\"return\": {\"a\": 5}, \"id\": 2}\r\n{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\r\n",
-        ]);
-        let (qmp, version) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
-        assert_eq!(version, "7.2.22 Debian");
-        assert_eq!(qmp.execute("stop", Value::Null).unwrap()["a"], 5);
-        let mut events = vec![];
-        while let Ok(more) = qmp.poll_events() {
-            events.extend(more);
-        }
-        let shutdown = QemuEvent::Shutdown {
-            guest: true,
-            reason: "guest-shutdown".into(),
-        };
-        assert_eq!(
-            events,
-            [
-                QemuEvent::Stop,
-                QemuEvent::Other("FROM_THE_FUTURE".into()),
-                shutdown
-            ]
-        );
-        assert!(matches!(qmp.poll_events(), Err(QmpError::Closed)));
-        assert!(matches!(qmp.execute("cont", Value::Null), Err(QmpError::Closed)));
-    }
-
-    #[test]
-    fn events_that_nobody_asks_for_are_bounded_and_a_shutdown_outlasts_the_rest() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection {
-            stream: ours,
-            unread: vec![],
-            events: VecDeque::new(),
-            next_id: 0,
-            closed: false,
-        };
-        connection.queue_event(&json!({"event": "SHUTDOWN", "data": {"guest": true, "reason": "r"}}));
-        for _ in 0..3 * MOST_EVENTS {
-            connection.queue_event(&json!({"event": "STOP"}));
-            connection.queue_event(&json!({"event": "RESUME"}));
-            assert!(connection.events.len() <= MOST_EVENTS, "it grows without bound");
-        }
-        assert!(matches!(
-            connection.events[0],
-            QemuEvent::Shutdown { guest: true, .. }
-        ));
-        assert_eq!(
-            connection.events.back(),
-            Some(&QemuEvent::Resume),
-            "the newest is kept"
-        );
-        for _ in 0..2 * MOST_EVENTS {
-            connection.queue_event(&json!({"event": "GUEST_PANICKED"}));
-        }
-        assert_eq!(connection.events.len(), MOST_EVENTS);
-    }
-
-    #[test]
-    fn a_command_that_is_only_asked_for_is_waited_for_until_its_event() {
-        // An event of the same name that came before does not count, nor does another one.
-        let ours = scripted(&[
-            "{\"return\": {}, \"id\": 1}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
-            "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n",
-        ]);
-        let (qmp, _) = Qmp::handshake(ours.try_clone().unwrap(), Duration::from_secs(5)).unwrap();
-        assert!(matches!(
-            qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false }),
-            Err(QmpError::Closed)
-        ));
-        let ours = scripted(&[
-            "{\"return\": {}, \"id\": 1}\r\n",
-            "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
-        ]);
-        let (qmp, _) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
-        qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false })
-            .unwrap();
-        assert_eq!(
-            qmp.poll_events().unwrap(),
-            [QemuEvent::Stop, QemuEvent::Reset { guest: false }]
-        );
-    }
-
-    #[test]
-    fn a_refusal_carries_qemus_words() {
-        let ours = scripted(&[
-            "{\"return\": {}, \"id\": 1}\r\n",
-            "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no such thing\"}}\r\n",
-        ]);
-        let (qmp, _) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
-        let error = qmp.execute("x-y", Value::Null).unwrap_err().to_string();
-        assert_eq!(error, "QEMU refuses x-y: no such thing");
-    }
-}
+mod tests;

@@ -1,7 +1,8 @@
 //! The end of a VM: by its group's agreement, or, where no group is left to agree, on this host alone.
 //!
-//! Flow: `dunlin down` -> an *order*, which waits for a leader -> this host leads: the guest is asked to switch itself off, or
-//! `Agreed::Down` is proposed -> every member forgets the VM. Another host leads: whoever asked is sent there.
+//! Flow: `dunlin down` -> an *order*, which waits for a leader -> this host leads: the guest is asked to switch itself off, by a
+//! thread, and if it cannot be asked, `Agreed::Down` is proposed -> every member forgets the VM. Another host leads: whoever asked is
+//! sent there.
 //!
 //! Invariants:
 //! 1. A host with an order may be elected without a living copy, since a VM that failed or never ran has to end too; all
@@ -14,10 +15,12 @@
 //!    Whoever ordered it is answered when the hosts that can be reached have forgotten the VM: then nothing of it runs there.
 //! 5. An end that is agreed waits for no sync.
 //! 6. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
+//! 7. The loop waits for no word of QEMU: a loop that is away falls silent, and the others would take its host for dead.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
 use super::Ended;
+use super::event::LoopEvent;
 use super::group::{self, TOLD};
 use super::primary::AGAIN;
 use super::run::{Role, VmLoop};
@@ -35,6 +38,15 @@ pub struct Order {
     now: bool,
     until_us: u64,
     reply: Sender<Answer>,
+}
+
+/// Whether the guest of a VM that is to be ended was asked to switch itself off.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GuestAsked {
+    /// A thread asks QEMU.
+    UnderWay,
+    /// Yes, or why not.
+    Done(Result<(), String>),
 }
 
 impl VmLoop {
@@ -104,6 +116,9 @@ impl VmLoop {
                 }
                 waits
             });
+            if self.orders.is_empty() {
+                self.guest_asked = None;
+            }
         }
     }
 
@@ -144,6 +159,8 @@ impl VmLoop {
         for order in self.orders.drain(..) {
             let _ = order.reply.send(answer.clone());
         }
+        // Whoever orders it next asks anew.
+        self.guest_asked = None;
     }
 
     /// This host leads: politely where there is a guest to ask; else the answer comes when the group has agreed.
@@ -151,15 +168,24 @@ impl VmLoop {
         match &self.role {
             // It is being taken over: then it can be asked.
             Role::Backup(_) if !now => return None,
-            Role::Primary(_) if !now => {
-                let asked = self
-                    .machine()
-                    .map(|machine| machine.qemu.qmp().execute("system_powerdown", ().into()));
-                if let Some(Ok(_)) = asked {
+            Role::Primary(primary) if !now && primary.has_machine() => match self.guest_asked.clone() {
+                None => {
+                    self.ask_guest();
+                    return None;
+                }
+                Some(GuestAsked::UnderWay) => return None,
+                Some(GuestAsked::Done(Ok(()))) => {
                     self.await_powerdown();
                     return Some(Answer::done("the guest was asked to switch itself off"));
                 }
-            }
+                Some(GuestAsked::Done(Err(why))) if self.down_proposed != Some(self.group.term()) => {
+                    self.event(
+                        "guest-not-asked",
+                        format!("the VM is ended without its guest: {why}"),
+                    );
+                }
+                Some(GuestAsked::Done(Err(_))) => {}
+            },
             Role::Primary(_) | Role::Backup(_) | Role::None => {}
         }
         let term = self.group.term();
@@ -167,6 +193,33 @@ impl VmLoop {
             self.down_proposed = Some(term);
         }
         None
+    }
+
+    /// Invariant 7.
+    fn ask_guest(&mut self) {
+        // Not the machine: whoever forgets the VM frees its disks (invariant 6).
+        let Some(qmp) = self.machine().map(|machine| machine.qemu.qmp().clone()) else {
+            return;
+        };
+        let to_loop = self.to_loop.clone();
+        let ask = move || {
+            let asked = qmp.execute("system_powerdown", ().into());
+            to_loop.send(LoopEvent::GuestAsked(
+                asked.map(drop).map_err(|error| error.to_string()),
+            ));
+        };
+        let thread = std::thread::Builder::new().name("ask-guest".into()).spawn(ask);
+        self.guest_asked = Some(match thread {
+            Ok(_) => GuestAsked::UnderWay,
+            Err(error) => GuestAsked::Done(Err(format!("a thread to ask it: {error}"))),
+        });
+    }
+
+    /// What became of it, if somebody still waits for that.
+    pub(super) fn guest_was_asked(&mut self, asked: Result<(), String>) {
+        if self.guest_asked == Some(GuestAsked::UnderWay) {
+            self.guest_asked = Some(GuestAsked::Done(asked));
+        }
     }
 
     /// Invariant 2, in words.

@@ -157,6 +157,8 @@ pub enum LoopEvent {
     Visit(Vec<String>, Sender<Result<Box<Visited>, String>>),
     /// The VM's end is agreed, and every other host that can be reached was told.
     EndTold,
+    /// The guest of a VM that is to be ended was asked to switch itself off, or could not be.
+    GuestAsked(Result<(), String>),
     /// The backup's VM is an ordinary VM now, or is lost.
     TookOver {
         /// Which session.

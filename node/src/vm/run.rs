@@ -7,7 +7,7 @@ use super::backup::BackupRole;
 use super::care::Care;
 use super::cold::Cold;
 use super::connect::Connector;
-use super::ending::Order;
+use super::ending::{GuestAsked, Order};
 use super::event::{Command, LoopEvent, LoopSender};
 use super::nics::Nics;
 use super::noted::Notebook;
@@ -77,6 +77,8 @@ pub struct VmLoop {
     pub(super) ending: Option<Ended>,
     /// Who ordered the VM's end, until that can be carried out.
     pub(super) orders: Vec<Order>,
+    /// Whether its guest was asked first.
+    pub(super) guest_asked: Option<GuestAsked>,
     /// The end was proposed, in that term.
     pub(super) down_proposed: Option<Term>,
     /// A thread tells the other hosts of the VM's end.
@@ -174,6 +176,7 @@ impl VmLoop {
             shared,
             ending: None,
             orders: Vec::new(),
+            guest_asked: None,
             down_proposed: None,
             tells_end: false,
             forgets_at_us: None,
@@ -349,6 +352,7 @@ impl VmLoop {
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
             LoopEvent::EndTold => self.forget_vm(),
+            LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
             // A program's loop has asked for it.
             LoopEvent::ProgramPrepared(_)
             | LoopEvent::ProgramJoin { .. }

@@ -10,10 +10,11 @@ use std::fs::{self, File};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use super::World;
 use super::life::{failed, gone};
@@ -31,10 +32,11 @@ const POLITE: Duration = Duration::from_secs(25);
 pub type Story = (&'static str, fn(&mut Cluster<'_>, &World) -> Result<()>);
 
 /// All of them, by the names under which they are played.
-pub const STORIES: [Story; 5] = [
+pub const STORIES: [Story; 6] = [
     ("two-ups-at-once", two_ups_at_once),
     ("guest-switches-itself-off", off_by_itself),
     ("guest-takes-nothing", hung),
+    ("down-of-a-qemu-that-hangs", hung_qemu),
     ("up-says-how-far-and-why-not", progress_and_why_not),
     ("older-disk-boots-by-order-only", stale_disk),
 ];
@@ -190,6 +192,38 @@ fn hung(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         .join()
         .map_err(|_| anyhow::anyhow!("a client thread panicked"))??;
     ended
+}
+
+/// QEMU stands still, so nobody can ask its guest: `down` ends the VM all the same, and no host is taken for dead meanwhile.
+fn hung_qemu(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan::redis("dunlin");
+    let file = plan.write(cluster.lab(), &world.image)?;
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    let (primary, _) = cluster.await_protected("redis", PATIENCE)?;
+    let status = cluster.status(&primary)?;
+    let pid = status.vm("redis").map_or(0, |vm| vm.count("qemu_pid"));
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
+    let pid = pid.context("the primary does not say which process its QEMU is")?;
+    let began = SystemTime::now();
+    nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGSTOP).context("stopping QEMU")?;
+    cluster.dunlin(&primary, &["down", "redis"])?;
+    let took = began.elapsed()?;
+    gone(cluster)?;
+    ensure!(took < POLITE, "down of a QEMU that hangs took {took:?}");
+    for host in cluster.running() {
+        let told = cluster.events(&host)?;
+        let told = told.iter().filter(|event| event.at() >= began);
+        let elected: Vec<&str> = told
+            .filter(|event| ["elected", "deposed", "no-majority"].contains(&event.kind.as_str()))
+            .map(|event| event.text.as_str())
+            .collect();
+        ensure!(
+            elected.is_empty(),
+            "host {host}: nobody has died, and {}",
+            elected.join("; ")
+        );
+    }
+    Ok(())
 }
 
 /// `up` says how far it is, and where the backup cannot join, why; the VM runs all the same, and is protected once that is mended.

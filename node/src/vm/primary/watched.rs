@@ -3,6 +3,7 @@
 //! Not here: how long anything may be waited for (core's `waits`), the rule of the terms (core's `tenure`).
 
 use super::PrimaryRole;
+use crate::vm::machine::Machine;
 use crate::vm::run::VmLoop;
 use crate::vm::session::talker::Talker;
 use dunlin_core::agreed::ReplicaSet;
@@ -12,6 +13,7 @@ use dunlin_core::waits::Wait;
 use dunlin_core::watchdog::Flow;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_guest::qemu::QmpError;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl PrimaryRole {
@@ -75,7 +77,8 @@ impl VmLoop {
 
     /// Lets the VM run on that stands here, by nobody else's hand.
     pub(in crate::vm) fn resume_vm(&mut self, when: &str) {
-        match self.machine().map(|machine| machine.qemu.cont()) {
+        let resumed = |machine: &Arc<Machine>| machine.qemu.cont_within(Wait::VmGoesOn.bound());
+        match self.machine().map(resumed) {
             None | Some(Ok(())) => {}
             // It has been told, and obeys when it can.
             Some(Err(QmpError::Timeout(..))) => {
