@@ -43,6 +43,8 @@ pub struct Sight {
     pub sync: Flow,
     /// Output of the VM, and how much has left. Nothing waits on a backup.
     pub output: Flow,
+    /// A copy that is being taken over, and how far that is. Nothing else is looked at meanwhile.
+    pub take_over: Flow,
 }
 
 /// A stall.
@@ -82,6 +84,7 @@ pub struct Watchdog {
     input: Watched,
     sync: Watched,
     output: Watched,
+    take_over: Watched,
     stalls: u64,
 }
 
@@ -115,6 +118,7 @@ impl Watchdog {
             (&mut self.output, sight.output, Wait::OutputLeaves),
             (&mut self.input, sight.input, Wait::InputApplied),
             (&mut self.sync, sight.sync, Wait::SyncEnds),
+            (&mut self.take_over, sight.take_over, Wait::TakesOver),
         ] {
             let for_us = watched.look(now_us, flow);
             if for_us >= wait.bound_us() && !watched.said {
@@ -133,6 +137,7 @@ impl Watchdog {
             (&self.output, Wait::OutputLeaves),
             (&self.input, Wait::InputApplied),
             (&self.sync, Wait::SyncEnds),
+            (&self.take_over, Wait::TakesOver),
         ];
         all.into_iter()
             .find_map(|(watched, wait)| watched.said.then_some(wait))
@@ -235,6 +240,31 @@ mod tests {
             for_us: Wait::SyncEnds.bound_us(),
         };
         assert_eq!(seen, [stall]);
+    }
+
+    #[test]
+    fn a_take_over_that_gets_on_takes_as_long_as_it_takes_and_one_that_does_not_is_named() {
+        let mut watchdog = Watchdog::default();
+        let at = |progress| Sight {
+            take_over: Flow {
+                waits: true,
+                progress,
+            },
+            ..Sight::default()
+        };
+        let bound_us = Wait::TakesOver.bound_us();
+        for step in 0..10 {
+            assert_eq!(
+                watchdog.look(step * (bound_us - 1), at(step)),
+                None,
+                "a slow disk"
+            );
+        }
+        let stall = watchdog.look(11 * bound_us, at(9));
+        assert_eq!(stall.map(|stall| stall.wait), Some(Wait::TakesOver));
+        assert_eq!(watchdog.stalled(), Some(Wait::TakesOver));
+        assert_eq!(watchdog.look(12 * bound_us, at(10)), None, "it gets on again");
+        assert_eq!(watchdog.stalled(), None);
     }
 
     #[test]

@@ -208,7 +208,7 @@ impl VmLoop {
         let alive = match &self.role {
             Role::Primary(primary) => primary.is_whole(),
             Role::Backup(_) if self.shared.fault_at.always_fails(Line::BackupCampaigns) => false,
-            Role::Backup(backup) => backup.may_lead(),
+            Role::Backup(backup) => backup.may_lead() && !self.take_over_stalls(),
             Role::None => false,
         };
         let first = self.config.group[0].member.id;

@@ -143,6 +143,19 @@ impl BackupRole {
         Flow { waits, progress }
     }
 
+    /// The take-over under way, for the watchdog: inputs that reach the VM, then the work of the session's thread, and what of
+    /// the disks is done. Where the VM is an ordinary one only the group's word is missing.
+    pub fn take_over_flow(&self, applied: Index) -> Flow {
+        let under_way = self.take_over.as_ref().filter(|take_over| !take_over.over);
+        under_way.map_or_else(Flow::default, |take_over| {
+            let steps = self.machine.as_ref().map_or(0, |machine| machine.disks.steps());
+            Flow {
+                waits: true,
+                progress: applied.0.wrapping_add(steps) ^ (u64::from(take_over.begun) << 63),
+            }
+        })
+    }
+
     /// Where words for the primary wait.
     pub fn talker(&self) -> Option<&Talker> {
         self.talker.as_ref()

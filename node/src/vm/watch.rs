@@ -1,7 +1,7 @@
 //! The watchdog of one VM: what should get on and does not is told, and the session that is waited for is ended.
 //!
 //! Flow: each turn of the loop -> core's `watchdog` -> an event, a figure, a state -> the session's end, as if its backup were
-//! lost: the VM goes on without it.
+//! lost: the VM goes on without it. Or the end of an office: a take-over that does not get on is left to another host.
 //!
 //! Not here: how long anything may be waited for (core's `waits`).
 
@@ -35,15 +35,20 @@ impl VmLoop {
                         waits: self.output.waits(),
                         progress: self.output.tally().released,
                     },
+                    ..Sight::default()
                 }
             }
             Role::Backup(backup) if backup.follows() => Sight {
                 input,
                 sync: backup.sync_flow(),
-                output: Flow::default(),
+                ..Sight::default()
+            },
+            Role::Backup(backup) => Sight {
+                take_over: backup.take_over_flow(self.agreement.applied),
+                ..Sight::default()
             },
             // Without a majority a primary is to stand still.
-            Role::Primary(_) | Role::Backup(_) | Role::None => Sight::default(),
+            Role::Primary(_) | Role::None => Sight::default(),
         }
     }
 
@@ -52,6 +57,9 @@ impl VmLoop {
             .waiting()
             .map(|(wait, since)| (wait, since.as_micros() as u64));
         let why = stall.said(also);
+        if stall.wait == Wait::TakesOver {
+            return self.leave_take_over(&why);
+        }
         self.event(
             "stalled",
             format!("the VM is protected and does not get on: {why}"),
@@ -110,6 +118,11 @@ impl VmLoop {
             for_what: wait.terms().for_what.to_owned(),
             us: since.as_micros() as u64,
         })
+    }
+
+    /// Whether a take-over here does not get on.
+    pub(super) fn take_over_stalls(&self) -> bool {
+        self.watchdog.stalled() == Some(Wait::TakesOver)
     }
 
     /// The state of a VM that does not get on.

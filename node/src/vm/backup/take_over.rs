@@ -1,7 +1,8 @@
 //! The backup takes the VM over: from its election until it speaks.
 //!
 //! Flow: elected, so no word of the old primary counts any more -> what was agreed is with the VM -> the copy is made an ordinary VM
-//! -> the group agrees that it alone is complete -> it speaks (`backup`'s invariant 3).
+//! -> the group agrees that it alone is complete -> it speaks (`backup`'s invariant 3). One that does not get on costs this host its
+//! office, and not its copy.
 //!
 //! Not here: the work on the copy (`session::backup`), what had left already (core's `output`).
 
@@ -119,6 +120,28 @@ impl VmLoop {
         {
             take_over.claimed_in = Some(term);
         }
+    }
+
+    /// It does not get on, its disk hangs perhaps. This host gives its office back and does not stand for election as long as that lasts,
+    /// so that another one with a complete copy serves: a primary that was only paused. The copy here stays: where nobody else has
+    /// one, the take-over goes on when it can.
+    pub(in crate::vm) fn leave_take_over(&mut self, why: &str) {
+        let held = self
+            .machine()
+            .map(|machine| machine.disks.held())
+            .unwrap_or_default();
+        let held: Vec<String> = held.iter().map(|number| format!("disk {number}")).collect();
+        let what = if held.is_empty() {
+            "it".to_owned()
+        } else {
+            held.join(" and ")
+        };
+        self.event(
+            "stalled",
+            format!("the VM is to be taken over here, and {what} does not get on: {why}; another host may lead until then"),
+        );
+        self.group.may_lead(false);
+        self.group.step_down();
     }
 
     pub(in crate::vm) fn take_over_failed(&mut self, why: &str) {

@@ -87,7 +87,11 @@ impl Driver<backup::Backup> for Backup {
                 let took_us = started.elapsed().as_micros() as u64;
                 return Ok(Some(Answer::Applied { took_us }));
             }
-            Effect::TakeOverDisks(term) => self.machine.disks.take_over(term)?,
+            Effect::TakeOverDisks(term) => {
+                let disks = &self.machine.disks;
+                let waiting = &self.link.waiting;
+                waiting.during(Wait::TakesOver, || disks.take_over(term))?;
+            }
             Effect::LoadKept(state) => self.load(&state, || Ok(()))?,
             Effect::FailOver => {
                 self.fail_over()?;
@@ -117,11 +121,12 @@ impl Backup {
     fn stop(&mut self) -> Result<(), Broken> {
         self.machine.disks.expedite(true);
         let waiting = self.link.waiting.clone();
-        let stopped = waiting.during(Wait::ColoAnswers, || Ok::<_, Broken>(self.colo()?.request()))?;
+        let stopped = waiting.during(Wait::ColoAnswers, || {
+            let stopped = self.colo()?.request().map(drop);
+            stopped.map_err(|error| Broken::new("stopping the backup's VM", error))
+        });
         self.machine.disks.expedite(false);
         stopped
-            .map(drop)
-            .map_err(|error| Broken::new("stopping the backup's VM", error))
     }
 
     fn scan(&self) -> Result<PageSet, Broken> {
@@ -223,7 +228,8 @@ impl Backup {
             return Err(Broken("the backup's VM is not whole".into()));
         }
         let colo = self.colo.take();
-        let failed_over = colo.map_or(Ok(()), Colo::failover);
+        let waiting = self.link.waiting.clone();
+        let failed_over = waiting.during(Wait::TakesOver, || colo.map_or(Ok(()), Colo::failover));
         failed_over.map_err(|error| Broken::new("taking the VM over", error))
     }
 

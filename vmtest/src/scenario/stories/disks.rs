@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::Action::*;
-use super::super::Scenario;
+use super::super::{Scenario, Thawed};
 use super::ANSWERS;
 
 /// All of them.
@@ -93,6 +93,31 @@ pub fn all() -> Vec<Scenario> {
             ],
         )
         .with_disk(),
+        Scenario {
+            // The bound of a take-over that does not get on, and two elections.
+            gap_limit: Duration::from_secs(50),
+            ..Scenario::new(
+                "disk-hangs-in-a-take-over",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    Inject("backup", "flush-hang=on"),
+                    Freeze(&["primary"]),
+                    AwaitTold("backup", "stalled"),
+                    // It was only paused, and has all that was ever said.
+                    Thaw(Thawed::All),
+                    ANSWERS,
+                    MendDisks,
+                    AwaitProtected,
+                    ANSWERS,
+                    KillPrimary,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
         Scenario {
             // A take-over brings what the backup holds to its disk first.
             gap_limit: Duration::from_secs(20),
