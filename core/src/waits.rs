@@ -23,6 +23,8 @@ pub enum Wait {
     BackupStarts,
     /// The primary's session: a disk's copy to get on.
     DiskCopies,
+    /// The primary's session: the backup's disk to introduce itself.
+    MirrorGreets,
     /// The primary's session: what the backup's running VM has written.
     BackupScans,
     /// The primary's session: the backup's VM to stand. The primary's own runs meanwhile.
@@ -67,6 +69,8 @@ pub enum Wait {
     TermTold,
     /// Both sessions: the stream to take a message.
     StreamTakes,
+    /// Whoever starts the VM again: its last copy here to end.
+    MachineEnds,
     /// Anybody: QEMU's answer to a command.
     QemuAnswers,
     /// The backup's session: QEMU's answer to a stop or a load.
@@ -120,14 +124,23 @@ const fn terms(
     }
 }
 
+/// A bound, for a person: those that are no tenths of a second to the hundredth.
+fn said_us(us: u64) -> String {
+    match us % (100 * MS) {
+        0 => seconds(us),
+        _ => format!("{:.2} s", us as f64 / S as f64),
+    }
+}
+
 impl Wait {
     /// All of them, in the table's order.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::SyncAgreed,
         Self::CardTakes,
         Self::Drain,
         Self::BackupStarts,
         Self::DiskCopies,
+        Self::MirrorGreets,
         Self::BackupScans,
         Self::BackupStands,
         Self::VmStands,
@@ -150,6 +163,7 @@ impl Wait {
         Self::LeaveGiven,
         Self::TermTold,
         Self::StreamTakes,
+        Self::MachineEnds,
         Self::QemuAnswers,
         Self::ColoAnswers,
         Self::InputApplied,
@@ -196,6 +210,13 @@ impl Wait {
                 "the copy of a disk to get on",
                 20 * S,
                 ENDS,
+            ),
+            Self::MirrorGreets => terms(
+                "mirror-greets",
+                PRIMARY,
+                "the backup's disk to introduce itself",
+                10 * S,
+                "its stream is broken, and the join fails",
             ),
             Self::BackupScans => terms(
                 "backup-scans",
@@ -333,6 +354,13 @@ impl Wait {
                 10 * S,
                 ENDS,
             ),
+            Self::MachineEnds => terms(
+                "machine-ends",
+                "whoever starts the VM here again",
+                "its last copy here to end and to let go of its disks",
+                10 * S,
+                "the start fails; a join is tried again",
+            ),
             Self::QemuAnswers => terms(
                 "qemu-answers",
                 "anybody",
@@ -405,17 +433,21 @@ impl Wait {
     /// That it was in vain, for a person.
     #[must_use]
     pub fn said(self) -> String {
+        self.said_of(self.bound())
+    }
+
+    /// The same, of somebody who waited for another time than the usual one.
+    #[must_use]
+    pub fn said_of(self, bound: core::time::Duration) -> String {
         let Terms { name, for_what, .. } = self.terms();
-        format!("waited {} in vain for {for_what} ({name})", self.bound_said())
+        let bound_us = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
+        format!("waited {} in vain for {for_what} ({name})", said_us(bound_us))
     }
 
     /// How long, for a person.
     #[must_use]
     pub fn bound_said(self) -> String {
-        match self.bound_us() {
-            us if us % (100 * MS) == 0 => seconds(us),
-            us => format!("{:.2} s", us as f64 / S as f64),
-        }
+        said_us(self.bound_us())
     }
 }
 

@@ -17,6 +17,33 @@ use std::{
 /// So long flushes hang, also those of a disk that nobody can be told of any more: its VM's copy has ended.
 pub const LONGEST_HANG: Duration = Duration::from_secs(60);
 
+/// What holds accesses back for as long as it is shut: a disk that does not answer, and gives no error either.
+#[derive(Debug, Default)]
+struct Barrier {
+    /// Shut, and how many accesses wait.
+    state: Mutex<(bool, u64)>,
+    opened: Condvar,
+}
+
+impl Barrier {
+    fn shut(&self, shut: bool) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = shut;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.1 += 1;
+        let opened = self.opened.wait_while(state, |(shut, _)| *shut);
+        opened.unwrap_or_else(PoisonError::into_inner).1 -= 1;
+    }
+
+    fn held(&self) -> u64 {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.0 { state.1 } else { 0 }
+    }
+}
+
 /// Faults of one image; all off at first, and each may change at any time.
 #[derive(Debug, Default)]
 pub struct Faults {
@@ -27,6 +54,8 @@ pub struct Faults {
     full: AtomicBool,
     flushes_hang: Mutex<bool>,
     flushes_go_on: Condvar,
+    hang: Barrier,
+    state_hang: Barrier,
     bytes_per_s: AtomicU64,
     free_at: Mutex<Option<Instant>>,
 }
@@ -44,6 +73,10 @@ pub enum Fault {
     FlushHang(bool),
     /// The disk is full.
     Full(bool),
+    /// Reads, writes and flushes do not come back, or do again.
+    Hang(bool),
+    /// The dirty map's folder hangs when it is flushed.
+    StateHang(bool),
     /// A slow disk; 0: as fast as it is.
     BytesPerS(u64),
     /// All of them off.
@@ -66,10 +99,13 @@ impl std::str::FromStr for Fault {
             ("flush-error", Some(on), _) => Ok(Self::FlushError(on)),
             ("flush-hang", Some(on), _) => Ok(Self::FlushHang(on)),
             ("full", Some(on), _) => Ok(Self::Full(on)),
+            ("hang", Some(on), _) => Ok(Self::Hang(on)),
+            ("state-hang", Some(on), _) => Ok(Self::StateHang(on)),
             ("bytes-per-s", _, Ok(limit)) => Ok(Self::BytesPerS(limit)),
             ("none", ..) => Ok(Self::None),
             _ => Err(format!(
-                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, flush-hang=on, full=on (or off), bytes-per-s=N, none"
+                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, flush-hang=on, full=on, hang=on, state-hang=on (or off), \
+                 bytes-per-s=N, none"
             )),
         }
     }
@@ -84,12 +120,16 @@ impl Faults {
             Fault::FlushError(on) => self.flush_error(on),
             Fault::FlushHang(on) => self.flush_hang(on),
             Fault::Full(on) => self.full(on),
+            Fault::Hang(on) => self.hang(on),
+            Fault::StateHang(on) => self.state_hang(on),
             Fault::BytesPerS(limit) => self.bytes_per_s(limit),
             Fault::None => {
                 for what in [&self.read_error, &self.write_error, &self.flush_error, &self.full] {
                     what.store(false, Ordering::Release);
                 }
                 self.flush_hang(false);
+                self.hang.shut(false);
+                self.state_hang.shut(false);
                 self.bytes_per_s(0);
             }
         }
@@ -127,6 +167,24 @@ impl Faults {
         self.set(&self.full, on);
     }
 
+    /// Reads, writes and flushes of the image and of its journal wait until this is off again.
+    pub fn hang(&self, on: bool) {
+        self.hang.shut(on);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// The same for what makes the dirty map durable.
+    pub fn state_hang(&self, on: bool) {
+        self.state_hang.shut(on);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Accesses that hang.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.hang.held() + self.state_hang.held()
+    }
+
     /// Reads and writes share this many bytes per second; 0: no limit.
     pub fn bytes_per_s(&self, limit: u64) {
         self.bytes_per_s.store(limit, Ordering::Release);
@@ -137,6 +195,7 @@ impl Faults {
         if !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.hang.pass();
         if self.read_error.load(Ordering::Acquire) {
             return Err(injected("read"));
         }
@@ -148,6 +207,7 @@ impl Faults {
         if !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.hang.pass();
         if self.write_error.load(Ordering::Acquire) {
             return Err(injected("write"));
         }
@@ -165,6 +225,7 @@ impl Faults {
         if !self.any.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.hang.pass();
         if self.flush_error.load(Ordering::Acquire) {
             return Err(injected("flush"));
         }
@@ -176,6 +237,12 @@ impl Faults {
         // Whoever has hung so long was only slow.
         *hangs = false;
         Ok(())
+    }
+
+    pub(super) fn before_state_flush(&self) {
+        if self.any.load(Ordering::Acquire) {
+            self.state_hang.pass();
+        }
     }
 
     /// A slow disk: accesses queue up behind one another. (This is the one place that sleeps: the delay is the point.)

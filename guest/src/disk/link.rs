@@ -6,7 +6,10 @@
 //! Not here: what the frames mean (`primary`, `backup`).
 
 use bytes::Bytes;
-use dunlin_core::disk::mirror::{Frame, HEADER_BYTES, MirrorError};
+use dunlin_core::{
+    disk::mirror::{Frame, HEADER_BYTES, MirrorError},
+    waits::Wait,
+};
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
@@ -61,6 +64,8 @@ pub struct Tuning {
     /// A primary's dirty map is cleared no more often: an extent that is written all the time then stays in it, and costs no
     /// fdatasync.
     pub clear_every: Duration,
+    /// A peer that has not greeted within this is none.
+    pub greeting: Duration,
 }
 
 impl Default for Tuning {
@@ -70,6 +75,7 @@ impl Default for Tuning {
             stall: Duration::from_secs(1),
             throttle: Duration::from_millis(200),
             clear_every: Duration::from_secs(5),
+            greeting: Wait::MirrorGreets.bound(),
         }
     }
 }

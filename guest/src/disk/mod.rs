@@ -20,6 +20,8 @@ mod dirty_map;
 mod fault_tests;
 mod faults;
 mod group;
+#[cfg(test)]
+mod hang_tests;
 mod image;
 #[cfg(test)]
 mod image_tests;
@@ -122,7 +124,7 @@ impl Disk {
 
     /// Faults to inject below this disk.
     #[must_use]
-    pub fn faults(&self) -> &Faults {
+    pub fn faults(&self) -> &Arc<Faults> {
         &self.faults
     }
 

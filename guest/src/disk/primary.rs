@@ -6,12 +6,15 @@
 //! was answered before [`Primary::mark`] is before the mark in the stream; **P3** what the peer may lack is always
 //! in `extents`; **P4** a lost peer turns the role to *alone* and no write waits longer than the link's stall time; **P5** the
 //! map loses an extent, and the disk gets the name of its pair, only after a flush that began when the peer had committed
-//! all that was written there (M3), and nobody waits for that flush.
+//! all that was written there (M3), and nobody waits for that flush; **P6** a peer that greets is taken only by the join that asked it,
+//! if nobody has given that up.
 //! Source: *GANNET* IV-A: "Write requests from the primary VM are treated as write-through: they are immediately applied
 //! to the primary disk, and asynchronously mirrored to PVM buffer on the secondary."
-//! Not here: the file that keeps the extents over a crash (`dirty_map`), the stream itself (`link`).
+//! Not here: who clears the map and when (`keeper`), the file that keeps the extents over a crash (`dirty_map`), the stream itself
+//! (`link`).
 
 mod joining;
+mod keeper;
 
 use super::{
     DiskError, DiskEvent, DiskStatus, Shared,
@@ -26,13 +29,11 @@ use dunlin_core::{
     },
     units::Epoch,
 };
+use keeper::{Keep, Orders};
 use std::{
     io,
     ops::Range,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -66,9 +67,20 @@ struct Peer {
     next_pair: [u8; 16],
 }
 
+/// A join whose peer has not greeted yet.
+struct Greeting {
+    join: u64,
+    /// Breaks its stream.
+    shutdown: Arc<dyn Fn() + Send + Sync>,
+}
+
 struct State {
     extents: EpochExtents,
     peer: Option<Peer>,
+    /// How many joins have begun: a number for each.
+    joins: u64,
+    /// P6.
+    greeting: Option<Greeting>,
     marked: Epoch,
     cleared: Instant,
     /// What was written since the map's clearing began, while it is under way.
@@ -84,13 +96,6 @@ impl State {
     }
 }
 
-/// What the thread that keeps the map is asked for.
-enum Keep {
-    Clear,
-    /// The first commit from the join's mark on: what was copied is on the peer's image for good.
-    Pair(Epoch, [u8; 16]),
-}
-
 /// The role of the host whose VM speaks: alone, or with a backup.
 pub(super) struct Primary {
     pub(super) shared: Arc<Shared>,
@@ -104,6 +109,8 @@ impl Primary {
         let state = State {
             extents: EpochExtents::with_base(base),
             peer: None,
+            joins: 0,
+            greeting: None,
             marked: Epoch(0),
             cleared: Instant::now(),
             written_since: None,
@@ -138,8 +145,9 @@ impl Primary {
         }
     }
 
-    /// Lets the backup go, on purpose.
+    /// Lets the backup go, on purpose, or whoever was to become it.
     pub(super) fn detach(&self, reason: &str) {
+        self.give_up_greeting(reason);
         if let Some(link) = self.link() {
             self.lost(&link, reason);
         }
@@ -338,7 +346,7 @@ impl Primary {
         }
     }
 
-    fn committed(&self, link: &Arc<Link>, epoch: Epoch, keeper: &Sender<Keep>) {
+    fn committed(&self, link: &Arc<Link>, epoch: Epoch, orders: &Orders) {
         let keep = {
             let mut state = self.lock();
             let state = &mut *state;
@@ -359,54 +367,10 @@ impl Primary {
         };
         let tells = !matches!(keep, Some(Keep::Pair(..)));
         if let Some(keep) = keep {
-            // It ends after the link only.
-            let _gone = keeper.send(keep);
+            orders.give(keep);
         }
         if tells {
             self.shared.event(DiskEvent::Committed { epoch });
         }
-    }
-
-    /// A thread of its own, because a flush may take long and what the peer says must be heard meanwhile.
-    fn keep_map(&self, link: &Arc<Link>, orders: Receiver<Keep>) {
-        for order in orders {
-            // Not for the map alone: a flush keeps the image in use, and this host may be about to follow.
-            if link.closed().is_some() && matches!(order, Keep::Clear) {
-                continue;
-            }
-            let kept = self.clear_map();
-            let kept = kept.and_then(|()| match order {
-                Keep::Pair(_, pair) if !self.has_another(link) => self.shared.paired(pair),
-                _ => Ok(()),
-            });
-            if let Err(error) = kept {
-                self.shared.image_failed("keeping the dirty map", &error);
-            }
-            if let Keep::Pair(epoch, _) = order {
-                self.shared.event(DiskEvent::Committed { epoch });
-            }
-        }
-    }
-
-    /// The pair that this link's commit made is history.
-    fn has_another(&self, link: &Arc<Link>) -> bool {
-        self.link().is_some_and(|current| !Arc::ptr_eq(&current, link))
-    }
-
-    /// P5. What the peer has committed before the flush begins, and what nobody writes until it has ended, is on both images
-    /// for good.
-    fn clear_map(&self) -> io::Result<()> {
-        let _alone = self.clearing.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = {
-            let mut state = self.lock();
-            state.written_since = Some(ExtentSet::default());
-            self.shared.dirty.all().minus(&state.extents.needed())
-        };
-        let flushed = self.shared.image.flush();
-        // Under the lock, so that no write is noted between looking and clearing.
-        let mut state = self.lock();
-        let written = state.written_since.take().unwrap_or_default();
-        flushed?;
-        self.shared.dirty.clear(&done.minus(&written))
     }
 }

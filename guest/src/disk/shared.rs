@@ -84,8 +84,9 @@ impl Shared {
         let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
         let (journal, records) =
             Journal::open(&path("journal"), identity.journal_from, faults.clone()).map_err(state)?;
+        let paired = identity.pair != [0; 16];
         let dirty =
-            DirtyMap::open(&path("dirty"), image.size_bytes(), identity.pair != [0; 16]).map_err(state)?;
+            DirtyMap::open(&path("dirty"), image.size_bytes(), paired, faults.clone()).map_err(state)?;
         sync_dir(&config.state_dir).map_err(state)?;
         let scratch = match config.storage {
             Storage::Colo => Some(scratch(&path("scratch"), image.size_bytes(), faults)?),
@@ -252,7 +253,8 @@ impl Shared {
             ledger.retire(&self.image)?;
             drop(ledger);
             self.dirty.track();
-            return self.dirty.clear(&self.dirty.all());
+            self.dirty.clear(&self.dirty.all());
+            return self.dirty.save();
         }
         if self.storage != Storage::Gannet {
             return self.image.flush();

@@ -313,7 +313,17 @@ impl Qemu {
         self.kill()
     }
 
-    /// Kills QEMU (if it still runs) and reaps it.
+    /// Kills QEMU (if it still runs), and does not wait for its end.
+    pub fn end(&self) -> io::Result<()> {
+        use rustix::process::{Signal, pidfd_send_signal};
+        match pidfd_send_signal(self.pidfd(), Signal::KILL) {
+            // It has ended, and may have been reaped.
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// Kills QEMU (if it still runs) and reaps it. A process that is deep in the kernel takes as long as that does.
     pub fn kill(&self) -> io::Result<ExitStatus> {
         let mut child = self.child.lock().expect("no thread panics while it reaps");
         child.kill()?;

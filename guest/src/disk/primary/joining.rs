@@ -5,56 +5,114 @@
 //! Not here: the VM's writes, the map of what a peer lacks ([`super`]).
 
 use super::*;
+use dunlin_core::waits::Wait;
+use std::sync::mpsc::{self, RecvTimeoutError};
 
 impl Primary {
-    /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says.
+    /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says. A join that still waits
+    /// for its peer's greeting is given up for this one.
     pub(in crate::disk) fn attach(
         self: &Arc<Self>,
         stream: MirrorStream,
         options: AttachOptions,
     ) -> Result<(), DiskError> {
-        if self.lock().peer.is_some() {
-            return Err(DiskError::HasBackup);
-        }
-        let this = self.clone();
-        thread::Builder::new()
-            .name("disk-mirror".into())
-            .spawn(move || {
-                if let Err(reason) = this.converse(stream, options) {
-                    this.shared.event(DiskEvent::AttachFailed { reason });
-                }
-            })
-            .map(|_detached| ())
-            .map_err(DiskError::Thread)
-    }
-
-    fn converse(self: &Arc<Self>, stream: MirrorStream, options: AttachOptions) -> Result<(), String> {
+        self.give_up_greeting("another join has begun");
         let MirrorStream {
-            mut reader,
-            mut writer,
+            reader,
+            writer,
             shutdown,
         } = stream;
+        let shutdown: Arc<dyn Fn() + Send + Sync> = Arc::from(shutdown);
+        let join = {
+            let mut state = self.lock();
+            if state.peer.is_some() {
+                return Err(DiskError::HasBackup);
+            }
+            state.joins += 1;
+            state.greeting = Some(Greeting {
+                join: state.joins,
+                shutdown: shutdown.clone(),
+            });
+            state.joins
+        };
+        let this = self.clone();
+        let begun = thread::Builder::new().name("disk-mirror".into()).spawn(move || {
+            if let Err(reason) = this.converse(join, reader, writer, shutdown, options) {
+                this.greeting_failed(join, reason);
+            }
+        });
+        match begun {
+            Ok(_detached) => Ok(()),
+            Err(error) => {
+                self.take_greeting(join);
+                Err(DiskError::Thread(error))
+            }
+        }
+    }
+
+    /// P6. Whoever takes it out says how the join went.
+    fn take_greeting(&self, join: u64) -> bool {
+        let greeting = &mut self.lock().greeting;
+        greeting.take_if(|greeting| greeting.join == join).is_some()
+    }
+
+    fn greeting_failed(&self, join: u64, reason: String) {
+        if self.take_greeting(join) {
+            self.shared.event(DiskEvent::AttachFailed { reason });
+        }
+    }
+
+    /// The join whose peer has not greeted yet, if there is one, is over, and whoever waits for it hears so.
+    pub(super) fn give_up_greeting(&self, reason: &str) {
+        let greeting = self.lock().greeting.take();
+        if let Some(greeting) = greeting {
+            (greeting.shutdown)();
+            self.shared.event(DiskEvent::AttachFailed {
+                reason: reason.into(),
+            });
+        }
+    }
+
+    /// The peer's greeting, or why there is none. A stream knows no bound for what it does: whoever waits for it is beside it, and
+    /// breaks it.
+    fn greet(
+        &self,
+        hello: &Hello,
+        reader: &mut (dyn io::Read + Send),
+        writer: &mut (dyn io::Write + Send),
+        shutdown: &(dyn Fn() + Send + Sync),
+        bound: Duration,
+    ) -> Result<(Hello, Bytes), String> {
+        let (came, comes) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let watch = scope.spawn(move || {
+                let in_vain = comes.recv_timeout(bound) == Err(RecvTimeoutError::Timeout);
+                if in_vain {
+                    shutdown();
+                }
+                in_vain
+            });
+            let greeted = exchange(hello, reader, writer);
+            drop(came);
+            match watch.join() {
+                Ok(true) => Err(Wait::MirrorGreets.said_of(bound)),
+                _ => greeted,
+            }
+        })
+    }
+
+    fn converse(
+        self: &Arc<Self>,
+        join: u64,
+        mut reader: Box<dyn io::Read + Send>,
+        mut writer: Box<dyn io::Write + Send>,
+        shutdown: Arc<dyn Fn() + Send + Sync>,
+        options: AttachOptions,
+    ) -> Result<(), String> {
         let hello = self.shared.hello(true).map_err(|error| error.to_string())?;
         self.shared.dirty.track();
-        let greeted = (|| {
-            link::send_now(&mut *writer, Frame::Hello, &hello.encode())?;
-            link::receive(&mut *reader)
-        })();
-        let welcome = match greeted {
-            Ok((Frame::Welcome, payload)) => payload,
-            Ok((Frame::Refuse, reason)) => return Err(String::from_utf8_lossy(&reason).into_owned()),
-            Ok(_) => return Err("the backup did not greet: is it the same build?".into()),
-            Err(error) => return Err(error.to_string()),
-        };
-        let (theirs, their_extents) = Hello::decode(&welcome).map_err(|error| error.to_string())?;
-        if theirs.size_bytes != hello.size_bytes {
-            let text = format!(
-                "the backup's disk has {} bytes, this one {}: make them the same size",
-                theirs.size_bytes, hello.size_bytes
-            );
-            let _gone = link::send_now(&mut *writer, Frame::Refuse, text.as_bytes());
-            return Err(text);
-        }
+        let bound = options.tuning.greeting;
+        let (theirs, their_extents) = self.greet(&hello, &mut *reader, &mut *writer, &*shutdown, bound)?;
         let same_pair = hello.pair == theirs.pair && hello.pair != [0; 16];
         let lacks = if same_pair && !options.whole {
             their_extents
@@ -65,11 +123,13 @@ impl Primary {
         } else {
             ExtentSet::whole(hello.size_bytes)
         };
-        let link = Link::new(shutdown, options.tuning);
+        let link = Link::new(Box::new(move || shutdown()), options.tuning);
         let total = {
             let mut state = self.lock();
-            if state.peer.is_some() {
-                return Err("another backup was faster".into());
+            if state.greeting.take_if(|greeting| greeting.join == join).is_none() {
+                // Given up meanwhile, and told (P6).
+                link.close("the join was given up");
+                return Ok(());
             }
             state.extents.gather();
             state.extents.widen_base(&lacks);
@@ -93,26 +153,25 @@ impl Primary {
             bytes: total * EXTENT_BYTES,
             whole: !same_pair || options.whole,
         });
-        let (keeper, orders) = channel();
+        let orders = Orders::default();
         thread::scope(|scope| {
             let sender = link.clone();
             scope.spawn(move || sender.send_all(&mut *writer));
             scope.spawn(|| self.copy(&link, total, options.copy_bytes_per_s));
-            let kept_for = &link;
-            scope.spawn(move || self.keep_map(kept_for, orders));
-            let ended = self.listen(&link, &mut *reader, &keeper);
-            drop(keeper);
+            scope.spawn(|| self.keep_map(&link, &orders));
+            let ended = self.listen(&link, &mut *reader, &orders);
+            orders.end();
             self.lost(&link, &ended);
         });
         Ok(())
     }
 
     /// What the backup says, until the stream ends; returns why it did.
-    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send), keeper: &Sender<Keep>) -> String {
+    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send), orders: &Orders) -> String {
         loop {
             match link::receive(reader) {
                 Ok((Frame::Ack { through, held_bytes }, _)) => link.acked(through, held_bytes),
-                Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch, keeper),
+                Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch, orders),
                 Ok((Frame::NeedSync, _)) => self.shared.event(DiskEvent::NeedSync),
                 Ok((Frame::Refuse, reason)) => return String::from_utf8_lossy(&reason).into_owned(),
                 Ok((Frame::Hash { offset, len }, hash)) => self.shared.hash_arrived(offset, len, &hash),
@@ -235,4 +294,30 @@ impl Pace {
         let due = Duration::from_secs_f64(self.sent as f64 / self.bytes_per_s as f64);
         link.wait_closed(due.saturating_sub(self.started.elapsed()))
     }
+}
+
+/// Both introduce themselves. What does not fit is refused.
+fn exchange(
+    hello: &Hello,
+    reader: &mut (dyn io::Read + Send),
+    writer: &mut (dyn io::Write + Send),
+) -> Result<(Hello, Bytes), String> {
+    let sent = link::send_now(writer, Frame::Hello, &hello.encode());
+    let said = sent.map_err(Into::into).and_then(|()| link::receive(reader));
+    let welcome = match said {
+        Ok((Frame::Welcome, payload)) => payload,
+        Ok((Frame::Refuse, reason)) => return Err(String::from_utf8_lossy(&reason).into_owned()),
+        Ok(_) => return Err("the backup did not greet: is it the same build?".into()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let (theirs, their_extents) = Hello::decode(&welcome).map_err(|error| error.to_string())?;
+    if theirs.size_bytes != hello.size_bytes {
+        let text = format!(
+            "the backup's disk has {} bytes, this one {}: make them the same size",
+            theirs.size_bytes, hello.size_bytes
+        );
+        let _gone = link::send_now(writer, Frame::Refuse, text.as_bytes());
+        return Err(text);
+    }
+    Ok((theirs, Bytes::copy_from_slice(their_extents)))
 }
