@@ -134,7 +134,7 @@ fn said_us(us: u64) -> String {
 
 impl Wait {
     /// All of them, in the table's order.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::SyncAgreed,
         Self::CardTakes,
         Self::Drain,

@@ -19,7 +19,7 @@ pub mod failover;
 pub mod growth;
 mod machine;
 mod order;
-mod paired;
+pub mod paired;
 mod plot;
 mod report;
 mod standing;

@@ -98,7 +98,10 @@ impl Told {
             "# TYPE dunlin_notifications_sent_total counter",
             "dunlin_build_info{",
         ] {
-            ensure!(head.contains(words) || page.contains(words), "no '{words}' in {head}{page}");
+            ensure!(
+                head.contains(words) || page.contains(words),
+                "no '{words}' in {head}{page}"
+            );
         }
         check(&page)?;
         for (since, expected) in [
