@@ -246,6 +246,9 @@ pub struct SyncStatus {
     pub compared: ComparedStatus,
     /// How many were given up.
     pub aborted: u64,
+    /// The longest that the VM has stood for one since this host became primary, also one that was given up. Microseconds.
+    #[serde(default)]
+    pub longest_pause_us: u64,
     /// The last one.
     pub last: SyncFigures,
     /// Medians over the last 1,000.

@@ -188,8 +188,16 @@ pub enum SyncStep {
     WorkedAhead,
     /// The VM stands: draw the line between the epochs' frames, and say so.
     Stopped,
-    /// The VM runs on.
-    Resumed,
+    /// The VM runs on, or is left to the backup.
+    Resumed {
+        /// It stood so long.
+        stood_us: u64,
+    },
+    /// The sync is broken off, and QEMU was told to let the VM run on.
+    RanOn {
+        /// It stood so long.
+        stood_us: u64,
+    },
     /// The backup holds all of it.
     Acknowledged {
         /// The epoch that ended.

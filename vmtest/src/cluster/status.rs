@@ -111,6 +111,8 @@ pub struct Sync {
     pub count: u64,
     /// How many were given up.
     pub aborted: u64,
+    /// The longest that the VM has stood for one, also one that was given up.
+    pub longest_pause_us: u64,
     /// Why they were made: reason -> how many. The names are the daemon's.
     pub reasons: BTreeMap<String, u64>,
     /// How the copies are kept now.

@@ -7,6 +7,8 @@
 //! 2. The VM resumes only after the loop has drawn the line between the epochs' frames.
 //! 3. It is stopped only when the backup's VM stands, where that runs.
 //! 4. Whoever stopped it lets it run on: the session does not end before, unless the VM is the backup's by then.
+//! 5. From the stop until it is told to go on it stands for `vm-stands` at most, however many steps that takes; in a hand-over, until
+//!    the line is drawn.
 //!
 //! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the
 //! acknowledgement). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
@@ -21,7 +23,7 @@ use super::rounds::Rounds;
 use super::table::{self, Side};
 use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
 use crate::policy::Manner;
-use crate::sync::compare::{DivergentPage, divergent};
+use crate::sync::compare::DivergentPage;
 use crate::sync::dirty::PageSet;
 use crate::units::{Epoch, Term};
 use crate::waits::Wait;
@@ -30,7 +32,7 @@ use crate::wire::sync::parts::Gathering;
 use bytes::Bytes;
 use capture::Capture;
 use precopy::PreCopy;
-use vm::Vm;
+use vm::{Clock, Vm};
 
 /// What the VM loop says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -209,6 +211,7 @@ pub struct Primary {
     /// The first sync is not acknowledged yet.
     joining: bool,
     vm: Vm,
+    clock: Clock,
     rounds: Rounds,
     bugs: Bugs,
 }
@@ -275,11 +278,13 @@ impl Machine for Primary {
 
     fn step(&mut self, now_us: u64, event: Event<Word>, effects: &mut Vec<Effect>) {
         let begun = effects.len();
+        self.clock.looks(now_us, self.vm);
         let state = std::mem::replace(&mut self.state, State::Ended);
         self.state = self.next(state, event, effects).unwrap_or_else(|why| {
             effects.truncate(begun);
             self.abort(why, effects)
         });
+        self.clock.looks(now_us, self.vm);
         for effect in &effects[begun..] {
             if !self.bugs.has(Bug::LeavesVmStanding) && !self.bugs.has(Bug::ResumesBeforeLine) {
                 self.vm.check(effect);
@@ -289,6 +294,9 @@ impl Machine for Primary {
             }
         }
         self.until_us = until_us(now_us, self.state.listens());
+        if matches!(self.state, State::AwaitsLine(_)) {
+            self.until_us = self.until_us.min(self.clock.until_us());
+        }
     }
 
     fn awaits(&self) -> Option<Awaits> {
@@ -361,6 +369,7 @@ impl Primary {
             active: setup.active,
             joining: true,
             vm: Vm::default(),
+            clock: Clock::new(setup.audit),
             rounds: Rounds::default(),
             bugs: Bugs::default(),
         }
@@ -380,7 +389,7 @@ impl Primary {
             Event::Word(word) => self.word(state, word, effects),
             Event::Message(message) => self.message(state, message, effects),
             Event::Answer(answer) => self.answer(state, answer, effects),
-            Event::TimedOut { mirrored } => Self::timed_out(state, mirrored),
+            Event::TimedOut { mirrored } => self.timed_out(state, mirrored),
             Event::Failed { why } => match state {
                 State::Aborting { why: first } => {
                     effects.push(Effect::Report(Report::VmStands { why }));
@@ -424,7 +433,7 @@ impl Primary {
         }
     }
 
-    fn timed_out(state: State, mirrored: u64) -> Next {
+    fn timed_out(&self, state: State, mirrored: u64) -> Next {
         let wait = state.listens().and_then(|(_, wait)| wait);
         match state {
             // The backup waits for this epoch's disk writes, which may be many and its disk slow.
@@ -437,6 +446,7 @@ impl Primary {
                 counts,
                 mirrored,
             }),
+            State::AwaitsLine(_) if self.clock.is_late() => Err(Wait::VmStands.said()),
             state => Err(wait.map_or_else(|| panic!("nothing is awaited in '{}'", state.name()), Wait::said)),
         }
     }
@@ -546,6 +556,9 @@ impl Primary {
             (State::PreCopySends(round), Answer::DeltasSent { bytes }) => {
                 Ok(self.precopy_sent(round, bytes, effects))
             }
+            (State::Capturing { .. }, Answer::Scanned(_)) if self.clock.is_late() => {
+                Err(Wait::VmStands.said())
+            }
             (State::Capturing { order, theirs }, Answer::Scanned(ours)) => {
                 self.captured(order, ours, theirs, effects)
             }
@@ -580,18 +593,4 @@ impl Primary {
             most_bytes >> 20
         ))
     }
-}
-
-/// Which of these pages the backup has otherwise.
-fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, String> {
-    divergent(pages, ours, theirs).ok_or_else(|| "the backup hashed other pages than the union".to_owned())
-}
-
-/// All of these pages: the backup has no own words to compare.
-fn whole(pages: &PageSet) -> Vec<DivergentPage> {
-    let whole = |page| DivergentPage {
-        page,
-        blocks: u16::MAX,
-    };
-    pages.pages().map(whole).collect()
 }

@@ -271,13 +271,20 @@ impl VmLoop {
     }
 
     pub(in crate::vm) fn primary_sync_step(&mut self, id: u64, step: SyncStep) {
+        if let SyncStep::Resumed { stood_us } | SyncStep::RanOn { stood_us } = step
+            && let Some(primary) = self.primary()
+        {
+            let longest = &mut primary.sync_status.longest_pause_us;
+            *longest = stood_us.max(*longest);
+        }
         if !self.is_session(id) {
             return;
         }
         match step {
+            SyncStep::RanOn { .. } => {}
             SyncStep::WorkedAhead => self.worked_ahead(),
             SyncStep::Stopped => self.draw_line(),
-            SyncStep::Resumed => {
+            SyncStep::Resumed { .. } => {
                 if let Some(primary) = self.primary() {
                     primary.epochs.resumed();
                 }

@@ -72,6 +72,8 @@ struct Capture {
 
 /// How often a backup whose disks are being copied hears that they still are: it waits for pages.
 const STILL_COPIES: Duration = Duration::from_secs(1);
+/// A backup is not dropped because QEMU, told in time to let the VM run on, says so a moment late.
+const LEAST_FOR_CONT: Duration = Duration::from_millis(100);
 /// Pages in one message: 1 MiB.
 const PAGES_PER_MESSAGE: usize = 256;
 
@@ -157,7 +159,7 @@ impl Driver<primary::Primary> for Worker {
                 self.figures.copy_us += self.lap.us();
             }
             Effect::Resume => {
-                let resumed = self.cont();
+                let resumed = self.cont(self.left_for(Wait::VmResumes).max(LEAST_FOR_CONT));
                 resumed.map_err(|error| Broken::new("resuming the VM", error))?;
                 return Ok(Some(Answer::Resumed));
             }
@@ -241,11 +243,12 @@ impl Worker {
         self.stopping = Instant::now();
         // A write that is slowed down, because the backup's buffers fill, would keep the VM from stopping.
         machine.disks.expedite(true);
+        let bound = self.left_for(Wait::VmStops);
         let stopped = self
             .its
             .link
             .waiting
-            .during(Wait::VmStops, || machine.qemu.stop());
+            .during(Wait::VmStops, || machine.qemu.stop_within(bound));
         machine.disks.expedite(false);
         stopped.map_err(|error| Broken::new("stopping the VM", error))?;
         machine.fault_at.pass(Line::PrimaryStopped);
@@ -256,7 +259,8 @@ impl Worker {
     fn save(&mut self, firmware: bool) -> Result<(), Broken> {
         let qemu = &self.its.machine.qemu;
         let waiting = &self.its.link.waiting;
-        let saved = waiting.during(Wait::DevicesSave, || qemu.save_state(firmware));
+        let bound = self.left_for(Wait::DevicesSave);
+        let saved = waiting.during(Wait::DevicesSave, || qemu.save_state_within(firmware, bound));
         let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
         self.figures.save_us = self.lap.us();
         self.figures.device_bytes = saved.len() as u64;
@@ -264,13 +268,34 @@ impl Worker {
         Ok(())
     }
 
-    fn cont(&self) -> Result<(), QmpError> {
+    /// How long a step may take while the VM stands: all of them together have a bound, too. (The machine sees to it where nobody
+    /// waits for QEMU.)
+    fn left_for(&self, wait: Wait) -> Duration {
+        if self.its.audit {
+            return wait.bound();
+        }
+        let left = Wait::VmStands.bound().saturating_sub(self.stopping.elapsed());
+        wait.bound().min(left)
+    }
+
+    fn cont(&self, bound: Duration) -> Result<(), QmpError> {
         let qemu = &self.its.machine.qemu;
-        self.its.link.waiting.during(Wait::VmResumes, || qemu.cont())
+        let waiting = &self.its.link.waiting;
+        waiting.during(Wait::VmResumes, || qemu.cont_within(bound))
+    }
+
+    fn stood_us(&self) -> u64 {
+        self.stopping.elapsed().as_micros() as u64
     }
 
     fn run_on(&self) -> Result<(), Broken> {
-        match self.cont() {
+        let done = self.cont(Wait::VmResumes.bound());
+        let step = SyncStep::RanOn {
+            stood_us: self.stood_us(),
+        };
+        let session = self.its.session;
+        self.its.to_loop.send(LoopEvent::PrimarySync { session, step });
+        match done {
             Ok(()) => Ok(()),
             // It has been told, and obeys when it can.
             Err(QmpError::Timeout(..)) => {
@@ -343,8 +368,10 @@ impl Worker {
             Report::Stopped => SyncStep::Stopped,
             Report::Resumed => {
                 self.figures.cont_us = self.lap.us();
-                self.figures.pause_us = self.stopping.elapsed().as_micros() as u64;
-                SyncStep::Resumed
+                self.figures.pause_us = self.stood_us();
+                SyncStep::Resumed {
+                    stood_us: self.figures.pause_us,
+                }
             }
             Report::Acknowledged {
                 epoch,

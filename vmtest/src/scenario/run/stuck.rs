@@ -1,12 +1,15 @@
 //! Faults that stop a part of a host and not all of it: a thread that hangs, a load that fails half-way, an office that is
 //! lost and won back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use super::{PATIENCE, Stage, with_role};
 use crate::cluster::Event;
+
+/// What the primary's VM may stand for a sync, with what a busy machine adds to the bound.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1200);
 
 impl Stage<'_, '_> {
     fn inject(&self, host: &str, fault: &str) -> Result<()> {
@@ -52,6 +55,13 @@ impl Stage<'_, '_> {
         ensure!(
             why.contains("backup-stands"),
             "it is not said what was waited for: {why}"
+        );
+        let status = self.cluster.status(&primary)?;
+        let stood_us = status.vm(&self.vm).map(|vm| vm.sync.longest_pause_us);
+        let stood = Duration::from_micros(stood_us.context("the primary knows the VM no more")?);
+        ensure!(
+            !stood.is_zero() && stood < LONGEST_PAUSE,
+            "the primary's VM stood for {stood:?}"
         );
         self.inject(&backup, "go-on")
     }

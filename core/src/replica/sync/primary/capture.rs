@@ -1,10 +1,8 @@
 //! A sync, from its order to the backup's word that it goes on from it.
 
-use super::{
-    Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, State, SyncMessage, compare, whole,
-};
+use super::{Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, State, SyncMessage};
 use crate::sync::compare::tree::HashTree;
-use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES};
+use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
 use crate::wire::sync::parts::{self, Gathering};
 use bytes::Bytes;
 
@@ -229,4 +227,18 @@ impl Primary {
         self.joining = false;
         State::Idle
     }
+}
+
+/// Which of these pages the backup has otherwise.
+pub(super) fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, String> {
+    divergent(pages, ours, theirs).ok_or_else(|| "the backup hashed other pages than the union".to_owned())
+}
+
+/// All of these pages: the backup has no own words to compare.
+pub(super) fn whole(pages: &PageSet) -> Vec<DivergentPage> {
+    let whole = |page| DivergentPage {
+        page,
+        blocks: u16::MAX,
+    };
+    pages.pages().map(whole).collect()
 }

@@ -1,6 +1,7 @@
 //! A round of a sync while the VMs run: what nobody writes afterwards needs no look at the stop.
 
-use super::{Effect, Next, PageSet, Primary, Report, State, compare, whole};
+use super::capture::{compare, whole};
+use super::{Effect, Next, PageSet, Primary, Report, State};
 use crate::replica::sync::PAGES_AT_ONCE;
 use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage};
 use crate::units::Epoch;

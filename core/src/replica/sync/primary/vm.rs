@@ -1,6 +1,49 @@
-//! What the primary's VM does, as far as a session has a hand in it: invariants 2 to 4, asserted.
+//! What the primary's VM does, as far as a session has a hand in it: invariants 2 to 4, asserted; and how long it stands (invariant 5).
 
-use super::Effect;
+use super::{Effect, Wait};
+
+/// How long the VM may stand, and has stood.
+#[derive(Debug)]
+pub(super) struct Clock {
+    bound_us: u64,
+    until_us: Option<u64>,
+    late: bool,
+}
+
+impl Clock {
+    /// Whoever asks for audits has all of memory hashed while the VM stands: only each wait has a bound then.
+    pub(super) fn new(audit: bool) -> Self {
+        Self {
+            bound_us: if audit {
+                u64::MAX
+            } else {
+                Wait::VmStands.bound_us()
+            },
+            until_us: None,
+            late: false,
+        }
+    }
+
+    /// Before each event and after it.
+    pub(super) fn looks(&mut self, now_us: u64, vm: Vm) {
+        self.until_us = match self.until_us {
+            _ if !vm.stands() => None,
+            None => Some(now_us.saturating_add(self.bound_us)),
+            known => known,
+        };
+        self.late = self.until_us.is_some_and(|until_us| now_us >= until_us);
+    }
+
+    /// When it is to run on at the latest.
+    pub(super) fn until_us(&self) -> u64 {
+        self.until_us.unwrap_or(u64::MAX)
+    }
+
+    /// Whether it should run by now.
+    pub(super) fn is_late(&self) -> bool {
+        self.late
+    }
+}
 
 /// The VM of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
