@@ -1,7 +1,9 @@
-//! What is said on the control socket, and between daemons about VMs that do not run yet: one JSON object a line.
+//! What is said to a daemon and between daemons: by HTTP (`address`, `http`), and on the control socket, one JSON object a line.
 
+pub mod address;
 pub mod client;
 mod figures;
+pub mod http;
 pub mod keys;
 pub mod log;
 mod member;
@@ -227,7 +229,7 @@ impl Request {
 }
 
 /// One line of an answer; the last one is `Done` or `Failed`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
     /// How everything is.
@@ -317,7 +319,7 @@ impl Answer {
 }
 
 /// What a host holds of a VM that nobody leads.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Standing {
     /// A copy of it lives there, or will at once.
     pub alive: bool,
@@ -341,7 +343,7 @@ pub struct Standing {
 }
 
 /// How new an image is: ordered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct DiskStanding {
     /// It is the disk at one moment.
     pub consistent: bool,

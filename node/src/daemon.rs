@@ -1,5 +1,6 @@
 //! One daemon per host: it listens for the other hosts and for people, and holds the VMs' loops.
 
+mod control;
 pub mod examine;
 mod exec;
 mod hand_over;
@@ -219,7 +220,6 @@ pub fn run(path: &Path) -> Result<()> {
     }
     // Kept to the end: the socket's file goes with it.
     let doors = web::Doors::open(&config, &daemon)?;
-    web::serve(&doors, &daemon).context("the page and the API")?;
     for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
         match VmConfig::parse(&text, &name, &config.cluster) {
             Ok(vm) => daemon
@@ -236,10 +236,12 @@ pub fn run(path: &Path) -> Result<()> {
     daemon.tell_of_certificates();
     peers::accept(&daemon, listener)?;
     identity::hear_of_revocations(&daemon).context("a thread for revocation lists")?;
-    requests::accept(
+    control::accept(
         &daemon,
         socket.listener.try_clone().context("the control socket")?,
     )?;
+    // Nobody is told of a host without its VMs: whoever came before waits in the kernel's queue, as at the control socket.
+    web::serve(&doors, &daemon).context("the page and the API")?;
     println!(
         "ready: host {} of cluster {} at {address}, control socket {}",
         config.name,

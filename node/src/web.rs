@@ -4,7 +4,8 @@
 //! (`daemon::roles`) -> each request past the `guard`, with the user's role -> a file of the page (`assets`), or the API (`api`), which looks by
 //! the `board` and changes by `daemon::requests`.
 //! **Invariants**: 1. nobody is answered who has no role on this host: roles are those of the control socket. 2. other machines are listened to by TLS alone, and only where host.toml says so (`api`). 3. connections, what one of them may send, hold and wait for are bounded; whoever is slow waits alone. 4. no VM waits for anything here:
-//! threads of low priority look for all; what is ordered has a thread of its own (`hands`). **Source**: RFC 9110, 9112. **Not here**: metrics, which have no secrets
+//! threads of low priority look for all; the socket, by which commands come, is served by a thread of the daemon's own priority, and what is ordered has a thread
+//! of its own (`hands`). **Source**: RFC 9110, 9112. **Not here**: metrics, which have no secrets
 //! (`metrics`).
 
 mod api;
@@ -13,11 +14,13 @@ mod board;
 mod door;
 mod guard;
 mod hands;
+mod lines;
 pub mod meaning;
 mod owner;
 mod stream;
 mod view;
 
+use crate::control::address::NAME;
 use crate::control::{Answer, Request as Asked};
 use crate::daemon::Daemon;
 use crate::daemon::roles::{Place, Who};
@@ -31,19 +34,20 @@ use axum::routing::get;
 use axum::{Json, Router};
 use board::Board;
 pub use door::Doors;
-use door::Visitor;
+use door::{Listeners, Visitor};
 use dunlin_fabric::keys;
 use hands::Hands;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use lines::Places;
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -53,8 +57,9 @@ use tower_service::Service;
 /// Connections whose user is not known yet, and how long that may take.
 const STRANGERS: usize = 32;
 const KNOWN: Duration = Duration::from_secs(10);
-/// Connections of administrators; other users have the places of `daemon::roles`.
+/// Connections of administrators, by the page and by the socket: a browser keeps no command out. Other users have the places of `daemon::roles`.
 const ADMINISTRATORS: usize = 128;
+const ADMINISTRATORS_HERE: usize = 256;
 /// A request's head: how long it may take, its size, its lines. A connection on which nothing is asked for so long ends.
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_BYTES: usize = 16 << 10;
@@ -64,6 +69,8 @@ const BODY: Duration = Duration::from_secs(10);
 const BODY_BYTES: usize = 1 << 20;
 /// Whoever takes nothing of an answer for so long is hung up on.
 const TAKES: Duration = Duration::from_secs(10);
+/// The same by the socket. Root is waited for.
+const TAKES_HERE: Duration = Duration::from_secs(60);
 /// Whoever is turned away hears why, if that is quick.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// When no connection could be taken.
@@ -86,9 +93,13 @@ pub struct Web {
     writes: Arc<Semaphore>,
     /// Who carries these out.
     hands: Hands,
+    /// Places for conversations by lines.
+    places: Places,
     administrators: Arc<Semaphore>,
-    /// What this host is called in requests of this machine, and in those of others.
+    administrators_here: Arc<Semaphore>,
+    /// What this host is called in requests of this machine, by the socket, and in those of others.
     names: Vec<String>,
+    names_here: Vec<String>,
     names_outside: Vec<String>,
 }
 
@@ -99,57 +110,83 @@ pub fn serve(doors: &Doors, daemon: &Arc<Daemon>) -> Result<()> {
     }
     let token: [u8; 16] = keys::random()?;
     let token = token.map(|byte| format!("{byte:02x}")).concat();
-    let runtime = Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .max_blocking_threads(ASKING)
-        .thread_name("page-asks")
-        .build()
-        .context("a runtime")?;
-    // Before this thread's priority is another's.
-    let hands = Hands::start(api::WRITES)?;
-    let daemon = daemon.clone();
-    let listeners = doors.listeners().context("the doors of the page and the API")?;
-    let (page, network) = doors.addresses();
-    let serve = move || {
+    let (far, near) = (runtime("page-asks")?, runtime("api-asks")?);
+    // Threads for what is ordered have this thread's priority.
+    let hands = Hands::start(api::WRITES + lines::CONVERSATIONS)?;
+    let mut listeners = doors.listeners().context("the doors of the page and the API")?;
+    let socket = listeners.take_socket();
+    let web = {
+        // Whoever looks at the cluster for the page has the page's priority.
+        let _page = far.enter();
+        Web::new(daemon.clone(), doors.addresses(), token, hands)
+    };
+    let files = files(&web);
+    let (page_web, page_files) = (web.clone(), files.clone());
+    let page = move || {
         // Of this thread alone, and those that it starts.
         if let Err(error) = rustix::process::nice(NICE) {
             tracing::debug!("the page's priority: {error}");
         }
-        runtime.block_on(async move {
-            let web = Web::new(daemon, page, network, token, hands);
-            match listeners.accept(&web, &files(&web)) {
-                Ok(()) => pending().await,
-                Err(error) => tracing::error!("the page's sockets: {error}"),
-            }
-        });
+        serve_at(&far, listeners, &page_web, &page_files);
     };
-    std::thread::Builder::new().name("page".into()).spawn(serve)?;
+    std::thread::Builder::new().name("page".into()).spawn(page)?;
+    // Commands come by the socket: whoever moves a VM away from a busy host does not wait behind that host's guests.
+    let api = move || serve_at(&near, socket, &web, &files);
+    std::thread::Builder::new().name("api".into()).spawn(api)?;
     Ok(())
+}
+
+fn runtime(asks: &str) -> Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(ASKING)
+        .thread_name(asks)
+        .build()
+        .context("a runtime")
+}
+
+/// Serves on this thread until the daemon ends.
+fn serve_at(runtime: &Runtime, listeners: Listeners, web: &Arc<Web>, files: &Router) {
+    runtime.block_on(async {
+        match listeners.accept(web, files) {
+            Ok(()) => pending().await,
+            Err(error) => tracing::error!("the page's sockets: {error}"),
+        }
+    });
 }
 
 impl Web {
     fn new(
         daemon: Arc<Daemon>,
-        page: Option<SocketAddr>,
-        network: Option<SocketAddr>,
+        (page, network): (Option<SocketAddr>, Option<SocketAddr>),
         token: String,
         hands: Hands,
     ) -> Arc<Self> {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
         let address = |address: Option<SocketAddr>| address.map(|address| address.ip().to_string());
         let own = daemon.host.name.clone();
+        let names: Vec<String> = names.into_iter().chain(address(page)).collect();
         Arc::new(Self {
             board: Board::start(&daemon),
             daemon,
             token,
             writes: Arc::new(Semaphore::new(api::WRITES)),
             hands,
+            places: Places::new(),
             administrators: Arc::new(Semaphore::new(ADMINISTRATORS)),
-            names: names.into_iter().chain(address(page)).collect(),
+            administrators_here: Arc::new(Semaphore::new(ADMINISTRATORS_HERE)),
+            names_here: names.iter().cloned().chain([NAME.to_owned()]).collect(),
+            names,
             names_outside: [own].into_iter().chain(address(network)).collect(),
         })
     }
+}
+
+/// The OpenAPI document.
+#[cfg(test)]
+pub fn document() -> utoipa::openapi::OpenApi {
+    api::router().1
 }
 
 /// All that is served.
@@ -191,8 +228,15 @@ async fn converse<S>(
     let Some(_place) = place else {
         return turn_away(&mut stream, "503 Service Unavailable", many).await;
     };
-    let administrator = match uid.is_some_and(|uid| roles.is_administrator(uid)) {
-        true => match web.administrators.clone().try_acquire_owned() {
+    let is_administrator = uid.is_some_and(|uid| roles.is_administrator(uid));
+    let is_here = matches!(visitor, Visitor::Local(..));
+    let administrators = if is_here {
+        &web.administrators_here
+    } else {
+        &web.administrators
+    };
+    let administrator = match is_administrator {
+        true => match administrators.clone().try_acquire_owned() {
             Ok(place) => Some(place),
             Err(_) => return turn_away(&mut stream, "503 Service Unavailable", many).await,
         },
@@ -201,7 +245,9 @@ async fn converse<S>(
     let is_known = !matches!(visitor, Visitor::Stranger);
     let _stranger = (!is_known).then_some(stranger);
     let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(TAKES));
+    // A command may be read page by page, as from the control socket.
+    let takes = if is_here { TAKES_HERE } else { TAKES };
+    stream.set_write_timeout((!(is_here && is_administrator)).then_some(takes));
     let visitor = Arc::new(visitor);
     let service = service_fn(|request| {
         let (web, files, visitor) = (web.clone(), files.clone(), visitor.clone());
@@ -266,7 +312,7 @@ async fn admitted(
     let token = Some(web.token.as_str());
     let (names, token, user) = match visitor {
         Visitor::User(uid) => (&web.names, token, Ok((*uid, None))),
-        Visitor::Local(uid, gid) => (&web.names, None, Ok((*uid, Some(*gid)))),
+        Visitor::Local(uid, gid) => (&web.names_here, None, Ok((*uid, Some(*gid)))),
         Visitor::Person(person) => (&web.names_outside, token, Err(Who::person(person))),
         Visitor::Stranger => return Err(refused(StatusCode::FORBIDDEN, door::STRANGER, 2)),
     };

@@ -77,10 +77,11 @@ impl Served {
         Ok(me["token"].as_str().context("a token")?.to_owned())
     }
 
-    fn post(&self, path: &str, body: &Value) -> Result<Said> {
+    /// What changes something.
+    fn order(&self, method: &str, path: &str, body: &Value) -> Result<Said> {
         let token = self.token()?;
         self.say(&request(
-            "POST",
+            method,
             path,
             &[("X-Dunlin-Token", &token)],
             &body.to_string(),
@@ -106,6 +107,8 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
         "/api/v1/status",
         "/api/v1/events",
         "/api/v1/events?limit=1&since_ms=1",
+        "/api/v1/cluster",
+        "/api/v1/logs",
     ] {
         let said = served.get(path)?;
         ensure!(said.status == 200, "{path}: {said:?}");
@@ -144,12 +147,33 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
             400,
         ),
         ("POST", "/api/v1/check", json!("no object"), 400),
+        ("GET", "/api/v1/events?follow=true", json!(null), 400),
+        ("POST", "/api/v1/vms/{vm}/inject", json!({"fault": "none"}), 400),
+        ("GET", "/api/v1/vms/{vm}/printed?lines=1", json!(null), 400),
+        ("GET", "/api/v1/vms/{vm}/printed?lines=all", json!(null), 400),
+        ("GET", "/api/v1/hosts/{host}/keys", json!(null), 400),
+        ("POST", "/api/v1/hosts/{host}/keys", json!({"step": "lose"}), 400),
+        ("POST", "/api/v1/logs", json!({"log": "jobs"}), 400),
+        (
+            "POST",
+            "/api/v1/logs",
+            json!({"log": "jobs", "hosts": ["b"]}),
+            400,
+        ),
+        ("GET", "/api/v1/logs/{log}", json!(null), 400),
+        ("GET", "/api/v1/logs/{log}/entries", json!(null), 400),
+        ("GET", "/api/v1/logs/{log}/entries?frm=1", json!(null), 400),
+        ("DELETE", "/api/v1/logs/{log}", json!(null), 400),
     ];
     for (method, path, body, status) in refusals {
-        let real = path.replace("{vm}", "no%20such%0avm");
+        let real = ["{vm}", "{host}", "{log}"]
+            .iter()
+            .fold(path.to_owned(), |path, name| {
+                path.replace(name, "no%20such%0aname")
+            });
         let said = match method {
             "GET" => served.get(&real)?,
-            _ => served.post(&real, &body)?,
+            method => served.order(method, &real, &body)?,
         };
         ensure!(said.status == status, "{method} {real} {body}: {said:?}");
         let answer = said.json()?;
@@ -181,6 +205,62 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
         ensure!(said.status == status, "{method} {path}: {said:?}");
     }
     Ok(())
+}
+
+#[test]
+fn lines_are_what_the_document_says_and_end_with_the_last_answer() -> Result<()> {
+    let served = Served::start("")?;
+    let document = Document::of(served.get("/api/v1/openapi.json")?.json()?)?;
+    let token = served.token()?;
+    // Without chunks: the answer is what stands there.
+    let lines = |method: &str, path: &str, body: &str| {
+        let headers = [
+            ("Accept", "application/x-ndjson"),
+            ("X-Dunlin-Token", token.as_str()),
+        ];
+        let text = request(method, path, &headers, body).replacen("HTTP/1.1", "HTTP/1.0", 1);
+        served.say(&text)
+    };
+    let cases = [
+        ("GET", "/api/v1/events", "", "host-begins", "done"),
+        ("GET", "/api/v1/cluster", "", "\"host\":\"a\"", "done"),
+        (
+            "GET",
+            "/api/v1/hosts/{host}/keys",
+            "",
+            "BEGIN CERTIFICATE",
+            "keys",
+        ),
+        (
+            "POST",
+            "/api/v1/logs",
+            "{\"log\":\"jobs\",\"hosts\":[\"a\"]}",
+            "is on a",
+            "done",
+        ),
+        ("GET", "/api/v1/logs", "", "\"name\":\"jobs\"", "done"),
+        ("GET", "/api/v1/logs/{log}", "", "\"said\":\"status\"", "done"),
+        ("GET", "/api/v1/logs/{log}/entries", "", "", "done"),
+        ("DELETE", "/api/v1/logs/{log}", "", "jobs", "done"),
+    ];
+    for (method, path, body, wanted, last) in cases {
+        let real = path.replace("{host}", "a").replace("{log}", "jobs");
+        let said = lines(method, &real, body)?;
+        ensure!(
+            said.status == 200 && said.head.contains("content-type: application/x-ndjson"),
+            "{method} {real}: {said:?}"
+        );
+        document.check_lines(&method.to_lowercase(), path, &said.body)?;
+        let line: Value = serde_json::from_str(said.body.lines().last().context("a line")?)?;
+        ensure!(
+            said.body.contains(wanted) && line["answer"] == last,
+            "{method} {real}: {said:?}"
+        );
+    }
+    // What nothing was done of is refused as all else is.
+    let said = lines("POST", "/api/v1/vms/shop/switchover", "{}")?;
+    ensure!(said.status == 400 && said.json()?["code"] == 2, "{said:?}");
+    document.check("post", "/api/v1/vms/{vm}/switchover", 400, &said.json()?)
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod threads;
 
 use super::talk;
 use crate::config::{HostConfig, HostFile, Trust};
-use crate::control::client::Client;
+use crate::control::http::Conversation;
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
@@ -178,7 +178,7 @@ fn lines(
     let heard = Arc::new(Mutex::new(Vec::new()));
     let (socket, hears) = (socket.to_owned(), heard.clone());
     let last = within(PATIENCE, move || {
-        Client::connect(&socket)?.talk(&asked, |answer| {
+        Conversation::connect(&socket)?.talk(&asked, |answer| {
             let mut heard = hears.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(Ok(mut line)) = line(answer)
                 && (heard.len() as u64) < MOST_BYTES

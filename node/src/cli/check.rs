@@ -2,7 +2,7 @@
 
 use crate::certificates;
 use crate::config::HostConfig;
-use crate::control::client::Client;
+use crate::control::http::Conversation;
 use crate::control::report::Found;
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
@@ -47,7 +47,7 @@ pub fn all(socket: &Path, file: &Path, json: bool) -> Result<ExitCode> {
         std::fs::read_to_string(file).map_err(|error| BadInput(format!("{}: {error}", file.display())))?;
     let origin = file.display().to_string();
     let mut all = Vec::new();
-    let last = Client::connect(socket)?.talk(&Request::Check { text, origin }, |answer| {
+    let last = Conversation::connect(socket)?.talk(&Request::Check { text, origin }, |answer| {
         if let Answer::Found(found) = answer {
             if !json {
                 print(found);

@@ -12,7 +12,7 @@ use super::init::host as named;
 use super::issued::Issued;
 use super::person;
 use crate::config::{CONTROL, Cluster, ClusterHost, HostFile};
-use crate::control::client::Client;
+use crate::control::http::Conversation;
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
@@ -462,7 +462,7 @@ fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
 
 fn status(socket: &Path, json: bool) -> Result<ExitCode> {
     let mut all = Vec::new();
-    let last = Client::connect(socket)?.talk(&Request::Cluster, |answer| {
+    let last = Conversation::connect(socket)?.talk(&Request::Cluster, |answer| {
         if let Answer::Member(member) = answer {
             all.push(*member.clone());
         }

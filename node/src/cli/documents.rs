@@ -2,8 +2,8 @@
 //! every command that is shown exists.
 
 use super::Arguments;
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -251,6 +251,57 @@ fn every_command_that_the_documentation_shows_exists() {
     }
     assert!(seen > 150, "only {seen} commands are found");
     assert!(problems.is_empty(), "{problems:#?}");
+}
+
+/// Every command that can be said, as a person says it; none that only has others below it.
+fn commands(of: &clap::Command, before: &str, found: &mut Vec<String>) {
+    for command in of.get_subcommands() {
+        let name = format!("{before}{}", command.get_name());
+        match command.has_subcommands() {
+            true => commands(command, &format!("{name} "), found),
+            false => found.push(name),
+        }
+    }
+}
+
+#[test]
+fn every_command_has_its_addresses_which_are_the_document_s_or_says_why_it_has_none() {
+    let page = include_str!("../../../docs/api.md");
+    let section = page.split("\n## Commands\n").nth(1).expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let document = serde_json::to_value(crate::web::document()).expect("JSON");
+    let quoted =
+        |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let (mut told, mut addresses) = (Vec::new(), std::collections::BTreeSet::new());
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        let (names, asks) = row.trim_matches('|').split_once(" | ").expect("two cells");
+        let here: Vec<String> = quoted(names);
+        let has_none = asks.contains("none: ") || asks.contains("the control socket: ");
+        let asked: Vec<String> = quoted(asks)
+            .into_iter()
+            .filter(|word| word.contains('/'))
+            .collect();
+        assert!(has_none == asked.is_empty(), "{row}");
+        for address in asked {
+            let (method, path) = address.split_once(' ').expect("a method and a path");
+            let known = &document["paths"][path][method.to_lowercase()];
+            assert!(known.is_object(), "{row}: {address} is not in the document");
+            addresses.insert(address);
+        }
+        told.extend(here);
+    }
+    let mut all = Vec::new();
+    commands(&Arguments::command(), "", &mut all);
+    assert!(all.len() > 30, "{all:?}");
+    all.sort_unstable();
+    told.sort_unstable();
+    assert_eq!(told, all, "told once, or once in the table of docs/api.md");
+    // And every request that a command makes has one of these.
+    for request in crate::control::address::examples() {
+        let address = crate::control::address::Address::of(&request).expect("an address");
+        let name = format!("{} {}", address.method, address.template);
+        assert!(addresses.contains(&name), "{name} is no command's");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::cluster::{AUTHORITY, First};
 use super::issued::Issued;
 use super::teller::Teller;
 use crate::config::ClusterHost;
-use crate::control::client::Client;
+use crate::control::http::Conversation;
 use crate::control::keys::{HostKeys, KeysStep};
 use crate::control::{Answer, Request};
 use crate::daemon::{BadInput, identity::replace};
@@ -44,7 +44,7 @@ impl Hosts<'_> {
             host: host.to_owned(),
             ask,
         };
-        match Client::connect(self.socket)?.talk(&request, |_| {})? {
+        match Conversation::connect(self.socket)?.talk(&request, |_| {})? {
             Answer::Keys(shown) => Ok(Ok(*shown)),
             Answer::Failed { why, .. } => Ok(Err(why)),
             _ => bail!("the daemon did not say what became of host {host}'s keys"),

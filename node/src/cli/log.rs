@@ -1,6 +1,7 @@
 //! `dunlin log`: a shared log from a shell.
 
 use crate::control::client::{Client, ClientError};
+use crate::control::http::Conversation;
 use crate::control::log::{LogAnswer, LogLine, LogRequest, LogStatus};
 use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
@@ -134,7 +135,7 @@ fn failed(why: String, code: i32) -> anyhow::Error {
 }
 
 fn status(socket: &Path, log: Option<String>, json: bool) -> Result<ExitCode> {
-    let mut client = Client::connect(socket)?;
+    let mut client = Conversation::connect(socket)?;
     client.ask(&Request::Log(LogRequest::Status { log }))?;
     loop {
         match client.next()? {
@@ -172,7 +173,7 @@ fn show(status: &LogStatus) {
 }
 
 fn read(socket: &Path, ask: LogRequest, json: bool) -> Result<ExitCode> {
-    let mut client = Client::connect(socket)?;
+    let mut client = Conversation::connect(socket)?;
     client.ask(&Request::Log(ask))?;
     let mut out = std::io::stdout().lock();
     loop {

@@ -2,7 +2,8 @@
 
 use super::show::UNPROTECTED;
 use super::teller::Teller;
-use crate::control::client::{Client, ClientError};
+use crate::control::client::ClientError;
+use crate::control::http::Conversation;
 use crate::control::{Answer, Event, HostStatus, Request, VmStatus};
 use crate::vm::AGAIN;
 use anyhow::{Result, bail};
@@ -16,7 +17,7 @@ pub fn simple(socket: &Path, request: &Request) -> Result<ExitCode> {
 }
 
 fn ask(socket: &Path, request: &Request) -> Result<Answer, ClientError> {
-    Client::connect(socket)?.talk(request, |_| {})
+    Conversation::connect(socket)?.talk(request, |_| {})
 }
 
 fn print(answer: &Answer) -> ExitCode {
@@ -40,7 +41,7 @@ pub fn logs(socket: &Path, request: &Request) -> Result<ExitCode> {
             print!("{text}");
         }
     };
-    Ok(print(&Client::connect(socket)?.talk(request, print_on)?))
+    Ok(print(&Conversation::connect(socket)?.talk(request, print_on)?))
 }
 
 /// The name in a VM's file.
@@ -57,7 +58,7 @@ pub fn vm_name(text: &str) -> Option<String> {
 /// How this host is.
 pub fn status(socket: &Path) -> Result<HostStatus> {
     let mut status = None;
-    let last = Client::connect(socket)?.talk(&Request::Status, |answer| {
+    let last = Conversation::connect(socket)?.talk(&Request::Status, |answer| {
         if let Answer::Status(now) = answer {
             status = Some(*now.clone());
         }
@@ -85,7 +86,7 @@ pub fn follow(
     asked: &Request,
     mut each: impl FnMut(Option<&Event>) -> Result<bool>,
 ) -> Result<()> {
-    let mut client = Client::connect(socket)?;
+    let mut client = Conversation::connect(socket)?;
     client.ask(asked)?;
     loop {
         match client.next()? {
@@ -213,7 +214,7 @@ fn missing_backup(vm: &VmStatus) -> Option<String> {
 /// Compares a VM's disks, and says how far it is.
 pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> {
     let mut teller = Teller::new()?;
-    let answer = Client::connect(socket)?.talk(&Request::VerifyDisk { vm, repair }, |answer| {
+    let answer = Conversation::connect(socket)?.talk(&Request::VerifyDisk { vm, repair }, |answer| {
         if let Answer::Progress(progress) = answer {
             teller.progress(progress);
         }

@@ -1,9 +1,10 @@
 //! What is said about a host's keys while they are exchanged (docs/cluster.md, "Keys").
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A step, asked of one host.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "step", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum KeysStep {
     /// What do you show, and whom do you believe?
@@ -31,7 +32,7 @@ pub enum KeysStep {
 }
 
 /// What a host shows, and whom it believes. No private key is in it. All PEM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostKeys {
     /// Its certificate.
     pub cert: String,

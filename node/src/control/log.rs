@@ -98,7 +98,7 @@ pub struct LogLine {
 }
 
 /// What is answered.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "said", rename_all = "kebab-case")]
 pub enum LogAnswer {
     /// Proposals are taken.

@@ -18,7 +18,7 @@ pub struct Found {
 }
 
 /// All that one host says.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct Report {
     /// Which host.
     pub host: String,
@@ -29,7 +29,7 @@ pub struct Report {
 }
 
 /// What has to be alike on both hosts, or had better be.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Facts {
     /// The version of the VM's QEMU, if it runs.
     pub qemu: Option<String>,

@@ -89,7 +89,7 @@ pub trait AnswerTo {
     fn answer(&mut self, answer: &Answer) -> io::Result<()>;
 }
 
-impl<W: Write> AnswerTo for W {
+impl<W: Write + ?Sized> AnswerTo for W {
     fn answer(&mut self, answer: &Answer) -> io::Result<()> {
         let mut line = serde_json::to_vec(answer)?;
         line.push(b'\n');

@@ -6,7 +6,7 @@
 //!   wins, or none. 2. a log is on each host that it names, or nobody is told that it was made.
 //! * **Not here:** the log's loop and conversations (`crate::logs`).
 
-use super::{Daemon, Ticket, peers};
+use super::{Daemon, Ticket, peers, requests};
 use crate::control::log::{LogAnswer, LogRecord, LogRequest};
 use crate::control::server::AnswerTo;
 use crate::control::{Answer, Request};
@@ -42,35 +42,44 @@ pub fn start_all(daemon: &Arc<Daemon>) {
     }
 }
 
-/// What a program or a person on this host asks.
+/// What a program or a person on this host asks by the control socket.
 pub fn serve(daemon: &Arc<Daemon>, ask: LogRequest, mut stream: &UnixStream) {
     // A side that does not listen is not waited for.
     if stream.set_write_timeout(Some(SILENT)).is_err() {
         return;
     }
+    match ask {
+        LogRequest::Write { log, by } => {
+            if let Err(why) = write(daemon, &log, by, stream) {
+                // Whoever asked may have gone: here and below.
+                let _ = stream.answer(&why);
+            }
+        }
+        ask => converse(daemon, ask, &mut stream),
+    }
+}
+
+/// What is answered by lines alone.
+pub fn converse(daemon: &Daemon, ask: LogRequest, to: &mut dyn Write) {
     let answer = match ask {
         LogRequest::Create { log, hosts } => create(daemon, log, hosts),
         LogRequest::Remove { log } => remove(daemon, &log),
-        LogRequest::Status { log } => status(daemon, log.as_deref(), stream),
+        LogRequest::Status { log } => status(daemon, log.as_deref(), to),
         LogRequest::Read {
             log,
             from,
             follow,
             most,
         } => match port(daemon, &log) {
-            // Whoever asked may have gone: here and below.
-            Ok(port) => return drop(session::read(&port, from, follow, most, stream)),
+            Ok(port) => return drop(session::read(&port, from, follow, most, to)),
             Err(why) => why,
         },
-        LogRequest::Write { log, by } => match write(daemon, &log, by, stream) {
-            Ok(()) => return,
-            Err(why) => why,
-        },
+        LogRequest::Write { .. } => requests::by_control_alone(),
         LogRequest::Prepare { .. } | LogRequest::Install { .. } | LogRequest::Forget { .. } => {
             Answer::refused("this is for other hosts to ask")
         }
     };
-    let _ = stream.answer(&answer);
+    let _ = to.answer(&answer);
 }
 
 /// What another daemon asks.
@@ -103,7 +112,7 @@ fn port(daemon: &Daemon, log: &str) -> Result<LogPort, Answer> {
     })
 }
 
-fn status(daemon: &Daemon, log: Option<&str>, mut stream: &UnixStream) -> Answer {
+fn status(daemon: &Daemon, log: Option<&str>, to: &mut dyn Write) -> Answer {
     let logs = daemon.logs();
     let found: Vec<_> = logs.values().map(LogHandle::status).collect();
     drop(logs);
@@ -115,7 +124,7 @@ fn status(daemon: &Daemon, log: Option<&str>, mut stream: &UnixStream) -> Answer
         return not_here(daemon, log);
     }
     for status in wanted {
-        let _ = stream.answer(&Answer::Log(LogAnswer::Status(Box::new(status))));
+        let _ = to.answer(&Answer::Log(LogAnswer::Status(Box::new(status))));
     }
     Answer::done("")
 }

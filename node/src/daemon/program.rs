@@ -12,8 +12,8 @@ use dunlin_core::sync::compare::hash_block;
 use dunlin_program::limits::Group;
 use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec) -> Vec<(String, String
 }
 
 /// The last lines that the copy on this host has printed, and with `follow` what it prints from then on, until the asker or the program goes.
-pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, mut stream: &UnixStream) -> Answer {
+pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, to: &mut dyn Write) -> Answer {
     let is_program = daemon
         .vms()
         .get(vm)
@@ -111,7 +111,7 @@ pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, mut stream: &Un
         };
         if let Some(answer) = answer {
             said = Instant::now();
-            if stream.answer(&answer).is_err() {
+            if to.answer(&answer).is_err() {
                 return Answer::done("");
             }
         }

@@ -1,8 +1,8 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, exec, identity, members, peers, program, store};
+use super::{Daemon, Ticket, examine, identity, members, peers, program, store};
 use crate::config::{ProgramSpec, VmConfig};
-use crate::control::server::{AnswerTo, read_request};
+use crate::control::server::AnswerTo;
 use crate::control::{Answer, Event, HostStatus, Member, Request};
 use crate::logs::LogHandle;
 use crate::notify::Notify;
@@ -11,7 +11,7 @@ use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::Write;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,101 +21,56 @@ const FORGOTTEN: Duration = Duration::from_secs(4);
 /// Events that are told at once to a host that asks how this one is.
 const MOST_EVENTS: u64 = 200;
 
-/// Whoever is not root says what they want within this time, and listens to each answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Accepts people on a thread of its own.
-pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
-    let daemon = daemon.clone();
-    std::thread::Builder::new()
-        .name("control".into())
-        .spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let daemon = daemon.clone();
-                let Some(place) = daemon.roles.enter(&stream) else {
-                    turn_away(&stream);
-                    continue;
-                };
-                let work = move || {
-                    let _place = place;
-                    serve(&daemon, &stream);
-                };
-                if let Err(error) = std::thread::Builder::new().name("request".into()).spawn(work) {
-                    tracing::error!("a thread for a request: {error}");
-                }
-            }
-        })?;
-    Ok(())
-}
-
-/// A user who has too many conversations; nobody waits for this one.
-fn turn_away(mut stream: &UnixStream) {
-    let refusal =
-        Answer::refused("this user has too many open conversations with the daemon: end one of them");
-    let _ = stream
-        .set_nonblocking(true)
-        .and_then(|()| stream.answer(&refusal));
-}
-
-/// What is asked, if it is this user's to ask.
-fn read_allowed(daemon: &Daemon, stream: &UnixStream) -> Result<Option<Request>, Answer> {
-    let who = daemon.roles.of(stream).map_err(Answer::refused)?;
-    let patience = (!who.is_administrator()).then_some(PATIENCE);
-    if stream.set_read_timeout(patience).is_err() || stream.set_write_timeout(patience).is_err() {
-        return Ok(None);
-    }
-    let Some(request) = read_request(stream)? else {
-        return Ok(None);
-    };
-    daemon.roles.check(&who, &request)?;
-    // A conversation of many lines may rest as long as it likes: it has its place.
-    let _ = stream.set_read_timeout(None);
-    Ok(Some(request))
-}
-
-fn serve(daemon: &Arc<Daemon>, mut stream: &UnixStream) {
-    let answer = match read_allowed(daemon, stream) {
-        Ok(Some(Request::Status)) => {
+/// Answers what a person asks, line by line.
+///
+/// The control socket and the API end here, so that both say the same. `Exec` and a log's writer take more than lines: these have the control
+/// socket to themselves.
+pub fn converse(daemon: &Arc<Daemon>, request: Request, to: &mut dyn Write) {
+    let answer = match request {
+        Request::Status => {
             // Whoever asked may have gone: here and below.
-            let _ = stream.answer(&Answer::Status(Box::new(status(daemon))));
+            let _ = to.answer(&Answer::Status(Box::new(status(daemon))));
             Answer::done("")
         }
-        Ok(Some(Request::Events {
+        Request::Events {
             follow,
             from_now,
             since_ms,
-        })) => {
+        } => {
             let next = if from_now {
                 daemon.host.events.next_seq()
             } else {
                 0
             };
-            return events(daemon, follow, next, since_ms.unwrap_or(0), stream);
+            return events(daemon, follow, next, since_ms.unwrap_or(0), to);
         }
-        Ok(Some(Request::Cluster)) => members::all(daemon, &mut |answer| {
-            let _ = stream.answer(&answer);
+        Request::Cluster => members::all(daemon, &mut |answer| {
+            let _ = to.answer(&answer);
         }),
-        Ok(Some(Request::Keys { host, ask })) if host != daemon.host.name => {
+        Request::Keys { host, ask } if host != daemon.host.name => {
             peers::ask(daemon, &host.clone(), &Request::Keys { host, ask })
         }
-        Ok(Some(request @ Request::Keys { .. })) => from_peer(daemon, request, &mut |_| {}),
-        Ok(Some(Request::Logs { vm, lines, follow })) => program::logs(daemon, &vm, lines, follow, stream),
-        Ok(Some(Request::Exec { vm, command })) => exec::serve(daemon, &vm, command, stream),
-        Ok(Some(Request::Log(ask))) => return super::logs::serve(daemon, ask, stream),
-        Ok(Some(Request::Up { text, origin })) => up(daemon, &text, &origin),
-        Ok(Some(Request::Check { text, origin })) => examine::check(daemon, &text, &origin, &mut |found| {
-            let _ = stream.answer(&Answer::Found(found));
+        request @ Request::Keys { .. } => from_peer(daemon, request, &mut |_| {}),
+        Request::Logs { vm, lines, follow } => program::logs(daemon, &vm, lines, follow, to),
+        Request::Log(ask) => return super::logs::converse(daemon, ask, to),
+        Request::Up { text, origin } => up(daemon, &text, &origin),
+        Request::Check { text, origin } => examine::check(daemon, &text, &origin, &mut |found| {
+            let _ = to.answer(&Answer::Found(found));
         }),
-        Ok(Some(request)) => from_person(daemon, request, &mut |answer| {
-            let _ = stream.answer(answer);
+        Request::Exec { .. } => by_control_alone(),
+        request => from_person(daemon, request, &mut |answer| {
+            let _ = to.answer(answer);
         }),
-        Ok(None) => return,
-        Err(refusal) => refusal,
     };
-    let _ = stream.answer(&answer);
+    let _ = to.answer(&answer);
 }
 
-fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, mut stream: &UnixStream) {
+/// What takes more than lines in answer to one request.
+pub fn by_control_alone() -> Answer {
+    Answer::refused("this is asked by the control socket alone")
+}
+
+fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, to: &mut dyn Write) {
     let (mut nudges, mut waits) = (0, false);
     loop {
         let wait = waits.then_some(Duration::from_secs(5));
@@ -125,17 +80,17 @@ fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, mut strea
             if event.time_ms < since_ms {
                 continue;
             }
-            if stream.answer(&Answer::Event(event)).is_err() {
+            if to.answer(&Answer::Event(event)).is_err() {
                 return;
             }
         }
         if !follow {
-            let _ = stream.answer(&Answer::done(""));
+            let _ = to.answer(&Answer::done(""));
             return;
         }
         // A reader who has gone is noticed although nothing happens.
         waits = true;
-        if stream.answer(&Answer::Alive).is_err() {
+        if to.answer(&Answer::Alive).is_err() {
             return;
         }
     }

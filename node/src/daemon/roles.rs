@@ -218,6 +218,12 @@ impl Who {
         }
     }
 
+    /// Whoever may do everything.
+    #[cfg(test)]
+    pub fn root() -> Self {
+        Self::user("root".into(), Some(Role::Administrator))
+    }
+
     /// A person of whom a certificate says what they may do. Nobody is an administrator by one.
     pub fn person(person: &Person) -> Self {
         let role = match person.role {

@@ -17,11 +17,12 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use utoipa::ToSchema;
 
 const FILE: &str = "complete.json";
 
 /// Who held a complete copy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Note {
     /// Where the log says so: term and index.
     pub at: (u64, u64),

@@ -2,18 +2,24 @@
 //!
 //! **Decides**: addresses, and which status an answer has. **Flow**: a request that `guard` let through, with who asks -> the same [`Request`] as on
 //! the control socket -> the same roles, the same answers. **Invariants**: 1. nothing is done here that the command line does not do, and nothing
-//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, and none is waited for longer than [`ANSWER`].
-//! 3. the document at `/api/v1/openapi.json` is made of these functions and types. **Not here**: what requests do (`daemon::requests`).
+//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, and none is waited for longer than [`ANSWER`]; whoever asks for
+//! lines has a place in `lines`. 3. the document at `/api/v1/openapi.json` is made of these functions and types. **Not here**: what requests do
+//! (`daemon::requests`), which address a command asks (`control::address`).
+
+mod cluster;
+mod logs;
+mod vms;
 
 use super::Web;
 use super::board::Happened;
+use super::lines::{self, How};
 use super::stream;
 use super::view::{Overview, VmView};
-use crate::control::report::Found;
 use crate::control::{Answer, Event, HostStatus, Request};
 use crate::daemon::roles::{Role, Who};
-use crate::daemon::{examine, peers, requests};
+use crate::daemon::{peers, requests};
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
@@ -43,7 +49,7 @@ const MOST_EVENTS: usize = 10_000;
     info(
         title = "Dunlin",
         version = "1",
-        description = "One host's daemon. Roles are those of the control socket. Every POST shows in the header X-Dunlin-Token what GET /api/v1/me says."
+        description = "One host's daemon. Roles are those of the control socket. Whatever is no GET shows in the header X-Dunlin-Token what GET /api/v1/me says. Where application/x-ndjson is offered, that is one Answer a line, as they come, of this host alone; the last one is done, failed or keys. Else any host may be asked about any VM."
     ),
     components(schemas(Happened))
 )]
@@ -98,72 +104,13 @@ struct Which {
     limit: Option<usize>,
     /// About this VM alone.
     vm: Option<String>,
-}
-
-/// A VM's file.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct File {
-    /// Its text, in TOML.
-    text: String,
-    /// Its name, for messages.
+    /// By lines alone: go on with what will happen.
     #[serde(default)]
-    origin: String,
+    follow: bool,
+    /// By lines alone: only what will happen.
+    #[serde(default)]
+    from_now: bool,
 }
-
-/// What a file's hosts lack for it.
-#[derive(Serialize, ToSchema)]
-struct Checked {
-    /// Everything that was looked at.
-    found: Vec<Found>,
-    /// For a person.
-    text: String,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Down {
-    /// Do not wait for the guest.
-    now: bool,
-    /// On this host alone, without the group's agreement. For administrators.
-    force: bool,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Protect {
-    /// "I know that the others are dead." For administrators.
-    alone: bool,
-    /// ... and the VM is to boot from this host's disk.
-    from_disk: bool,
-    /// ... though another host's disk is known to be newer.
-    force_stale: bool,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct SetPolicy {
-    /// The policy's name.
-    policy: String,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Verify {
-    /// Send again what differs.
-    repair: bool,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct Replace {
-    /// The dead host's name, which is the new machine's.
-    host: String,
-}
-
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-struct Nothing {}
 
 type App = State<Arc<Web>>;
 type Asker = Extension<Arc<Who>>;
@@ -177,14 +124,21 @@ pub fn router() -> (axum::Router<Arc<Web>>, utoipa::openapi::OpenApi) {
         .routes(routes!(status))
         .routes(routes!(events))
         .routes(routes!(stream))
-        .routes(routes!(up))
-        .routes(routes!(check))
-        .routes(routes!(switchover))
-        .routes(routes!(protect))
-        .routes(routes!(down))
-        .routes(routes!(policy))
-        .routes(routes!(verify_disk))
-        .routes(routes!(replace))
+        .routes(routes!(vms::up))
+        .routes(routes!(vms::check))
+        .routes(routes!(vms::switchover))
+        .routes(routes!(vms::protect))
+        .routes(routes!(vms::down))
+        .routes(routes!(vms::policy))
+        .routes(routes!(vms::verify_disk))
+        .routes(routes!(vms::replace))
+        .routes(routes!(vms::inject))
+        .routes(routes!(vms::printed))
+        .routes(routes!(cluster::hosts))
+        .routes(routes!(cluster::keys, cluster::keys_step))
+        .routes(routes!(logs::logs, logs::make_log))
+        .routes(routes!(logs::log, logs::remove_log))
+        .routes(routes!(logs::entries))
         .split_for_parts()
 }
 
@@ -233,15 +187,33 @@ async fn status(State(web): App) -> Response {
 
 /// What happened on this host, the last 10,000 events.
 #[utoipa::path(get, path = "/api/v1/events", params(Which),
-    responses((status = 200, body = Past), (status = 400, body = Refused)))]
+    responses((status = 200, content((Past = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 async fn events(
     State(web): App,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    Extension(who): Asker,
+    how: How,
+    which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let which = match which {
         Ok(Query(which)) => which,
         Err(error) => return refused(StatusCode::BAD_REQUEST, &error.body_text(), 2),
     };
+    let has_end = !which.follow && !which.from_now;
+    match how {
+        How::Lines if which.vm.is_none() && which.limit.is_none() => {
+            let request = Request::Events {
+                follow: which.follow,
+                from_now: which.from_now,
+                since_ms: Some(which.since_ms),
+            };
+            return lines::converse(web, who, request).await;
+        }
+        How::Whole if has_end => {}
+        _ => {
+            let why = "'follow' and 'from_now' are answered by lines alone (Accept: application/x-ndjson), 'vm' and 'limit' are not";
+            return refused(StatusCode::BAD_REQUEST, why, 2);
+        }
+    }
     let found = spawn_blocking(move || {
         let mut events = web.daemon.host.events.since(0, None, 0);
         events.retain(|event| {
@@ -267,135 +239,17 @@ async fn stream(State(web): App) -> Response {
     ([(CONTENT_TYPE, kind)], body).into_response()
 }
 
-/// Starts a VM on its hosts. An operator starts those that an administrator has prepared.
-#[utoipa::path(post, path = "/api/v1/vms", request_body = File,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn up(State(web): App, Extension(who): Asker, body: Bytes) -> Response {
-    match read::<File>(&body) {
-        Ok(File { text, origin }) => {
-            let origin = named(origin);
-            ask(web, who, Request::Up { text, origin }).await
-        }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// What a VM's hosts lack for it; nothing is started.
-#[utoipa::path(post, path = "/api/v1/check", request_body = File,
-    responses((status = 200, body = Checked), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn check(State(web): App, Extension(who): Asker, body: Bytes) -> Response {
-    let File { text, origin } = match read::<File>(&body) {
-        Ok(file) => file,
-        Err(why) => return refused(StatusCode::BAD_REQUEST, &why, 2),
-    };
-    let origin = named(origin);
-    let request = Request::Check {
-        text: text.clone(),
-        origin: origin.clone(),
-    };
-    long(web, who, request, move |web, _| {
-        let mut found = Vec::new();
-        let answer = examine::check(&web.daemon, &text, &origin, &mut |one| found.push(one));
-        match answer {
-            Answer::Done { text } => Json(Checked { found, text }).into_response(),
-            // Something is missing: that is what was asked.
-            Answer::Failed { why: text, .. } if !found.is_empty() => {
-                Json(Checked { found, text }).into_response()
-            }
-            other => said(other),
-        }
-    })
-    .await
-}
-
-/// Hands a VM over to its backup: `dunlin failover`.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/switchover", params(("vm" = String, Path)), request_body = Option<Nothing>,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn switchover(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
-    match read::<Nothing>(&body) {
-        Ok(Nothing {}) => ask(web, who, Request::Failover { vm }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// Brings a backup in, or serves without any.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/protect", params(("vm" = String, Path)), request_body = Option<Protect>,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn protect(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
-    match read::<Protect>(&body) {
-        Ok(asked) => {
-            let request = Request::Protect {
-                vm,
-                alone: asked.alone,
-                from_disk: asked.from_disk,
-                force_stale: asked.force_stale,
-            };
-            ask(web, who, request).await
-        }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// Shuts a VM down everywhere.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/down", params(("vm" = String, Path)), request_body = Option<Down>,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn down(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
-    match read::<Down>(&body) {
-        Ok(Down { now, force }) => ask(web, who, Request::Down { vm, now, force }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// Replicates a VM in another way from now on.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/policy", params(("vm" = String, Path)), request_body = SetPolicy,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn policy(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
-    match read::<SetPolicy>(&body) {
-        Ok(SetPolicy { policy }) => ask(web, who, Request::Policy { vm, policy }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// Compares the images of both hosts block by block.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/verify-disk", params(("vm" = String, Path)), request_body = Option<Verify>,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn verify_disk(
-    State(web): App,
-    Extension(who): Asker,
-    Path(vm): Path<String>,
-    body: Bytes,
-) -> Response {
-    match read::<Verify>(&body) {
-        Ok(Verify { repair }) => ask(web, who, Request::VerifyDisk { vm, repair }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-/// A dead host's place is taken by a new machine of the same name. For administrators.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/replace", params(("vm" = String, Path)), request_body = Replace,
-    responses((status = 200, body = Done), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
-async fn replace(State(web): App, Extension(who): Asker, Path(vm): Path<String>, body: Bytes) -> Response {
-    match read::<Replace>(&body) {
-        Ok(Replace { host }) => ask(web, who, Request::Replace { vm, host }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
-    }
-}
-
-fn named(origin: String) -> String {
-    match origin.is_empty() {
-        true => "the VM's file".to_owned(),
-        false => origin,
-    }
-}
-
 /// The body; one that may be left out is as if nothing was said in it.
 fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, String> {
     let body: &[u8] = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| format!("the body: {error}"))
 }
 
-/// Asks what takes long, of the host that can do it.
-async fn ask(web: Arc<Web>, who: Arc<Who>, request: Request) -> Response {
+/// Asks what takes long, of the host that can do it. By lines it is this host's daemon that answers, as on the control socket.
+async fn ask(web: Arc<Web>, who: Arc<Who>, how: How, request: Request) -> Response {
+    if how == How::Lines {
+        return lines::converse(web, who, request).await;
+    }
     long(web, who, request, |web, request| {
         let daemon = &web.daemon;
         let answer = match request {
@@ -421,6 +275,30 @@ fn elsewhere(web: &Web, request: &Request) -> Option<String> {
     web.board.leader_of(vm).filter(|_| !is_here)
 }
 
+/// Asks this host, and makes one object of all that it answers, the last answer included.
+async fn gather(
+    web: Arc<Web>,
+    who: Arc<Who>,
+    how: How,
+    request: Request,
+    whole: fn(Vec<Answer>) -> Response,
+) -> Response {
+    if how == How::Lines {
+        return lines::converse(web, who, request).await;
+    }
+    long(web, who, request, move |web, request| {
+        let mut lines = Vec::new();
+        requests::converse(&web.daemon, request, &mut lines);
+        let answers = serde_json::Deserializer::from_slice(&lines).into_iter();
+        let answers: Vec<Answer> = answers.map_while(Result::ok).collect();
+        match answers.last() {
+            Some(failed @ Answer::Failed { .. }) => said(failed.clone()),
+            _ => whole(answers),
+        }
+    })
+    .await
+}
+
 /// Does what takes long on a thread of its own, if it is theirs to ask, and waits for it for a while.
 async fn long(
     web: Arc<Web>,
@@ -429,12 +307,7 @@ async fn long(
     work: impl FnOnce(&Web, Request) -> Response + Send + 'static,
 ) -> Response {
     let Ok(place) = web.writes.clone().try_acquire_owned() else {
-        let why = "too many requests are under way: say it again in a moment";
-        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, why, 1);
-        response
-            .headers_mut()
-            .insert(RETRY_AFTER, HeaderValue::from_static("5"));
-        return response;
+        return busy();
     };
     let (tell, told) = oneshot::channel();
     let shared = web.clone();
@@ -461,7 +334,18 @@ async fn long(
     }
 }
 
-fn said(answer: Answer) -> Response {
+/// There is no place for another one.
+pub fn busy() -> Response {
+    let why = "too many requests are under way: say it again in a moment";
+    let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, why, 1);
+    response
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from_static("5"));
+    response
+}
+
+/// A last answer.
+pub fn said(answer: Answer) -> Response {
     match answer {
         Answer::Done { text } => Json(Done { text }).into_response(),
         Answer::Failed { why, code: 2 } => refused(StatusCode::BAD_REQUEST, &why, 2),
@@ -481,6 +365,7 @@ fn unknown(vm: &str) -> Response {
     refused(StatusCode::NOT_FOUND, &why, 2)
 }
 
-fn ends() -> Response {
+/// Nobody carries it out any more.
+pub fn ends() -> Response {
     refused(StatusCode::SERVICE_UNAVAILABLE, "this host's daemon ends", 1)
 }

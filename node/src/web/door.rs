@@ -8,6 +8,7 @@
 
 use super::{AGAIN, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner, turn_away};
 use crate::config::{HostConfig, PageAt, Trust};
+use crate::control::address::beside;
 use crate::control::server::ControlSocket;
 use crate::daemon::{BadInput, Daemon};
 use anyhow::{Context, Result};
@@ -18,7 +19,6 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -29,8 +29,6 @@ use tokio_rustls::TlsAcceptor;
 
 /// Whether keys have changed is looked at this often.
 const LOOK: Duration = Duration::from_secs(1);
-/// The socket's name, beside the control socket.
-const SOCKET: &str = "api.sock";
 /// Whoever comes with no certificate for people.
 pub const STRANGER: &str = "this is for people who show a certificate of this cluster: 'dunlin cluster person NAME --role viewer', on the host \
                             where the cluster was begun, makes one";
@@ -53,11 +51,6 @@ pub struct Doors {
     /// The file goes with it.
     socket: Option<ControlSocket>,
     network: Option<(TcpListener, SocketAddr)>,
-}
-
-/// Where the socket is, of a daemon with that control socket.
-pub fn beside(control: &Path) -> PathBuf {
-    control.with_file_name(SOCKET)
 }
 
 impl Doors {
@@ -146,6 +139,15 @@ pub struct Listeners {
 }
 
 impl Listeners {
+    /// The socket alone, for a runtime of its own.
+    pub fn take_socket(&mut self) -> Self {
+        Self {
+            page: None,
+            socket: self.socket.take(),
+            network: None,
+        }
+    }
+
     /// Lets visitors in, on the runtime that serves them, until the daemon ends.
     pub fn accept(self, web: &Arc<Web>, files: &Router) -> io::Result<()> {
         if let Some(listener) = self.page {

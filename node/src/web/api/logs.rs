@@ -1,0 +1,128 @@
+//! What is asked about logs that programs share. A writer has the control socket: it says more than one line.
+
+use super::super::lines::{self, How};
+use super::{App, Asker, Done, Refused, ends, gather, read, refused, said};
+use crate::control::log::{LogAnswer, LogRequest, LogStatus};
+use crate::control::{Answer, Request};
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+/// The logs of a host.
+#[derive(Serialize, ToSchema)]
+struct Logs {
+    /// By name.
+    logs: Vec<LogStatus>,
+}
+
+/// A new log.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewLog {
+    /// Its name.
+    log: String,
+    /// Its hosts, all of which have to answer.
+    hosts: Vec<String>,
+}
+
+/// Which entries.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub struct Entries {
+    /// The first index wanted; 0 is the oldest that is there.
+    #[serde(default)]
+    from: u64,
+    /// Not more entries than these.
+    most: Option<u64>,
+    /// Go on with what will be agreed.
+    #[serde(default)]
+    follow: bool,
+}
+
+fn statuses(answers: Vec<Answer>) -> impl Iterator<Item = LogStatus> {
+    answers.into_iter().filter_map(|answer| match answer {
+        Answer::Log(LogAnswer::Status(status)) => Some(*status),
+        _ => None,
+    })
+}
+
+fn done(mut answers: Vec<Answer>) -> Response {
+    answers.pop().map_or_else(ends, said)
+}
+
+/// The logs of which this host is one.
+#[utoipa::path(get, path = "/api/v1/logs",
+    responses((status = 200, content((Logs = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn logs(State(web): App, Extension(who): Asker, how: How) -> Response {
+    let request = Request::Log(LogRequest::Status { log: None });
+    gather(web, who, how, request, |answers| {
+        let logs = statuses(answers).collect();
+        Json(Logs { logs }).into_response()
+    })
+    .await
+}
+
+/// One log of this host.
+#[utoipa::path(get, path = "/api/v1/logs/{log}", params(("log" = String, Path)),
+    responses((status = 200, content((LogStatus = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn log(State(web): App, Extension(who): Asker, how: How, Path(log): Path<String>) -> Response {
+    let request = Request::Log(LogRequest::Status { log: Some(log) });
+    gather(web, who, how, request, |answers| {
+        let status = statuses(answers).next();
+        status.map_or_else(ends, |status| Json(status).into_response())
+    })
+    .await
+}
+
+/// Makes a log on these hosts. For administrators.
+#[utoipa::path(post, path = "/api/v1/logs", request_body = NewLog,
+    responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn make_log(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
+    match read::<NewLog>(&body) {
+        Ok(NewLog { log, hosts }) => {
+            let request = Request::Log(LogRequest::Create { log, hosts });
+            gather(web, who, how, request, done).await
+        }
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// Takes a log away from all its hosts, with all that is in it. For administrators.
+#[utoipa::path(delete, path = "/api/v1/logs/{log}", params(("log" = String, Path)),
+    responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn remove_log(
+    State(web): App,
+    Extension(who): Asker,
+    how: How,
+    Path(log): Path<String>,
+) -> Response {
+    let request = Request::Log(LogRequest::Remove { log });
+    gather(web, who, how, request, done).await
+}
+
+/// The agreed entries of a log of this host: lines of `Answer`. `follow` goes on with what will be agreed.
+#[utoipa::path(get, path = "/api/v1/logs/{log}/entries", params(("log" = String, Path), Entries),
+    responses((status = 200, content_type = "application/x-ndjson", body = Answer), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn entries(
+    State(web): App,
+    Extension(who): Asker,
+    Path(log): Path<String>,
+    which: Result<Query<Entries>, QueryRejection>,
+) -> Response {
+    let Entries { from, most, follow } = match which {
+        Ok(Query(which)) => which,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, &error.body_text(), 2),
+    };
+    let request = Request::Log(LogRequest::Read {
+        log,
+        from,
+        follow,
+        most,
+    });
+    lines::converse(web, who, request).await
+}
