@@ -328,7 +328,7 @@ fn a_failed_hand_over_leaves_the_leader_in_office_or_makes_it_go() {
         group.nodes.get_mut(&old).unwrap().propose(Bytes::new()),
         Err(Refusal::Transferring)
     );
-    group.run(70_000);
+    group.run(250_000);
     assert!(group.events.contains(&(
         old,
         Action::TransferFailed {
@@ -338,7 +338,7 @@ fn a_failed_hand_over_leaves_the_leader_in_office_or_makes_it_go() {
     assert_eq!(group.leader(), Some(old));
     group.propose("still here");
     group.step(old, Event::StepDown);
-    group.run(66_000);
+    group.run(246_000);
     assert_eq!(group.leader(), None);
 }
 
