@@ -183,7 +183,7 @@ pub fn leave(machines: &[Machine; 3], vm: &str) -> Result<()> {
         if !left.trim().is_empty() {
             bail!("host {}: interfaces are left: {left}", machine.name());
         }
-        machine.run("apt-get purge -y dunlin")?;
+        machine.run("apt-get purge -y dunlin; rm -f /root/*.toml /root/said /root/token")?;
         let left = machine.run("find /etc/dunlin /var/lib/dunlin /run/dunlin 2>/dev/null || true")?;
         ensure!(
             left.trim().is_empty(),
