@@ -20,7 +20,6 @@ mod noted;
 mod primary;
 mod program;
 mod queues;
-mod remains;
 pub use cold::Holding;
 pub use connect::{Connector, ask_host, open};
 pub use fault_at::{Asked, FaultAt, Line};
@@ -92,8 +91,6 @@ pub(crate) struct Shared {
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
-    /// Of machines that have ended here.
-    remains: remains::Remains,
     fault_at: Arc<FaultAt>,
     /// How often the loop has turned.
     turns: AtomicU64,

@@ -15,7 +15,7 @@ mod syncing;
 mod take_over;
 
 use super::disks::IdleWatch;
-use super::event::{LoopEvent, Started};
+use super::event::Started;
 use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
@@ -212,8 +212,7 @@ impl VmLoop {
         self.start_machine(session, Start::Incoming);
     }
 
-    /// The primary mirrors a disk to this host. A thread's own: the disk takes a role when no request of the VM is under way, and one
-    /// may hang.
+    /// The primary mirrors a disk to this host.
     pub(super) fn accept_mirror(&mut self, primary: ReplicaId, disk: &[u8], stream: Stream) {
         let number = disk.first().copied().map_or(usize::MAX, usize::from);
         let follows = self.group.leader() == Some(primary);
@@ -224,18 +223,8 @@ impl VmLoop {
         else {
             return;
         };
-        let to_loop = self.to_loop.clone();
-        let follow = move || {
-            if let Err(why) = machine.disks.follow(number, stream) {
-                let why = format!("disk {number} cannot follow: {why}");
-                to_loop.send(LoopEvent::CannotFollow(why));
-            }
-        };
-        if let Err(error) = std::thread::Builder::new()
-            .name("disk-follow".into())
-            .spawn(follow)
-        {
-            self.join_failed(format!("disk {number} cannot follow: a thread: {error}"));
+        if let Err(why) = machine.disks.follow(number, stream) {
+            self.join_failed(format!("disk {number} cannot follow: {why}"));
         }
     }
 

@@ -118,7 +118,6 @@ impl Holding {
     }
 
     fn disks(&self) -> Result<Vec<DiskStanding>, String> {
-        self.shared.remains.await_none()?;
         let _alone = self
             .shared
             .opening_disks

@@ -91,10 +91,7 @@ impl VmLoop {
 
     /// Carries out what was ordered, if it can be now.
     pub(super) fn end_by_order(&mut self) {
-        // What still ends here is not waited for in a step.
-        if self.shared.remains.is_none() {
-            self.answer_ended();
-        }
+        self.answer_ended();
         if self.orders.is_empty() || self.agreement.state.life == Life::Down {
             return;
         }

@@ -123,8 +123,6 @@ pub enum LoopEvent {
     },
     /// Tests only: a fault that was asked for has come.
     Fault(String),
-    /// A disk of this backup cannot take its primary's mirror.
-    CannotFollow(String),
     /// A session's stream has ended; its thread may be busy still.
     SessionStreamEnded {
         /// Which session.

@@ -180,8 +180,7 @@ impl VmLoop {
         }
     }
 
-    /// Ends the copy of the VM here, and every session around it. Waits for neither: what the machine's end has to wait for is a
-    /// thread's own (`machine`), and whoever starts the next one waits for that.
+    /// Ends the copy of the VM here, and every session around it.
     pub(super) fn drop_machine(&mut self) {
         if let Role::Primary(PrimaryRole {
             session: Some(session),
@@ -192,7 +191,7 @@ impl VmLoop {
             closer.close();
         }
         if let Some(machine) = self.machine()
-            && let Err(error) = machine.qemu.end()
+            && let Err(error) = machine.qemu.kill()
         {
             tracing::warn!(vm = self.config.name, "ending QEMU: {error}");
         }

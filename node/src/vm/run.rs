@@ -27,7 +27,7 @@ use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_core::watchdog::Watchdog;
 use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Hello, Purpose, Stream};
-use dunlin_guest::disk::{Fault, Faults};
+use dunlin_guest::disk::Fault;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -99,8 +99,6 @@ pub struct VmLoop {
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
-    /// ... and whose faults those are: a machine that has ended may hang in its disk until that is taken back.
-    pub(super) faulty: Vec<(usize, Arc<Faults>)>,
     /// Why the last join failed, here or on the other host; nothing since one went well.
     pub(super) join_complaint: Option<JoinProblem>,
     /// Whether what should get on does.
@@ -189,7 +187,6 @@ impl VmLoop {
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
             injected: Vec::new(),
-            faulty: Vec::new(),
             join_complaint: None,
             watchdog: Watchdog::default(),
             newcomer,
@@ -226,15 +223,11 @@ impl VmLoop {
             self.step();
             self.shared.turns.fetch_add(1, Ordering::Relaxed);
         }
-        self.drop_machine();
-        // Nobody needs this loop any more: whoever is told that the VM has ended here finds its disks free.
-        if let Err(why) = self.shared.remains.await_none() {
-            tracing::warn!(vm = self.config.name, "its end: {why}");
-        }
         self.answer_ended();
         if self.agreement.state.life == Life::Down {
             self.to_loop.vm_is_shut_down();
         }
+        self.role = Role::None;
         // Whoever forgets the VM removes its folder.
         self.notebook.close();
         self.show(u64::MAX);
@@ -355,7 +348,6 @@ impl VmLoop {
             LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
             LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
             LoopEvent::Fault(text) => self.event("fault", text),
-            LoopEvent::CannotFollow(why) => self.join_failed(why),
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
@@ -448,7 +440,8 @@ impl VmLoop {
             Command::Inject { disk, fault } => {
                 // A disk is as bad for the next copy of the VM on this host.
                 self.injected.push((disk, fault));
-                Some(self.inject(disk, fault))
+                let disks = self.machine().map(|machine| &machine.disks);
+                Some(disks.map_or_else(|| Answer::done(""), |disks| disks.inject(disk, fault)))
             }
             Command::Down { now } => {
                 self.order_down(now, &reply);
@@ -464,25 +457,6 @@ impl VmLoop {
             // Whoever asked may have gone.
             let _ = reply.send(answer);
         }
-    }
-
-    /// Tests only.
-    fn inject(&mut self, disk: usize, fault: Fault) -> Answer {
-        for (_, faults) in self.faulty.iter().filter(|(of, _)| *of == disk) {
-            faults.inject(fault);
-        }
-        if fault == Fault::None {
-            self.faulty.retain(|(of, _)| *of != disk);
-        }
-        let Some(machine) = self.machine().cloned() else {
-            return Answer::done("");
-        };
-        let Some(faults) = machine.disks.all().get(disk).map(|disk| disk.faults().clone()) else {
-            return Answer::refused(format!("there is no disk {disk}"));
-        };
-        faults.inject(fault);
-        self.faulty.push((disk, faults));
-        Answer::done("")
     }
 
     /// Brings what others see up to date, not too often.
