@@ -67,9 +67,11 @@ impl Consensus {
     }
 
     pub(super) fn set_may_lead(&mut self, may_lead: bool, out: &mut Vec<Action>) {
+        // Owners say it at every turn: one that is as willing as before would put its own election off each time, for ever.
+        let is_new = may_lead && !self.may_lead;
         self.may_lead = may_lead;
         if may_lead {
-            if self.leader.is_none() && matches!(self.role, Role::Follower { .. }) {
+            if is_new && self.leader.is_none() && matches!(self.role, Role::Follower { .. }) {
                 self.retry_soon();
             }
         } else if self.role == Role::Leader {
