@@ -343,21 +343,6 @@ fn a_failed_hand_over_leaves_the_leader_in_office_or_makes_it_go() {
 }
 
 #[test]
-fn who_says_at_every_turn_that_it_may_lead_is_elected_all_the_same() {
-    let mut group = Group::new(Durability::Memory, &three());
-    let old = group.elect();
-    group.step(1 - old, Event::MayLead(false));
-    // Nobody can take its place: it goes, and is willing again at once.
-    group.step(old, Event::MayLead(false));
-    assert_eq!(group.leader(), None);
-    for _ in 0..1_000 {
-        group.step(old, Event::MayLead(true));
-        group.run(1_000);
-    }
-    assert_eq!(group.leader(), Some(old), "a second is long enough");
-}
-
-#[test]
 fn a_read_waits_for_a_majority() {
     let mut group = Group::new(Durability::Memory, &three());
     let leader = group.elect();

@@ -265,3 +265,18 @@ fn entries_that_arrive_are_a_sign_of_life_though_their_beats_come_late() {
         }
     }
 }
+
+#[test]
+fn who_says_at_every_turn_that_it_may_lead_is_elected_all_the_same() {
+    let mut group = Group::new(Durability::Memory, &three());
+    let old = group.elect();
+    group.step(1 - old, Event::MayLead(false));
+    // Nobody can take its place: it goes, and is willing again at once.
+    group.step(old, Event::MayLead(false));
+    assert_eq!(group.leader(), None);
+    for _ in 0..1_000 {
+        group.step(old, Event::MayLead(true));
+        group.run(1_000);
+    }
+    assert_eq!(group.leader(), Some(old), "a second is long enough");
+}
