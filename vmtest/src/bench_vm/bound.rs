@@ -1,6 +1,6 @@
 //! What bounds a case: the first that is at its end, from measured waits and not by a guess.
 //!
-//! * **Decides:** the order in which they are asked: a host without CPU makes all else wait, a VM that stands answers nobody, output that
+//! * **Decides:** the order in which they are asked: a host, or a machine, without CPU makes all else wait, a VM that stands answers nobody, output that
 //!   is held is late.
 //! * **Source:** the figures of [`super::report::Medians`]. **Not here:** what the CPU goes to ([`super::cost`]).
 
@@ -25,6 +25,8 @@ pub struct Bound {
     pub host_a: f64,
     /// The same of the backup's.
     pub host_b: f64,
+    /// CPU of the whole machine that anybody used.
+    pub machine: f64,
     /// Sum of the syncs' pauses, as a share of the window.
     pub paused: f64,
     /// How long a frame was held on average, as a share of the median latency.
@@ -33,11 +35,14 @@ pub struct Bound {
 
 impl Bound {
     /// Of these figures.
-    pub fn of(host_a: f64, host_b: f64, paused: f64, held: f64) -> Self {
+    pub fn of(host_a: f64, host_b: f64, machine: f64, paused: f64, held: f64) -> Self {
         let by = if host_a >= USED_UP {
             "CPU of host a"
         } else if host_b >= USED_UP {
             "CPU of host b"
+        } else if machine >= USED_UP {
+            // No host came to the end of its share, for want of cores.
+            "CPU of the machine"
         } else if paused >= PAUSED {
             "syncs"
         } else if held >= HELD {
@@ -50,6 +55,7 @@ impl Bound {
             by: by.to_owned(),
             host_a,
             host_b,
+            machine,
             paused,
             held,
         }
@@ -77,11 +83,12 @@ mod tests {
 
     #[test]
     fn the_first_that_is_at_its_end_bounds() {
-        assert_eq!(Bound::of(0.97, 1.0, 0.5, 0.9).by, "CPU of host a");
-        assert_eq!(Bound::of(0.80, 1.0, 0.5, 0.9).by, "CPU of host b");
-        assert_eq!(Bound::of(0.80, 0.5, 0.5, 0.9).by, "syncs");
-        assert_eq!(Bound::of(0.80, 0.5, 0.1, 0.9).by, "agreement or comparison");
-        assert_eq!(Bound::of(0.80, 0.5, 0.1, 0.1).by, "client");
+        assert_eq!(Bound::of(0.97, 1.0, 0.9, 0.5, 0.9).by, "CPU of host a");
+        assert_eq!(Bound::of(0.80, 1.0, 0.9, 0.5, 0.9).by, "CPU of host b");
+        assert_eq!(Bound::of(0.80, 0.5, 0.99, 0.5, 0.9).by, "CPU of the machine");
+        assert_eq!(Bound::of(0.80, 0.5, 0.9, 0.5, 0.9).by, "syncs");
+        assert_eq!(Bound::of(0.80, 0.5, 0.9, 0.1, 0.9).by, "agreement or comparison");
+        assert_eq!(Bound::of(0.80, 0.5, 0.9, 0.1, 0.1).by, "client");
     }
 
     #[test]

@@ -102,10 +102,11 @@ impl Clients<'_> {
     /// A client, in the clients' own tree, with the node's directory at /work.
     fn command(&self, program: &str) -> Result<Command> {
         let mut command = self.node.command("sh")?;
+        // -n: mount would note it in the node's /run, where nothing may be left.
         command
             .args([
                 "-c",
-                "mount --bind \"$2\" \"$1/work\" && cd \"$1\" && shift 2 && exec chroot . \"$@\"",
+                "mount -n --bind \"$2\" \"$1/work\" && cd \"$1\" && shift 2 && exec chroot . \"$@\"",
                 "sh",
             ])
             .arg(&self.root)

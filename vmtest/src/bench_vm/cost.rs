@@ -59,6 +59,8 @@ pub struct Reading {
     hosts: Vec<Host>,
     /// Bytes that came to the client.
     to_client: u64,
+    /// Of all cores: time that they worked, and time in all, in the kernel's ticks.
+    machine: (u64, u64),
 }
 
 struct Host {
@@ -81,6 +83,8 @@ impl Reading {
         Ok(Self {
             hosts: hosts.into_iter().collect::<Result<_>>()?,
             to_client: traffic(lab.node("client"))?.0,
+            machine: parse_stat(&fs::read_to_string("/proc/stat")?)
+                .context("/proc/stat has no line of all cores")?,
         })
     }
 
@@ -91,6 +95,15 @@ impl Reading {
             used[at] = after.in_all.saturating_sub(before.in_all);
         }
         used
+    }
+
+    /// How much of all cores was used until `after`, by whomever.
+    pub fn machine_until(&self, after: &Self) -> f64 {
+        let (busy, in_all) = (
+            after.machine.0.saturating_sub(self.machine.0),
+            after.machine.1.saturating_sub(self.machine.1),
+        );
+        busy as f64 / in_all.max(1) as f64
     }
 
     /// What each of `requests` cost until `after`.
@@ -179,6 +192,20 @@ fn traffic(node: &Node) -> Result<(u64, u64)> {
     parse_traffic(&text).with_context(|| format!("{} has no cable", node.name()))
 }
 
+/// `cpu  user nice system idle iowait ...`: ticks of work, and all.
+fn parse_stat(text: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    // From the ninth on it is guests' time, which is in the first two already.
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .take(8)
+        .filter_map(|ticks| ticks.parse().ok())
+        .collect();
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    let in_all: u64 = ticks.iter().sum();
+    Some((in_all - idle, in_all))
+}
+
 fn parse_traffic(text: &str) -> Option<(u64, u64)> {
     let line = text
         .lines()
@@ -208,6 +235,7 @@ mod tests {
                 host(0, 0, 0, 100),
             ],
             to_client: 50,
+            machine: (100, 1000),
         };
         let after = Reading {
             hosts: vec![
@@ -216,6 +244,7 @@ mod tests {
                 host(0, 0, 0, 100),
             ],
             to_client: 750,
+            machine: (290, 1200),
         };
         let cost = before.until(&after, 10);
         let of = |host: &str, group: &str| cost.on(host, &[group]);
@@ -226,6 +255,7 @@ mod tests {
         // The kernel's two counts are not of the same moment.
         assert_eq!((of("b", "loop"), of("b", "rest")), (100.0, 0.0));
         assert_eq!((cost.bytes_between, cost.bytes_to_client), (200.0, 70.0));
+        assert!((before.machine_until(&after) - 0.95).abs() < 1e-9);
         assert_eq!(before.cpu_until(&after)[0], Duration::from_micros(4_000));
     }
 
@@ -250,5 +280,7 @@ mod tests {
         let text = "Inter-|   Receive\n face |bytes\n    lo:    9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n   up0: 1234 5 0 0 0 0 0 0 5678 9 0 0 0 0 0 0\n";
         assert_eq!(parse_traffic(text), Some((1234, 5678)));
         assert_eq!(parse_traffic("lo: 1"), None);
+        let stat = "cpu  10 1 5 70 4 2 3 5 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        assert_eq!(parse_stat(stat), Some((26, 100)));
     }
 }

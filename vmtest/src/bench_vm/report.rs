@@ -65,8 +65,10 @@ pub struct Sample {
     pub syncs: Syncs,
     /// Whether the way in which the copies are kept had been the same for long enough before the window began.
     pub settled: bool,
-    /// Share of one core that each host used, in percent: a, b, c.
+    /// Share of one core that each host used while clients asked, in percent: a, b, c.
     pub cpu_percent: [f64; 3],
+    /// How much of all cores was used, by whomever, as a share.
+    pub machine: f64,
     /// What a request cost.
     pub cost: Cost,
     /// Whatever else the primary's status said after the load.
@@ -436,6 +438,7 @@ fn medians(samples: &[Sample], host_percent: f64) -> Medians {
     let bound = Bound::of(
         of(&|sample| sample.cpu_percent[0]) / host_percent,
         of(&|sample| sample.cpu_percent[1]) / host_percent,
+        of(&|sample| sample.machine),
         of(&|sample| {
             let pause_us = sample.syncs.mean.get("pause_us").copied().unwrap_or(0.0);
             pause_us * sample.syncs.count as f64 / 1e6 / sample.took_s.max(1e-9)

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::cost::{DAEMON, GROUPS};
 use super::paired::Ratio;
-use super::report::{BASELINE, BenchReport, Row};
+use super::report::{BASELINE, BenchReport, Row, policy_of};
 
 /// Steps of a pause, in the order in which they happen, as the daemon names them.
 pub(super) const STEPS: [(&str, &str); 6] = [
@@ -196,7 +196,7 @@ fn syncs(text: &mut String, report: &BenchReport) {
     let with_syncs: Vec<&Row> = report
         .rows
         .iter()
-        .filter(|row| row.policy != BASELINE && row.median.is_some())
+        .filter(|row| policy_of(&row.policy) != BASELINE && row.median.is_some())
         .collect();
     if with_syncs.is_empty() {
         return;
@@ -312,10 +312,16 @@ fn targets(text: &mut String, report: &BenchReport) {
     }
     if let Some(itself) = &report.itself {
         let verdict = if itself.holds { "holds" } else { "DOES NOT HOLD" };
+        let little = if itself.throughput.is_wide() {
+            ": so wide an interval tells little, take more pairs or a quieter machine"
+        } else {
+            ""
+        };
         let _ = writeln!(
             text,
-            "\nA/A {verdict}: one policy against itself has {:.3} {:?} of its own throughput over {} cases (interval of 99.5 %, which must hold 1; and 0.95 to 1.05)",
-            itself.throughput.median, itself.throughput.interval, itself.cases
+            "\nA/A {verdict}: one policy has {} of its own throughput, over {} cases (an interval of 99.5 %, which must hold 1, and a figure from 0.95 to 1.05){little}",
+            itself.throughput.in_words(),
+            itself.cases
         );
     }
     for line in &report.ends {

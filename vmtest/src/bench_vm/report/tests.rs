@@ -22,6 +22,7 @@ fn sample(per_second: f64, p50_ms: f64) -> Sample {
             ..Syncs::default()
         },
         cpu_percent: [50.0, 45.0, 3.0],
+        machine: 0.7,
         cost: Cost {
             cpu_us: [(
                 "a".to_owned(),
