@@ -222,6 +222,19 @@ impl Disk {
         Ok(())
     }
 
+    /// A primary that was elected again, in `term`: its image is newer than that of a host which was elected in between and whose
+    /// take-over came to nothing. To be called before a backup is attached; waits for the image's flush if the term is a later one.
+    ///
+    /// # Errors
+    /// Not a primary, or the superblock cannot be written.
+    pub fn lead(&self, term: Term) -> Result<(), DiskError> {
+        self.primary("lead in a new term")?;
+        if self.shared.identity().generation.term < term {
+            self.shared.become_primary(term)?;
+        }
+        Ok(())
+    }
+
     /// Idle -> Backup: mirrored writes come on `stream`; a VM that runs here has its writes in the SVM buffer. A passive
     /// backup is the same without a VM. A new primary after a broken one: [`Disk::reset`] first.
     ///

@@ -207,6 +207,29 @@ fn a_returned_peer_gets_only_what_either_side_wrote() {
 }
 
 #[test]
+fn who_is_elected_again_is_newer_than_a_take_over_that_came_to_nothing() {
+    let (_dir, primary, backup) = pair("came-to-nothing", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+    backup.write(MIB, 2, 4096);
+    // It is elected, brings its copy's writes to its disk, and does not come to serve.
+    backup.disk.take_over(Term(2)).unwrap();
+    primary.disk.detach_backup().unwrap();
+    backup.disk.reset();
+    primary.write(0, 1, 4096);
+    primary.disk.lead(Term(3)).unwrap();
+    let ours = primary.disk.status().generation;
+    assert!(ours.primary && ours > backup.disk.status().generation, "{ours:?}");
+    primary.disk.lead(Term(1)).unwrap();
+    assert_eq!(primary.disk.status().generation, ours, "it never grows older");
+    join(&primary, &backup, AttachOptions::default());
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+    assert_eq!(backup.image_byte(MIB), 0, "what nobody was ever told of is gone");
+}
+
+#[test]
 fn a_lost_dirty_map_means_a_whole_copy() {
     let (dir, primary, backup) = pair("lost-map", Storage::Gannet, Limits::default());
     sync(&primary, &backup, 1);

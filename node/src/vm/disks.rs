@@ -259,9 +259,10 @@ impl Disks {
             .map_err(|error| error.to_string())
     }
 
-    /// Copies what the backup lacks while the VM runs; `connect` opens a stream for a disk.
+    /// Copies what the backup lacks while the VM runs; `connect` opens a stream for a disk. This host leads in `term`.
     pub fn join(
         &self,
+        term: Term,
         waiting: &Waiting,
         mut connect: impl FnMut(usize) -> Result<Stream, String>,
         mut progress: impl FnMut(u64, u64),
@@ -270,6 +271,9 @@ impl Disks {
             |number: usize, why: String| Broken(format!("copying disk {number} to the backup: {why}"));
         self.copies.lock().fill(Copy::default());
         for (number, disk) in self.disks.iter().enumerate() {
+            waiting
+                .during(Wait::DiskCopies, || disk.lead(term))
+                .map_err(|error| broken(number, error.to_string()))?;
             let stream = connect(number).map_err(|why| broken(number, why))?;
             let options = AttachOptions {
                 copy_bytes_per_s: self

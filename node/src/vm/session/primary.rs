@@ -50,6 +50,7 @@ pub struct Primary {
 /// A session's primary at work.
 struct Worker {
     its: Primary,
+    term: Term,
     copies: Copies,
     capture: Capture,
     figures: SyncFigures,
@@ -90,6 +91,7 @@ impl Primary {
         let now = Instant::now();
         let mut worker = Worker {
             its: self,
+            term,
             copies: Copies::default(),
             capture: Capture::default(),
             figures: SyncFigures::default(),
@@ -212,7 +214,7 @@ impl Worker {
         };
         its.machine
             .disks
-            .join(&its.link.waiting, &its.connect_mirror, copied)
+            .join(self.term, &its.link.waiting, &its.connect_mirror, copied)
     }
 
     fn scan(&self) -> Result<PageSet, Broken> {
