@@ -275,8 +275,7 @@ fn acceleration(spec: &VmSpec) -> Finding {
         Ok((_, Some(why))) => Finding::note(
             WHAT,
             why,
-            "VMs run many times slower than with KVM; switch virtualisation on in the firmware (or nested virtualisation, if this \
-             is a VM), and load kvm_intel or kvm_amd",
+            "switch virtualisation on in the firmware (nested virtualisation, where this host is a VM), or say vm.accel = \"tcg\"",
         ),
         Err(why) => Finding::bad(WHAT, why, "set vm.accel = \"auto\" to fall back to TCG"),
     }

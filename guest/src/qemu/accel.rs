@@ -29,7 +29,7 @@ pub fn choose(wanted: Accel, user: Option<&User>) -> Result<(Accel, Option<Strin
         (Accel::Auto, Err(why), _) | (Accel::Auto, _, Err(why)) => Ok((
             Accel::Tcg,
             Some(format!(
-                "no KVM, the guest is translated by TCG (many times slower): {why}"
+                "no KVM, so TCG translates the guest (many times slower): {why}"
             )),
         )),
     }
@@ -37,12 +37,16 @@ pub fn choose(wanted: Accel, user: Option<&User>) -> Result<(Accel, Option<Strin
 
 /// Can /dev/kvm be opened and is it KVM?
 pub fn opens() -> Result<(), String> {
-    let device = std::fs::File::options().read(true).write(true).open("/dev/kvm").map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            "/dev/kvm does not exist: load kvm_intel or kvm_amd, or switch on virtualisation in the firmware".to_owned()
-        }
-        _ => format!("/dev/kvm: {e}: run the daemon as root or as a member of group kvm"),
-    })?;
+    let device = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                "/dev/kvm does not exist (is kvm_intel or kvm_amd loaded?)".to_owned()
+            }
+            _ => format!("/dev/kvm: {e}: run the daemon as root or as a member of group kvm"),
+        })?;
     // SAFETY: this ioctl takes no argument.
     match unsafe { libc::ioctl(device.as_raw_fd(), KVM_GET_API_VERSION, 0) } {
         12 => Ok(()),
