@@ -70,9 +70,12 @@ pub struct Watched {
     /// Pairs of windows.
     #[arg(long, default_value_t = 6)]
     pairs: usize,
-    /// How long each window is.
+    /// How long each window with watchers is.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
+    /// How long each window without watchers is (as long as those with).
+    #[arg(long, value_name = "SECONDS")]
+    without_seconds: Option<f64>,
     /// The client's connections.
     #[arg(long, default_value_t = 4)]
     connections: usize,
@@ -275,12 +278,17 @@ fn page(options: &Watched) -> Result<()> {
         watchers: options.watchers,
         pairs: options.pairs,
         window: Duration::from_secs_f64(options.seconds),
+        without: Duration::from_secs_f64(options.without_seconds.unwrap_or(options.seconds)),
         connections: options.connections,
     };
     let report = watched::run(&spec, &mut |line| println!("{line}"))?;
     println!(
-        "bench page: {} watched for {:.0} s, beside as long without; {runs_under:?}, {} connections. With over without, medians of {} pairs:",
-        spec.watchers, report.watched_seconds, spec.connections, spec.pairs
+        "bench page: {} watched for {:.0} s, beside windows without of {:.0} s each; {runs_under:?}, {} connections. With over without, medians of {} pairs:",
+        spec.watchers,
+        report.watched_seconds,
+        spec.without.as_secs_f64(),
+        spec.connections,
+        spec.pairs
     );
     for (name, ratio) in report.ratios() {
         println!(

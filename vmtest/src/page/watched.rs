@@ -46,8 +46,10 @@ pub struct WatchSpec {
     pub watchers: usize,
     /// Pairs of windows.
     pub pairs: usize,
-    /// How long each window is.
+    /// How long each window with watchers is.
     pub window: Duration,
+    /// How long each window without them is.
+    pub without: Duration,
     /// The client's connections.
     pub connections: usize,
 }
@@ -199,7 +201,10 @@ fn window(
             give_up: PATIENCE,
         },
     )?;
-    std::thread::sleep(spec.window);
+    std::thread::sleep(match count {
+        0 => spec.without,
+        _ => spec.window,
+    });
     let seconds = begun.elapsed().as_secs_f64();
     let (client, _) = counter.finish()?;
     ensure!(client.is_clean(), "the client was let down: {client:?}");
