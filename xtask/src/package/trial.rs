@@ -1,13 +1,14 @@
 //! The package on Debian machines that run systemd: from a person's first ten minutes to the purge.
 //!
 //! * **Decides:** nothing; what must hold is in [`minutes`], [`care`], [`upgrade`] and [`alone`].
-//! * **Flow:** a lab of three hosts and a client -> a Debian root on each, booted ([`machine`]) -> a cluster on fresh hosts -> keys and roles -> purged
-//!   everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
+//! * **Flow:** a lab of three hosts and a client -> a Debian root on each, booted ([`machine`]), the first with a VM of libvirt's ([`libvirt`]) -> a
+//!   cluster on fresh hosts -> keys and roles -> purged everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
 //! * **Invariants:** what the lab made goes with it, however this ends.
 //! * **Not here:** a VM's life in all its turns (the scenarios).
 
 mod alone;
 mod care;
+mod libvirt;
 mod machine;
 mod minutes;
 mod three;
@@ -47,8 +48,9 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     setup::install(&PACKAGES)?;
     let (_, image) = Accel::tcg().choose()?;
     let lab = Lab::new(&LabSpec::three_hosts())?;
-    let archive = machine::archive()?;
-    let hosts = ["a", "b", "c"].map(|name| Machine::unpack(lab.node(name), &archive));
+    let (plain, with_libvirt) = (machine::archive(&[])?, machine::archive(&libvirt::PACKAGES)?);
+    let hosts = [("a", &with_libvirt), ("b", &plain), ("c", &plain)]
+        .map(|(name, archive)| Machine::unpack(lab.node(name), archive));
     let [a, b, c] = hosts;
     let mut machines = [a?, b?, c?];
     let name = |deb: &Path| -> Result<String> {

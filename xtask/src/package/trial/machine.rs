@@ -38,11 +38,13 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Nothing tells from outside how far a boot or an end is.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// A Debian root as a tar file, made when it is not there yet.
-pub fn archive() -> Result<PathBuf> {
+/// A Debian root with `more` packages as a tar file, made when it is not there yet.
+pub fn archive(more: &[&str]) -> Result<PathBuf> {
     let suite = codename()?;
+    let mut packages = ROOT.to_vec();
+    packages.extend(more);
     let mut hash = DefaultHasher::new();
-    (&suite, ROOT).hash(&mut hash);
+    (&suite, &packages).hash(&mut hash);
     let kept = paths::target().join(format!("package-root-{:016x}.tar", hash.finish()));
     if kept.is_file() {
         return Ok(kept);
@@ -51,7 +53,7 @@ pub fn archive() -> Result<PathBuf> {
     let new = kept.with_extension("tar.new");
     let status = Command::new("mmdebstrap")
         .args(["--quiet", "--variant=minbase", "--format=tar"])
-        .arg(format!("--include={}", ROOT.join(",")))
+        .arg(format!("--include={}", packages.join(",")))
         .arg(suite)
         .arg(&new)
         .status()

@@ -1,7 +1,7 @@
 //! Ten minutes on fresh hosts: docs/ten-minutes.md as a person types it, and then a host dies.
 //!
 //! * **Decides:** that a VM of libvirt's is protected by ten minutes of typing, and that its clients lose nothing when a host loses its power.
-//! * **Flow:** install -> `dunlin cluster init`, `join` -> `dunlin import` -> `check`, `up` -> clients -> power off the primary -> on again.
+//! * **Flow:** libvirt's VM ([`super::libvirt`]) -> install -> `dunlin cluster init`, `join` -> `virsh destroy`, `dunlin import` -> `check`, `up` -> clients -> power off the primary -> on again.
 //! * **Not here:** what follows in a cluster's life ([`super::care`], [`super::upgrade`]).
 
 use std::time::Instant;
@@ -11,8 +11,9 @@ use dunlin_vmtest::cluster::await_service;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::lab::Lab;
 
+use super::libvirt::give_domain;
 use super::machine::{Machine, PATIENCE};
-use super::three::{ACKNOWLEDGED, await_protected, begin, count, give_domain, import, plan};
+use super::three::{ACKNOWLEDGED, await_protected, begin, count, import, plan};
 use super::transcript::Transcript;
 
 /// Plays it on hosts with the package `deb` in root's folder. The VM runs on, protected.
@@ -24,11 +25,12 @@ pub fn run(
     say: &dyn Fn(&str),
 ) -> Result<Transcript> {
     let transcript = Transcript::default();
+    let plan = plan();
+    give_domain(lab, &machines[0], &plan, image)?;
+    say("libvirt runs a VM that virt-install made");
     begin(machines, deb, &transcript)?;
     say("three hosts installed the package, and joined with tokens");
-    let plan = plan();
-    give_domain(lab, machines, &plan, image)?;
-    import(machines, &transcript)?;
+    import(machines, &plan, &transcript)?;
     transcript.types(&machines[0], "dunlin up shop.toml")?;
     let client = lab.node("client");
     await_service(client, plan.service(), PATIENCE)?;

@@ -9,17 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_vmtest::client::{Counter, CounterSpec};
 use dunlin_vmtest::cluster::{HostStatus, VmPlan};
-use dunlin_vmtest::image::GuestImage;
-use dunlin_vmtest::lab::{Lab, Node};
+use dunlin_vmtest::lab::Node;
 
+use super::libvirt::{self, DISKS, FILES};
 use super::machine::{Machine, PATIENCE};
 use super::transcript::Transcript;
 
-/// A domain as virt-install writes it; its disks and its card are those of [`plan`].
-const DOMAIN: &str = include_str!("shop.xml");
-/// The VM's disks, in `/srv/vm` of each host: what the unit may write to.
-const DISKS: [&str; 2] = ["shop-boot.img", "shop.img"];
-const FILES: &str = "/srv/vm";
 /// Acknowledged INCRs before and after each change.
 pub const ACKNOWLEDGED: u64 = 100;
 /// A host's status has no event that can be waited for from outside of its name spaces.
@@ -107,23 +102,14 @@ pub fn begin(machines: &[Machine; 3], deb: &str, transcript: &Transcript) -> Res
     Ok(())
 }
 
-/// What host a has before Dunlin comes: a domain of libvirt's, and its disks.
-pub fn give_domain(lab: &Lab, machines: &[Machine; 3], plan: &VmPlan, image: &GuestImage) -> Result<()> {
-    plan.write(lab, image)?;
-    let first = &machines[0];
-    for machine in &machines[..2] {
-        fs::create_dir_all(machine.path(FILES))?;
-    }
-    for disk in DISKS {
-        first.take(&first.node().home().join(disk), &format!("{FILES}/{disk}"))?;
-    }
-    fs::write(first.path("/root/shop.xml"), DOMAIN)?;
-    Ok(())
-}
-
-/// The VM's file, and empty disks on the other host.
-pub fn import(machines: &[Machine; 3], transcript: &Transcript) -> Result<()> {
-    transcript.types(&machines[0], "dunlin import --libvirt shop.xml -o shop.toml")?;
+/// The VM's file from libvirt's domain, and empty disks on the other host.
+pub fn import(machines: &[Machine; 3], plan: &VmPlan, transcript: &Transcript) -> Result<()> {
+    libvirt::leave(&machines[0], plan, transcript)?;
+    transcript.types(
+        &machines[0],
+        &format!("dunlin import --libvirt {0} -o {0}.toml", plan.name),
+    )?;
+    fs::create_dir_all(machines[1].path(FILES))?;
     for disk in DISKS {
         let bytes = fs::metadata(machines[0].path(&format!("{FILES}/{disk}")))?.len();
         transcript.types(&machines[1], &format!("truncate -s {bytes} {FILES}/{disk}"))?;

@@ -10,8 +10,9 @@ use dunlin_vmtest::cluster::{Event, await_service};
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::lab::Lab;
 
+use super::libvirt::give_domain;
 use super::machine::{Machine, PATIENCE};
-use super::three::{ACKNOWLEDGED, await_protected, begin, count, give_domain, import, plan, role};
+use super::three::{ACKNOWLEDGED, await_protected, begin, count, import, plan, role};
 use super::transcript::Transcript;
 
 /// How long a daemon may take from its end to its start on a machine that is busy, in milliseconds.
@@ -28,8 +29,8 @@ pub fn run(
     let unseen = Transcript::default();
     begin(machines, older, &unseen)?;
     let plan = plan();
-    give_domain(lab, machines, &plan, image)?;
-    import(machines, &unseen)?;
+    give_domain(lab, &machines[0], &plan, image)?;
+    import(machines, &plan, &unseen)?;
     machines[0].run("cd; dunlin up shop.toml")?;
     let client = lab.node("client");
     await_service(client, plan.service(), PATIENCE)?;
