@@ -134,7 +134,10 @@ const does = {
   async tabs() {
     const page = await front("desktop");
     await page.evaluate((used) => {
-      document.activeElement?.blur();
+      // The tabulator goes on from where it was, even when nothing has the focus any more.
+      document.body.tabIndex = -1;
+      document.body.focus();
+      document.body.removeAttribute("tabindex");
       window.scrollTo(0, 0);
       document.querySelectorAll(used).forEach((one, at) => (one.dataset.turn = at));
     }, USED);
