@@ -7,6 +7,8 @@
 //!    was never started.
 //! 2. A host leaves the complete set by an agreed entry *before* anything is said to a client that its copy could
 //!    not explain. So a primary without a backup may speak at once: nobody else can be elected any more.
+//! 3. Nothing follows a VM's end. Its hosts apply that at different times, and one that still leads may have said meanwhile that it goes
+//!    on without a backup that is gone: that must not start the VM again.
 //!
 //! Source: ARCHITECTURE.md, "Failures"; the rule itself is ours. Not here: the bytes (`wire::agreed`), elections
 //! (`consensus::election`).
@@ -114,8 +116,12 @@ pub struct AgreedState {
 }
 
 impl AgreedState {
-    /// Folds one committed entry in.
-    pub fn apply(&mut self, entry: &Agreed) {
+    /// Folds one committed entry in. False: it says nothing (invariant 3).
+    #[must_use]
+    pub fn apply(&mut self, entry: &Agreed) -> bool {
+        if self.life == Life::Down {
+            return false;
+        }
         match entry {
             Agreed::Frames(_) | Agreed::Sync { .. } => {}
             Agreed::SyncDone { epoch } => self.epoch = self.epoch.max(*epoch),
@@ -130,6 +136,7 @@ impl AgreedState {
                 self.complete = ReplicaSet::default();
             }
         }
+        true
     }
 
     /// Invariant 1: whether `me` may win an election. `first` is the host that boots a VM that never ran.
@@ -209,6 +216,11 @@ mod tests {
     const A: ReplicaId = ReplicaId(0);
     const B: ReplicaId = ReplicaId(1);
 
+    fn complete(set: ReplicaSet, epoch: u64) -> Agreed {
+        let epoch = Epoch(epoch);
+        Agreed::Complete { set, epoch }
+    }
+
     #[test]
     fn only_the_first_host_boots_a_fresh_vm() {
         let state = AgreedState::default();
@@ -219,25 +231,15 @@ mod tests {
     #[test]
     fn a_host_that_was_dropped_from_the_complete_set_may_not_lead_though_its_vm_is_alive() {
         let mut state = AgreedState::default();
-        state.apply(&Agreed::Complete {
-            set: ReplicaSet::one(A).with(B),
-            epoch: Epoch(1),
-        });
+        assert!(state.apply(&complete(ReplicaSet::one(A).with(B), 1)));
         assert!(state.may_lead(B, true, A));
         assert!(!state.may_lead(B, false, A), "a dead copy is no copy");
-        state.apply(&Agreed::Complete {
-            set: ReplicaSet::one(A),
-            epoch: Epoch(1),
-        });
+        assert!(state.apply(&complete(ReplicaSet::one(A), 1)));
         assert!(!state.may_lead(B, true, A));
     }
 
     #[test]
     fn what_the_log_refused_is_said_again_in_order_and_the_newest_of_a_kind() {
-        let complete = |set, epoch| Agreed::Complete {
-            set,
-            epoch: Epoch(epoch),
-        };
         let done = |epoch| Agreed::SyncDone { epoch: Epoch(epoch) };
         let mut unsaid = Unsaid::default();
         assert!(!unsaid.keep(&Agreed::Frames(Vec::new())));
@@ -271,11 +273,27 @@ mod tests {
     #[test]
     fn nobody_leads_a_vm_that_was_shut_down() {
         let mut state = AgreedState::default();
-        state.apply(&Agreed::Complete {
-            set: ReplicaSet::one(A),
-            epoch: Epoch(0),
-        });
-        state.apply(&Agreed::Down);
+        assert!(state.apply(&complete(ReplicaSet::one(A), 0)));
+        assert!(state.apply(&Agreed::Down));
+        assert!(!state.may_lead(A, true, A));
+    }
+
+    #[test]
+    fn invariant_3_what_a_leader_said_after_the_end_before_it_knew_of_it_starts_no_vm_again() {
+        let mut state = AgreedState::default();
+        assert!(state.apply(&complete(ReplicaSet::one(A).with(B), 7)));
+        assert!(state.apply(&Agreed::Down));
+        let ended = state;
+        // The backup ended its copy first: its primary took it for lost.
+        for entry in [
+            complete(ReplicaSet::one(A), 7),
+            Agreed::Policy(Policy::None),
+            Agreed::SyncDone { epoch: Epoch(8) },
+            Agreed::Down,
+        ] {
+            assert!(!state.apply(&entry), "{}", entry.name());
+            assert_eq!(state, ended, "{}", entry.name());
+        }
         assert!(!state.may_lead(A, true, A));
     }
 }

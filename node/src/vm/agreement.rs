@@ -283,7 +283,10 @@ impl VmLoop {
     }
 
     fn apply(&mut self, index: Index, term: Term, entry: Agreed) {
-        self.agreement.state.apply(&entry);
+        // Nothing follows the VM's end.
+        if !self.agreement.state.apply(&entry) {
+            return;
+        }
         if let Agreed::Complete { set, .. } = &entry {
             self.notebook.note((term.0, index.0), *set, now_ms());
         }

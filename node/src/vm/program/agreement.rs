@@ -165,7 +165,10 @@ impl ProgramLoop {
 
     fn apply(&mut self, index: Index, entry: Agreed) {
         let life = self.agreement.state.life;
-        self.agreement.state.apply(&entry);
+        // Nothing follows the program's end.
+        if !self.agreement.state.apply(&entry) {
+            return;
+        }
         match entry {
             Agreed::Frames(frames) => {
                 self.inputs(index, frames);
