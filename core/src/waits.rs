@@ -69,7 +69,7 @@ pub enum Wait {
     TermTold,
     /// Both sessions: the stream to take a message.
     StreamTakes,
-    /// Whoever starts the VM again: its last copy here to end.
+    /// Whoever starts the VM again, or ends it: its last copy here to end.
     MachineEnds,
     /// Anybody: QEMU's answer to a command.
     QemuAnswers,
@@ -356,10 +356,10 @@ impl Wait {
             ),
             Self::MachineEnds => terms(
                 "machine-ends",
-                "whoever starts the VM here again",
+                "whoever starts or ends the VM here",
                 "its last copy here to end and to let go of its disks",
                 10 * S,
-                "the start fails; a join is tried again",
+                "the start fails, and a join is tried again; an end says so and goes on",
             ),
             Self::QemuAnswers => terms(
                 "qemu-answers",

@@ -222,8 +222,8 @@ enum Command {
     Inject {
         /// The VM
         vm: String,
-        /// write-error=on, read-error=on, flush-error=on, flush-hang=on, full=on, bytes-per-s=N, or none; die-at=LINE: this daemon dies
-        /// there; step-down-at=LINE: it loses an election there
+        /// write-error=on, read-error=on, flush-error=on, flush-hang=on, full=on, hang=on, state-hang=on, bytes-per-s=N, or none;
+        /// die-at=LINE: this daemon dies there; step-down-at=LINE: it loses an election there
         fault: String,
         /// Which disk, in the order of the VM's file
         #[arg(long, default_value_t = 0)]

@@ -20,9 +20,12 @@ mod noted;
 mod primary;
 mod program;
 mod queues;
+mod remains;
 pub use cold::Holding;
 pub use connect::{Connector, ask_host, open};
+pub use ending::lets_not_go;
 pub use fault_at::{Asked, FaultAt, Line};
+pub use group::BUSY;
 pub use noted::Note;
 pub use primary::AGAIN;
 pub use program::PRINTED;
@@ -91,6 +94,8 @@ pub(crate) struct Shared {
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
+    /// Of machines that have ended here.
+    remains: remains::Remains,
     fault_at: Arc<FaultAt>,
     /// How often the loop has turned.
     turns: AtomicU64,
@@ -103,6 +108,7 @@ impl VmHandle {
         let shared = Arc::new(Shared::default());
         let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
         shared.fault_at.tell(to_loop.clone());
+        shared.remains.tell(to_loop.clone());
         let (host_of, config_of, shared_of) = (host.clone(), config.clone(), shared.clone());
         let begun = match config.program.clone() {
             Some(program) => {

@@ -213,7 +213,8 @@ fn remove(daemon: &Daemon, vm: &str) -> Answer {
     while daemon.vms().contains_key(vm) {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            break;
+            let why = vm::lets_not_go(&daemon.host.name);
+            return Answer::Failed { why, code: vm::BUSY };
         }
         let _ = events.since(seen.0, Some(left), seen.1);
         seen = (events.next_seq(), events.nudges());

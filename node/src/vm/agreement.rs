@@ -14,7 +14,7 @@ mod log_room;
 
 use super::primary::PrimaryRole;
 use super::run::{Role, VmLoop};
-use super::{Ended, Line, NEWCOMER, group};
+use super::{Line, NEWCOMER, group};
 use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
@@ -320,7 +320,7 @@ impl VmLoop {
             }
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
-                self.drop_machine();
+                self.end_machine();
                 if self.group.is_leader() || self.tells_end {
                     self.tell_the_end();
                 } else {
@@ -368,10 +368,7 @@ impl VmLoop {
                 self.end_stale_copy();
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state.life == Life::Down {
-                    self.ending = Some(Ended {
-                        vm: self.config.name.clone(),
-                        forget: true,
-                    });
+                    self.forget_vm();
                 }
             }
             Err(error) => {

@@ -15,7 +15,7 @@ mod syncing;
 mod take_over;
 
 use super::disks::IdleWatch;
-use super::event::Started;
+use super::event::{LoopEvent, Started};
 use super::machine::Machine;
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
@@ -179,7 +179,10 @@ impl VmLoop {
     /// The leader wants this host as its backup.
     pub(super) fn accept_join(&mut self, primary: ReplicaId, hello: &Hello, stream: Stream) {
         let term = hello.term;
-        let free = matches!(self.role, Role::None) && !self.witness && self.failure.is_none();
+        let free = matches!(self.role, Role::None)
+            && !self.witness
+            && self.failure.is_none()
+            && self.ending.is_none();
         // A policy that was agreed a moment ago may not have come here yet.
         let knows_policy = hello.extra == self.policy_name().as_bytes();
         let follows = term == self.group.term().0 && self.group.leader() == Some(primary) && knows_policy;
@@ -212,19 +215,36 @@ impl VmLoop {
         self.start_machine(session, Start::Incoming);
     }
 
-    /// The primary mirrors a disk to this host.
+    /// The primary mirrors a disk to this host. A thread's own: the disk takes a role when no request of the VM is under way, and one
+    /// may hang.
     pub(super) fn accept_mirror(&mut self, primary: ReplicaId, disk: &[u8], stream: Stream) {
         let number = disk.first().copied().map_or(usize::MAX, usize::from);
         let follows = self.group.leader() == Some(primary);
-        let Some(machine) = self
-            .backup()
-            .filter(|_| follows)
-            .and_then(|backup| backup.machine.clone())
+        let backup = self.backup().filter(|_| follows);
+        let Some((session, machine)) =
+            backup.and_then(|backup| Some((backup.session, backup.machine.clone()?)))
         else {
             return;
         };
-        if let Err(why) = machine.disks.follow(number, stream) {
-            self.join_failed(format!("disk {number} cannot follow: {why}"));
+        let to_loop = self.to_loop.clone();
+        let follow = move || {
+            if let Err(why) = machine.disks.follow(number, stream) {
+                let why = format!("disk {number} cannot follow: {why}");
+                to_loop.send(LoopEvent::CannotFollow { session, why });
+            }
+        };
+        if let Err(error) = std::thread::Builder::new()
+            .name("disk-follow".into())
+            .spawn(follow)
+        {
+            self.join_failed(format!("disk {number} cannot follow: a thread: {error}"));
+        }
+    }
+
+    /// The primary hears of it by its stream, which is closed, and tries again. One of an earlier session explains nothing any more.
+    pub(super) fn cannot_follow(&mut self, session: u64, why: String) {
+        if self.backup().is_some_and(|backup| backup.session == session) {
+            self.join_failed(why);
         }
     }
 

@@ -118,6 +118,7 @@ impl Holding {
     }
 
     fn disks(&self) -> Result<Vec<DiskStanding>, String> {
+        self.shared.remains.await_none()?;
         let _alone = self
             .shared
             .opening_disks

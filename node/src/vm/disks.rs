@@ -5,16 +5,17 @@
 //! Not here: the I/O switch and the NBD server (core's and the guest's `disk`).
 
 use super::event::{LoopEvent, LoopSender};
+use super::remains::Remains;
 use super::session::Broken;
 use super::session::waiting::Waiting;
 use crate::config::{DiskReplication, VmConfig};
-use crate::control::{Answer, DiskFigures, DiskStanding};
+use crate::control::{DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::disk::{
-    AttachOptions, Disk, DiskConfig, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Fault, Member,
-    MirrorStream, take_over_all,
+    AttachOptions, Disk, DiskConfig, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Member, MirrorStream,
+    take_over_all,
 };
 use dunlin_guest::{DiskSpec, FirmwareKind, uefi};
 use std::os::fd::{AsFd, OwnedFd};
@@ -186,11 +187,12 @@ impl Copies {
 }
 
 impl Disks {
-    /// Opens and locks the images. Also returns QEMU's ends of the disks' sockets. `state` is the host's folder.
+    /// Opens and locks the images; each is one of what `remains` until it is closed. Also returns QEMU's ends of the disks' sockets. `state` is the host's folder.
     pub fn open(
         config: &VmConfig,
         state: &Path,
         to_loop: &LoopSender,
+        remains: &Remains,
     ) -> Result<(Self, Vec<OwnedFd>), String> {
         let copies = Arc::new(Copies::default());
         let images = images(config, state)?;
@@ -201,7 +203,10 @@ impl Disks {
             let member = group.clone().map(|group| Member { group, number });
             let disk_config = disk_config(config, state, number, spec, member);
             let (copies, to_loop) = (copies.clone(), to_loop.clone());
+            // The disk lets go of this last, its image before: somebody's request may hold it longer than we do.
+            let remain = remains.one();
             let disk = Disk::open(disk_config, move |event| {
+                let _ends_with_the_disk = &remain;
                 copies.note(number, &event);
                 to_loop.send(LoopEvent::Disk { number, event });
             })
@@ -319,17 +324,6 @@ impl Disks {
     /// The disks, in order.
     pub fn all(&self) -> &[Arc<Disk>] {
         &self.disks
-    }
-
-    /// Tests only.
-    pub fn inject(&self, disk: usize, fault: Fault) -> Answer {
-        match self.disks.get(disk) {
-            Some(disk) => {
-                disk.faults().inject(fault);
-                Answer::done("")
-            }
-            None => Answer::refused(format!("there is no disk {disk}")),
-        }
     }
 
     /// What the disks are doing; not asked anew all the time, and never waited for.

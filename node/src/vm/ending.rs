@@ -16,6 +16,9 @@
 //! 5. An end that is agreed waits for no sync.
 //! 6. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
 //! 7. The loop waits for no word of QEMU: a loop that is away falls silent, and the others would take its host for dead.
+//! 8. A host forgets a VM when nothing [remains](super::remains) of its machine there, or when that has had its time (`machine-ends`):
+//!    then the answer says so. The image stays locked as long as the disk of that machine is there, so that no other machine has both.
+//!    Until then the loop turns.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
@@ -28,6 +31,7 @@ use crate::control::Answer;
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::units::Index;
+use dunlin_core::waits::Wait;
 use dunlin_core::wire::agreed;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
@@ -85,13 +89,33 @@ impl VmLoop {
     pub(super) fn answer_ended(&mut self) {
         let still_tells = self.tells_end && self.ending.is_none();
         if self.agreement.state.life == Life::Down && !still_tells {
-            self.answer_orders(&Answer::done("the VM is ended"));
+            let answer = self.how_it_ended();
+            self.answer_orders(&answer);
+        }
+    }
+
+    /// Invariant 8, in words.
+    fn how_it_ended(&self) -> Answer {
+        let mut busy = self.busy_elsewhere.clone();
+        if !self.shared.remains.is_none() {
+            busy.push(lets_not_go(&self.host.name));
+        }
+        match busy.is_empty() {
+            true => Answer::done("the VM is ended"),
+            false => Answer::failed(format!(
+                "VM '{}' is ended, and {}: it can be started again there when that disk answers",
+                self.config.name,
+                busy.join(", and ")
+            )),
         }
     }
 
     /// Carries out what was ordered, if it can be now.
     pub(super) fn end_by_order(&mut self) {
-        self.answer_ended();
+        // What still ends here is not waited for in a step (invariant 8).
+        if self.has_let_go() {
+            self.answer_ended();
+        }
         if self.orders.is_empty() || self.agreement.state.life == Life::Down {
             return;
         }
@@ -147,8 +171,22 @@ impl VmLoop {
         }
     }
 
+    /// All hosts that can be reached have heard of it.
+    pub(super) fn end_told(&mut self, busy: Vec<String>) {
+        self.busy_elsewhere = busy;
+        self.forget_vm();
+    }
+
+    /// The copy of the VM here ends for good.
+    pub(super) fn end_machine(&mut self) {
+        self.drop_machine();
+        let until_us = self.now_us() + Wait::MachineEnds.bound().as_micros() as u64;
+        self.lets_go_by_us.get_or_insert(until_us);
+    }
+
     /// Nothing of the VM is left to do here.
     pub(super) fn forget_vm(&mut self) {
+        self.end_machine();
         self.ending = Some(Ended {
             vm: self.config.name.clone(),
             forget: true,
@@ -283,16 +321,38 @@ impl VmLoop {
             self.host.name
         );
         self.event("down-by-force", text.clone());
-        self.drop_machine();
         self.answer_orders(&Answer::done("the VM was taken away from this host by force"));
         self.forget_vm();
         Answer::done(text)
     }
 
-    /// Whether the loop may end (invariant 6; a daemon that ends takes its QEMUs with it).
-    pub(super) fn is_over(&self) -> bool {
-        self.ending
-            .as_ref()
-            .is_some_and(|ended| !ended.forget || self.starts_under_way == 0)
+    /// The loop ends, and something of its machine remains (invariant 8).
+    pub(super) fn tell_of_remains(&self) {
+        let forgets = self.ending.as_ref().is_some_and(|ended| ended.forget);
+        if forgets && !self.shared.remains.is_none() {
+            let why = Wait::MachineEnds.said_of(Wait::MachineEnds.bound());
+            self.event(
+                "ends-late",
+                format!(
+                    "the VM is forgotten here, but its images stay locked until their disk answers: {why}"
+                ),
+            );
+        }
     }
+
+    /// Whether the loop may end (invariants 6 and 8; a daemon that ends takes its QEMUs with it).
+    pub(super) fn is_over(&self) -> bool {
+        let ends = |ended: &Ended| !ended.forget || (self.starts_under_way == 0 && self.has_let_go());
+        self.ending.as_ref().is_some_and(ends)
+    }
+
+    /// Invariant 8.
+    fn has_let_go(&self) -> bool {
+        self.shared.remains.is_none() || self.lets_go_by_us.is_some_and(|by_us| by_us <= self.now_us())
+    }
+}
+
+/// What is said of a host where something of a VM that has ended remains.
+pub fn lets_not_go(host: &str) -> String {
+    format!("host '{host}' still waits for a disk of it that does not answer")
 }

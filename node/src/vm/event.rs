@@ -123,6 +123,15 @@ pub enum LoopEvent {
     },
     /// Tests only: a fault that was asked for has come.
     Fault(String),
+    /// A disk of this backup cannot take its primary's mirror.
+    CannotFollow {
+        /// Which session.
+        session: u64,
+        /// Why not.
+        why: String,
+    },
+    /// The last part of a machine that had ended here is gone.
+    NothingRemains,
     /// A session's stream has ended; its thread may be busy still.
     SessionStreamEnded {
         /// Which session.
@@ -155,8 +164,8 @@ pub enum LoopEvent {
     },
     /// A person wants to run this in the copy of a bare program here.
     Visit(Vec<String>, Sender<Result<Box<Visited>, String>>),
-    /// The VM's end is agreed, and every other host that can be reached was told.
-    EndTold,
+    /// The VM's end is agreed, and every other host that can be reached was told; those that cannot let go of it yet, in their words.
+    EndTold(Vec<String>),
     /// The guest of a VM that is to be ended was asked to switch itself off, or could not be.
     GuestAsked(Result<(), String>),
     /// The backup's VM is an ordinary VM now, or is lost.

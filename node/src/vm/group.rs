@@ -9,7 +9,7 @@ use super::agreement::{Agreement, Election};
 use super::connect::{Connector, ask_host};
 use super::event::{LoopEvent, LoopSender};
 use crate::config::VmConfig;
-use crate::control::{PeerStatus, Request};
+use crate::control::{Answer, PeerStatus, Request};
 use dunlin_core::agreed::Agreed;
 use dunlin_core::consensus::{Durability, Member, Refusal, Role as ConsensusRole};
 use dunlin_core::units::ReplicaId;
@@ -23,6 +23,9 @@ use std::time::Duration;
 const HUNG: Duration = Duration::from_secs(1);
 /// How long another host may take to hear of the end and to end its copy.
 pub const TOLD: Duration = Duration::from_secs(5);
+
+/// No exit code, but between hosts: the end was heard of, and something of the VM remains there, as the words say.
+pub const BUSY: i32 = -2;
 
 /// Opens the group of what `config` says, with its log in the state folder.
 pub fn open(
@@ -171,15 +174,21 @@ pub fn tell_the_end(
     let others: Vec<String> = others.map(|other| other.name.clone()).collect();
     let (host, to_loop, vm) = (host.clone(), to_loop.clone(), config.name.clone());
     let work = move || {
-        std::thread::scope(|scope| {
+        let request = Request::Remove { vm };
+        let ask = |other: &str| ask_host(&host, other, &request, TOLD, &mut |_| {});
+        let busy = std::thread::scope(|scope| {
+            let mut asked = Vec::new();
             for other in &others {
-                let request = Request::Remove { vm: vm.clone() };
-                let host = &host;
-                // One that cannot be reached keeps its part: there a person says 'down --force'.
-                scope.spawn(move || ask_host(host, other, &request, TOLD, &mut |_| {}));
+                asked.push(scope.spawn(move || ask(other)));
             }
+            // One that cannot be reached keeps its part: there a person says 'down --force'.
+            let busy = asked.into_iter().filter_map(|asked| match asked.join() {
+                Ok(Answer::Failed { why, code: BUSY }) => Some(why),
+                _ => None,
+            });
+            busy.collect()
         });
-        to_loop.send(LoopEvent::EndTold);
+        to_loop.send(LoopEvent::EndTold(busy));
     };
     let thread = std::thread::Builder::new().name("tell-end".into());
     thread.spawn(work).map(drop)

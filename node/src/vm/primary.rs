@@ -180,7 +180,8 @@ impl VmLoop {
         }
     }
 
-    /// Ends the copy of the VM here, and every session around it.
+    /// Ends the copy of the VM here, and every session around it. Waits for neither: what the machine's end has to wait for is a
+    /// thread's own (`machine`), and whoever starts the next one waits for that.
     pub(super) fn drop_machine(&mut self) {
         if let Role::Primary(PrimaryRole {
             session: Some(session),
@@ -191,7 +192,7 @@ impl VmLoop {
             closer.close();
         }
         if let Some(machine) = self.machine()
-            && let Err(error) = machine.qemu.kill()
+            && let Err(error) = machine.qemu.end()
         {
             tracing::warn!(vm = self.config.name, "ending QEMU: {error}");
         }

@@ -27,7 +27,7 @@ use dunlin_core::units::{Epoch, ReplicaId, Term};
 use dunlin_core::watchdog::Watchdog;
 use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Hello, Purpose, Stream};
-use dunlin_guest::disk::Fault;
+use dunlin_guest::disk::{Fault, Faults};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -85,6 +85,10 @@ pub struct VmLoop {
     pub(super) tells_end: bool,
     /// The end is agreed, and is to be believed at this time even if nobody says so.
     pub(super) forgets_at_us: Option<u64>,
+    /// What remains of the VM's last machine here is waited for until then, at the end.
+    pub(super) lets_go_by_us: Option<u64>,
+    /// Other hosts where something of it remains, in their words.
+    pub(super) busy_elsewhere: Vec<String>,
     /// Threads that start a QEMU.
     pub(super) starts_under_way: u32,
     /// Who ordered this host to serve alone, until it does.
@@ -99,6 +103,8 @@ pub struct VmLoop {
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
+    /// ... and whose faults those are: a machine that has ended may hang in its disk until that is taken back.
+    pub(super) faulty: Vec<(usize, Arc<Faults>)>,
     /// Why the last join failed, here or on the other host; nothing since one went well.
     pub(super) join_complaint: Option<JoinProblem>,
     /// Whether what should get on does.
@@ -180,6 +186,8 @@ impl VmLoop {
             down_proposed: None,
             tells_end: false,
             forgets_at_us: None,
+            lets_go_by_us: None,
+            busy_elsewhere: Vec::new(),
             starts_under_way: 0,
             alone_ordered: None,
             policy_ordered: None,
@@ -187,6 +195,7 @@ impl VmLoop {
             strangers_told_us: BTreeMap::new(),
             broke: BTreeSet::new(),
             injected: Vec::new(),
+            faulty: Vec::new(),
             join_complaint: None,
             watchdog: Watchdog::default(),
             newcomer,
@@ -223,18 +232,26 @@ impl VmLoop {
             self.step();
             self.shared.turns.fetch_add(1, Ordering::Relaxed);
         }
+        self.drop_machine();
+        self.tell_of_remains();
         self.answer_ended();
         if self.agreement.state.life == Life::Down {
             self.to_loop.vm_is_shut_down();
         }
-        self.role = Role::None;
         // Whoever forgets the VM removes its folder.
         self.notebook.close();
         self.show(u64::MAX);
-        let ended = self.ending.take();
+        let (ended, host, shared) = (self.ending.take(), self.host.clone(), self.shared.clone());
+        // A daemon that ends leaves the group first: the others need not wait for a disk of this host.
+        drop(self);
+        if ended.as_ref().is_some_and(|ended| !ended.forget)
+            && let Err(why) = shared.remains.await_none()
+        {
+            tracing::warn!("this host's copy of a VM, as the daemon ends: {why}");
+        }
         if let Some(ended) = ended {
             // The daemon may be ending as well.
-            let _ = self.host.ended.send(ended);
+            let _ = host.ended.send(ended);
         }
     }
 
@@ -348,10 +365,13 @@ impl VmLoop {
             LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
             LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
             LoopEvent::Fault(text) => self.event("fault", text),
+            LoopEvent::CannotFollow { session, why } => self.cannot_follow(session, why),
+            // It was waited for; the loop looks in this turn (`is_over`).
+            LoopEvent::NothingRemains => {}
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
-            LoopEvent::EndTold => self.forget_vm(),
+            LoopEvent::EndTold(busy) => self.end_told(busy),
             LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
             // A program's loop has asked for it.
             LoopEvent::ProgramPrepared(_)
@@ -426,10 +446,7 @@ impl VmLoop {
             Command::Remove => {
                 // Whoever says so knows that it is agreed; this host's own log may not have come to that entry.
                 self.agreement.state.life = Life::Down;
-                self.ending = Some(Ended {
-                    vm: self.config.name.clone(),
-                    forget: true,
-                });
+                self.forget_vm();
                 Some(Answer::done("removed"))
             }
             Command::ProtectAlone {
@@ -440,8 +457,7 @@ impl VmLoop {
             Command::Inject { disk, fault } => {
                 // A disk is as bad for the next copy of the VM on this host.
                 self.injected.push((disk, fault));
-                let disks = self.machine().map(|machine| &machine.disks);
-                Some(disks.map_or_else(|| Answer::done(""), |disks| disks.inject(disk, fault)))
+                Some(self.inject(disk, fault))
             }
             Command::Down { now } => {
                 self.order_down(now, &reply);
@@ -457,6 +473,25 @@ impl VmLoop {
             // Whoever asked may have gone.
             let _ = reply.send(answer);
         }
+    }
+
+    /// Tests only.
+    fn inject(&mut self, disk: usize, fault: Fault) -> Answer {
+        for (_, faults) in self.faulty.iter().filter(|(of, _)| *of == disk) {
+            faults.inject(fault);
+        }
+        if fault == Fault::None {
+            self.faulty.retain(|(of, _)| *of != disk);
+        }
+        let Some(machine) = self.machine().cloned() else {
+            return Answer::done("");
+        };
+        let Some(faults) = machine.disks.all().get(disk).map(|disk| disk.faults().clone()) else {
+            return Answer::refused(format!("there is no disk {disk}"));
+        };
+        faults.inject(fault);
+        self.faulty.push((disk, faults));
+        Answer::done("")
     }
 
     /// Brings what others see up to date, not too often.

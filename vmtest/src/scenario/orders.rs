@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use super::World;
 use super::life::{failed, gone};
+use super::run::ask_guest;
 use crate::client::Connection;
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
 use crate::lab::LabSpec;
@@ -28,15 +29,19 @@ const TIMES: usize = 3;
 /// A daemon gives a guest 30 s to switch itself off. An answer that comes sooner did not wait for that.
 const POLITE: Duration = Duration::from_secs(25);
 
+/// A VM whose disk hangs has ended within this time, or it is said where it has not: the bound `machine-ends`, and a busy machine.
+const ENDS: Duration = Duration::from_secs(20);
+
 /// One story: its name, and what happens on three hosts whose daemons run.
 pub type Story = (&'static str, fn(&mut Cluster<'_>, &World) -> Result<()>);
 
 /// All of them, by the names under which they are played.
-pub const STORIES: [Story; 6] = [
+pub const STORIES: [Story; 7] = [
     ("two-ups-at-once", two_ups_at_once),
     ("guest-switches-itself-off", off_by_itself),
     ("guest-takes-nothing", hung),
     ("down-of-a-qemu-that-hangs", hung_qemu),
+    ("down-while-a-disk-hangs", hung_disks),
     ("up-says-how-far-and-why-not", progress_and_why_not),
     ("older-disk-boots-by-order-only", stale_disk),
 ];
@@ -224,6 +229,58 @@ fn hung_qemu(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// A disk hangs with a write on its way: `down` ends the VM all the same, on all hosts, and says where its disk is not free. Nothing else
+/// starts with that disk there before it is.
+fn hung_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan {
+        disk_mib: Some(64),
+        ..VmPlan::redis("dunlin")
+    };
+    let file = plan.write(cluster.lab(), &world.image)?;
+    for role in ["backup", "primary"] {
+        hung_disk(cluster, &plan, &file.to_string_lossy(), role).with_context(|| format!("the {role}'s"))?;
+    }
+    Ok(())
+}
+
+fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -> Result<()> {
+    cluster.dunlin("a", &["up", file])?;
+    let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
+    let host = if role == "backup" { backup } else { primary.clone() };
+    cluster.dunlin(&host, &["inject", "redis", "hang=on"])?;
+    // Redis writes it to its disk before it answers: the primary's takes it at once, the backup's with the next sync.
+    let asked = ask_guest(cluster.lab(), plan.service(), &["SET", "hangs", role]);
+    if role == "backup" {
+        asked?;
+        cluster.await_status("a primary whose backup is given up", PATIENCE, |hosts| {
+            let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
+            (!vm.protected).then_some(())
+        })?;
+    }
+    let began = Instant::now();
+    let output = cluster.output(&primary, &["down", "--now", "redis"])?;
+    let took = began.elapsed();
+    let where_to = format!("host '{host}' still waits for a disk");
+    failed(&output, 1, &["VM 'redis' is ended", &where_to])?;
+    ensure!(took < ENDS, "down took {took:?}");
+    cluster.await_status("no host knows the VM", PATIENCE, |hosts| {
+        hosts.iter().all(|host| host.vms.is_empty()).then_some(())
+    })?;
+    let told = cluster.events(&host)?;
+    ensure!(
+        told.iter().any(|event| event.kind == "ends-late"),
+        "host {host} does not tell what remains there: {told:?}"
+    );
+    failed(&cluster.output("a", &["up", file])?, 2, &["redis.img"])?;
+    // The disk answers again.
+    cluster.kill_host(&host)?;
+    cluster.start_host(&host)?;
+    cluster.dunlin("a", &["up", file])?;
+    cluster.await_protected("redis", PATIENCE)?;
+    cluster.dunlin("a", &["down", "--now", "redis"])?;
+    gone(cluster)
 }
 
 /// `up` says how far it is, and where the backup cannot join, why; the VM runs all the same, and is protected once that is mended.

@@ -538,7 +538,7 @@ pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<St
 }
 
 /// A command to the guest's redis.
-fn ask_guest(lab: &Lab, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
+pub(super) fn ask_guest(lab: &Lab, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
     const AT_MOST: Duration = Duration::from_secs(5);
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     let asked = lab.node("client").spawn("ask-guest", move || -> Result<Answer> {

@@ -39,8 +39,11 @@ impl VmLoop {
     pub(in crate::vm) fn machine_started(&mut self, session: u64, result: Result<Started, String>) {
         if let Ok(started) = &result {
             // A disk that misbehaves does so for every copy of the VM on this host.
-            for (disk, fault) in &self.injected {
-                started.machine.disks.inject(*disk, *fault);
+            for (number, fault) in &self.injected {
+                if let Some(disk) = started.machine.disks.all().get(*number) {
+                    disk.faults().inject(*fault);
+                    self.faulty.push((*number, disk.faults().clone()));
+                }
             }
         }
         if matches!(&self.role, Role::Backup(_)) {

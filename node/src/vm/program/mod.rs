@@ -419,7 +419,7 @@ impl ProgramLoop {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.visited(command).map(Box::new));
             }
-            LoopEvent::EndTold => self.forget(),
+            LoopEvent::EndTold(_) => self.forget(),
             // What only a VM's threads tell.
             _ => {}
         }

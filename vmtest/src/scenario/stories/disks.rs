@@ -141,5 +141,31 @@ pub fn all() -> Vec<Scenario> {
             )
         }
         .with_disk(),
+        Scenario {
+            // The sync under way is given up first.
+            gap_limit: Duration::from_secs(20),
+            ..Scenario::new(
+                "backup-disk-hangs",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    Inject("backup", "hang=on"),
+                    ANSWERS,
+                    // Its copy of the VM ends, and cannot: nothing of its host waits for that, or there is no majority now.
+                    Policy("none"),
+                    Freeze(&["witness"]),
+                    ANSWERS,
+                    Thaw(Thawed::All),
+                    MendDisks,
+                    Policy("plover"),
+                    AwaitProtected,
+                    ANSWERS,
+                    KillPrimary,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk(),
     ]
 }
