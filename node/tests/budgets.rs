@@ -1,4 +1,5 @@
-//! Walks docs/budgets.md: every queue of the daemon has a limit, a metric and a test that fills it, and none is left out.
+//! Walks docs/budgets.md: every queue of the daemon has a limit that is the code's, a metric and a test that fills it, and none is left
+//! out.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,6 +60,118 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
         } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
             found.push(path);
         }
+    }
+}
+
+/// `8` and `MiB` as a number of bytes, entries or microseconds.
+fn amount(number: &str, unit: &str) -> Option<u64> {
+    let number: u64 = number.replace(',', "").parse().ok()?;
+    let scale = match unit {
+        "" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "ms" => 1000,
+        "s" => 1_000_000,
+        _ => return None,
+    };
+    Some(number * scale)
+}
+
+/// The limits of a cell that it gives a number for: `` `NAME` (8 MiB)`` or ``10,000 `NAME` ``.
+fn told_limits(cell: &str) -> Vec<(&str, u64)> {
+    let parts: Vec<&str> = cell.split('`').collect();
+    let mut told = Vec::new();
+    for at in (1..parts.len()).step_by(2) {
+        let (before, after) = (parts[at - 1], parts.get(at + 1).copied().unwrap_or_default());
+        let behind = after.strip_prefix(" (").and_then(|after| {
+            let (inside, _) = after.split_once(')')?;
+            let (number, unit) = inside.split_once(' ').unwrap_or((inside, ""));
+            amount(number, unit)
+        });
+        let ahead = before
+            .strip_suffix(' ')
+            .and_then(|before| amount(before.rsplit(' ').next()?, ""));
+        told.extend(behind.or(ahead).map(|amount| (parts[at], amount)));
+    }
+    told
+}
+
+/// What a constant, or a field where it gets its usual value, is worth in the source: a product, a shift, another constant, or a time.
+fn worth(name: &str, code: &str, depth: u32) -> Option<u64> {
+    let constant = format!("const {name}: ");
+    let field = format!("{name}: ");
+    code.lines().map(str::trim).find_map(|line| {
+        let line = line.trim_start_matches("pub(super) ").trim_start_matches("pub ");
+        let value = match line.strip_prefix(&constant) {
+            Some(rest) => rest.split_once(" = ")?.1,
+            None => line.strip_prefix(&field)?,
+        };
+        let value = value.trim_end_matches(';').trim_end_matches(',');
+        value_of(value, code, depth)
+    })
+}
+
+fn value_of(value: &str, code: &str, depth: u32) -> Option<u64> {
+    let value = value.trim();
+    if let Some((number, shift)) = value.split_once(" << ") {
+        return Some(value_of(number, code, depth)? << value_of(shift, code, depth)?);
+    }
+    if let Some((one, other)) = value.split_once(" * ") {
+        return Some(value_of(one, code, depth)? * value_of(other, code, depth)?);
+    }
+    let time = |unit| {
+        let number = value.strip_prefix(unit)?.strip_prefix('(')?.strip_suffix(')')?;
+        number.replace('_', "").parse::<u64>().ok()
+    };
+    if let Some(seconds) = time("Duration::from_secs") {
+        return Some(seconds * 1_000_000);
+    }
+    if let Some(ms) = time("Duration::from_millis") {
+        return Some(ms * 1000);
+    }
+    let is_name = !value.is_empty() && value.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    match value.replace('_', "").parse() {
+        Ok(number) => Some(number),
+        Err(_) if is_name && depth > 0 => worth(value, code, depth - 1),
+        Err(_) => None,
+    }
+}
+
+#[test]
+fn every_number_of_the_page_is_the_sources() {
+    let mut compared = 0;
+    // Where a VM's file has a limit's usual value.
+    let config = read("node/src/config/vm.rs");
+    for Row { queue, cells } in rows() {
+        let code: String = quoted(&cells[MADE_IN]).iter().map(|path| read(path)).collect();
+        for (name, told) in told_limits(&cells[LIMIT]) {
+            let found = worth(name, &code, 3).or_else(|| worth(name, &config, 3));
+            assert_eq!(found, Some(told), "{queue}: {name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 60, "only {compared} numbers were compared");
+}
+
+#[test]
+fn a_number_that_is_not_the_sources_is_seen() {
+    let code = "    pub(super) const KEPT_BYTES: usize = 16 << 10;\nconst LINES: usize = 2 * KEPT;\nconst KEPT: usize = 10_000;\n\
+                \x20   wait: Duration::from_millis(300),\n    first: u64,\n    first: 256 * 1024,\n";
+    for (cell, right) in [
+        ("`KEPT_BYTES` (16 KiB) each", true),
+        ("`KEPT_BYTES` (16 MiB) each", false),
+        ("20,000 `LINES`", true),
+        ("20,001 `LINES`", false),
+        ("`wait` (300 ms)", true),
+        ("`wait` (3 s)", false),
+        ("`first` (256 KiB)", true),
+        ("`unknown` (1)", false),
+    ] {
+        let told = told_limits(cell);
+        let [(name, told)] = told[..] else {
+            panic!("{cell}: {told:?}")
+        };
+        assert_eq!(worth(name, code, 3) == Some(told), right, "{cell}");
     }
 }
 
@@ -180,11 +293,44 @@ fn every_wait_of_the_page_is_in_its_table_with_its_bound() {
 }
 
 #[test]
+fn every_wait_of_the_disk_port_without_a_bound_says_why_it_ends() {
+    let page = read("docs/waits.md");
+    let section = page
+        .split("\n## The disk port's own\n")
+        .nth(1)
+        .expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| "));
+    let told: BTreeSet<&str> = rows
+        .flat_map(quoted)
+        .filter(|name| name.ends_with(".rs"))
+        .collect();
+    let waits = [".wait(", ".wait_while(", ".join()", ".recv()"];
+    let mut files = Vec::new();
+    sources(&root().join("guest/src/disk"), &mut files);
+    let mut found = BTreeSet::new();
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let code = text.split("\nmod tests {").next().unwrap_or_default();
+        if code
+            .lines()
+            .any(|line| waits.iter().any(|wait| line.contains(wait)))
+        {
+            let name = path.strip_prefix(root()).expect("under the root");
+            found.insert(name.display().to_string());
+        }
+    }
+    assert!(found.len() > 8, "{found:?}");
+    let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+    assert_eq!(told, found);
+}
+
+#[test]
 fn no_queue_is_left_out() {
     let rows = rows();
     let told: BTreeSet<&str> = rows.iter().flat_map(|row| quoted(&row.cells[MADE_IN])).collect();
     let mut found = Vec::new();
-    for crate_name in ["core", "fabric", "guest", "node"] {
+    for crate_name in ["core", "fabric", "guest", "node", "program", "speculation"] {
         sources(&root().join(crate_name).join("src"), &mut found);
     }
     assert!(found.len() > 100, "only {} sources", found.len());
@@ -195,6 +341,8 @@ fn no_queue_is_left_out() {
         "bounded(",
         "sync_channel(",
         "channel()",
+        "channel::<",
+        "bounded::<",
     ];
     let mut left_out = Vec::new();
     for path in found {

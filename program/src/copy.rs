@@ -401,3 +401,26 @@ fn readable_within(descriptor: BorrowedFd<'_>, within: Duration) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_a_copy_prints_the_last_is_kept() {
+        let (stream, mut prints) = std::io::pipe().expect("a pipe");
+        let printed = Arc::new(Mutex::new(VecDeque::new()));
+        let printing = keep(stream, Arc::clone(&printed), None).expect("a thread");
+        for line in 0..10_000 {
+            writeln!(prints, "line {line}").expect("it is read");
+        }
+        drop(prints);
+        // Nobody prints any more, and all of it was taken.
+        printing
+            .recv_timeout(PREPARED_WITHIN)
+            .expect_err("nothing is sent");
+        let kept: Vec<u8> = printed.lock().expect("no panic").iter().copied().collect();
+        assert_eq!(kept.len(), KEPT_BYTES);
+        assert!(kept.ends_with(b"line 9999\n"));
+    }
+}
