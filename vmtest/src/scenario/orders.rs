@@ -247,6 +247,7 @@ fn hung_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
 
 fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -> Result<()> {
     cluster.dunlin("a", &["up", file])?;
+    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
     let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
     let host = if role == "backup" { backup } else { primary.clone() };
     cluster.dunlin(&host, &["inject", "redis", "hang=on"])?;
@@ -254,9 +255,11 @@ fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -
     let asked = ask_guest(cluster.lab(), plan.service(), &["SET", "hangs", role]);
     if role == "backup" {
         asked?;
-        cluster.await_status("a primary whose backup is given up", PATIENCE, |hosts| {
+        // Its buffers take more: it goes on following, and only what is to be durable waits.
+        let epoch = cluster.status(&primary)?.vm("redis").map_or(0, |vm| vm.epoch);
+        cluster.await_status("syncs after that write", PATIENCE, |hosts| {
             let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
-            (!vm.protected).then_some(())
+            (vm.epoch > epoch + 2).then_some(())
         })?;
     }
     let began = Instant::now();
