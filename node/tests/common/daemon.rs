@@ -28,6 +28,11 @@ pub struct Host {
 
 impl Host {
     pub fn new() -> Result<Self> {
+        Self::beside(&[])
+    }
+
+    /// The first host of a cluster that has others, too: name, and port of this machine.
+    pub fn beside(others: &[(&str, u16)]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
         let binary = folder.path().join("dunlin");
@@ -44,6 +49,11 @@ impl Host {
             .arg(folder.path().join("etc"))
             .args(["--cluster", "one", "--host"])
             .arg(format!("a=127.0.0.1:{port}"))
+            .args(
+                others
+                    .iter()
+                    .flat_map(|(name, port)| ["--host".to_owned(), format!("{name}=127.0.0.1:{port}")]),
+            )
             .arg("--control")
             .arg(folder.path().join("run/dunlin.sock"))
             .output()?;
