@@ -17,6 +17,8 @@ mod hands;
 mod lines;
 pub mod meaning;
 mod owner;
+mod shares;
+mod standing;
 mod stream;
 mod view;
 
@@ -41,6 +43,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lines::Places;
+use shares::Shares;
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
@@ -73,6 +76,8 @@ const TAKES: Duration = Duration::from_secs(10);
 const TAKES_HERE: Duration = Duration::from_secs(60);
 /// Whoever is turned away hears why, if that is quick.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// A person whose certificate counts no more has so long to read why.
+const FAREWELL_PERSON: Duration = Duration::from_secs(5);
 /// When no connection could be taken.
 const AGAIN: Duration = Duration::from_millis(100);
 /// What the kernel holds of an answer for one who is slow.
@@ -90,7 +95,7 @@ pub struct Web {
     /// What a request shows that changes something.
     token: String,
     /// Places for requests that take long.
-    writes: Arc<Semaphore>,
+    writes: Shares,
     /// Who carries these out.
     hands: Hands,
     /// Places for conversations by lines.
@@ -112,7 +117,7 @@ pub fn serve(doors: &Doors, daemon: &Arc<Daemon>) -> Result<()> {
     let token = token.map(|byte| format!("{byte:02x}")).concat();
     let (far, near) = (runtime("page-asks")?, runtime("api-asks")?);
     // Threads for what is ordered have this thread's priority.
-    let hands = Hands::start(api::WRITES + lines::CONVERSATIONS)?;
+    let hands = Hands::start(2 * api::WRITES + lines::CONVERSATIONS)?;
     let mut listeners = doors.listeners().context("the doors of the page and the API")?;
     let socket = listeners.take_socket();
     let web = {
@@ -171,7 +176,7 @@ impl Web {
             board: Board::start(&daemon),
             daemon,
             token,
-            writes: Arc::new(Semaphore::new(api::WRITES)),
+            writes: Shares::new(api::WRITES, api::WRITES_EACH),
             hands,
             places: Places::new(),
             administrators: Arc::new(Semaphore::new(ADMINISTRATORS)),
@@ -221,7 +226,7 @@ async fn converse<S>(
     let roles = web.daemon.roles();
     let (uid, place) = match &visitor {
         Visitor::User(uid) | Visitor::Local(uid, _) => (Some(*uid), roles.enter_user(*uid)),
-        Visitor::Person(person) => (None, roles.enter_person(&person.name)),
+        Visitor::Person(person, _) => (None, roles.enter_person(&person.name)),
         // They keep the place of one whom nobody knows.
         Visitor::Stranger => (None, Some(Place::default())),
     };
@@ -296,6 +301,9 @@ async fn answer(
         },
         Err(refusal) => refusal,
     };
+    if let Visitor::Person(_, standing) = visitor {
+        response = standing::told_why(response, standing);
+    }
     for (name, value) in guard::HEADERS {
         let (name, value) = (HeaderName::from_static(name), HeaderValue::from_static(value));
         response.headers_mut().insert(name, value);
@@ -313,7 +321,7 @@ async fn admitted(
     let (names, token, user) = match visitor {
         Visitor::User(uid) => (&web.names, token, Ok((*uid, None))),
         Visitor::Local(uid, gid) => (&web.names_here, None, Ok((*uid, Some(*gid)))),
-        Visitor::Person(person) => (&web.names_outside, token, Err(Who::person(person))),
+        Visitor::Person(person, _) => (&web.names_outside, token, Err(Who::person(person))),
         Visitor::Stranger => return Err(refused(StatusCode::FORBIDDEN, door::STRANGER, 2)),
     };
     let (parts, body) = request.into_parts();
@@ -346,6 +354,10 @@ async fn admitted(
             return Err(refused(StatusCode::REQUEST_TIMEOUT, why, 2));
         }
     };
+    // Last of all: the connection, and the body, may have taken their time.
+    if let Visitor::Person(_, standing) = visitor {
+        standing.look().map_err(|why| standing::over(&why))?;
+    }
     let mut request = Request::from_parts(parts, Body::from(body));
     request.extensions_mut().insert(Arc::new(who));
     Ok(request)

@@ -6,12 +6,11 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use daemon::{Host, OPERATOR, ROOT, STRANGER, User, VIEWER};
 use dunlin_fabric::keys::person::{self, PersonRole};
 use dunlin_fabric::keys::{self, Authority, KeyedCert};
@@ -264,6 +263,160 @@ fn whoever_has_no_certificate_that_counts_is_refused_in_one_line() -> Result<()>
     Ok(())
 }
 
+/// What is said on a connection that is kept alive.
+fn again(stream: &mut StreamOwned<ClientConnection, TcpStream>, path: &str) -> Result<Said> {
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())?;
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        text.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&text).to_ascii_lowercase();
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.context("a length")?.parse()?];
+    stream.read_exact(&mut body)?;
+    text.extend(body);
+    Said::of(&String::from_utf8_lossy(&text))
+}
+
+/// Asks until something else than 200 is answered, after which the connection has to be over.
+fn asks_to_the_end(mut stream: StreamOwned<ClientConnection, TcpStream>, words: &str) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let said = loop {
+        let said = again(&mut stream, "/api/v1/me")?;
+        if said.status != 200 {
+            break said;
+        }
+        ensure!(Instant::now() < until, "they are answered for ever");
+        sleep(Duration::from_millis(100));
+    };
+    one_line(&said, 401, words)?;
+    ensure!(said.head.contains("connection: close"), "{said:?}");
+    let rest = read_all(&mut stream).unwrap_or_default();
+    ensure!(rest.is_empty(), "after the last answer: {rest}");
+    Ok(())
+}
+
+/// One who watches, and has heard something.
+fn follows(
+    served: &Served,
+    who: &KeyedCert,
+    path: &str,
+    accept: &str,
+) -> Result<StreamOwned<ClientConnection, TcpStream>> {
+    let mut stream = served.connect(Some(who))?;
+    let asked = request("GET", path, &[("Host", "a"), ("Accept", accept)], "");
+    stream.write_all(asked.as_bytes())?;
+    let mut first = [0; 15];
+    stream.read_exact(&mut first)?;
+    ensure!(first == *b"HTTP/1.1 200 OK", "{first:?}");
+    Ok(stream)
+}
+
+/// Both kinds of streams end with their reason, once the certificate has.
+fn streams_say_why(
+    watching: &mut impl Read,
+    following: &mut impl Read,
+    ended: Instant,
+    words: &str,
+) -> Result<()> {
+    let (seen, lines) = (read_all(watching)?, read_all(following)?);
+    ensure!(
+        ended.elapsed() < Duration::from_secs(30),
+        "they watched on for {:?}",
+        ended.elapsed()
+    );
+    for (said, before) in [
+        (seen, "event: ended\ndata: {\"why\":\""),
+        (lines, "{\"answer\":\"failed\",\"why\":\""),
+    ] {
+        let (_, last) = said
+            .rsplit_once(before)
+            .with_context(|| format!("no '{before}' in {said}"))?;
+        ensure!(
+            last.contains(words) && last.trim().lines().filter(|line| line.contains("why")).count() == 0,
+            "{last}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_connection_that_is_kept_alive_ends_when_its_person_s_certificate_does() -> Result<()> {
+    let served = Served::start("")?;
+    let bob = served.person("bob", "viewer")?;
+    let mut other = served.connect(Some(&bob))?;
+    ensure!(again(&mut other, "/api/v1/me")?.status == 200);
+    // Long enough to come in on a busy machine.
+    let until_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + 15;
+    let ann = person::make(&served.authority()?, "ann", PersonRole::Viewer, until_s)?;
+    let mut kept = served.connect(Some(&ann))?;
+    ensure!(again(&mut kept, "/api/v1/me")?.status == 200);
+    let mut watching = follows(&served, &ann, "/api/v1/stream", "text/event-stream")?;
+    let mut following = follows(
+        &served,
+        &ann,
+        "/api/v1/events?follow=true",
+        "application/x-ndjson",
+    )?;
+    asks_to_the_end(kept, "person 'ann': this certificate is over")?;
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    ensure!(now_s >= until_s, "{} s too early", until_s - now_s);
+    streams_say_why(
+        &mut watching,
+        &mut following,
+        Instant::now(),
+        "this certificate is over",
+    )?;
+    // Nobody else's.
+    ensure!(served.get(&bob, "/api/v1/me")?.status == 200);
+    Ok(())
+}
+
+#[test]
+fn a_connection_that_is_kept_alive_ends_when_its_person_is_revoked_and_no_other_does() -> Result<()> {
+    let served = Served::start("")?;
+    let (ann, bob) = (served.person("ann", "viewer")?, served.person("bob", "viewer")?);
+    let (mut kept, mut other) = (served.connect(Some(&ann))?, served.connect(Some(&bob))?);
+    for stream in [&mut kept, &mut other] {
+        ensure!(again(stream, "/api/v1/me")?.status == 200);
+    }
+    let mut watching = follows(&served, &ann, "/api/v1/stream", "text/event-stream")?;
+    let mut following = follows(
+        &served,
+        &ann,
+        "/api/v1/events?follow=true",
+        "application/x-ndjson",
+    )?;
+    // Bob asks all the time: a connection on which nothing is asked ends for that.
+    let (tell, told) = mpsc::channel::<()>();
+    let others = std::thread::spawn(move || {
+        while told.recv_timeout(Duration::from_millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let said = again(&mut other, "/api/v1/me")?;
+            ensure!(said.status == 200, "{said:?}");
+        }
+        Ok(())
+    });
+    let ending =
+        std::thread::spawn(move || asks_to_the_end(kept, "person 'ann': this certificate was revoked"));
+    served.cluster(&["revoke", "--person", "ann"])?;
+    let revoked = Instant::now();
+    streams_say_why(
+        &mut watching,
+        &mut following,
+        revoked,
+        "this certificate was revoked",
+    )?;
+    ending.join().map_err(|_| anyhow!("it panicked"))??;
+    // Some seconds after the lists have changed.
+    sleep(Duration::from_secs(3));
+    drop(tell);
+    others.join().map_err(|_| anyhow!("it panicked"))?
+}
+
 #[test]
 fn one_person_s_connections_are_bounded_and_are_nobody_else_s() -> Result<()> {
     let served = Served::start("")?;
@@ -326,30 +479,8 @@ fn it_is_off_unless_host_toml_says_where_and_needs_certificates() -> Result<()> 
     Ok(())
 }
 
-/// Perl is on every Debian, and has such sockets.
 fn by_socket(host: &Host, user: User, text: &str) -> Result<Said> {
-    const SCRIPT: &str = "my $s = IO::Socket::UNIX->new(Peer => shift) or die qq(refused: $!\\n); local $/; print $s scalar <STDIN>; $s->flush; print <$s>;";
-    let mut perl = Command::new("/usr/bin/perl")
-        .args(["-MIO::Socket::UNIX", "-e", SCRIPT])
-        .arg(host.socket().with_file_name("api.sock"))
-        .uid(user.1)
-        .gid(user.2)
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    perl.stdin
-        .take()
-        .context("its input")?
-        .write_all(text.as_bytes())?;
-    let output = perl.wait_with_output()?;
-    ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Said::of(&String::from_utf8_lossy(&output.stdout))
+    http::by_socket(&host.socket().with_file_name("api.sock"), (user.1, user.2), text)
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub use stream::{ReadHalf, Stream, WriteHalf};
 pub(crate) use tls::names;
 
 use crate::keys;
+use rustls::pki_types::CertificateDer;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -333,11 +334,19 @@ impl Identity {
         }
     }
 
-    /// TLS with this host's keys for people, whose certificate is looked at if they show one; nothing on a host without TLS. Another one as
-    /// soon as keys or revocation lists have changed.
+    /// TLS with this host's keys for people, whose certificate is looked at if they show one; nothing on a host without TLS.
     #[must_use]
     pub fn for_people(&self) -> Option<Arc<rustls::ServerConfig>> {
         Some(self.tls()?.people())
+    }
+
+    /// Whether a certificate that a person has shown, with those that came with it, counts now: by the authorities and revocation lists of this
+    /// moment. Else why not, in a few words.
+    pub fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), String> {
+        match self.tls() {
+            Some(tls) => tls.person_counts(shown),
+            None => Err("this host has no certificates".into()),
+        }
     }
 
     /// This host's name.

@@ -11,7 +11,8 @@ use crate::keys::revocation::{self, Reason, Verified};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, Connection, RootCertStore,
@@ -30,6 +31,7 @@ pub(super) struct Configs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     people: Arc<ServerConfig>,
+    of_people: Arc<dyn ClientCertVerifier>,
     revoked: Vec<Verified>,
 }
 
@@ -97,7 +99,7 @@ impl Configs {
         let mut people = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|e| bad("TLS 1.3", &e))?
-            .with_client_cert_verifier(of_people)
+            .with_client_cert_verifier(of_people.clone())
             .with_single_cert(vec![cert.clone()], key.clone_key())
             .map_err(|e| bad("cert and key", &e))?;
         people.send_tls13_tickets = 0; // who is revoked is asked again each time
@@ -113,6 +115,7 @@ impl Configs {
             client: Arc::new(client),
             server: Arc::new(server),
             people: Arc::new(people),
+            of_people,
             revoked,
         })
     }
@@ -125,6 +128,24 @@ impl Configs {
 
     pub(super) fn people(&self) -> Arc<ServerConfig> {
         self.people.clone()
+    }
+
+    /// Whether a person's certificate, which the others follow, counts now; else why not, in a few words.
+    pub(super) fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), String> {
+        let Some((own, others)) = shown.split_first() else {
+            return Err("no certificate was shown".into());
+        };
+        match self.of_people.verify_client_cert(own, others, UnixTime::now()) {
+            Ok(_) => Ok(()),
+            Err(rustls::Error::InvalidCertificate(why)) => Err(match why {
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    "this certificate is over".into()
+                }
+                CertificateError::Revoked => "this certificate was revoked".into(),
+                other => format!("this certificate counts no more ({other})"),
+            }),
+            Err(other) => Err(format!("this certificate counts no more ({other})")),
+        }
     }
 
     pub(super) fn client(&self, to: &str) -> Result<Connection, LinkError> {

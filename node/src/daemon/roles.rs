@@ -237,7 +237,8 @@ impl Who {
         }
     }
 
-    fn kind(&self) -> &'static str {
+    /// What they are, for a message.
+    pub fn kind(&self) -> &'static str {
         match self.is_certified {
             true => "person",
             false => "user",

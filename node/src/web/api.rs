@@ -2,7 +2,7 @@
 //!
 //! **Decides**: addresses, and which status an answer has. **Flow**: a request that `guard` let through, with who asks -> the same [`Request`] as on
 //! the control socket -> the same roles, the same answers. **Invariants**: 1. nothing is done here that the command line does not do, and nothing
-//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, and none is waited for longer than [`ANSWER`]; whoever asks for
+//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, [`WRITES_EACH`] of them one user's, and none is waited for longer than [`ANSWER`]; whoever asks for
 //! lines has a place in `lines`. 3. the document at `/api/v1/openapi.json` is made of these functions and types. **Not here**: what requests do
 //! (`daemon::requests`), which address a command asks (`control::address`).
 
@@ -13,6 +13,7 @@ mod vms;
 use super::Web;
 use super::board::Happened;
 use super::lines::{self, How};
+use super::shares::Full;
 use super::stream;
 use super::view::{Overview, VmView};
 use crate::control::{Answer, Event, HostStatus, Request};
@@ -36,8 +37,10 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Requests that take long, at once.
+/// Requests that take long, at once: of administrators, and of all others.
 pub const WRITES: usize = 16;
+/// Of these, what one of the others may have.
+pub const WRITES_EACH: usize = 4;
 /// Nobody waits longer for an answer; what was begun goes on, and events tell of it.
 const ANSWER: Duration = Duration::from_secs(150);
 /// Events in one answer.
@@ -306,8 +309,17 @@ async fn long(
     request: Request,
     work: impl FnOnce(&Web, Request) -> Response + Send + 'static,
 ) -> Response {
-    let Ok(place) = web.writes.clone().try_acquire_owned() else {
-        return busy();
+    let place = match web.writes.take(&who) {
+        Ok(place) => place,
+        Err(Full::All) => return busy(),
+        Err(Full::Own) => {
+            let why = format!(
+                "{} '{}' has {WRITES_EACH} requests under way already: say it again when one of them has ended",
+                who.kind(),
+                who.name()
+            );
+            return later(refused(StatusCode::TOO_MANY_REQUESTS, &why, 1));
+        }
     };
     let (tell, told) = oneshot::channel();
     let shared = web.clone();
@@ -337,7 +349,11 @@ async fn long(
 /// There is no place for another one.
 pub fn busy() -> Response {
     let why = "too many requests are under way: say it again in a moment";
-    let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, why, 1);
+    later(refused(StatusCode::SERVICE_UNAVAILABLE, why, 1))
+}
+
+/// With when to come again.
+fn later(mut response: Response) -> Response {
     response
         .headers_mut()
         .insert(RETRY_AFTER, HeaderValue::from_static("5"));

@@ -3,10 +3,11 @@
 //! **Decides**: at which doors the daemon listens, and who stands there. **Flow**: host.toml -> [`Doors`]: a loopback address (people's browsers), a socket
 //! beside the control socket (programs), an address of the network, by TLS (people with certificates; off unless `api` says where) ->
 //! [`Visitor`] -> `converse`. **Invariants**: 1. who nobody is known at, is answered one line and nothing else. 2. over the network nothing is said
-//! but by TLS, with the keys that this host shows to the others; a certificate that counts no more ends its connections, too.
+//! but by TLS, with the keys that this host shows to the others; a certificate that counts no more ends its connections, too (`standing`).
 //! **Source**: RFC 8446; unix(7), SO_PEERCRED. **Not here**: what visitors may do (`daemon::roles`), what they ask for (`api`).
 
-use super::{AGAIN, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner, turn_away};
+use super::standing::Standing;
+use super::{AGAIN, FAREWELL_PERSON, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner, turn_away};
 use crate::config::{HostConfig, PageAt, Trust};
 use crate::control::address::beside;
 use crate::control::server::ControlSocket;
@@ -27,7 +28,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-/// Whether keys have changed is looked at this often.
+/// Whether a person's certificate still counts is looked at this often, besides before each request.
 const LOOK: Duration = Duration::from_secs(1);
 /// Whoever comes with no certificate for people.
 pub const STRANGER: &str = "this is for people who show a certificate of this cluster: 'dunlin cluster person NAME --role viewer', on the host \
@@ -40,7 +41,7 @@ pub enum Visitor {
     /// The same, by the socket: the kernel says the group, too.
     Local(u32, u32),
     /// A person with a certificate, by the network.
-    Person(Person),
+    Person(Person, Arc<Standing>),
     /// Somebody without one, by the network.
     Stranger,
 }
@@ -257,25 +258,24 @@ async fn from_network(
     let identity = web.daemon.host.identity.clone();
     let Some(keys) = identity.for_people() else { return };
     let _ = stream.set_nodelay(true);
-    let stream = match timeout(KNOWN, TlsAcceptor::from(keys.clone()).accept(stream)).await {
+    let stream = match timeout(KNOWN, TlsAcceptor::from(keys).accept(stream)).await {
         Ok(Ok(stream)) => stream,
         // The other end was told why, by an alert.
         Ok(Err(error)) => return tracing::debug!("{there} is refused at the API: {error}"),
         Err(_) => return tracing::debug!("{there} began no TLS at the API in time"),
     };
-    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    match shown.and_then(|shown| person::of_der(shown)) {
-        Some(person) => {
-            let conversation = converse(web, files, stream, Visitor::Person(person), place);
-            let mut conversation = Box::pin(conversation);
-            // Keys that have changed: this person's may count no more. Who comes again is looked at again.
-            while timeout(LOOK, &mut conversation).await.is_err() {
-                let now = identity.for_people();
-                if !now.is_some_and(|now| Arc::ptr_eq(&now, &keys)) {
-                    return;
-                }
-            }
+    let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let Some(person) = shown.first().and_then(|own| person::of_der(own)) else {
+        return converse(web, files, stream, Visitor::Stranger, place).await;
+    };
+    let standing = Standing::new(&person.name, identity, shown);
+    let visitor = Visitor::Person(person, standing.clone());
+    let mut conversation = Box::pin(converse(web, files, stream, visitor, place));
+    while timeout(LOOK, &mut conversation).await.is_err() {
+        if standing.look().is_err() {
+            // Whoever follows something has read why by then, and who asks something else reads it.
+            let _ = timeout(FAREWELL_PERSON, conversation).await;
+            return;
         }
-        None => converse(web, files, stream, Visitor::Stranger, place).await,
     }
 }

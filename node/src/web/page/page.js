@@ -462,6 +462,14 @@ async function begin() {
   stream.addEventListener("open", () => link("live", "live"));
   stream.addEventListener("overview", (event) => show(JSON.parse(event.data)));
   stream.addEventListener("happened", (message) => happened(JSON.parse(message.data)));
+  stream.addEventListener("ended", (message) => {
+    // A person's certificate counts no more: asking again would end at the door.
+    stream.close();
+    link("lost", "ended");
+    say(get("sum-title"), "You are not shown any more");
+    say(get("sum-text"), `${JSON.parse(message.data).why}; then open this page again.`);
+    mark(get("sum"), "level", "bad");
+  });
   stream.addEventListener("error", () => {
     link("lost", "connection lost");
     // The daemon may be another one by now, with another token.
