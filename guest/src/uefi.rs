@@ -2,13 +2,14 @@
 //!
 //! Decides:    which files of the distribution a flash is made of.
 //! Flow:       `vm.firmware = "uefi"` -> [`code`] is the first flash, read-only; [`make_variables`] makes the image of the second
-//!             when a VM first has one, and from then on it is a disk like others: mirrored, committed by syncs, taken over.
+//!             when a VM first has one, and from then on it is a disk like others: mirrored, committed by syncs, taken over. A VM of
+//!             libvirt's brings its own ([`fits`], [`take_variables`]).
 //! Invariants: 1. variables are there whole or not at all, and those that are there are never replaced by fresh ones.
 //! Source:     Debian's package `ovmf`; QEMU's docs/system and hw/i386/pc_sysfw.c for the two units.
 //! Not here:   what lies in the flash while the VM runs (`firmware`), mirroring (`disk`), where the image lies (node).
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Where Debian puts OVMF.
@@ -46,6 +47,58 @@ pub fn make_variables(path: &Path) -> Result<(), String> {
     }
 }
 
+/// What begins every store of variables that is laid out alike: the volume's header, the kind of store, and its size.
+const LAYOUT: usize = 92;
+/// What begins a qcow2 image.
+const QCOW2: &[u8] = b"QFI\xfb";
+
+/// Whether that file holds variables with which this host's UEFI can go on; else why not, in words that go on behind its name.
+pub fn fits(path: &Path) -> Result<(), String> {
+    fits_like(path, &variables()?)
+}
+
+fn fits_like(path: &Path, empty: &Path) -> Result<(), String> {
+    let name = empty.file_name().unwrap_or_default().display();
+    let (found, wanted) = (begin(path)?, begin(empty)?);
+    if found.1.starts_with(QCOW2) {
+        return Err("it is a qcow2 image, and Dunlin keeps variables raw".into());
+    }
+    if found.0 != wanted.0 {
+        return Err(format!(
+            "it has {} bytes and this host's {name} has {}: it is of another build of the UEFI",
+            found.0, wanted.0
+        ));
+    }
+    match found.1 == wanted.1 {
+        true => Ok(()),
+        false => Err(format!(
+            "its variables are not laid out as in this host's {name}: it is of another build of the UEFI, or none at all"
+        )),
+    }
+}
+
+/// A file's size, and what it begins with.
+fn begin(path: &Path) -> Result<(u64, Vec<u8>), String> {
+    let about = fs::metadata(path).map_err(|error| format!("it cannot be read: {error}"))?;
+    // Before it is opened: a pipe may make whoever opens it wait for ever.
+    if !about.is_file() {
+        return Err("it is no ordinary file".into());
+    }
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(LAYOUT as u64).read_to_end(&mut bytes))
+        .map_err(|error| format!("it cannot be read: {error}"))?;
+    Ok((about.len(), bytes))
+}
+
+/// Makes the image of a VM's variables at `to` of those in `from`, which fit. Variables that are there are not replaced (invariant 1).
+pub fn take_variables(from: &Path, to: &Path) -> Result<(), String> {
+    if to.exists() {
+        return Err(format!("{} is there already", to.display()));
+    }
+    copy_whole(from, to).map_err(|error| format!("{} cannot be made: {error}", to.display()))
+}
+
 fn copy_whole(from: &Path, to: &Path) -> io::Result<()> {
     let folder = to.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
@@ -76,6 +129,47 @@ mod tests {
             why.contains(CODE) && why.contains("package ovmf") && !why.contains('\n'),
             "{why}"
         );
+    }
+
+    #[test]
+    fn only_variables_of_the_same_layout_fit() {
+        let folder = std::env::temp_dir().join(format!("dunlin-uefi-fits-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (empty, path) = (folder.join("empty.fd"), folder.join("vm.fd"));
+        let mut image = vec![0xff; 4096];
+        image[..LAYOUT].fill(7);
+        fs::write(&empty, &image).unwrap();
+        let why = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            fits_like(&path, &empty).err().unwrap_or_default()
+        };
+        let mut written = image.clone();
+        written[LAYOUT..].fill(1);
+        assert_eq!(why(&written), "", "what is in the store may differ");
+        assert!(why(&image[..2048]).contains("it has 2048 bytes and this host's empty.fd has 4096"));
+        written[LAYOUT - 1] = 0;
+        assert!(why(&written).contains("not laid out as in this host's empty.fd"));
+        image[..4].copy_from_slice(QCOW2);
+        assert!(why(&image).contains("qcow2"));
+        assert!(why(b"").contains("it has 0 bytes"));
+        assert_eq!(
+            fits_like(&folder, &empty),
+            Err("it is no ordinary file".into()),
+            "nor a pipe, for which one would wait"
+        );
+        assert!(
+            fits_like(&folder.join("none"), &empty)
+                .unwrap_err()
+                .contains("cannot be read")
+        );
+        fs::write(&path, b"the guest's").unwrap();
+        assert!(
+            take_variables(&empty, &path)
+                .unwrap_err()
+                .contains("is there already")
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"the guest's");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

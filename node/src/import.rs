@@ -2,7 +2,7 @@
 //!
 //! **Decides**: what of a domain Dunlin can carry over, what it leaves out (one line each, with the reason), and what it refuses
 //! because a VM made of it would not work. **Flow**: [`source`] reads the XML -> [`domain`] -> [`machine`], [`disks`] and
-//! [`others`] look at its parts -> [`Import`] -> [`file::text`].
+//! [`others`] look at its parts -> [`Import`] -> [`file::finish`]; a UEFI's variables are a file of their own, which the command line copies ([`carry`]).
 //! **Invariants**: 1. the text that is returned is taken by the parser of `dunlin up`. 2. nothing is dropped in silence: what is not in
 //! the file is in a line. 3. hostile XML costs a bounded amount of memory and time: [`source::MOST_BYTES`], no document type, a
 //! limit of nodes. 4. a line never contains the XML's own control characters.
@@ -15,11 +15,13 @@ mod file;
 mod machine;
 mod others;
 pub mod source;
+mod variables;
 
 use dunlin_guest::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec};
 use roxmltree::{Document, Node, ParsingOptions};
 use std::collections::HashMap;
 use std::path::PathBuf;
+pub use variables::{Nvram, carry};
 
 /// A domain has a few hundred.
 const MOST_NODES: u32 = 20_000;
@@ -42,10 +44,16 @@ pub struct Options {
 /// A VM made of a domain.
 #[derive(Debug)]
 pub struct Imported {
-    /// The VM's file.
-    pub text: String,
+    /// The VM's name.
+    pub name: String,
+    /// What of it lies in another file, one line each.
+    pub carried: Vec<String>,
     /// What is not in it, one line each.
     pub left_out: Vec<String>,
+    /// A UEFI's variables, of which no line says anything yet.
+    pub nvram: Option<Nvram>,
+    /// The VM's file, without these lines.
+    table: String,
 }
 
 /// Why there is none.
@@ -66,6 +74,7 @@ struct Import {
     accel: Accel,
     machine: Machine,
     firmware: FirmwareKind,
+    nvram: Option<Nvram>,
     memory_mib: u64,
     vcpus: u32,
     cpu: Option<String>,

@@ -2,7 +2,7 @@
 
 use crate::config::HostConfig;
 use crate::daemon::BadInput;
-use crate::import::{self, ImportError, Options, source};
+use crate::import::{self, ImportError, Imported, Options, source};
 use anyhow::{Context, Result};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -52,7 +52,7 @@ pub fn run(import: &Import) -> Result<ExitCode> {
         bridge: import.bridge.clone(),
         virtio: import.virtio,
     };
-    let imported = match import::domain(&xml, &options) {
+    let mut imported = match import::domain(&xml, &options) {
         Ok(imported) => imported,
         Err(ImportError::Refused(reasons)) => {
             for reason in &reasons {
@@ -66,23 +66,50 @@ pub fn run(import: &Import) -> Result<ExitCode> {
         }
         Err(error) => return Err(BadInput(format!("{}: {error}", import.libvirt)).into()),
     };
+    let variables = carry_variables(import, &options, &mut imported);
+    for line in &imported.carried {
+        eprintln!("CARRIED  {line}");
+    }
     for line in &imported.left_out {
         eprintln!("LEFT OUT {line}");
     }
     match &import.output {
         Some(path) => {
-            write(path, &imported.text)?;
+            write(path, &imported.text()).inspect_err(|_| {
+                // Of a VM that there is not.
+                variables.as_ref().map(std::fs::remove_file);
+            })?;
             let path = path.display();
             eprintln!("{path} is written; 'dunlin check {path}' says what the hosts lack for it");
         }
         None => {
             let mut out = std::io::stdout().lock();
-            out.write_all(imported.text.as_bytes())
+            out.write_all(imported.text().as_bytes())
                 .and_then(|()| out.flush())
                 .context("printing the VM's file")?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Copies a UEFI's variables, if there are any and this host is the one that the VM starts on. Returns the copy.
+fn carry_variables(import: &Import, options: &Options, imported: &mut Imported) -> Option<PathBuf> {
+    let nvram = imported.nvram.take()?;
+    let first = options.members.first()?;
+    let host = HostConfig::load(&import.config)
+        .ok()
+        .filter(|host| host.name == *first);
+    let state = host.as_ref().map(|host| host.state.as_path());
+    match import::carry(&nvram, &imported.name, first, state, import.output.is_some()) {
+        Ok((line, copy)) => {
+            imported.carried.push(line);
+            Some(copy)
+        }
+        Err(line) => {
+            imported.left_out.push(line);
+            None
+        }
+    }
 }
 
 /// Who runs the VM: as said, or as the cluster's file has them.

@@ -98,20 +98,34 @@ pub fn finish(mut import: Import, options: &Options) -> Result<Imported, ImportE
     if !refused.is_empty() {
         return Err(ImportError::Refused(refused));
     }
-    let left_out = std::mem::take(&mut import.left_out).into_vec();
-    let mut text = format!(
-        "# Made by 'dunlin import' of the libvirt domain {}.\n",
-        import.name
-    );
-    if !left_out.is_empty() {
-        text.push_str("# Not carried over:\n");
+    Ok(Imported {
+        name: import.name,
+        carried: Vec::new(),
+        left_out: import.left_out.into_vec(),
+        nvram: import.nvram,
+        table,
+    })
+}
+
+impl Imported {
+    /// The VM's file.
+    pub fn text(&self) -> String {
+        let mut text = format!("# Made by 'dunlin import' of the libvirt domain {}.\n", self.name);
+        for (title, lines) in [
+            ("Carried over beside this file", &self.carried),
+            ("Not carried over", &self.left_out),
+        ] {
+            if !lines.is_empty() {
+                text.push_str(&format!("# {title}:\n"));
+            }
+            for line in lines {
+                text.push_str(&format!("# - {line}\n"));
+            }
+        }
+        text.push('\n');
+        text.push_str(&self.table);
+        text
     }
-    for line in &left_out {
-        text.push_str(&format!("# - {line}\n"));
-    }
-    text.push('\n');
-    text.push_str(&table);
-    Ok(Imported { text, left_out })
 }
 
 /// A cluster of the hosts that the file names: it is looked at for itself, not for where it will run.

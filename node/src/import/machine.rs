@@ -1,6 +1,6 @@
 //! Name, memory, virtual CPUs, machine type, firmware and direct boot of a domain.
 
-use super::{Import, attribute, child, children, is_path, shown, words};
+use super::{Import, attribute, child, children, is_path, shown, variables, words};
 use dunlin_guest::{Accel, FirmwareKind, Machine};
 use roxmltree::Node;
 use std::path::PathBuf;
@@ -232,14 +232,7 @@ fn firmware(os: Node<'_, '_>, import: &mut Import) {
             "it is not enforced: the UEFI boots what is not signed, too",
         );
     }
-    if let Some(variables) = words(os, "nvram") {
-        let why = format!(
-            "the VM begins with fresh variables, and its UEFI looks for a boot loader; to keep these, if the file is as large as \
-             OVMF_VARS_4M.fd, copy it to variables/{}.fd in the state folder of both hosts before 'dunlin up'",
-            import.name
-        );
-        import.leave_out(format_args!("nvram {}", shown(variables)), &why);
-    }
+    variables::read(os, import);
 }
 
 fn direct_boot(os: Node<'_, '_>, import: &mut Import) {
