@@ -1,7 +1,7 @@
 //! Answers line by line: what the control socket says, by HTTP.
 //!
-//! **Decides**: how an answer is wanted, and who has a place for a conversation. **Flow**: a request with `Accept: application/x-ndjson` -> roles -> a place
-//! -> a thread of the daemon's own priority (`hands`) -> `requests::converse`, as for the control socket -> the lines, as they come.
+//! **Decides**: how an answer is wanted, and who has a place for a conversation. **Flow**: a request with `Accept: application/x-ndjson` -> a place
+//! -> a thread of the daemon's own priority (`hands`) -> roles -> `requests::converse`, as for the control socket -> the lines, as they come.
 //! **Invariants**: 1. what follows events, or what a program prints, has places of its own: however much is followed, orders are taken. 2. administrators
 //! have places of their own. 3. an asker that does not read stops its own thread alone. **Source**: RFC 9110, "Accept"; NDJSON. **Not here**: what is answered.
 
@@ -22,8 +22,7 @@ use futures_util::stream::unfold;
 use std::convert::Infallible;
 use std::io::{self, Write};
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::spawn_blocking;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// What lines are called in a header.
 pub const KIND: &str = "application/x-ndjson";
@@ -136,24 +135,26 @@ pub async fn converse(web: Arc<Web>, who: Arc<Who>, request: Request) -> Respons
     let Some(place) = web.places.take(&who, &request) else {
         return busy();
     };
-    let roles = web.daemon.roles().clone();
-    let look = spawn_blocking(move || roles.check(&who, &request).map(|()| request));
-    let request = match look.await {
-        Ok(Ok(request)) => request,
-        Ok(Err(Answer::Failed { why, code })) => return refused(StatusCode::FORBIDDEN, &why, code),
-        _ => return ends(),
-    };
     let (tell, mut told) = mpsc::channel(WAITING);
+    let (refuse, refusal) = oneshot::channel();
     let shared = web.clone();
     let taken = web.hands.take(move || {
         let _place = place;
-        requests::converse(&shared.daemon, request, &mut Pieces(tell));
+        // Here and not on a thread before: each that is handed on to costs a command its turn on a busy host.
+        match shared.daemon.roles().check(&who, &request) {
+            Ok(()) => requests::converse(&shared.daemon, request, &mut Pieces(tell)),
+            // Whoever asked may have gone.
+            Err(answer) => drop(refuse.send(answer)),
+        }
     });
     if !taken {
         return ends();
     }
     let Some(first) = told.recv().await else {
-        return ends();
+        return match refusal.await {
+            Ok(Answer::Failed { why, code }) => refused(StatusCode::FORBIDDEN, &why, code),
+            _ => ends(),
+        };
     };
     // More than one line is no answer to this question.
     if let Ok(answer @ Answer::Failed { .. }) = serde_json::from_slice(&first) {
