@@ -119,6 +119,7 @@ pub fn test(spec: &PageSpec, say: &mut dyn FnMut(&str)) -> Result<PageReport> {
 /// No VM; hostile texts; a host that is lost and comes again.
 fn without_a_vm(cluster: &mut Cluster<'_>, person: &mut Person<'_>, hostile: &[String]) -> Result<()> {
     person.browser.awaits("#sum-title", "Nothing to protect")?;
+    person.browser.awaits("title", "lab – Dunlin")?;
     for host in ["a", "b", "c"] {
         person.browser.awaits(".host[data-reached=yes] h3", host)?;
     }
@@ -132,6 +133,9 @@ fn without_a_vm(cluster: &mut Cluster<'_>, person: &mut Person<'_>, hostile: &[S
     cluster.kill_host("b")?;
     person.browser.awaits(".host[data-reached=no] h3", "b")?;
     person.browser.awaits("#sum-title", "Host b is not reached")?;
+    person
+        .browser
+        .awaits("title", "! Host b is not reached – lab – Dunlin")?;
     person.sees("error")?;
     cluster.start_host("b")?;
     person.browser.awaits(".host[data-reached=yes] h3", "b")
@@ -151,6 +155,9 @@ fn one(
     let (primary, _) = cluster.await_protected(name, PATIENCE)?;
     person.browser.awaits(badge, "Protected")?;
     person.browser.awaits("#sum-title", "protected")?;
+    person
+        .browser
+        .awaits("title", &format!("{name} – lab – Dunlin"))?;
     person.sees(&format!("{kind}-healthy"))?;
     let places = person.browser.tabs()?;
     (person.say)(&format!("{kind}: the tabulator comes to all {places} places"));
@@ -201,6 +208,7 @@ fn one(
     }
     cluster.await_protected(name, PATIENCE)?;
     person.browser.awaits(badge, "Protected")?;
+    person.sees(&format!("{kind}-protected-again"))?;
     let said = person.browser.order(name, "down", None)?;
     ensure!(said.contains("was shut down"), "an end by the page: {said}");
     person.browser.awaits("#sum-title", "Nothing to protect")?;

@@ -267,7 +267,10 @@ function showSum(overview) {
   get("sum-mark").setAttribute("d", level === "good" ? "m8 12 3 3 5-6" : "M12 8v5m0 3v.1");
   say(get("sum-title"), title);
   say(get("sum-text"), text);
-  document.title = level === "good" ? "Dunlin" : `! ${title} – Dunlin`;
+  // Pages of several clusters may be open beside each other.
+  const [only] = overview.vms.length === 1 ? overview.vms : [];
+  const first = level === "good" ? only?.name : `! ${title}`;
+  document.title = [first, overview.cluster, "Dunlin"].filter(Boolean).join(" – ");
 }
 
 function show(overview) {
