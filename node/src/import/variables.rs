@@ -71,7 +71,7 @@ pub fn carry(
     }
     let Some(to) = to else {
         return Err(left(&format!(
-            "it was not copied, since host '{first}', on which the VM starts, is another one: if it is as large as OVMF_VARS_4M.fd, copy it there"
+            "it was not copied, since this is not host '{first}', on which the VM starts, or --config names no host.toml of it: if it is as large as OVMF_VARS_4M.fd, copy it there"
         )));
     };
     uefi::fits(&nvram.path).map_err(|why| left(&why))?;
