@@ -429,6 +429,8 @@ impl VmLoop {
                     ),
                 );
             }
+            // Who hands the VM over has asked the other host to be elected: nobody leads for that moment, and nothing is wrong.
+            _ if self.primary().is_some_and(|primary| primary.epochs().is_handed()) => {}
             _ => {
                 let text = group::no_majority(&self.group, &self.config, self.now_us());
                 self.event("no-majority", text);

@@ -62,9 +62,10 @@ impl VmLoop {
             Ok((machine, nics, sockets)) => {
                 let (accel, why) = machine.qemu.accel();
                 let how = why.map_or(String::new(), |why| format!(" ({why})"));
+                let accel = format!("{accel:?}").to_uppercase();
                 self.event(
                     "started",
-                    format!("QEMU {} runs, {accel:?}{how}", machine.qemu.version()),
+                    format!("QEMU {} runs, {accel}{how}", machine.qemu.version()),
                 );
                 self.nics = Some(nics);
                 let total_bytes = self.config.memory.outbound_bytes();
