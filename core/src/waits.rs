@@ -81,6 +81,8 @@ pub enum Wait {
     SyncEnds,
     /// The watchdog: any output to leave while some waits.
     OutputLeaves,
+    /// The watchdog: a backup's disks, while a sync is on its way to them.
+    DiskSettles,
     /// The watchdog: a copy that is being taken over, its disks above all.
     TakesOver,
 }
@@ -134,7 +136,7 @@ fn said_us(us: u64) -> String {
 
 impl Wait {
     /// All of them, in the table's order.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::SyncAgreed,
         Self::CardTakes,
         Self::Drain,
@@ -169,6 +171,7 @@ impl Wait {
         Self::InputApplied,
         Self::SyncEnds,
         Self::OutputLeaves,
+        Self::DiskSettles,
         Self::TakesOver,
     ];
 
@@ -394,6 +397,13 @@ impl Wait {
                 "watchdog",
                 "any output to leave, while some waits",
                 10 * S,
+                ENDS,
+            ),
+            Self::DiskSettles => terms(
+                "disk-settles",
+                "watchdog",
+                "the backup's disks to take anything of a sync",
+                30 * S,
                 ENDS,
             ),
             Self::TakesOver => terms(

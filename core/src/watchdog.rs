@@ -43,6 +43,8 @@ pub struct Sight {
     pub sync: Flow,
     /// Output of the VM, and how much has left. Nothing waits on a backup.
     pub output: Flow,
+    /// Syncs on their way to a backup's disks, and how far they are. Nothing waits on a primary.
+    pub disks: Flow,
     /// A copy that is being taken over, and how far that is. Nothing else is looked at meanwhile.
     pub take_over: Flow,
 }
@@ -84,6 +86,7 @@ pub struct Watchdog {
     input: Watched,
     sync: Watched,
     output: Watched,
+    disks: Watched,
     take_over: Watched,
     stalls: u64,
 }
@@ -118,6 +121,7 @@ impl Watchdog {
             (&mut self.output, sight.output, Wait::OutputLeaves),
             (&mut self.input, sight.input, Wait::InputApplied),
             (&mut self.sync, sight.sync, Wait::SyncEnds),
+            (&mut self.disks, sight.disks, Wait::DiskSettles),
             (&mut self.take_over, sight.take_over, Wait::TakesOver),
         ] {
             let for_us = watched.look(now_us, flow);
@@ -137,6 +141,7 @@ impl Watchdog {
             (&self.output, Wait::OutputLeaves),
             (&self.input, Wait::InputApplied),
             (&self.sync, Wait::SyncEnds),
+            (&self.disks, Wait::DiskSettles),
             (&self.take_over, Wait::TakesOver),
         ];
         all.into_iter()
@@ -265,6 +270,23 @@ mod tests {
         assert_eq!(watchdog.stalled(), Some(Wait::TakesOver));
         assert_eq!(watchdog.look(12 * bound_us, at(10)), None, "it gets on again");
         assert_eq!(watchdog.stalled(), None);
+    }
+
+    #[test]
+    fn a_backup_s_disk_may_be_slow_and_not_deaf() {
+        let mut watchdog = Watchdog::default();
+        let at = |waits, progress| Sight {
+            disks: Flow { waits, progress },
+            ..Sight::default()
+        };
+        let bound_us = Wait::DiskSettles.bound_us();
+        assert_eq!(watchdog.look(0, at(true, 0)), None);
+        assert_eq!(watchdog.look(bound_us - 1, at(true, 1)), None, "a slow disk");
+        assert_eq!(watchdog.look(bound_us, at(false, 2)), None, "nothing is owed");
+        assert_eq!(watchdog.look(2 * bound_us, at(true, 2)), None);
+        let stall = watchdog.look(3 * bound_us, at(true, 2));
+        assert_eq!(stall.map(|stall| stall.wait), Some(Wait::DiskSettles));
+        assert_eq!(watchdog.stalled(), Some(Wait::DiskSettles));
     }
 
     #[test]

@@ -103,6 +103,7 @@ pub struct BackupFigures {
 
 impl Backup {
     pub(super) fn start(shared: &Arc<Shared>, stream: MirrorStream) -> Result<Arc<Self>, DiskError> {
+        shared.owes(0);
         let this = Arc::new(Self {
             shared: shared.clone(),
             state: Mutex::new(State {
@@ -320,6 +321,7 @@ impl Backup {
         state.light = None;
         state.switch.commit(epoch)?;
         state.committed_at.push_back((epoch, Instant::now()));
+        self.shared.owes(state.committed_at.len());
         state.complete = true;
         state.asked_for_sync = false;
         drop(state);

@@ -75,6 +75,31 @@ fn a_take_over_whose_flush_hangs_is_seen_to_stand_still_and_nobody_else_waits_fo
 }
 
 #[test]
+fn a_sync_that_hangs_on_its_way_to_the_backup_s_disk_is_seen_to_be_owed() {
+    let (_dir, primary, backup) = pair("owed", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(backup.disk.owed(), 0);
+    let before = backup.disk.steps();
+    backup.disk.faults().hang(true);
+    primary.write(0, 7, 4096);
+    backup.write(0, 7, 4096);
+    sync(&primary, &backup, 2);
+    while backup.disk.faults().held() == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(
+        (backup.disk.owed(), backup.disk.steps()),
+        (1, before),
+        "nothing gets on"
+    );
+    backup.disk.faults().hang(false);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(backup.disk.owed(), 0);
+    assert_ne!(backup.disk.steps(), before, "it has got on");
+}
+
+#[test]
 fn a_full_state_folder_is_not_called_a_bad_disk() {
     let dir = Dir::new("full-state-folder");
     fs::create_dir_all(dir.0.join("b")).unwrap();

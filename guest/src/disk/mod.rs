@@ -445,6 +445,12 @@ impl Disk {
         self.shared.steps()
     }
 
+    /// Backup: committed syncs that the image does not have yet. Never waits.
+    #[must_use]
+    pub fn owed(&self) -> u64 {
+        self.shared.owed()
+    }
+
     /// What the disk is doing, but nothing while somebody else holds what is looked at (perhaps over an fdatasync): for whoever must
     /// not wait, such as a loop whose silence the other hosts would take for death.
     #[must_use]

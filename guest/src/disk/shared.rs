@@ -66,6 +66,8 @@ pub(super) struct Shared {
     told: Mutex<Identity>,
     /// What has reached the image from the buffers, counted: whoever waits for a disk sees whether it gets on.
     steps: AtomicU64,
+    /// Backup: committed syncs that the image does not have yet.
+    owed: AtomicU64,
     /// Answers to a verification that runs.
     pub hashes: Mutex<Option<Sender<HashedRange>>>,
 }
@@ -115,6 +117,7 @@ impl Shared {
             told: Mutex::new(ledger.identity),
             ledger: Mutex::new(ledger),
             steps: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
             hashes: Mutex::new(None),
         }))
     }
@@ -163,12 +166,21 @@ impl Shared {
         Ok(())
     }
 
-    fn gets_on(&self) {
+    pub fn gets_on(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    /// So many committed syncs are to be brought to the image now.
+    pub fn owes(&self, syncs: usize) {
+        self.owed.store(syncs as u64, Ordering::Relaxed);
+    }
+
+    pub fn owed(&self) -> u64 {
+        self.owed.load(Ordering::Relaxed)
     }
 
     /// How this disk introduces itself. A primary names the pair to be.

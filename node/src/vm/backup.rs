@@ -143,6 +143,12 @@ impl BackupRole {
         Flow { waits, progress }
     }
 
+    /// What syncs have to bring to the disks, for the watchdog.
+    pub fn disk_flow(&self) -> Flow {
+        let machine = self.machine.as_ref();
+        machine.map_or_else(Flow::default, |machine| machine.disks.flow())
+    }
+
     /// The take-over under way, for the watchdog: inputs that reach the VM, then the work of the session's thread, and what of
     /// the disks is done. Where the VM is an ordinary one only the group's word is missing.
     pub fn take_over_flow(&self, applied: Index) -> Flow {

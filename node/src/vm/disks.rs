@@ -12,6 +12,7 @@ use crate::config::{DiskReplication, VmConfig};
 use crate::control::{DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
+use dunlin_core::watchdog::Flow;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::disk::{
     AttachOptions, Disk, DiskConfig, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Member, MirrorStream,
@@ -420,6 +421,14 @@ impl Disks {
     pub fn steps(&self) -> u64 {
         let steps = self.disks.iter().map(|disk| disk.steps());
         steps.fold(0, u64::wrapping_add)
+    }
+
+    /// What a following backup's buffers owe to its images, for the watchdog: a copy whose disk does not answer is no second copy.
+    pub fn flow(&self) -> Flow {
+        Flow {
+            waits: self.disks.iter().any(|disk| disk.owed() > 0),
+            progress: self.steps(),
+        }
     }
 
     /// The backup waits until all writes of `epoch` are in its buffers (invariant 1).

@@ -41,6 +41,7 @@ impl VmLoop {
             Role::Backup(backup) if backup.follows() => Sight {
                 input,
                 sync: backup.sync_flow(),
+                disks: backup.disk_flow(),
                 ..Sight::default()
             },
             Role::Backup(backup) => Sight {

@@ -45,6 +45,8 @@ impl Backup {
                                 state.settles += 1;
                                 state.settle_ns += at.elapsed().as_nanos() as u64;
                             }
+                            self.shared.owes(state.committed_at.len());
+                            self.shared.gets_on();
                             state.next_pair = None;
                             drop(state);
                             link.push(Frame::Committed { epoch }, Bytes::new());

@@ -104,7 +104,7 @@ pub fn all() -> Vec<Scenario> {
                     ANSWERS,
                     Inject("backup", "flush-hang=on"),
                     Freeze(&["primary"]),
-                    AwaitTold("backup", "stalled"),
+                    AwaitTold("none", "stalled"),
                     // It was only paused, and has all that was ever said.
                     Thaw(Thawed::All),
                     ANSWERS,
@@ -152,7 +152,9 @@ pub fn all() -> Vec<Scenario> {
                     ANSWERS,
                     Inject("backup", "hang=on"),
                     ANSWERS,
-                    // Its copy of the VM ends, and cannot: nothing of its host waits for that, or there is no majority now.
+                    // A copy whose disk does not answer is no second copy.
+                    AwaitTold("none", "stalled"),
+                    // It ends, and cannot: nothing of its host waits for that, or there is no majority now.
                     Policy("none"),
                     Freeze(&["witness"]),
                     ANSWERS,
