@@ -283,10 +283,11 @@ fn page(options: &Watched) -> Result<()> {
     };
     let report = watched::run(&spec, &mut |line| println!("{line}"))?;
     println!(
-        "bench page: {} watched for {:.0} s, beside windows without of {:.0} s each; {runs_under:?}, {} connections. With over without, medians of {} pairs:",
+        "bench page: {} watched for {:.0} s, beside windows without of {:.0} s each; {}, {} connections. With over without, medians of {} pairs:",
         spec.watchers,
         report.watched_seconds,
         spec.without.as_secs_f64(),
+        runs_under.name(),
         spec.connections,
         spec.pairs
     );
