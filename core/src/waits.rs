@@ -403,7 +403,7 @@ impl Wait {
                 "disk-settles",
                 "watchdog",
                 "the backup's disks to take anything of a sync",
-                30 * S,
+                60 * S,
                 ENDS,
             ),
             Self::TakesOver => terms(

@@ -54,9 +54,11 @@ fn a_take_over_whose_flush_hangs_is_seen_to_stand_still_and_nobody_else_waits_fo
     assert!(backup.disk.wait_settled(WAIT).unwrap());
     backup.write(0, 7, 4096);
     backup.disk.faults().flush_hang(true);
+    let earlier = backup.disk.steps();
     thread::scope(|scope| {
         let take_over = scope.spawn(|| backup.disk.take_over(Term(2)));
-        while backup.disk.status_now().is_some() {
+        // The record is one piece; then comes the flush.
+        while backup.disk.steps() == earlier || backup.disk.status_now().is_some() {
             assert!(!take_over.is_finished(), "it does not hang: mend the test");
             thread::yield_now();
         }
@@ -97,6 +99,25 @@ fn a_sync_that_hangs_on_its_way_to_the_backup_s_disk_is_seen_to_be_owed() {
     assert!(backup.disk.wait_settled(WAIT).unwrap());
     assert_eq!(backup.disk.owed(), 0);
     assert_ne!(backup.disk.steps(), before, "it has got on");
+}
+
+#[test]
+fn what_the_journal_takes_of_a_sync_counts_as_getting_on_too() {
+    const PIECES: u64 = 4;
+    let (_dir, primary, backup) = pair("journal-steps", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    for piece in 0..PIECES {
+        for host in [&primary, &backup] {
+            host.write(piece << 20, 7, 1 << 20);
+        }
+    }
+    let before = backup.disk.steps();
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    // A slow disk takes as long for the journal, before the image gets anything, as for the image.
+    let steps = backup.disk.steps() - before;
+    assert!(steps > 2 * PIECES, "{steps} steps");
 }
 
 #[test]

@@ -20,7 +20,10 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -71,11 +74,18 @@ pub(super) struct Journal {
     at: u64,
     next: u64,
     faults: Arc<Faults>,
+    steps: Arc<AtomicU64>,
 }
 
 impl Journal {
-    /// Opens or makes the file and reads the records from number `from` on. `faults` are those of the disk that it is on.
-    pub fn open(path: &Path, from: u64, faults: Arc<Faults>) -> io::Result<(Self, Vec<Record>)> {
+    /// Opens or makes the file and reads the records from number `from` on. `faults` are those of the disk that it is on; each piece of a
+    /// record that is written is one of the `steps`.
+    pub fn open(
+        path: &Path,
+        from: u64,
+        faults: Arc<Faults>,
+        steps: Arc<AtomicU64>,
+    ) -> io::Result<(Self, Vec<Record>)> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -88,6 +98,7 @@ impl Journal {
             at: 0,
             next: from,
             faults,
+            steps,
         };
         let mut records = Vec::new();
         while let Some(record) = journal.read_next()? {
@@ -128,6 +139,7 @@ impl Journal {
             file: &self.file,
             path: &self.path,
             faults: &self.faults,
+            steps: &self.steps,
             at: self.at + HEAD_BYTES as u64,
             chunk: Vec::new(),
             hash: Xxh3::new(),
@@ -252,6 +264,7 @@ struct Writer<'a> {
     file: &'a File,
     path: &'a Path,
     faults: &'a Faults,
+    steps: &'a AtomicU64,
     at: u64,
     chunk: Vec<u8>,
     hash: Xxh3,
@@ -275,6 +288,7 @@ impl Writer<'_> {
             .map_err(|error| words::of_state_folder(self.path, error))?;
         self.at += self.chunk.len() as u64;
         self.chunk.clear();
+        self.steps.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -64,8 +64,8 @@ pub(super) struct Shared {
     ledger: Mutex<Ledger>,
     /// A copy of the ledger's identity: to ask for it must not wait for a slow disk.
     told: Mutex<Identity>,
-    /// What has reached the image from the buffers, counted: whoever waits for a disk sees whether it gets on.
-    steps: AtomicU64,
+    /// What has reached the journal and the image from the buffers, counted: whoever waits for a disk sees whether it gets on.
+    steps: Arc<AtomicU64>,
     /// Backup: committed syncs that the image does not have yet.
     owed: AtomicU64,
     /// Answers to a verification that runs.
@@ -84,8 +84,14 @@ impl Shared {
         let raw = converter.as_ref().map_or(&*config.image, Converter::raw);
         let image = Image::open(raw, config.read_only, faults.clone(), Some(&config.name))?;
         let (superblock, identity) = Superblock::open(&path("super"), image.size_bytes()).map_err(state)?;
-        let (journal, records) =
-            Journal::open(&path("journal"), identity.journal_from, faults.clone()).map_err(state)?;
+        let steps = Arc::<AtomicU64>::default();
+        let (journal, records) = Journal::open(
+            &path("journal"),
+            identity.journal_from,
+            faults.clone(),
+            steps.clone(),
+        )
+        .map_err(state)?;
         let paired = identity.pair != [0; 16];
         let dirty =
             DirtyMap::open(&path("dirty"), image.size_bytes(), paired, faults.clone()).map_err(state)?;
@@ -116,7 +122,7 @@ impl Shared {
             events,
             told: Mutex::new(ledger.identity),
             ledger: Mutex::new(ledger),
-            steps: AtomicU64::new(0),
+            steps,
             owed: AtomicU64::new(0),
             hashes: Mutex::new(None),
         }))
@@ -312,6 +318,7 @@ impl Shared {
         ledger.journal.append(Kind::Light, term, epoch, &runs, &old)?;
         for (offset, content) in &runs {
             self.put(*offset, content, true)?;
+            self.gets_on();
         }
         Ok(())
     }
@@ -346,8 +353,12 @@ impl Shared {
     pub fn roll_back(&self, state_dir: &Path) -> Result<(), DiskError> {
         let mut ledger = self.ledger();
         let path = state_dir.join(format!("{}.journal", self.name));
-        let (journal, records) =
-            Journal::open(&path, ledger.identity.journal_from, self.image.faults().clone())?;
+        let (journal, records) = Journal::open(
+            &path,
+            ledger.identity.journal_from,
+            self.image.faults().clone(),
+            self.steps.clone(),
+        )?;
         ledger.journal = journal;
         recover(&self.image, &mut ledger, records, self.group.as_ref())
     }
