@@ -12,6 +12,7 @@ mod api;
 mod assets;
 mod board;
 mod door;
+mod farewell;
 mod guard;
 mod hands;
 mod lines;
@@ -38,6 +39,7 @@ use board::Board;
 pub use door::Doors;
 use door::{Listeners, Visitor};
 use dunlin_fabric::keys;
+use farewell::turn_away;
 use hands::Hands;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -49,7 +51,7 @@ use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
@@ -74,8 +76,6 @@ const BODY_BYTES: usize = 1 << 20;
 const TAKES: Duration = Duration::from_secs(10);
 /// The same by the socket. Root is waited for.
 const TAKES_HERE: Duration = Duration::from_secs(60);
-/// Whoever is turned away hears why, if that is quick.
-const FAREWELL: Duration = Duration::from_secs(1);
 /// A person whose certificate counts no more has so long to read why.
 const FAREWELL_PERSON: Duration = Duration::from_secs(5);
 /// When no connection could be taken.
@@ -269,23 +269,6 @@ async fn converse<S>(
         tracing::debug!("a connection to the page: {error}");
     }
     drop(administrator);
-}
-
-/// Says why, if the other end listens, and hangs up.
-async fn turn_away(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), status: &str, why: &str) {
-    let text = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{why}\n",
-        why.len() + 1
-    );
-    let farewell = async {
-        stream.write_all(text.as_bytes()).await?;
-        stream.shutdown().await?;
-        // What was asked and not read would make the kernel hang up before the answer is read.
-        let mut asked = [0; 4096];
-        while stream.read(&mut asked).await? > 0 {}
-        Ok::<_, std::io::Error>(())
-    };
-    let _ = timeout(FAREWELL, farewell).await;
 }
 
 async fn answer(

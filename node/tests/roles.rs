@@ -168,10 +168,10 @@ fn a_user_s_open_conversations_keep_neither_root_nor_other_users_out() -> Result
     // First, as the daemon ends silent conversations after some seconds. Commands come by another socket, whose thread may be ahead of the one that
     // meets the crowd.
     let begun = std::time::Instant::now();
-    while is_refused(&host, STRANGER, &["status"], "too many").is_err() {
+    while let Err(why) = is_refused(&host, STRANGER, &["status"], "too many") {
         ensure!(
             begun.elapsed() < std::time::Duration::from_secs(5),
-            "the crowd's user is never told that there are too many"
+            "the crowd's user is never told that there are too many: {why}"
         );
     }
     is_done(&host, VIEWER, &["status"])?;

@@ -6,8 +6,9 @@
 //! but by TLS, with the keys that this host shows to the others; a certificate that counts no more ends its connections, too (`standing`).
 //! **Source**: RFC 8446; unix(7), SO_PEERCRED. **Not here**: what visitors may do (`daemon::roles`), what they ask for (`api`).
 
+use super::farewell::turn_away;
 use super::standing::Standing;
-use super::{AGAIN, FAREWELL_PERSON, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner, turn_away};
+use super::{AGAIN, FAREWELL_PERSON, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner};
 use crate::config::{HostConfig, PageAt, Trust};
 use crate::control::address::beside;
 use crate::control::server::ControlSocket;
