@@ -112,6 +112,7 @@ pub struct World {
     pub busy: Option<Busy>,
     /// How far patience adapts. Where it does, fewer leaders come and go, and less can go wrong.
     pub most_patience: u64,
+    witness_waits: bool,
     /// Print everything.
     pub trace: bool,
     /// What was put back.
@@ -162,6 +163,8 @@ impl World {
             steps: 0,
             busy: None,
             most_patience: 8,
+            // Of its own, as what was added later is: known seeds keep their worlds otherwise.
+            witness_waits: Random::new(seed ^ 0x7769_746e_6573).chance(500_000),
             trace,
             bug,
             queue: BinaryHeap::new(),
@@ -222,6 +225,7 @@ impl World {
             most_patience: self.most_patience,
             batch_entries: self.weather.batch,
             window_entries: self.weather.window,
+            witness_waits: self.witness_waits,
             ..Config::new(ReplicaId(id), self.durability)
         }
     }

@@ -37,6 +37,7 @@ mod quorum;
 mod reads;
 mod recover;
 mod types;
+mod witness;
 
 pub use bugs::Bug;
 pub use keeper::Standby;

@@ -1,7 +1,8 @@
 //! What it decides: what the leader appends, what it sends to whom, and whether it may go on leading.
 //!
-//! Flow: `propose` appends -> `Flush` sends to every follower and to the own disk at the same time -> acknowledgements
-//! (`on_ack`) -> `quorum` agrees. A beat each heartbeat: `Lead` to all, resend where nothing moved, check-quorum.
+//! Flow: `propose` appends -> `Flush` sends to every follower (to a `witness` mostly with the next beat) and to the own disk
+//! at the same time -> acknowledgements (`on_ack`) -> `quorum` agrees. A beat each heartbeat: `Lead` to all, resend where
+//! nothing moved, check-quorum.
 //!
 //! Invariants:
 //! - P1 only a leader appends of its own accord, and only entries of its own term;
@@ -31,12 +32,13 @@ const BEATS: usize = 32;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Peer {
     pub(super) id: ReplicaId,
+    pub(super) witness: bool,
     /// It holds everything up to here (P2).
     pub(super) matched: Index,
     /// The next entry to send.
-    next: Index,
+    pub(super) next: Index,
     /// One batch at a time until the logs are known to meet; else as many as the window allows.
-    probing: bool,
+    pub(super) probing: bool,
     probe_sent: bool,
     /// Where the last batch began.
     probed: Index,
@@ -92,6 +94,10 @@ pub(super) struct Leading {
     beat_sent_us: [u64; BEATS],
     pub(super) barrier: Index,
     pub(super) transfer: Option<Transfer>,
+    /// The last entry at the newest beat, and at the one before (`witness`).
+    pub(super) at_beats: [Index; 2],
+    /// Nobody waits for the next beat with entries up to here (W2 in `witness`).
+    pub(super) pressing: Index,
     /// Who was told to stand for election in this term, at which beat (X3 in `lease`).
     heirs: Vec<(ReplicaId, u64)>,
     /// Reads that wait: id, index to apply, and the beat that a majority must echo (0: not asked yet).
@@ -150,7 +156,9 @@ impl Consensus {
             cfg.ring_entries.saturating_add(cfg.reserve_entries),
             cfg.ring_bytes.saturating_add(cfg.reserve_bytes),
         );
-        self.append_data(payload, most)
+        let index = self.append_data(payload, most)?;
+        self.leading.pressing = index;
+        Ok(index)
     }
 
     fn append_data(&mut self, payload: Bytes, most: (usize, usize)) -> Result<Index, Refusal> {
@@ -226,6 +234,7 @@ impl Consensus {
             return Err(Refusal::WouldLoseMajority);
         }
         let index = self.append_own(EntryKind::Members, encode_members(&members));
+        self.leading.pressing = index;
         self.meet_peers();
         Ok(index)
     }
@@ -267,6 +276,7 @@ impl Consensus {
         self.owed_ack = false;
         self.leading = Leading::default();
         self.leading.barrier = self.append_own(EntryKind::Barrier, Bytes::new());
+        self.leading.pressing = self.leading.barrier;
         self.meet_peers();
         out.push(Action::BecameLeader {
             term: self.promise.term,
@@ -285,9 +295,13 @@ impl Consensus {
                 continue;
             }
             let peer = match known.iter().position(|peer| peer.id == member.id) {
-                Some(at) => known.swap_remove(at),
+                Some(at) => Peer {
+                    witness: member.witness,
+                    ..known.swap_remove(at)
+                },
                 None => Peer {
                     id: member.id,
+                    witness: member.witness,
                     matched: Index(0),
                     next: self.log.last().index,
                     probing: true,
@@ -321,9 +335,16 @@ impl Consensus {
             return;
         }
         for at in 0..self.leading.peers.len() {
-            self.send_entries(at, out);
+            self.offer_entries(at, out);
         }
         self.advance_commit(out);
+    }
+
+    /// Sends to one peer, if it is not one that may wait for the next beat.
+    fn offer_entries(&mut self, at: usize, out: &mut Vec<Action>) {
+        if !self.may_wait(&self.leading.peers[at]) {
+            self.send_entries(at, out);
+        }
     }
 
     /// Sends to one peer as far as its window allows.
@@ -443,7 +464,7 @@ impl Consensus {
         if let Some(since_us) = silent_since {
             self.learn_silence(since_us);
         }
-        self.send_entries(at, out);
+        self.offer_entries(at, out);
         self.advance_commit(out);
         self.answer_reads(out);
         self.push_transfer(out);
@@ -576,8 +597,10 @@ impl Consensus {
                     self.send_again(at, from, out);
                 }
             }
+            self.send_entries(at, out);
         }
-        self.flush(out);
+        self.leading.at_beats = [last, self.leading.at_beats[0]];
+        self.advance_commit(out);
         self.rest(self.cfg.heartbeat_us);
     }
 

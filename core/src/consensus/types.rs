@@ -53,6 +53,8 @@ pub struct Config {
     pub batch_bytes: usize,
     /// At most this many entries under way to one peer without an acknowledgement.
     pub window_entries: usize,
+    /// Witnesses get inputs with the next heartbeat, while the full members are a majority that keeps up.
+    pub witness_waits: bool,
 }
 
 impl Config {
@@ -73,6 +75,7 @@ impl Config {
             batch_entries: 512,
             batch_bytes: 1 << 20,
             window_entries: 4096,
+            witness_waits: false,
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct Group {
     pub down: Vec<u8>,
     /// Every message arrives twice.
     pub twice: bool,
+    /// `Config::witness_waits` of those that are added or started from here on.
+    pub witness_waits: bool,
     /// Replicas whose owners read their clocks so long before they drive them, with what a daemon has against that or without.
     pub late: BTreeMap<u8, (u64, Option<Standby>)>,
     pub events: Vec<(u8, Action)>,
@@ -37,9 +39,20 @@ impl Group {
             disks: BTreeMap::new(),
             down: Vec::new(),
             twice: false,
+            witness_waits: false,
             late: BTreeMap::new(),
             events: Vec::new(),
         };
+        for member in members {
+            group.add(durability, member.id.0, members.to_vec());
+        }
+        group
+    }
+
+    /// A group whose witness gets inputs with the next heartbeat.
+    pub fn with_waiting_witness(durability: Durability, members: &[Member]) -> Self {
+        let mut group = Self::new(durability, &[]);
+        group.witness_waits = true;
         for member in members {
             group.add(durability, member.id.0, members.to_vec());
         }
@@ -57,12 +70,15 @@ impl Group {
         );
         self.nodes.insert(
             id,
-            Consensus::new(
-                Config::new(ReplicaId(id), durability),
-                restored,
-                u64::from(id) + 1,
-            ),
+            Consensus::new(self.config(id, durability), restored, u64::from(id) + 1),
         );
+    }
+
+    fn config(&self, id: u8, durability: Durability) -> Config {
+        Config {
+            witness_waits: self.witness_waits,
+            ..Config::new(ReplicaId(id), durability)
+        }
     }
 
     pub fn step(&mut self, id: u8, event: Event) {
@@ -197,7 +213,7 @@ impl Group {
             log: if memory { Vec::new() } else { disk.log },
             lost_memory: memory,
         };
-        let node = Consensus::new(Config::new(ReplicaId(id), durability), restored, self.now_us);
+        let node = Consensus::new(self.config(id, durability), restored, self.now_us);
         self.nodes.insert(id, node);
         self.down.retain(|down| *down != id);
     }

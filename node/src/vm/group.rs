@@ -43,6 +43,8 @@ pub fn open(
     group_config.core.election_max_us = 2 * shortest_us;
     group_config.core.heartbeat_us = shortest_us / 12;
     group_config.core.ring_bytes = config.memory.log_mib << 20;
+    // Of three disks the slowest is not waited for; of two that are asked it would be.
+    group_config.core.witness_waits = durability == dunlin_core::consensus::Durability::Memory;
     KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())
 }
 
