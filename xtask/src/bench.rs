@@ -89,7 +89,7 @@ pub struct Watched {
 /// The options of `bench growth`.
 #[derive(clap::Args)]
 pub struct Grow {
-    /// What grows, by commas: memory (256 to 4,096 MiB), dirty (1,024 to 65,536 pages a request), vcpus (1 to 4; not under a software-assisted KVM).
+    /// What grows, by commas: memory (256 to 16,384 MiB), dirty (1,024 to 65,536 pages a request), vcpus (1 to 4; not under a software-assisted KVM).
     #[arg(long, value_delimiter = ',', default_value = "memory,dirty")]
     grow: Vec<String>,
     /// Policies, by commas.

@@ -62,6 +62,46 @@ fn written_pages_are_found_exactly_and_once() {
 }
 
 #[test]
+fn several_threads_find_what_one_finds() {
+    let pages = 4 * 512 + 100;
+    let Some((memory, guest)) = own_memory(pages) else {
+        return;
+    };
+    let write = |wanted: &[usize]| {
+        for page in wanted {
+            // SAFETY: inside the mapping.
+            unsafe { guest.add(page * PAGE_BYTES).write_volatile(3) };
+        }
+    };
+    let found = |threads: usize, least_pages: usize| {
+        let mut offsets = Vec::new();
+        let least_bytes = (least_pages * PAGE_BYTES) as u64;
+        let scanned = memory.tracker.scan_on(threads, least_bytes, |range| {
+            offsets.extend(
+                range
+                    .step_by(PAGE_BYTES)
+                    .map(|offset| offset as usize / PAGE_BYTES),
+            );
+        });
+        scanned.unwrap();
+        offsets
+    };
+    // At the borders of the pieces, too, and all of a piece.
+    let mut wanted = vec![0, 1, 511, 512, 513, 1023, 1024, 2047, 2048, pages - 1];
+    wanted.extend(1100..1500);
+    wanted.sort_unstable();
+    for (threads, least_pages) in [(1, 1), (2, 1), (3, 512), (8, 1), (8, 1024), (100, 1)] {
+        write(&wanted);
+        assert_eq!(
+            found(threads, least_pages),
+            wanted,
+            "{threads} threads, {least_pages} pages"
+        );
+        assert!(found(threads, least_pages).is_empty(), "a scan cleans");
+    }
+}
+
+#[test]
 fn our_own_writes_reach_the_guest_and_are_not_tracked() {
     let Some((memory, guest)) = own_memory(8) else {
         return;

@@ -56,7 +56,7 @@ impl Axis {
 
     fn points(self) -> &'static [u64] {
         match self {
-            Self::Memory => &[256, 512, 1024, 2048, 4096],
+            Self::Memory => &[256, 512, 1024, 2048, 4096, 8192, 16_384],
             Self::Dirty => &[1024, 4096, 16_384, 65_536],
             Self::Vcpus => &[1, 2, 4],
         }
