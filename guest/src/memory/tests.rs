@@ -58,7 +58,10 @@ fn written_pages_are_found_exactly_and_once() {
         memory.scan_dirty().unwrap().iter().collect::<Vec<_>>(),
         (0..3000).step_by(2).collect::<Vec<_>>()
     );
-    assert_eq!(memory.populated().unwrap().count(), 1505);
+    // All of these exist; others do where the system backs shared memory by huge pages.
+    let populated = memory.populated().unwrap();
+    let mut written = (0..3000).step_by(2).chain(pages);
+    assert!(written.all(|page| populated.contains(page)));
 }
 
 #[test]
