@@ -30,6 +30,7 @@ mod follow;
 mod keeper;
 mod lease;
 mod log;
+mod members;
 mod message;
 mod order;
 mod propose;

@@ -8,21 +8,20 @@
 //! - P1 only a leader appends of its own accord, and only entries of its own term;
 //! - P2 a peer's `matched` rises only by acknowledgements of this term;
 //! - P3 a leader that no majority has answered for an election time-out, by its own awake time (`detector`), steps down. Until
-//!   it knows, what it says is an old term's, and what it may let the world hear is bounded by the clock (`lease`);
-//! - P4 at most one change of members is under way, and none before the term's barrier is agreed.
+//!   it knows, what it says is an old term's, and what it may let the world hear is bounded by the clock (`lease`).
 //!
 //! Source: APUS (GAIA 2.1.2, steps L1 to L4: log locally and write to all backups, one round); Raft 5.3; check-quorum:
-//! Ongaro 6.2; the member rule's barrier: Ongaro's correction of 2015.
+//! Ongaro 6.2.
 //!
 //! Longer than 400 lines: a leader's peers are touched by sending, acknowledging and recovering alike, and one file shows
 //! that `matched` rises in one place only (P2).
 //!
-//! Not here: hand-over and elections (`election`), counting (`quorum`), reads of the agreed state (`reads`).
+//! Not here: hand-over and elections (`election`), changes of members (`members`), which witness may wait (`witness`), counting
+//! (`quorum`), reads of the agreed state (`reads`).
 
 use super::quorum::{FEW, Tally, majority};
-use super::{Action, Bug, Consensus, Entry, EntryKind, MAX_MEMBERS, Member, Message, Refusal, Role};
+use super::{Action, Bug, Consensus, Entry, EntryKind, Message, Refusal, Role};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
-use crate::wire::consensus::encode_members;
 use bytes::Bytes;
 
 /// Beats whose send time is remembered: many more than fit into an election time-out.
@@ -176,78 +175,7 @@ impl Consensus {
         self.log.len() < self.cfg.ring_entries && self.log.payload_bytes() + bytes <= self.cfg.ring_bytes
     }
 
-    /// Appends a change of members (in force at once, even before it is agreed): one member more, less, or changed
-    /// between witness and full; any `complete` flags along with it. Sent with the next `Event::Flush`.
-    pub fn change_members(&mut self, members: Vec<Member>) -> Result<Index, Refusal> {
-        self.ready_to_propose()?;
-        let committed = self.order.committed();
-        let pending = self.log.members_index() > committed || committed < self.leading.barrier;
-        if pending && !self.bugged(Bug::ChangesTwoAtOnce) {
-            return Err(Refusal::ChangePending);
-        }
-        let old = self.log.members();
-        let named_twice =
-            (1..members.len()).any(|at| members[..at].iter().any(|member| member.id == members[at].id));
-        if members.is_empty() || members.len() > MAX_MEMBERS || named_twice {
-            return Err(Refusal::BadChange);
-        }
-        let differs = |one: &Member, other: &[Member]| {
-            !other
-                .iter()
-                .any(|member| member.id == one.id && member.witness == one.witness)
-        };
-        let gone = old
-            .iter()
-            .filter(|member| differs(member, &members))
-            .map(|member| member.id);
-        let came = members
-            .iter()
-            .filter(|member| differs(member, old))
-            .map(|member| member.id);
-        let mut touched: Vec<ReplicaId> = gone.chain(came).collect();
-        touched.dedup();
-        if touched.len() > 1 && !self.bugged(Bug::ChangesTwoAtOnce) {
-            return Err(Refusal::BadChange);
-        }
-        if !members
-            .iter()
-            .any(|member| member.id == self.cfg.me && member.electable())
-        {
-            return Err(Refusal::WouldRemoveLeader);
-        }
-        // Who loses the right to lead may hold the only copy of the entry that gives it to another.
-        let may = |of: &[Member], id| of.iter().any(|member| member.id == id && member.electable());
-        let loses = old
-            .iter()
-            .any(|member| member.electable() && !may(&members, member.id));
-        let gains = members
-            .iter()
-            .any(|member| member.electable() && !may(old, member.id));
-        if loses && gains {
-            return Err(Refusal::BadChange);
-        }
-        // A new member cannot be known to be well yet; of the others enough must be.
-        let ill = members
-            .iter()
-            .filter(|member| self.leading.peer(member.id).is_some_and(|p| !self.is_well(p)));
-        if members.len() - ill.count() < majority(members.len()) {
-            return Err(Refusal::WouldLoseMajority);
-        }
-        let index = self.append_own(EntryKind::Members, encode_members(&members));
-        self.leading.pressing = index;
-        self.meet_peers();
-        Ok(index)
-    }
-
-    /// It has acknowledged in this term, so it had its memory, and it answered within an election time-out. (Before it
-    /// has said anything in this term it may be one that lost its memory while another led.)
-    fn is_well(&self, peer: &Peer) -> bool {
-        peer.matched > Index(0)
-            && !peer.recovering
-            && peer.heard_us.saturating_add(self.cfg.election_max_us) >= self.now_us
-    }
-
-    fn ready_to_propose(&self) -> Result<(), Refusal> {
+    pub(super) fn ready_to_propose(&self) -> Result<(), Refusal> {
         if self.role != Role::Leader {
             return Err(Refusal::NotLeader { leader: self.leader });
         }
@@ -288,7 +216,7 @@ impl Consensus {
     }
 
     /// Peers are the members in force without me; known ones keep their marks.
-    fn meet_peers(&mut self) {
+    pub(super) fn meet_peers(&mut self) {
         let mut known = std::mem::take(&mut self.leading.peers);
         for member in self.log.members() {
             if member.id == self.cfg.me {
