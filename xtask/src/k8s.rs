@@ -1,6 +1,6 @@
 //! `cargo xtask k8s`: Dunlin's resources, scheduler and operator against a real control plane of Kubernetes: etcd is Debian's package, unpacked and not
 //! installed; kube-apiserver is built from the module that `k8s/kube/go.mod` names. Both are kept under `target/tools`, by content. The operator's
-//! tests run the redis guest under QEMU's translator.
+//! tests run the redis guest under QEMU's translator, and redis as a bare program, which CRIU copies.
 //!
 //! Not here: what needs no control plane (`go.rs`, a part of `verify`).
 
@@ -66,7 +66,11 @@ pub fn run(task: &K8s) -> Result<()> {
     }
     arguments.push("./...");
     println!("xtask: go {} in {MODULE}", arguments.join(" "));
-    let status = Command::new("go")
+    let mut go = Command::new("go");
+    if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
+        go.env("DUNLIN_CRIU", paths::criu());
+    }
+    let status = go
         .args(&arguments)
         .current_dir(&folder)
         .env("DUNLIN", &dunlin)

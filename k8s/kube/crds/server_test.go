@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -32,6 +33,24 @@ spec:
     vcpus: 2
     disks: [ { path: /srv/shop.img } ]
     nics: [ { mac: "52:54:00:12:34:56", bridge: br0 } ]
+`
+
+const sessions = `
+apiVersion: dunlin.dev/v1alpha1
+kind: ProtectedProgram
+metadata: { name: sessions }
+spec:
+  strength: 2
+  policy: dunlin
+  program:
+    command: [ /var/lib/dunlin/programs/default/redis-server, --save, "" ]
+    environment: { LANG: C }
+    user: nobody
+    port: 6379
+    order: read
+    memoryMiB: 256
+    milliCPU: 500
+    nics: [ { mac: "52:54:00:12:34:57", bridge: br0, address: 10.0.0.57/24, gateway: 10.0.0.1 } ]
 `
 
 const host = `
@@ -83,12 +102,44 @@ var mistakes = []struct {
 	{"a port that is none", host, "10.0.0.1:7700", "10.0.0.1:77000", "address is HOST:PORT, with a port from 1 to 65535"},
 	{"a second quota", quota, "name: quota", "name: more", "a namespace has one ReplicaQuota, and its name is quota"},
 	{"a quota for no copies", quota, "mostStrength: 2", "mostStrength: 0", "mostStrength is from 1 to 127"},
+	{"a program in three copies", sessions, "strength: 2", "strength: 3", "strength of a program is 2 (a primary and a backup): daemons run no program alone, and have no standby"},
+	{"a program alone", sessions, "strength: 2", "strength: 1", "strength of a program is 2 (a primary and a backup): daemons run no program alone"},
+	{"another policy for a program", sessions, "policy: dunlin", "policy: remus", "policy of a program is dunlin, not remus"},
+	{"storage of a program", sessions, "policy: dunlin", "storage: gannet", `unknown field "spec.storage"`},
+	{"a program that is a VM", sessions, "program:", "vm:", `unknown field "spec.vm"`},
+	{"no program", sessions, sessions[strings.Index(sessions, "  program:"):], "", "spec.program: Required value"},
+	{"no command", sessions, `command: [ /var/lib/dunlin/programs/default/redis-server, --save, "" ]`, "tasks: 9", "spec.program.command: Required value"},
+	{"an empty command", sessions, `[ /var/lib/dunlin/programs/default/redis-server, --save, "" ]`, "[]", "command begins with the executable's whole path"},
+	{"a command that is looked for", sessions, "/var/lib/dunlin/programs/default/redis-server", "redis-server", "command begins with the executable's whole path"},
+	{"a variable that is none", sessions, "LANG: C", "1LANG: C", "a variable's name has letters, digits and _"},
+	{"a relative directory", sessions, "port: 6379", "directory: tmp", "directory is an absolute path, not tmp"},
+	{"a user by number", sessions, "user: nobody", `user: "0"`, "user is a user's name on each node, such as nobody, not 0"},
+	{"a port of a program that is none", sessions, "6379", "70000", "port is from 1 to 65535"},
+	{"an unknown order", sessions, "order: read", "order: sometimes", "order is delivery, read or answer, not sometimes"},
+	{"no patience", sessions, "port: 6379", "patienceMilliseconds: 0", "patienceMilliseconds is from 1 to 10000"},
+	{"nothing to write to", sessions, "port: 6379", "scratchMiB: 0", "scratchMiB is from 1 to 1048576 (1 TiB)"},
+	{"a program with no limit of memory", sessions, "memoryMiB: 256", "tasks: 9", "spec.program.memoryMiB: Required value"},
+	{"too little memory for a program", sessions, "memoryMiB: 256", "memoryMiB: 8", "memoryMiB is from 16 to 16777216 (16 TiB)"},
+	{"too little processor", sessions, "milliCPU: 500", "milliCPU: 1", "milliCPU is from 10 to 4096000"},
+	{"no tasks", sessions, "port: 6379", "tasks: 0", "tasks is from 1 to 4194304"},
+	{"no time to start", sessions, "port: 6379", "startWithinSeconds: 0", "startWithinSeconds is from 1 to 3600"},
+	{"no card", sessions, `nics: [ { mac: "52:54:00:12:34:57", bridge: br0, address: 10.0.0.57/24, gateway: 10.0.0.1 } ]`, "nics: []", "a program has one card"},
+	{"two cards", sessions, "gateway: 10.0.0.1 }", `gateway: 10.0.0.1 }, { mac: "52:54:00:12:34:58", address: 10.0.0.58/24 }`, "a program has one card"},
+	{"a program's mac of many cards", sessions, "52:54:00:12:34:57", "53:54:00:12:34:57", "a mac is one of a single card, as 52:54:00:12:34:56"},
+	{"a program's bridge that is none", sessions, "br0", "a/b", "a bridge's name has 1 to 15 characters"},
+	{"a card without an address", sessions, ", address: 10.0.0.57/24", "", "spec.program.nics[0].address: Required value"},
+	{"an address without a network", sessions, "10.0.0.57/24", "10.0.0.57", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24, not 10.0.0.57"},
+	{"a network without room", sessions, "10.0.0.57/24", "10.0.0.57/31", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
+	{"an address that is none", sessions, "10.0.0.57/24", "10.0.0.257/24", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
+	{"a way to others that is none", sessions, "gateway: 10.0.0.1", `gateway: "fe80::1"`, "gateway is an IPv4 address, not fe80::1"},
+	{"a program's long name", sessions, "name: sessions", "name: sessions-" + strings.Repeat("x", 44), "a ProtectedProgram's name has at most 48 characters"},
 	{"memory below nothing", host, "4096", "-1", "memoryMiB is from 0 to 1073741824 (1 PiB)"},
 }
 
 var (
-	vms   = v1alpha1.Version.WithResource("protectedvms")
-	hosts = v1alpha1.Version.WithResource("dunlinhosts")
+	vms      = v1alpha1.Version.WithResource("protectedvms")
+	programs = v1alpha1.Version.WithResource("protectedprograms")
+	hosts    = v1alpha1.Version.WithResource("dunlinhosts")
 )
 
 func objectOf(t *testing.T, manifest string) *unstructured.Unstructured {
@@ -106,6 +157,9 @@ func resourceOf(client dynamic.Interface, object *unstructured.Unstructured) dyn
 	}
 	if object.GetKind() == "ReplicaQuota" {
 		return client.Resource(v1alpha1.Version.WithResource("replicaquotas")).Namespace("default")
+	}
+	if object.GetKind() == "ProtectedProgram" {
+		return client.Resource(programs).Namespace("default")
 	}
 	return client.Resource(vms).Namespace("default")
 }
@@ -178,22 +232,47 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 		vm.Spec.VM.Machine != "pc" || vm.Spec.VM.Firmware != "bios" || vm.Spec.VM.Disks[0].Format != "raw" {
 		t.Errorf("%+v", vm.Spec)
 	}
+	usual := strings.NewReplacer("strength: 2", "", "policy: dunlin", "", "name: sessions", "name: usual", "user: nobody", "", "order: read", "", "milliCPU: 500", "")
+	made, err = apply(ctx, t, client, usual.Replace(sessions))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var program v1alpha1.ProtectedProgram
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &program); err != nil {
+		t.Fatal(err)
+	}
+	runs := program.Spec.Program
+	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Directory != "/" || runs.Order != "read" ||
+		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 {
+		t.Errorf("%+v", program.Spec)
+	}
 }
 
 func changes(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	if _, err := apply(ctx, t, client, shop); err != nil {
 		t.Fatal(err)
 	}
-	change := func(value any, path ...string) error {
-		object, err := client.Resource(vms).Namespace("default").Get(ctx, "shop", metav1.GetOptions{})
+	if _, err := apply(ctx, t, client, sessions); err != nil {
+		t.Fatal(err)
+	}
+	changeOf := func(of dynamic.ResourceInterface, name string, value any, path ...string) error {
+		object, err := of.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if err := unstructured.SetNestedField(object.Object, value, path...); err != nil {
 			return err
 		}
-		_, err = client.Resource(vms).Namespace("default").Update(ctx, object, metav1.UpdateOptions{FieldValidation: metav1.FieldValidationStrict})
+		_, err = of.Update(ctx, object, metav1.UpdateOptions{FieldValidation: metav1.FieldValidationStrict})
 		return err
+	}
+	change := func(value any, path ...string) error {
+		return changeOf(client.Resource(vms).Namespace("default"), "shop", value, path...)
+	}
+	const stays = "a program does not change while it exists: make another one"
+	err := changeOf(client.Resource(programs).Namespace("default"), "sessions", "root", "spec", "program", "user")
+	if err == nil || !strings.Contains(err.Error(), stays) {
+		t.Errorf("a changed program: %v", err)
 	}
 	if err := change(int64(3), "spec", "strength"); err != nil {
 		t.Errorf("a changed strength is refused: %v", err)
@@ -229,6 +308,10 @@ func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config
 	}
 	names, cells := table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedvms/shop")
 	if names != "Name R State Primary Backup Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "shop 3 protected n1 n2 n3 True ") {
+		t.Errorf("%s\n%s", names, cells)
+	}
+	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedprograms/sessions")
+	if names != "Name R State Primary Backup Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "sessions 2 ") {
 		t.Errorf("%s\n%s", names, cells)
 	}
 	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/dunlinhosts/n1")

@@ -16,7 +16,10 @@ import (
 
 // The Go values and the definitions name the same fields, all the way down.
 func TestGoValuesAreWhatTheDefinitionsSay(t *testing.T) {
-	for file, value := range map[string]any{"protectedvm.yaml": v1alpha1.ProtectedVM{}, "dunlinhost.yaml": v1alpha1.DunlinHost{}, "replicaquota.yaml": v1alpha1.ReplicaQuota{}} {
+	for file, value := range map[string]any{
+		"protectedvm.yaml": v1alpha1.ProtectedVM{}, "protectedprogram.yaml": v1alpha1.ProtectedProgram{},
+		"dunlinhost.yaml": v1alpha1.DunlinHost{}, "replicaquota.yaml": v1alpha1.ReplicaQuota{},
+	} {
 		data, err := crds.Files.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -44,6 +47,13 @@ func compare(t *testing.T, where string, schema apiextensionsv1.JSONSchemaProps,
 			t.Fatalf("%s: a list in Go only", where)
 		}
 		compare(t, where+"[]", *schema.Items.Schema, of.Elem())
+		return
+	}
+	if of.Kind() == reflect.Map {
+		if schema.AdditionalProperties == nil {
+			t.Fatalf("%s: a map in Go only", where)
+		}
+		compare(t, where+"{}", *schema.AdditionalProperties.Schema, of.Elem())
 		return
 	}
 	kinds := map[reflect.Kind]string{

@@ -23,21 +23,44 @@ import (
 	"dunlin.dev/log/testbed"
 )
 
-var vms = v1alpha1.Version.WithResource("protectedvms")
+// kind is one of those that users make.
+type kind struct {
+	name, resource, word, finalizer string
+	spec                            map[string]any
+	// change is something that an editor may change.
+	change string
+}
 
-func shop(namespace string) *unstructured.Unstructured {
+var (
+	vms = kind{
+		"ProtectedVM", "protectedvms", "VM", operator.Finalizer, map[string]any{"vm": map[string]any{"memoryMiB": int64(64), "kernel": "/k"}},
+		`{"spec":{"policy":"remus"}}`,
+	}
+	programs = kind{
+		"ProtectedProgram", "protectedprograms", "program", operator.ProgramFinalizer, map[string]any{"program": map[string]any{
+			"command": []any{"/p"}, "memoryMiB": int64(64), "nics": []any{map[string]any{"mac": "52:54:00:12:34:57", "address": "10.0.0.57/24"}},
+		}},
+		`{"metadata":{"labels":{"tier":"front"}}}`,
+	}
+)
+
+func (kind kind) of(client dynamic.Interface, namespace string) dynamic.ResourceInterface {
+	return client.Resource(v1alpha1.Version.WithResource(kind.resource)).Namespace(namespace)
+}
+
+func (kind kind) shop(namespace string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "dunlin.dev/v1alpha1", "kind": "ProtectedVM",
-		"metadata": map[string]any{"name": "shop", "namespace": namespace, "finalizers": []any{operator.Finalizer}},
-		"spec":     map[string]any{"vm": map[string]any{"memoryMiB": int64(64), "kernel": "/var/lib/dunlin/images/" + namespace + "/k"}},
+		"apiVersion": "dunlin.dev/v1alpha1", "kind": kind.name,
+		"metadata": map[string]any{"name": "shop", "namespace": namespace, "finalizers": []any{kind.finalizer}},
+		"spec":     kind.spec,
 	}}
 }
 
-// ask asks for everything that can be asked of a ProtectedVM that is there.
-func ask(ctx context.Context, client dynamic.Interface, namespace string) map[string]error {
-	of := client.Resource(vms).Namespace(namespace)
+// ask asks for everything that can be asked of an object that is there.
+func (kind kind) ask(ctx context.Context, client dynamic.Interface, namespace string) map[string]error {
+	of := kind.of(client, namespace)
 	said := map[string]error{}
-	made := shop(namespace)
+	made := kind.shop(namespace)
 	made.SetName("another")
 	made.SetFinalizers(nil)
 	_, said["create"] = of.Create(ctx, made, metav1.CreateOptions{})
@@ -48,7 +71,7 @@ func ask(ctx context.Context, client dynamic.Interface, namespace string) map[st
 		watch.Stop()
 	}
 	said["watch"] = err
-	_, said["patch"] = of.Patch(ctx, "shop", types.MergePatchType, []byte(`{"spec":{"policy":"remus"}}`), metav1.PatchOptions{})
+	_, said["patch"] = of.Patch(ctx, "shop", types.MergePatchType, []byte(kind.change), metav1.PatchOptions{})
 	status := []byte(`{"status":{"state":"running","primary":"mine"}}`)
 	_, said["patch status"] = of.Patch(ctx, "shop", types.MergePatchType, status, metav1.PatchOptions{}, "status")
 	_, said["take the finalizer away"] = of.Patch(ctx, "shop", types.MergePatchType, []byte(`{"metadata":{"finalizers":["others.dev/one"]}}`), metav1.PatchOptions{})
@@ -57,7 +80,11 @@ func ask(ctx context.Context, client dynamic.Interface, namespace string) map[st
 	return said
 }
 
-func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
+func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) { nobodyWithoutRights(t, vms) }
+
+func TestNobodyWithoutRightsMakesReadsOrEndsAProgram(t *testing.T) { nobodyWithoutRights(t, programs) }
+
+func nobodyWithoutRights(t *testing.T, kind kind) {
 	plane := lab.Begin(t)
 	plane.Install(t)
 	plane.Apply(t, deploy.RBAC)
@@ -75,7 +102,7 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 		if _, err := admin.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := objects.Resource(vms).Namespace(namespace).Create(ctx, shop(namespace), metav1.CreateOptions{}); err != nil {
+		if _, err := kind.of(objects, namespace).Create(ctx, kind.shop(namespace), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,8 +115,9 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bind("vera", "dunlin-vm-viewer")
-	bind("ed", "dunlin-vm-editor")
+	role := "dunlin-" + strings.ToLower(kind.word)
+	bind("vera", role+"-viewer")
+	bind("ed", role+"-editor")
 	without := []byte(`{"metadata":{"finalizers":null}}`)
 	testbed.Until(t, "the policy is in force", func() error {
 		// The server reads it a little later, and asks it also where nothing is written.
@@ -97,8 +125,8 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = client.Resource(vms).Namespace("shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "finalizer dunlin.dev/vm stays until the VM has ended") {
+		_, err = kind.of(client, "shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), fmt.Sprintf("finalizer %s stays until the %s has ended", kind.finalizer, kind.word)) {
 			return fmt.Errorf("it says: %v", err)
 		}
 		return nil
@@ -122,31 +150,31 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAVM(t *testing.T) {
 				return nil
 			}
 			// The server hears of a binding a little later.
-			_, err := client.Resource(vms).Namespace(one.namespace).List(ctx, metav1.ListOptions{})
+			_, err := kind.of(client, one.namespace).List(ctx, metav1.ListOptions{})
 			return err
 		})
-		for what, err := range ask(ctx, client, one.namespace) {
+		for what, err := range kind.ask(ctx, client, one.namespace) {
 			if one.may[what] && err != nil || !one.may[what] && !apierrors.IsForbidden(err) {
 				t.Errorf("%s may %s in %s: %v; it said: %v", one.user, what, one.namespace, one.may[what], err)
 			}
 		}
 	}
-	if _, err := objects.Resource(vms).Namespace("others").Get(ctx, "shop", metav1.GetOptions{}); err != nil {
-		t.Errorf("somebody else's VM: %v", err)
+	if _, err := kind.of(objects, "others").Get(ctx, "shop", metav1.GetOptions{}); err != nil {
+		t.Errorf("somebody else's %s: %v", kind.word, err)
 	}
 	// What the editor has deleted is there until the operator lets it go.
-	there, err := objects.Resource(vms).Namespace("shops").Get(ctx, "shop", metav1.GetOptions{})
+	there, err := kind.of(objects, "shops").Get(ctx, "shop", metav1.GetOptions{})
 	if err != nil || there.GetDeletionTimestamp() == nil {
-		t.Fatalf("the deleted VM: %v, %v", there, err)
+		t.Fatalf("the deleted %s: %v, %v", kind.word, there, err)
 	}
 	operators, err := dynamic.NewForConfig(plane.As("system:serviceaccount:dunlin-system:dunlin-operator", "system:serviceaccounts", "system:authenticated"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := operators.Resource(vms).Namespace("shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{}); err != nil {
+	if _, err := kind.of(operators, "shops").Patch(ctx, "shop", types.MergePatchType, without, metav1.PatchOptions{}); err != nil {
 		t.Errorf("the operator may not take the finalizer away: %v", err)
 	}
-	if _, err := objects.Resource(vms).Namespace("shops").Get(ctx, "shop", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := kind.of(objects, "shops").Get(ctx, "shop", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
@@ -182,7 +210,8 @@ func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
 	})
 	for _, no := range [][]string{
 		{"get", "", "secrets", "", "shops", ""}, {"list", "", "secrets", "", "dunlin-system", ""}, {"create", "dunlin.dev", "protectedvms", "", "shops", ""},
-		{"delete", "dunlin.dev", "protectedvms", "", "shops", ""}, {"delete", "dunlin.dev", "dunlinhosts", "", "", "a"}, {"patch", "dunlin.dev", "dunlinhosts", "", "", "a"},
+		{"delete", "dunlin.dev", "protectedvms", "", "shops", ""}, {"create", "dunlin.dev", "protectedprograms", "", "shops", ""},
+		{"delete", "dunlin.dev", "protectedprograms", "", "shops", ""}, {"delete", "dunlin.dev", "dunlinhosts", "", "", "a"}, {"patch", "dunlin.dev", "dunlinhosts", "", "", "a"},
 		{"create", "", "pods", "exec", "shops", "shop-0"}, {"update", "", "pods", "", "shops", "shop-0"}, {"patch", "", "nodes", "", "", "a"},
 		{"delete", "", "nodes", "", "", "a"}, {"update", "coordination.k8s.io", "leases", "", "dunlin-system", "another"},
 		{"update", "coordination.k8s.io", "leases", "", "kube-system", "dunlin-operator"}, {"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""},

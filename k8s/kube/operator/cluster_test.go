@@ -37,6 +37,7 @@ type cluster struct {
 	hosts     *testbed.Hosts
 	api       client.Client
 	images    string
+	programs  string
 	metrics   string
 	operators map[string]*testbed.Process
 }
@@ -88,7 +89,7 @@ func (cluster *cluster) guest() {
 		cluster.Fatal(err)
 	}
 	cluster.Cleanup(func() { os.RemoveAll(folder) })
-	cluster.images = folder
+	cluster.images, cluster.programs = folder, filepath.Join(folder, "programs")
 	if err := os.MkdirAll(filepath.Join(folder, "default"), 0o755); err != nil {
 		cluster.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func (cluster *cluster) operator(name string) {
 		metrics = cluster.metrics
 	}
 	process, err := testbed.Start(cluster.T, nil, testbed.Build(cluster.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
-		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s")
+		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--programs", cluster.programs, "--users", "nobody,"+user(cluster.T), "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s")
 	if err != nil {
 		cluster.Fatal(err)
 	}
@@ -153,24 +154,38 @@ func (cluster *cluster) get(name string) *v1alpha1.ProtectedVM {
 // until waits until a ProtectedVM is so.
 func (cluster *cluster) until(name, what string, is func(*v1alpha1.ProtectedVM) bool) *v1alpha1.ProtectedVM {
 	cluster.Helper()
-	var vm *v1alpha1.ProtectedVM
+	vm := &v1alpha1.ProtectedVM{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+	cluster.untilIs(vm, what, func() bool { return is(vm) })
+	return vm
+}
+
+// untilIs reads an object again and again until it is so.
+func (cluster *cluster) untilIs(object v1alpha1.Protected, what string, is func() bool) {
+	cluster.Helper()
 	testbed.Until(cluster.T, what, func() error {
-		if vm = cluster.get(name); !is(vm) {
-			return fmt.Errorf("%+v", vm.Status)
+		if err := cluster.api.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
+			return err
+		}
+		if !is() {
+			return fmt.Errorf("%+v", object.Seen())
 		}
 		return nil
 	})
 	cluster.Logf("%s: %s", time.Now().UTC().Format("15:04:05"), what)
-	return vm
 }
 
 // untilSays waits for a condition with these words.
 func (cluster *cluster) untilSays(name, kind string, status metav1.ConditionStatus, words string) *v1alpha1.ProtectedVM {
 	cluster.Helper()
 	return cluster.until(name, fmt.Sprintf("%s of '%s' is %s: %s", kind, name, status, words), func(vm *v1alpha1.ProtectedVM) bool {
-		condition := meta.FindStatusCondition(vm.Status.Conditions, kind)
-		return condition != nil && condition.Status == status && strings.Contains(condition.Message, words)
+		return says(vm, kind, status, words)
 	})
+}
+
+// says is whether a condition has these words.
+func says(object v1alpha1.Protected, kind string, status metav1.ConditionStatus, words string) bool {
+	condition := meta.FindStatusCondition(object.Seen().Conditions, kind)
+	return condition != nil && condition.Status == status && strings.Contains(condition.Message, words)
 }
 
 // change changes a ProtectedVM's spec as 'kubectl apply' does.
@@ -222,29 +237,37 @@ func (cluster *cluster) host(name string, status metav1.ConditionStatus) *v1alph
 // end deletes a ProtectedVM and waits until it is gone, with its Pods.
 func (cluster *cluster) end(name string) {
 	cluster.Helper()
-	vm := cluster.get(name)
-	if err := cluster.api.Delete(context.Background(), vm); err != nil {
-		cluster.Fatal(err)
-	}
-	cluster.isGone(vm)
+	cluster.endOf(cluster.get(name))
 }
 
-// isGone waits until a deleted ProtectedVM is gone, and looks for its Pods.
-func (cluster *cluster) isGone(vm *v1alpha1.ProtectedVM) {
+func (cluster *cluster) endOf(object v1alpha1.Protected) {
 	cluster.Helper()
-	testbed.Until(cluster.T, "the ProtectedVM is gone", func() error {
-		err := cluster.api.Get(context.Background(), client.ObjectKeyFromObject(vm), vm)
+	if err := cluster.api.Delete(context.Background(), object); err != nil {
+		cluster.Fatal(err)
+	}
+	cluster.isGone(object)
+}
+
+// isGone waits until a deleted object is gone, and looks for its Pods.
+func (cluster *cluster) isGone(object v1alpha1.Protected) {
+	cluster.Helper()
+	testbed.Until(cluster.T, "the object is gone", func() error {
+		err := cluster.api.Get(context.Background(), client.ObjectKeyFromObject(object), object)
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("%v: %+v", err, vm.Status)
+		return fmt.Errorf("%v: %+v", err, object.Seen())
 	})
 	pods := &v1.PodList{}
-	err := cluster.api.List(context.Background(), pods, client.InNamespace(vm.Namespace), client.MatchingLabels{operator.VMLabel: vm.Name})
-	if err != nil || len(pods.Items) > 0 {
-		cluster.Errorf("Pods are left: %v, %v", pods.Items, err)
+	if err := cluster.api.List(context.Background(), pods, client.InNamespace(object.GetNamespace())); err != nil {
+		cluster.Fatal(err)
 	}
-	cluster.Logf("%s: '%s' is gone", time.Now().UTC().Format("15:04:05"), vm.Name)
+	for _, pod := range pods.Items {
+		if metav1.IsControlledBy(&pod, object) {
+			cluster.Errorf("Pod '%s' is left", pod.Name)
+		}
+	}
+	cluster.Logf("%s: '%s' is gone", time.Now().UTC().Format("15:04:05"), object.GetName())
 }
 
 // status is what a host's daemon says.
@@ -287,10 +310,10 @@ func (cluster *cluster) nothingIsLeft(name string) {
 	})
 }
 
-// increments asks the guest's redis to count, from a host's network, until it answers.
-func (cluster *cluster) increments(from string, want string) {
+// increments asks the redis at this address to count, from a host's network, until it answers.
+func (cluster *cluster) increments(from, address, want string) {
 	cluster.Helper()
-	const line = `exec 3<>/dev/tcp/10.77.0.10/6379 && printf 'INCR served\r\n' >&3 && head -n 1 <&3`
+	line := `exec 3<>/dev/tcp/` + address + `/6379 && printf 'INCR served\r\n' >&3 && head -n 1 <&3`
 	testbed.Until(cluster.T, "redis answers", func() error {
 		command := cluster.hosts.Command(from, "timeout", "10", "bash", "-c", line)
 		out, err := command.Output()

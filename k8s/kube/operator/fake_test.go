@@ -218,9 +218,9 @@ func (stage *stage) get() *v1alpha1.ProtectedVM {
 	return vm
 }
 
-func (stage *stage) until(what string, is func(v1alpha1.ProtectedVMStatus) bool) v1alpha1.ProtectedVMStatus {
+func (stage *stage) until(what string, is func(v1alpha1.ProtectedStatus) bool) v1alpha1.ProtectedStatus {
 	stage.Helper()
-	var status v1alpha1.ProtectedVMStatus
+	var status v1alpha1.ProtectedStatus
 	testbed.Until(stage.T, what, func() error {
 		if status = stage.get().Status; !is(status) {
 			return fmt.Errorf("%+v", status)

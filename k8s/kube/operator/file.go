@@ -10,23 +10,28 @@ import (
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
-// Limits are what a host's administrator lets ProtectedVMs have of it. A daemon opens images as root, so that without them whoever may make a
-// ProtectedVM could read every file of the host.
+// Limits are what a host's administrator lets ProtectedVMs and ProtectedPrograms have of it. A daemon opens images as root and runs programs as any user, so
+// that without them whoever may make such an object could read every file of the host.
 type Limits struct {
 	// Images is the folder with a folder for each namespace: kernels, initrds and disks of a namespace's VMs lie in its own.
 	Images string
+	// Programs is the folder with a folder for each namespace: executables of a namespace's programs lie in its own.
+	Programs string
+	// Users are those as whom programs may run. Who has root's number is none of them, unless root is named.
+	Users []string
 	// Bridges are those that cards may join.
 	Bridges []string
 }
 
 // file is a VM's file, as the daemon reads it.
 type file struct {
-	Name    string   `toml:"name"`
-	Members []string `toml:"members"`
-	Witness string   `toml:"witness,omitempty"`
-	Policy  string   `toml:"policy"`
-	Storage string   `toml:"storage,omitempty"`
-	VM      hardware `toml:"vm"`
+	Name    string    `toml:"name"`
+	Members []string  `toml:"members"`
+	Witness string    `toml:"witness,omitempty"`
+	Policy  string    `toml:"policy"`
+	Storage string    `toml:"storage,omitempty"`
+	VM      *hardware `toml:"vm,omitempty"`
+	Program *program  `toml:"program,omitempty"`
 }
 
 type hardware struct {
@@ -53,47 +58,70 @@ type nic struct {
 	Bridge string `toml:"bridge,omitempty"`
 }
 
-// File returns the file of a ProtectedVM that is placed, or an error that says what it may not have on this host.
-func (limits Limits) File(vm *v1alpha1.ProtectedVM) (string, error) {
-	if err := limits.check(vm); err != nil {
-		return "", err
-	}
-	placement, spec := vm.Status.Placement, vm.Spec.VM
+// File returns the file of an object that is placed, or an error that says what it may not have on this host.
+func (limits Limits) File(object v1alpha1.Protected) (string, error) {
+	placement := object.Seen().Placement
 	written := file{
-		Name: VMName(vm), Members: placement.Members, Witness: placement.Witness, Policy: vm.Spec.Policy, Storage: placement.Storage,
-		VM: hardware{
-			MemoryMiB: spec.MemoryMiB, VCPUs: spec.VCPUs, Machine: spec.Machine, Firmware: spec.Firmware, Accel: spec.Accel, CPU: spec.CPU,
-			Kernel: spec.Kernel, Initrd: spec.Initrd, Append: spec.Append,
-		},
+		Name: NameOnHosts(object), Members: placement.Members, Witness: placement.Witness, Policy: object.Asked().Policy, Storage: placement.Storage,
 	}
-	for _, one := range spec.Disks {
-		written.VM.Disks = append(written.VM.Disks, disk(one))
+	var err error
+	switch object := object.(type) {
+	case *v1alpha1.ProtectedVM:
+		written.VM, err = hardwareOf(object.Spec.VM), limits.check(object)
+	case *v1alpha1.ProtectedProgram:
+		written.Program, err = programOf(object.Spec.Program), limits.checkProgram(object)
 	}
-	for _, one := range spec.NICs {
-		written.VM.NICs = append(written.VM.NICs, nic(one))
+	if err != nil {
+		return "", err
 	}
 	text, err := toml.Marshal(written)
 	return string(text), err
 }
 
+func hardwareOf(spec v1alpha1.VM) *hardware {
+	written := &hardware{
+		MemoryMiB: spec.MemoryMiB, VCPUs: spec.VCPUs, Machine: spec.Machine, Firmware: spec.Firmware, Accel: spec.Accel, CPU: spec.CPU,
+		Kernel: spec.Kernel, Initrd: spec.Initrd, Append: spec.Append,
+	}
+	for _, one := range spec.Disks {
+		written.Disks = append(written.Disks, disk(one))
+	}
+	for _, one := range spec.NICs {
+		written.NICs = append(written.NICs, nic(one))
+	}
+	return written
+}
+
 func (limits Limits) check(vm *v1alpha1.ProtectedVM) error {
-	own := path.Join(limits.Images, vm.Namespace) + "/"
 	paths := []string{vm.Spec.VM.Kernel, vm.Spec.VM.Initrd}
 	for _, disk := range vm.Spec.VM.Disks {
 		paths = append(paths, disk.Path)
 	}
 	for _, one := range paths {
-		if one != "" && (path.Clean(one) != one || !strings.HasPrefix(one, own)) {
+		if own := own(limits.Images, vm.Namespace); one != "" && !isIn(one, own) {
 			return fmt.Errorf("%s may not be used: kernels, initrds and disks of namespace '%s' lie in %s", one, vm.Namespace, own)
 		}
 	}
 	for _, nic := range vm.Spec.VM.NICs {
-		if nic.Bridge != "" && !has(limits.Bridges, nic.Bridge) {
-			return fmt.Errorf("bridge '%s' may not be used on this host: its operator lets cards join %s", nic.Bridge, either(limits.Bridges))
+		if err := limits.checkBridge(nic.Bridge); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+func (limits Limits) checkBridge(bridge string) error {
+	if bridge != "" && !has(limits.Bridges, bridge) {
+		return fmt.Errorf("bridge '%s' may not be used on this host: its operator lets cards join %s", bridge, either(limits.Bridges))
+	}
+	return nil
+}
+
+// own is a namespace's folder in one that has a folder for each.
+func own(folder, namespace string) string { return path.Join(folder, namespace) + "/" }
+
+// isIn says whether a path leads into a folder, by its name alone: where links lead is the choice of who fills the folder.
+func isIn(one, folder string) bool { return path.Clean(one) == one && strings.HasPrefix(one, folder) }
 
 func either(names []string) string {
 	if len(names) == 0 {

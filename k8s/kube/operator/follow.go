@@ -14,8 +14,8 @@ import (
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
-// byVMName is the cache's index of ProtectedVMs.
-const byVMName = "vm-name"
+// byNameOnHosts is the cache's index of objects.
+const byNameOnHosts = "name-on-hosts"
 
 // follower hears the daemon beside this operator: what happens there becomes an event of the object, and a VM that is another than it was is looked at.
 type follower struct {
@@ -26,8 +26,8 @@ type follower struct {
 	host   *host
 	live   client.Reader
 	events record.EventRecorder
-	// changed are objects to be looked at.
-	changed chan event.TypedGenericEvent[*v1alpha1.ProtectedVM]
+	// changed are objects to be looked at, by their kinds.
+	changed map[*kind]chan event.GenericEvent
 	// beat is how often the host says that it is there.
 	beat time.Duration
 }
@@ -115,36 +115,39 @@ func (follower *follower) follow(ctx context.Context) error {
 	})
 }
 
-// find returns the object that has this VM, if there is one.
-func (follower *follower) find(ctx context.Context, vm string) *v1alpha1.ProtectedVM {
-	list := &v1alpha1.ProtectedVMList{}
-	if err := follower.List(ctx, list, client.MatchingFields{byVMName: vm}); err != nil || len(list.Items) != 1 {
-		return nil
+// find returns the object that has this VM or program, if there is one.
+func (follower *follower) find(ctx context.Context, name string) v1alpha1.Protected {
+	for _, kind := range kinds {
+		if found, err := kind.all(ctx, follower, client.MatchingFields{byNameOnHosts: name}); err == nil && len(found) == 1 {
+			return found[0]
+		}
 	}
-	return &list.Items[0]
+	return nil
 }
 
 // look has an object looked at.
-func (follower *follower) look(ctx context.Context, vm string) {
-	if object := follower.find(ctx, vm); object != nil {
+func (follower *follower) look(ctx context.Context, name string) {
+	if object := follower.find(ctx, name); object != nil {
 		follower.send(ctx, object)
 	}
 }
 
 // all has all objects looked at.
 func (follower *follower) all(ctx context.Context) {
-	list := &v1alpha1.ProtectedVMList{}
-	if err := follower.List(ctx, list); err != nil {
-		return
-	}
-	for at := range list.Items {
-		follower.send(ctx, &list.Items[at])
+	for _, kind := range kinds {
+		all, err := kind.all(ctx, follower)
+		if err != nil {
+			continue
+		}
+		for _, object := range all {
+			follower.send(ctx, object)
+		}
 	}
 }
 
-func (follower *follower) send(ctx context.Context, object *v1alpha1.ProtectedVM) {
+func (follower *follower) send(ctx context.Context, object v1alpha1.Protected) {
 	select {
-	case follower.changed <- event.TypedGenericEvent[*v1alpha1.ProtectedVM]{Object: object}:
+	case follower.changed[kindOf(object)] <- event.GenericEvent{Object: object}:
 	case <-ctx.Done():
 	}
 }
@@ -152,6 +155,6 @@ func (follower *follower) send(ctx context.Context, object *v1alpha1.ProtectedVM
 // pass makes the daemon's event one of the object's.
 func (follower *follower) pass(ctx context.Context, happened *control.Event) {
 	if object := follower.find(ctx, happened.VM); object != nil {
-		follower.events.Eventf(object, kindOf(happened.Kind), reason(happened.Kind), "on host %s: %s", happened.Host, happened.Text)
+		follower.events.Eventf(object, typeOf(happened.Kind), reason(happened.Kind), "on host %s: %s", happened.Host, happened.Text)
 	}
 }

@@ -27,10 +27,11 @@ const (
 	longest = 2 * time.Minute
 )
 
-// host is what every operator does for the VMs in whose groups its own host is, elected or not: it asks the daemon beside it.
+// host is what every operator does for the VMs and programs in whose groups its own host is, elected or not: it asks the daemon beside it.
 //
-// Who speaks: the operator on the host that leads the VM's group writes the object's status, ends the VM and changes its policy. So it is agreed who
-// speaks for the object, by those who agree who speaks for the VM: when a host dies with its operator, the one on the new primary goes on.
+// Who speaks: the operator on the host that leads a VM's group writes the object's status, ends the VM and changes its policy. So it is agreed who
+// speaks for the object, by those who agree who speaks for the VM: when a host dies with its operator, the one on the new primary goes on. It is the same for
+// a program; in this file, what is said of a VM is meant of both.
 //
 // Invariants: 1. before a VM is started the object says "starting", in a version in which it was not being deleted. 2. a status of an earlier term never
 // takes the place of a later one's. 3. what this host may have of a VM is written into its DunlinHost before the daemon can have it.
@@ -48,77 +49,73 @@ type host struct {
 	asked map[string]uint64
 }
 
-func (host *host) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	vm := &v1alpha1.ProtectedVM{}
-	if err := host.Get(ctx, request.NamespacedName, vm); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	placement := vm.Status.Placement
+func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
+	placement := object.Seen().Placement
 	if placement == nil || !has(placement.Hosts(), host.name) {
 		return ctrl.Result{}, nil
 	}
-	if err := host.report.remember(ctx, vm); err != nil {
-		return settle(ctrl.Result{}, err)
+	if err := host.report.remember(ctx, object); err != nil {
+		return ctrl.Result{}, err
 	}
 	status, err := host.daemon.Status(ctx)
 	if err != nil {
 		// The DunlinHost says that the daemon does not answer.
 		return ctrl.Result{RequeueAfter: later}, nil
 	}
-	here, isHere := status.Find(VMName(vm))
+	here, isHere := status.Find(NameOnHosts(object))
 	switch {
-	case isHere && vm.DeletionTimestamp != nil:
-		return settle(host.end(ctx, vm, here))
+	case isHere && object.GetDeletionTimestamp() != nil:
+		return host.end(ctx, object, here)
 	case isHere:
-		return settle(host.serve(ctx, vm, here))
-	case vm.DeletionTimestamp == nil && vm.Status.Started == nil:
+		return host.serve(ctx, object, here)
+	case object.GetDeletionTimestamp() == nil && object.Seen().Started == nil:
 		if host.name != placement.Members[0] {
 			return ctrl.Result{}, nil
 		}
-		return settle(host.start(ctx, vm))
+		return host.start(ctx, object)
 	}
-	forget(vm)
-	return settle(ctrl.Result{}, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+	forget(object)
+	return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		if !has(status.Gone, host.name) {
 			status.Gone = append(status.Gone, host.name)
 		}
-	}))
+	})
 }
 
 // start starts a VM on its hosts.
-func (host *host) start(ctx context.Context, vm *v1alpha1.ProtectedVM) (ctrl.Result, error) {
-	text, err := host.limits.File(vm)
+func (host *host) start(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
+	text, err := host.limits.File(object)
 	if err != nil {
-		// It stays so: the hardware of a ProtectedVM does not change.
-		return ctrl.Result{}, host.refused(ctx, vm, "NotAllowed", err)
+		// It stays so: neither a VM's hardware nor a program changes.
+		return ctrl.Result{}, host.refused(ctx, object, "NotAllowed", err)
 	}
-	err = change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+	err = change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		status.State = "starting"
-		set(&status.Conditions, vm.Generation, Running, metav1.ConditionFalse, "Starting", "it is being started on "+host.name)
+		set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Starting", "it is being started on "+host.name)
 	})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	if err := host.daemon.Up(ctx, vm.Name, text); err != nil {
-		return ctrl.Result{RequeueAfter: later}, host.refused(ctx, vm, "Refused", err)
+	if err := host.daemon.Up(ctx, object.GetName(), text); err != nil {
+		return ctrl.Result{RequeueAfter: later}, host.refused(ctx, object, "Refused", err)
 	}
 	// The daemon tells what becomes of it.
 	return ctrl.Result{}, nil
 }
 
 // refused says why a VM is not started, once for each reason.
-func (host *host) refused(ctx context.Context, vm *v1alpha1.ProtectedVM, reason string, why error) error {
+func (host *host) refused(ctx context.Context, object v1alpha1.Protected, reason string, why error) error {
 	isNew := false
-	err := change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		status.State = "refused"
 		before := append([]metav1.Condition(nil), status.Conditions...)
-		set(&status.Conditions, vm.Generation, Running, metav1.ConditionFalse, reason, why.Error())
+		set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, reason, why.Error())
 		isNew = !said(before, why.Error())
 	})
 	if err == nil && isNew {
-		host.events.Event(vm, v1.EventTypeWarning, reason, "it is not started: "+why.Error())
+		host.events.Event(object, v1.EventTypeWarning, reason, "it is not started: "+why.Error())
 	}
 	return err
 }
@@ -134,32 +131,44 @@ func said(conditions []metav1.Condition, message string) bool {
 
 // speaks says whether this host is the one that leads the VM's group, as far as anybody has told. One that is cut off from the others believes so for
 // longer than they do: the object has a later term then.
-func (host *host) speaks(vm *v1alpha1.ProtectedVM, here control.VM) bool {
-	return here.Leader == host.name && int64(here.Term) >= vm.Status.Term
+func (host *host) speaks(object v1alpha1.Protected, here control.VM) bool {
+	return here.Leader == host.name && int64(here.Term) >= object.Seen().Term
+}
+
+// servedLast says whether this host's copy was the last one that served, as far as anybody has told, and has failed. Where both copies have, nobody leads any
+// more, and so nobody speaks. Whoever leads in a later term after all has the last word.
+func (host *host) servedLast(object v1alpha1.Protected, here control.VM) bool {
+	return here.Leader == "" && control.Word(here.State) == "failed" && object.Seen().Primary == host.name && int64(here.Term) >= object.Seen().Term
 }
 
 // serve says how a VM is, and carries out what is asked of it, if this host leads its group.
-func (host *host) serve(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
-	if !host.speaks(vm, here) {
-		forget(vm)
-		return ctrl.Result{}, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
+func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
+	if !host.speaks(object, here) {
+		forget(object)
+		return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 			status.Gone = without(status.Gone, host.name)
+			if host.servedLast(object, here) {
+				status.State, status.Backup = here.State, ""
+				why := fmt.Sprintf("its copy on host '%s', which served it last, has ended, and that host knows of none that leads its group: %s", host.name, here.State)
+				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Failed", why)
+				set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "Failed", "it does not run")
+			}
 		})
 	}
-	asAsked, again := host.carryOut(ctx, vm, here)
-	before := vm.Status.Primary
-	err := change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) { host.tell(vm, here, asAsked, status) })
+	asAsked, again := host.carryOut(ctx, object, here)
+	before, kind := object.Seen().Primary, kindOf(object)
+	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { host.tell(object, here, asAsked, status) })
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if before != "" && before != vm.Status.Primary {
-		host.events.Eventf(vm, v1.EventTypeWarning, "FailedOver", "host %s serves the VM since %s; before it was host %s",
-			host.name, vm.Status.LastFailOver.UTC().Format("15:04:05 UTC"), before)
-		failOvers.WithLabelValues(vm.Namespace, vm.Name).Inc()
+	if before != "" && before != object.Seen().Primary {
+		host.events.Eventf(object, v1.EventTypeWarning, "FailedOver", "host %s serves the %s since %s; before it was host %s",
+			host.name, kind.word, object.Seen().LastFailOver.UTC().Format("15:04:05 UTC"), before)
+		kind.failOvers.WithLabelValues(object.GetNamespace(), object.GetName()).Inc()
 	}
-	protectedVMs.WithLabelValues(vm.Namespace, vm.Name).Set(map[bool]float64{true: 1}[here.Protected])
+	kind.protected.WithLabelValues(object.GetNamespace(), object.GetName()).Set(map[bool]float64{true: 1}[here.Protected])
 	if here.Protected {
-		drained, err := host.drain(ctx, vm)
+		drained, err := host.drain(ctx, object)
 		return ctrl.Result{RequeueAfter: earlier(again, drained)}, err
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
@@ -173,7 +182,7 @@ func earlier(one, other time.Duration) time.Duration {
 }
 
 // tell writes how a VM is that this host serves.
-func (host *host) tell(vm *v1alpha1.ProtectedVM, here control.VM, asAsked []string, status *v1alpha1.ProtectedVMStatus) {
+func (host *host) tell(object v1alpha1.Protected, here control.VM, asAsked []string, status *v1alpha1.ProtectedStatus) {
 	now := metav1.Now().Rfc3339Copy()
 	if status.Started == nil {
 		status.Started = &now
@@ -185,7 +194,7 @@ func (host *host) tell(vm *v1alpha1.ProtectedVM, here control.VM, asAsked []stri
 		status.Primary = host.name
 	}
 	status.State, status.Term, status.Witness = here.State, int64(here.Term), status.Placement.Witness
-	status.ObservedGeneration, status.Gone = vm.Generation, without(status.Gone, host.name)
+	status.ObservedGeneration, status.Gone = object.GetGeneration(), without(status.Gone, host.name)
 	status.Backup, status.Strength = "", 1
 	if here.Protected {
 		status.Backup, status.Strength = without(status.Placement.Members, host.name)[0], 2
@@ -196,90 +205,90 @@ func (host *host) tell(vm *v1alpha1.ProtectedVM, here control.VM, asAsked []stri
 	if !runs {
 		why = fmt.Sprintf("host '%s' leads its group and does not serve it: %s", host.name, here.State)
 	}
-	set(&status.Conditions, vm.Generation, Running, truth(runs), reason(word), why)
+	set(&status.Conditions, object.GetGeneration(), Running, truth(runs), reason(word), why)
 	switch {
 	case here.Protected:
-		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionTrue, "SecondCopy", fmt.Sprintf("host '%s' holds a complete second copy", status.Backup))
+		set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionTrue, "SecondCopy", fmt.Sprintf("host '%s' holds a complete second copy", status.Backup))
 	case here.Policy == "none":
-		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NotAsked", "its policy is none: if its host dies, it is lost")
+		set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "NotAsked", "its policy is none: if its host dies, it is lost")
 	case here.JoinProblem != nil:
-		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NoBackupJoins", "no backup joins: "+here.JoinProblem.Why)
+		set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "NoBackupJoins", "no backup joins: "+here.JoinProblem.Why)
 	default:
-		set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "NoSecondCopy", "there is no complete second copy: if its host dies now, it is lost")
+		set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "NoSecondCopy", "there is no complete second copy: if its host dies now, it is lost")
 	}
 	if len(asAsked) == 0 {
-		set(&status.Conditions, vm.Generation, AsAsked, metav1.ConditionTrue, "CarriedOut", "it runs as its spec says")
+		set(&status.Conditions, object.GetGeneration(), AsAsked, metav1.ConditionTrue, "CarriedOut", "it runs as its spec says")
 	} else {
-		set(&status.Conditions, vm.Generation, AsAsked, metav1.ConditionFalse, "NotCarriedOut", sentences(asAsked))
+		set(&status.Conditions, object.GetGeneration(), AsAsked, metav1.ConditionFalse, "NotCarriedOut", sentences(asAsked))
 	}
 }
 
 // carryOut changes what a daemon can change while a VM runs, and returns what it cannot.
-func (host *host) carryOut(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (cannot []string, again time.Duration) {
-	placement := vm.Status.Placement
-	if vm.Spec.Policy != here.Policy && here.Role == "primary" {
+func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here control.VM) (cannot []string, again time.Duration) {
+	placement := object.Seen().Placement
+	if object.Asked().Policy != here.Policy && here.Role == "primary" {
 		ctx, end := context.WithTimeout(ctx, longest)
 		defer end()
-		err := host.daemon.Policy(ctx, here.Name, vm.Spec.Policy)
+		err := host.daemon.Policy(ctx, here.Name, object.Asked().Policy)
 		if err == nil {
-			host.events.Eventf(vm, v1.EventTypeNormal, "PolicyChanged", "its policy was %s and is %s now", here.Policy, vm.Spec.Policy)
+			host.events.Eventf(object, v1.EventTypeNormal, "PolicyChanged", "its policy was %s and is %s now", here.Policy, object.Asked().Policy)
 		} else {
-			cannot, again = append(cannot, fmt.Sprintf("policy %s: %v", vm.Spec.Policy, err)), later
+			cannot, again = append(cannot, fmt.Sprintf("policy %s: %v", object.Asked().Policy, err)), later
 		}
 	}
-	if vm.Spec.Storage != placement.Storage {
+	if object.Asked().Storage != placement.Storage {
 		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
 	}
-	if vm.Spec.Strength > 2 {
+	if object.Asked().Strength > 2 {
 		cannot = append(cannot, "strength 3 asks for a standby, which daemons do not have yet: two copies run")
 	}
-	if vm.Spec.Strength != placement.Strength && vm.Spec.Strength > len(placement.Members) && vm.Spec.Strength < 3 {
+	if object.Asked().Strength != placement.Strength && object.Asked().Strength > len(placement.Members) && object.Asked().Strength < 3 {
 		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))
 	}
 	return cannot, again
 }
 
 // drain hands a VM over that this host serves when its node is being drained: it is cordoned, and the Pod that stood for the copy is gone from it.
-func (host *host) drain(ctx context.Context, vm *v1alpha1.ProtectedVM) (time.Duration, error) {
+func (host *host) drain(ctx context.Context, object v1alpha1.Protected) (time.Duration, error) {
 	node := &v1.Node{}
 	if err := host.Get(ctx, client.ObjectKey{Name: host.name}, node); err != nil || !node.Spec.Unschedulable {
 		return 0, client.IgnoreNotFound(err)
 	}
 	number := 0
-	for at, member := range vm.Status.Placement.Members {
+	for at, member := range object.Seen().Placement.Members {
 		if member == host.name {
 			number = at
 		}
 	}
 	pod := &v1.Pod{}
-	err := host.Get(ctx, client.ObjectKey{Namespace: vm.Namespace, Name: podName(vm, number)}, pod)
+	err := host.Get(ctx, client.ObjectKey{Namespace: object.GetNamespace(), Name: podName(object, number)}, pod)
 	if client.IgnoreNotFound(err) != nil || err == nil && pod.Spec.NodeName == host.name && !isGone(pod) {
 		return 0, client.IgnoreNotFound(err)
 	}
 	other := &v1.Node{}
-	err = host.Get(ctx, client.ObjectKey{Name: vm.Status.Backup}, other)
+	err = host.Get(ctx, client.ObjectKey{Name: object.Seen().Backup}, other)
 	if err != nil || other.Spec.Unschedulable {
 		// There is no better place.
 		return later, client.IgnoreNotFound(err)
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	if err := host.daemon.Failover(ctx, VMName(vm)); err != nil {
-		host.events.Eventf(vm, v1.EventTypeWarning, "NotHandedOver", "node %s is being drained, and the VM stays there for now: %v", host.name, err)
+	if err := host.daemon.Failover(ctx, NameOnHosts(object)); err != nil {
+		host.events.Eventf(object, v1.EventTypeWarning, "NotHandedOver", "node %s is being drained, and the %s stays there for now: %v", host.name, kindOf(object).word, err)
 		return later, nil
 	}
-	host.events.Eventf(vm, v1.EventTypeNormal, "HandedOver", "node %s is being drained: the VM goes to host %s", host.name, vm.Status.Backup)
+	host.events.Eventf(object, v1.EventTypeNormal, "HandedOver", "node %s is being drained: the %s goes to host %s", host.name, kindOf(object).word, object.Seen().Backup)
 	return 0, nil
 }
 
 // end ends the VM of a deleted object: its guest is asked, and after a while it is not asked any more.
-func (host *host) end(ctx context.Context, vm *v1alpha1.ProtectedVM, here control.VM) (ctrl.Result, error) {
-	forget(vm)
+func (host *host) end(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
+	forget(object)
 	again := ctrl.Result{RequeueAfter: later}
-	if here.Leader != "" && !host.speaks(vm, here) || here.Leader == "" && here.Role == "witness" {
+	if here.Leader != "" && !host.speaks(object, here) || here.Leader == "" && here.Role == "witness" {
 		return again, nil
 	}
-	left := host.grace - time.Since(vm.DeletionTimestamp.Time)
+	left := host.grace - time.Since(object.GetDeletionTimestamp().Time)
 	if left > 0 {
 		again.RequeueAfter = left
 	}
@@ -296,8 +305,8 @@ func (host *host) end(ctx context.Context, vm *v1alpha1.ProtectedVM, here contro
 	}
 	var refused *control.Refused
 	if errors.As(err, &refused) {
-		return again, change(ctx, host, vm, func(status *v1alpha1.ProtectedVMStatus) {
-			set(&status.Conditions, vm.Generation, Running, metav1.ConditionUnknown, "Ending", refused.Why)
+		return again, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
+			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "Ending", refused.Why)
 		})
 	}
 	return again, nil
@@ -327,9 +336,10 @@ func (host *host) tidy(ctx context.Context, live client.Reader) error {
 		return nil
 	}
 	for _, mine := range host.report.remembered() {
-		vm := &v1alpha1.ProtectedVM{}
-		err := live.Get(ctx, client.ObjectKey{Namespace: mine.Namespace, Name: mine.Name}, vm)
-		if err == nil && VMName(vm) == mine.VM {
+		kind := kindNamed(mine.Kind)
+		object := kind.empty()
+		err := live.Get(ctx, client.ObjectKey{Namespace: mine.Namespace, Name: mine.Name}, object)
+		if err == nil && NameOnHosts(object) == mine.VM {
 			continue
 		}
 		// A server that does not know the kind says that there is none of it, too.
@@ -343,13 +353,13 @@ func (host *host) tidy(ctx context.Context, live client.Reader) error {
 			continue
 		}
 		if left.Leader != "" {
-			return fmt.Errorf("VM '%s' has no ProtectedVM any more and host '%s' serves it: 'dunlin down %s' ends it", mine.VM, left.Leader, mine.VM)
+			return fmt.Errorf("%s '%s' has no %s any more and host '%s' serves it: 'dunlin down %s' ends it", kind.word, mine.VM, kind.name, left.Leader, mine.VM)
 		}
 		ctx, end := context.WithTimeout(ctx, longest)
 		err = host.daemon.Forget(ctx, mine.VM)
 		end()
 		if err != nil {
-			return fmt.Errorf("what is left of VM '%s': %w", mine.VM, err)
+			return fmt.Errorf("what is left of %s '%s': %w", kind.word, mine.VM, err)
 		}
 	}
 	return nil

@@ -18,13 +18,17 @@ import (
 const (
 	// Finalizer keeps a ProtectedVM until its VM has ended on its hosts.
 	Finalizer = "dunlin.dev/vm"
+	// ProgramFinalizer keeps a ProtectedProgram until its program has.
+	ProgramFinalizer = "dunlin.dev/program"
 	// VMLabel is on the Pods that stand for a ProtectedVM's copies: its name.
 	VMLabel = "dunlin.dev/vm"
+	// ProgramLabel is on those of a ProtectedProgram.
+	ProgramLabel = "dunlin.dev/program"
 	// NumberLabel is a copy's number, also where the Pod is not placed by agreement any more.
 	NumberLabel = "dunlin.dev/number"
 )
 
-// The conditions of a ProtectedVM, and Ready of a DunlinHost.
+// The conditions of a ProtectedVM or a ProtectedProgram, and Ready of a DunlinHost.
 const (
 	// Placed: its copies have nodes, and Pods stand for them there.
 	Placed = "Placed"
@@ -38,10 +42,10 @@ const (
 	Ready = "Ready"
 )
 
-// VMName is a ProtectedVM's name on its hosts: its own and part of its UID, so that no other object, and no VM that a person starts by hand, is taken
-// for it. It has at most 61 characters, and a daemon takes 64.
-func VMName(vm *v1alpha1.ProtectedVM) string {
-	return vm.Name + "." + strings.ReplaceAll(string(vm.UID), "-", "")[:12]
+// NameOnHosts is an object's there: its own and part of its UID, so that no other object, and nothing that a person starts by hand, is taken for it. It has at
+// most 61 characters, and a daemon takes 64.
+func NameOnHosts(object v1alpha1.Protected) string {
+	return object.GetName() + "." + strings.ReplaceAll(string(object.GetUID()), "-", "")[:12]
 }
 
 // set sets a condition.
@@ -56,14 +60,14 @@ func truth(is bool) metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// change writes a ProtectedVM's status where it becomes another one, if nobody else has changed the object since it was read.
-func change(ctx context.Context, api client.Client, vm *v1alpha1.ProtectedVM, edit func(*v1alpha1.ProtectedVMStatus)) error {
-	before := vm.DeepCopy()
-	edit(&vm.Status)
-	if equality.Semantic.DeepEqual(before.Status, vm.Status) {
+// change writes an object's status where it becomes another one, if nobody else has changed the object since it was read.
+func change(ctx context.Context, api client.Client, object v1alpha1.Protected, edit func(*v1alpha1.ProtectedStatus)) error {
+	before := copyOf(object)
+	edit(object.Seen())
+	if equality.Semantic.DeepEqual(before.Seen(), object.Seen()) {
 		return nil
 	}
-	return api.Status().Patch(ctx, vm, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return api.Status().Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
 // settle is what becomes of a turn: where somebody else has changed the object meanwhile, it is looked at again.

@@ -1,11 +1,11 @@
-// Package operator carries out ProtectedVMs: one operator beside each daemon of Dunlin's.
+// Package operator carries out ProtectedVMs and ProtectedPrograms: one operator beside each daemon of Dunlin's.
 //
-// It decides which hosts a VM has, and when a deleted object may go (placer), what its own daemon is asked (host), and which hosts count as there
-// (report, silence). Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
+// It decides which hosts a VM or a program has, and when a deleted object may go (placer), what its own daemon is asked (host), and which hosts count as
+// there (report, silence). What is not the same of both is in kinds, and their files in file. Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
 // status, conditions and events -> deletion: 'down', and nothing is left.
 //
 // One of the operators is elected, and does what is to be done once; each one does what is to be done on its own host.
-// Not here: what a right object is (crds), who may make one (deploy), where copies go (scheduler), and how a VM is kept alive (the daemons).
+// Not here: what a right object is (crds), who may make one (deploy), where copies go (scheduler), and how either is kept alive (the daemons).
 package operator
 
 import (
@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -70,7 +69,7 @@ func Run(ctx context.Context, config *rest.Config, options Options) error {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return err
 	}
-	ours, err := labels.NewRequirement(VMLabel, selection.Exists, nil)
+	ours, err := labels.NewRequirement(NumberLabel, selection.Exists, nil)
 	if err != nil {
 		return err
 	}
@@ -86,9 +85,11 @@ func Run(ctx context.Context, config *rest.Config, options Options) error {
 	if err != nil {
 		return err
 	}
-	index := func(object client.Object) []string { return []string{VMName(object.(*v1alpha1.ProtectedVM))} }
-	if err := manager.GetFieldIndexer().IndexField(ctx, &v1alpha1.ProtectedVM{}, byVMName, index); err != nil {
-		return err
+	index := func(object client.Object) []string { return []string{NameOnHosts(object.(v1alpha1.Protected))} }
+	for _, kind := range kinds {
+		if err := manager.GetFieldIndexer().IndexField(ctx, kind.empty(), byNameOnHosts, index); err != nil {
+			return err
+		}
 	}
 	if err := beElected(manager, options); err != nil {
 		return err
@@ -106,11 +107,13 @@ func beElected(manager ctrl.Manager, options Options) error {
 	turned := predicate.Funcs{UpdateFunc: func(update event.UpdateEvent) bool {
 		return isHeard(update.ObjectOld.(*v1alpha1.DunlinHost)) != isHeard(update.ObjectNew.(*v1alpha1.DunlinHost))
 	}}
-	err := ctrl.NewControllerManagedBy(manager).Named("place").For(&v1alpha1.ProtectedVM{}).Owns(&v1.Pod{}).
-		Watches(&v1alpha1.DunlinHost{}, handler.EnqueueRequestsFromMapFunc(everyVM(manager.GetClient())), builder.WithPredicates(turned)).
-		Complete(placer)
-	if err != nil {
-		return err
+	for _, kind := range kinds {
+		err := ctrl.NewControllerManagedBy(manager).Named("place-"+kind.word).For(kind.empty()).Owns(&v1.Pod{}).
+			Watches(&v1alpha1.DunlinHost{}, handler.EnqueueRequestsFromMapFunc(kind.every(manager.GetClient())), builder.WithPredicates(turned)).
+			Complete(kind.each(manager.GetClient(), placer.turn))
+		if err != nil {
+			return err
+		}
 	}
 	silence := &silence{Client: manager.GetClient(), after: beatsOfSilence * options.Beat, last: map[string]word{}}
 	return ctrl.NewControllerManagedBy(manager).Named("silence").For(&v1alpha1.DunlinHost{}).Complete(silence)
@@ -129,17 +132,20 @@ func beBeside(manager ctrl.Manager, options Options) error {
 	}
 	follower := &follower{
 		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, live: manager.GetAPIReader(), events: events,
-		changed: make(chan event.TypedGenericEvent[*v1alpha1.ProtectedVM]), beat: options.Beat,
+		changed: map[*kind]chan event.GenericEvent{}, beat: options.Beat,
 	}
 	everyone, several := false, 4
 	own := predicate.NewPredicateFuncs(func(node client.Object) bool { return node.GetName() == options.Node })
-	err := ctrl.NewControllerManagedBy(manager).Named("host").For(&v1alpha1.ProtectedVM{}).Owns(&v1.Pod{}).
-		Watches(&v1.Node{}, handler.EnqueueRequestsFromMapFunc(everyVM(manager.GetClient())), builder.WithPredicates(own, cordoned())).
-		WatchesRawSource(source.Channel(follower.changed, &handler.TypedEnqueueRequestForObject[*v1alpha1.ProtectedVM]{})).
-		WithOptions(controller.Options{NeedLeaderElection: &everyone, MaxConcurrentReconciles: several}).
-		Complete(host)
-	if err != nil {
-		return err
+	for _, kind := range kinds {
+		follower.changed[kind] = make(chan event.GenericEvent)
+		err := ctrl.NewControllerManagedBy(manager).Named("host-"+kind.word).For(kind.empty()).Owns(&v1.Pod{}).
+			Watches(&v1.Node{}, handler.EnqueueRequestsFromMapFunc(kind.every(manager.GetClient())), builder.WithPredicates(own, cordoned())).
+			WatchesRawSource(source.Channel(follower.changed[kind], &handler.EnqueueRequestForObject{})).
+			WithOptions(controller.Options{NeedLeaderElection: &everyone, MaxConcurrentReconciles: several}).
+			Complete(kind.each(manager.GetClient(), host.look))
+		if err != nil {
+			return err
+		}
 	}
 	return manager.Add(follower)
 }
@@ -151,16 +157,16 @@ func cordoned() predicate.Predicate {
 	}}
 }
 
-// everyVM is looked at for something that is about none of them.
-func everyVM(reader client.Reader) handler.MapFunc {
+// every object of a kind is looked at for something that is about none of them.
+func (kind *kind) every(reader client.Reader) handler.MapFunc {
 	return func(ctx context.Context, _ client.Object) []reconcile.Request {
-		list := &v1alpha1.ProtectedVMList{}
-		if err := reader.List(ctx, list); err != nil {
+		objects, err := kind.all(ctx, reader)
+		if err != nil {
 			return nil
 		}
 		var all []reconcile.Request
-		for _, vm := range list.Items {
-			all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: vm.Namespace, Name: vm.Name}})
+		for _, object := range objects {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(object)})
 		}
 		return all
 	}
@@ -173,6 +179,8 @@ func (options Options) Check() error {
 		return fmt.Errorf("--node has to name this node")
 	case options.Limits.Images == "" || options.Limits.Images[0] != '/':
 		return fmt.Errorf("--images is an absolute path, not '%s'", options.Limits.Images)
+	case options.Limits.Programs == "" || options.Limits.Programs[0] != '/':
+		return fmt.Errorf("--programs is an absolute path, not '%s'", options.Limits.Programs)
 	case options.Beat <= 0 || options.Grace < 0:
 		return fmt.Errorf("--beat is more than nothing, and --grace not less")
 	}

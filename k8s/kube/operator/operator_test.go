@@ -25,6 +25,9 @@ func isProtected(vm *v1alpha1.ProtectedVM) bool {
 	return meta.IsStatusConditionTrue(vm.Status.Conditions, operator.Protected)
 }
 
+// guest is the address of the VM's redis.
+const guest = "10.77.0.10"
+
 // One cluster for all of it, since it takes a while until it is there.
 func TestProtectedVMsAreCarriedOutByRealDaemons(t *testing.T) {
 	cluster := begin(t)
@@ -192,8 +195,8 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 	cluster.event("shop", "Placed", members[0])
 	cluster.event("shop", "Started", "on host "+members[0])
 	cluster.event("shop", "Protected", "complete second copy")
-	cluster.stands("shop", members)
-	cluster.increments(witness, ":1")
+	cluster.stands("shop", 256+512, members)
+	cluster.increments(witness, guest, ":1")
 	cluster.measures(vm)
 
 	cluster.change("shop", func(spec *v1alpha1.ProtectedVMSpec) { spec.Policy = "remus" })
@@ -217,9 +220,9 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 	cluster.untilSays("shop", operator.Placed, metav1.ConditionFalse, "does not stand on node '"+members[0]+"'")
 	cluster.cordon(members[0], false)
 	cluster.untilSays("shop", operator.Placed, metav1.ConditionTrue, "its hosts are")
-	cluster.stands("shop", members)
+	cluster.stands("shop", 256+512, members)
 	vm = cluster.until("shop", "the drained node's copy is complete", isProtected)
-	cluster.increments(witness, ":2")
+	cluster.increments(witness, guest, ":2")
 
 	dies, survives := vm.Status.Primary, vm.Status.Backup
 	handedOver := vm.Status.LastFailOver
@@ -231,7 +234,7 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 	if vm.Status.LastFailOver == nil || vm.Status.LastFailOver.Before(handedOver) || isProtected(vm) || vm.Status.Backup != "" {
 		cluster.Errorf("%+v", vm.Status)
 	}
-	cluster.increments(witness, ":3")
+	cluster.increments(witness, guest, ":3")
 	cluster.event("shop", "FailedOver", "host "+survives+" serves the VM since")
 	cluster.event("shop", "TookOver", "on host "+survives)
 	cluster.untilSays("shop", operator.Running, metav1.ConditionTrue, "host '"+survives+"' serves it")
@@ -248,8 +251,8 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 	cluster.nothingIsLeft(dies)
 }
 
-// stands waits until the Pods that stand for a VM's copies are on its hosts.
-func (cluster *cluster) stands(name string, members []string) {
+// stands waits until the Pods that stand for copies are on their hosts, and hold this memory.
+func (cluster *cluster) stands(name string, memoryMiB int64, members []string) {
 	cluster.Helper()
 	testbed.Until(cluster.T, "Pods stand for the copies", func() error {
 		for number, member := range members {
@@ -258,7 +261,7 @@ func (cluster *cluster) stands(name string, members []string) {
 				return err
 			}
 			memory := pod.Spec.Containers[0].Resources.Requests.Memory().Value() >> 20
-			if pod.Spec.NodeName != member || memory != 256+512 {
+			if pod.Spec.NodeName != member || memory != memoryMiB {
 				return fmt.Errorf("Pod '%s' holds %d MiB on node '%s'", pod.Name, memory, pod.Spec.NodeName)
 			}
 		}

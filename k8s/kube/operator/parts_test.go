@@ -2,6 +2,7 @@ package operator
 
 import (
 	"math/rand"
+	"os/user"
 	"strings"
 	"testing"
 	"time"
@@ -17,13 +18,24 @@ func shop() *v1alpha1.ProtectedVM {
 	return &v1alpha1.ProtectedVM{
 		ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: "shops", UID: "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"},
 		Spec:       v1alpha1.ProtectedVMSpec{Strength: 2, Policy: "dunlin", Storage: "gannet", VM: v1alpha1.VM{MemoryMiB: 64, Kernel: "/images/shops/k"}},
-		Status: v1alpha1.ProtectedVMStatus{Placement: &v1alpha1.Placement{
+		Status: v1alpha1.ProtectedStatus{Placement: &v1alpha1.Placement{
 			Members: []string{"a", "b"}, Witness: "c", Strength: 2, Storage: "gannet",
 		}},
 	}
 }
 
-var limits = Limits{Images: "/images", Bridges: []string{"br0"}}
+func sessions() *v1alpha1.ProtectedProgram {
+	return &v1alpha1.ProtectedProgram{
+		ObjectMeta: metav1.ObjectMeta{Name: "sessions", Namespace: "shops", UID: "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"},
+		Spec: v1alpha1.ProtectedProgramSpec{Strength: 2, Policy: "dunlin", Program: v1alpha1.Program{
+			Command: []string{"/programs/shops/p"}, User: "nobody", MemoryMiB: 64, MilliCPU: 1500,
+			NICs: []v1alpha1.ProgramNIC{{MAC: "52:54:00:12:34:57", Bridge: "br0", Address: "10.0.0.57/24"}},
+		}},
+		Status: v1alpha1.ProtectedStatus{Placement: &v1alpha1.Placement{Members: []string{"a", "b"}, Witness: "c", Strength: 2}},
+	}
+}
+
+var limits = Limits{Images: "/images", Programs: "/programs", Users: []string{"nobody"}, Bridges: []string{"br0"}}
 
 // Whatever a person writes into a string stays in it: nothing of it becomes another key of the file.
 func TestAFileSaysWhatTheObjectSays(t *testing.T) {
@@ -53,6 +65,65 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 			read.VM.Disks[0].Path != "/images/shops/one two\"" || read.VM.NICs[0].Bridge != "br0" || read.VM.MemoryMiB != 64 {
 			t.Fatalf("%q: %+v", text.String(), read)
 		}
+
+		program := sessions()
+		program.Spec.Program.Command = append(program.Spec.Program.Command, text.String())
+		program.Spec.Program.Directory = text.String()
+		program.Spec.Program.Environment = map[string]string{"A_WORD": text.String()}
+		if written, err = limits.File(program); err != nil {
+			t.Fatalf("%q: %v", text.String(), err)
+		}
+		read = file{}
+		known, err = toml.Decode(written, &read)
+		if err != nil || len(known.Undecoded()) > 0 || read.VM != nil || read.Program == nil {
+			t.Fatalf("%q: %v, %v: %s", text.String(), err, known.Undecoded(), written)
+		}
+		if runs := read.Program; len(runs.Command) != 2 || runs.Command[1] != text.String() || runs.Directory != text.String() || len(runs.Environment) != 1 ||
+			runs.Environment["A_WORD"] != text.String() || runs.User != "nobody" || runs.MemoryMiB != 64 || runs.CPUs != 1.5 || len(runs.NICs) != 1 {
+			t.Fatalf("%q: %+v", text.String(), runs)
+		}
+	}
+}
+
+func TestANamespaceHasItsOwnExecutables(t *testing.T) {
+	for path, may := range map[string]bool{
+		"/programs/shops/p": true, "/programs/shops/more/p": true, "/programs/shops": false, "/programs/shops/": false, "/programs/others/p": false,
+		"/programs/shops/../others/p": false, "/programs/shops/./p": false, "/programs/shops-of-others/p": false, "/bin/sh": false, "p": false, "": false,
+	} {
+		program := sessions()
+		program.Spec.Program.Command = []string{path, "/programs/shops/p"}
+		if _, err := limits.File(program); (err == nil) != may {
+			t.Errorf("%s: allowed is %v; it said: %v", path, may, err)
+		}
+	}
+	none := sessions()
+	none.Spec.Program.Command = nil
+	if _, err := limits.File(none); err == nil {
+		t.Error("a program without a command is allowed")
+	}
+}
+
+// No program runs as root, or as anybody else, whom the administrator has not named.
+func TestAProgramRunsAsWhomTheAdministratorNamed(t *testing.T) {
+	for _, one := range []struct {
+		user  string
+		users []string
+		says  string
+	}{
+		{"nobody", []string{"nobody"}, ""}, {"root", []string{"nobody", "root"}, ""}, {"root", []string{"nobody"}, "may not run as user 'root'"},
+		{"root", nil, "its operator lets programs run as none"}, {"daemon", []string{"nobody"}, "may not run as user 'daemon'"},
+		{"", []string{"nobody"}, "may not run as user ''"}, {"0", []string{"nobody"}, "may not run as user '0'"},
+		{"no-such-user", []string{"no-such-user"}, "user 'no-such-user' is not on this host"},
+	} {
+		program, limits := sessions(), limits
+		program.Spec.Program.User, limits.Users = one.user, one.users
+		_, err := limits.File(program)
+		if (err == nil) != (one.says == "") || err != nil && !strings.Contains(err.Error(), one.says) {
+			t.Errorf("'%s' of %v: %v, not '%s'", one.user, one.users, err, one.says)
+		}
+	}
+	if err := mayBe(&user.User{Username: "toor", Uid: "0"}, []string{"toor"}); err == nil {
+		t.Error("root runs a program by another name")
 	}
 }
 
@@ -74,12 +145,12 @@ func TestANamespaceHasItsOwnImages(t *testing.T) {
 func TestNamesFitAndTellObjectsApart(t *testing.T) {
 	long := shop()
 	long.Name = strings.Repeat("x", 48)
-	if name := VMName(long); len(name) > 64 {
+	if name := NameOnHosts(long); len(name) > 64 {
 		t.Errorf("%s has %d characters", name, len(name))
 	}
 	anew := shop()
 	anew.UID = types.UID("ffffffff-4e5f-6071-8293-a4b5c6d7e8f9")
-	if VMName(anew) == VMName(shop()) {
+	if NameOnHosts(anew) == NameOnHosts(shop()) {
 		t.Error("an object that is made again is taken for the one before")
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"dunlin.dev/k8s/kube/scheduler"
 )
 
-// placer is the elected operator's part: Pods that stand for copies, which hosts a VM has, and when a deleted object may go.
+// placer is the elected operator's part: Pods that stand for copies, which hosts a VM or a program has, and when a deleted object may go. In this file, what is
+// said of a VM is meant of both.
 //
 // Flow: the finalizer -> Pods, which dunlin-scheduler places by agreement -> the hosts, written once (from then on a host's operator starts the VM) ->
 // deletion: the hosts' operators end the VM and say that they have nothing of it -> Pods and finalizer go.
@@ -34,59 +35,56 @@ type placer struct {
 	image  string
 }
 
-func (placer *placer) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	vm := &v1alpha1.ProtectedVM{}
-	if err := placer.Get(ctx, request.NamespacedName, vm); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
+	if object.GetDeletionTimestamp() != nil {
+		return ctrl.Result{}, placer.finish(ctx, object)
 	}
-	if vm.DeletionTimestamp != nil {
-		return settle(ctrl.Result{}, placer.finish(ctx, vm))
-	}
-	return settle(ctrl.Result{}, placer.place(ctx, vm))
+	return ctrl.Result{}, placer.place(ctx, object)
 }
 
-func (placer *placer) place(ctx context.Context, vm *v1alpha1.ProtectedVM) error {
-	before := vm.DeepCopy()
-	if controllerutil.AddFinalizer(vm, Finalizer) {
-		return placer.Patch(ctx, vm, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+func (placer *placer) place(ctx context.Context, object v1alpha1.Protected) error {
+	before, kind := copyOf(object), kindOf(object)
+	if controllerutil.AddFinalizer(object, kind.finalizer) {
+		return placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	}
-	placement := vm.Status.Placement
-	strength := vm.Spec.Strength
+	placement := object.Seen().Placement
+	strength := object.Asked().Strength
 	if placement != nil {
 		strength = placement.Strength
 	}
-	pods, missing, err := placer.pods(ctx, vm, strength)
+	pods, missing, err := placer.pods(ctx, object, strength)
 	if err != nil || missing != "" {
-		return placer.say(ctx, vm, "NoPods", missing, err)
+		return placer.say(ctx, object, "NoPods", missing, err)
 	}
 	hosts, err := placer.hosts(ctx)
 	if err != nil {
 		return err
 	}
 	if placement != nil {
-		return placer.look(ctx, vm, pods, hosts)
+		return placer.look(ctx, object, pods, hosts)
 	}
-	placement, why := placer.choose(ctx, vm, pods, hosts)
+	placement, why := placer.choose(ctx, object, pods, hosts)
 	if placement == nil {
-		return placer.say(ctx, vm, "WaitsForPlaces", why, nil)
+		return placer.say(ctx, object, "WaitsForPlaces", why, nil)
 	}
-	err = change(ctx, placer, vm, func(status *v1alpha1.ProtectedVMStatus) {
-		status.Placement, status.VM, status.Witness = placement, VMName(vm), placement.Witness
-		set(&status.Conditions, vm.Generation, Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
+	err = change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+		status.Placement, status.VM, status.Witness = placement, NameOnHosts(object), placement.Witness
+		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
 	})
 	if err == nil {
-		placer.events.Eventf(vm, v1.EventTypeNormal, "Placed", "its copies have places on %s; on its hosts it is VM '%s'", strings.Join(placement.Members, " and "), VMName(vm))
+		placer.events.Eventf(object, v1.EventTypeNormal, "Placed", "its copies have places on %s; on its hosts it is %s '%s'",
+			strings.Join(placement.Members, " and "), kind.word, NameOnHosts(object))
 	}
 	return err
 }
 
 // say sets Placed to false, with the reason.
-func (placer *placer) say(ctx context.Context, vm *v1alpha1.ProtectedVM, reason, why string, err error) error {
+func (placer *placer) say(ctx context.Context, object v1alpha1.Protected, reason, why string, err error) error {
 	if err != nil {
 		return err
 	}
-	return change(ctx, placer, vm, func(status *v1alpha1.ProtectedVMStatus) {
-		set(&status.Conditions, vm.Generation, Placed, metav1.ConditionFalse, reason, why)
+	return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, reason, why)
 		if status.State == "" {
 			status.State = "waits for nodes"
 		}
@@ -94,16 +92,16 @@ func (placer *placer) say(ctx context.Context, vm *v1alpha1.ProtectedVM, reason,
 }
 
 // pods returns the VM's, by copy, and makes those that are missing; or it says why one cannot be made.
-func (placer *placer) pods(ctx context.Context, vm *v1alpha1.ProtectedVM, strength int) (map[int]*v1.Pod, string, error) {
-	list := &v1.PodList{}
-	if err := placer.List(ctx, list, client.InNamespace(vm.Namespace), client.MatchingLabels{VMLabel: vm.Name}); err != nil {
+func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected, strength int) (map[int]*v1.Pod, string, error) {
+	list, kind := &v1.PodList{}, kindOf(object)
+	if err := placer.List(ctx, list, client.InNamespace(object.GetNamespace()), client.MatchingLabels{kind.label: object.GetName()}); err != nil {
 		return nil, "", err
 	}
-	pods, placement := map[int]*v1.Pod{}, vm.Status.Placement
+	pods, placement := map[int]*v1.Pod{}, object.Seen().Placement
 	for at := range list.Items {
 		pod := &list.Items[at]
 		number := numberOf(pod)
-		if !metav1.IsControlledBy(pod, vm) {
+		if !metav1.IsControlledBy(pod, object) {
 			continue
 		}
 		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
@@ -124,12 +122,12 @@ func (placer *placer) pods(ctx context.Context, vm *v1alpha1.ProtectedVM, streng
 		if placement != nil {
 			on = placement.Hosts()[number]
 		}
-		made := pod(vm, number, strength, on, placer.image)
+		made := pod(object, number, strength, on, placer.image)
 		err := placer.Create(ctx, made)
 		if apierrors.IsAlreadyExists(err) {
 			there := &v1.Pod{}
-			if err = placer.live.Get(ctx, client.ObjectKeyFromObject(made), there); err == nil && !metav1.IsControlledBy(there, vm) {
-				return nil, fmt.Sprintf("Pod '%s' is there already, and is somebody else's: delete it, or give the ProtectedVM another name", made.Name), nil
+			if err = placer.live.Get(ctx, client.ObjectKeyFromObject(made), there); err == nil && !metav1.IsControlledBy(there, object) {
+				return nil, fmt.Sprintf("Pod '%s' is there already, and is somebody else's: delete it, or give the %s another name", made.Name, kind.name), nil
 			}
 			made = there
 		}
@@ -155,9 +153,9 @@ func (placer *placer) hosts(ctx context.Context) (map[string]*v1alpha1.DunlinHos
 }
 
 // choose returns the VM's hosts when all copies have nodes, or why it has none yet.
-func (placer *placer) choose(ctx context.Context, vm *v1alpha1.ProtectedVM, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) (*v1alpha1.Placement, string) {
+func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) (*v1alpha1.Placement, string) {
 	var nodes, waiting []string
-	for number := 0; number < vm.Spec.Strength; number++ {
+	for number := 0; number < object.Asked().Strength; number++ {
 		pod := pods[number]
 		if pod.Spec.NodeName == "" || isGone(pod) {
 			waiting = append(waiting, fmt.Sprintf("'%s'", pod.Name))
@@ -169,7 +167,7 @@ func (placer *placer) choose(ctx context.Context, vm *v1alpha1.ProtectedVM, pods
 	if len(waiting) > 0 {
 		return nil, fmt.Sprintf("no node yet for Pod %s: 'kubectl describe pod' says why", strings.Join(waiting, ", "))
 	}
-	placement := &v1alpha1.Placement{Members: nodes, Strength: vm.Spec.Strength, Storage: vm.Spec.Storage}
+	placement := &v1alpha1.Placement{Members: nodes, Strength: object.Asked().Strength, Storage: object.Asked().Storage}
 	switch {
 	case len(nodes) == 1:
 		return placement, ""
@@ -185,16 +183,18 @@ func (placer *placer) choose(ctx context.Context, vm *v1alpha1.ProtectedVM, pods
 	return placement, ""
 }
 
-// witness is the host that is one for the fewest VMs, of those that have none of the copies.
+// witness is the host that is one for the fewest VMs and programs, of those that have none of the copies.
 func (placer *placer) witness(ctx context.Context, members []string, hosts map[string]*v1alpha1.DunlinHost) string {
 	busy := map[string]int{}
-	vms := &v1alpha1.ProtectedVMList{}
-	if err := placer.List(ctx, vms); err != nil {
-		return ""
-	}
-	for _, vm := range vms.Items {
-		if vm.Status.Placement != nil {
-			busy[vm.Status.Placement.Witness]++
+	for _, kind := range kinds {
+		all, err := kind.all(ctx, placer)
+		if err != nil {
+			return ""
+		}
+		for _, object := range all {
+			if placement := object.Seen().Placement; placement != nil {
+				busy[placement.Witness]++
+			}
 		}
 	}
 	var free []string
@@ -213,8 +213,8 @@ func (placer *placer) witness(ctx context.Context, members []string, hosts map[s
 }
 
 // look says of a VM that has its hosts what nobody says who serves it: that its Pods are there, and that nobody serves it.
-func (placer *placer) look(ctx context.Context, vm *v1alpha1.ProtectedVM, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) error {
-	placement := vm.Status.Placement
+func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) error {
+	placement, kind := object.Seen().Placement, kindOf(object)
 	var waiting []string
 	for number := 0; number < placement.Strength; number++ {
 		on := placement.Hosts()[number]
@@ -222,57 +222,59 @@ func (placer *placer) look(ctx context.Context, vm *v1alpha1.ProtectedVM, pods m
 			waiting = append(waiting, fmt.Sprintf("Pod '%s' does not stand on node '%s' for the copy there", pod.Name, on))
 		}
 	}
-	serves, gone := hosts[vm.Status.Primary], 0
+	serves, gone := hosts[object.Seen().Primary], 0
 	for _, member := range placement.Members {
-		if has(vm.Status.Gone, member) {
+		if has(object.Seen().Gone, member) {
 			gone++
 		}
 	}
-	return change(ctx, placer, vm, func(status *v1alpha1.ProtectedVMStatus) {
+	return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 		if len(waiting) == 0 {
-			set(&status.Conditions, vm.Generation, Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
+			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
 		} else {
-			set(&status.Conditions, vm.Generation, Placed, metav1.ConditionFalse, "NotCounted", strings.Join(waiting, "; "))
+			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, "NotCounted", strings.Join(waiting, "; "))
 		}
 		switch {
-		case vm.Status.Started != nil && gone == len(placement.Members):
+		case object.Seen().Started != nil && gone == len(placement.Members):
 			status.State, status.Primary, status.Backup = "ended", "", ""
-			why := "the VM has ended on its hosts: its guest switched itself off, or somebody said 'dunlin down'. Delete the object, and make it again to start the VM anew"
-			set(&status.Conditions, vm.Generation, Running, metav1.ConditionFalse, "Ended", why)
-			set(&status.Conditions, vm.Generation, Protected, metav1.ConditionFalse, "Ended", "it does not run")
-		case vm.Status.Primary != "" && (serves == nil || !isHeard(serves)):
-			why := fmt.Sprintf("host '%s', which served it last, is not heard, and no other one says that it serves it", vm.Status.Primary)
-			set(&status.Conditions, vm.Generation, Running, metav1.ConditionUnknown, "HostSilent", why)
-			set(&status.Conditions, vm.Generation, Protected, metav1.ConditionUnknown, "HostSilent", why)
+			why := fmt.Sprintf("the %[1]s has ended on its hosts: %[2]s, or somebody said 'dunlin down'. Delete the object, and make it again to start the %[1]s anew",
+				kind.word, kind.ends)
+			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Ended", why)
+			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "Ended", "it does not run")
+		case object.Seen().Primary != "" && (serves == nil || !isHeard(serves)):
+			why := fmt.Sprintf("host '%s', which served it last, is not heard, and no other one says that it serves it", object.Seen().Primary)
+			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "HostSilent", why)
+			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionUnknown, "HostSilent", why)
 		}
 	})
 }
 
 // finish lets a deleted object go when its VM has ended (invariant 3).
-func (placer *placer) finish(ctx context.Context, vm *v1alpha1.ProtectedVM) error {
-	if !controllerutil.ContainsFinalizer(vm, Finalizer) {
+func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) error {
+	kind := kindOf(object)
+	if !controllerutil.ContainsFinalizer(object, kind.finalizer) {
 		return nil
 	}
-	if vm.Status.Placement != nil {
+	if object.Seen().Placement != nil {
 		hosts, err := placer.hosts(ctx)
 		if err != nil {
 			return err
 		}
-		if waits := holdUp(vm, hosts); waits != "" {
-			return change(ctx, placer, vm, func(status *v1alpha1.ProtectedVMStatus) {
+		if waits := holdUp(object, hosts); waits != "" {
+			return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 				status.State = "ending"
-				set(&status.Conditions, vm.Generation, Running, metav1.ConditionUnknown, "Ending", waits)
+				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "Ending", waits)
 			})
 		}
 	}
 	pods := &v1.PodList{}
 	// A cache may not know one yet, and nobody would look again.
-	if err := placer.live.List(ctx, pods, client.InNamespace(vm.Namespace), client.MatchingLabels{VMLabel: vm.Name}); err != nil {
+	if err := placer.live.List(ctx, pods, client.InNamespace(object.GetNamespace()), client.MatchingLabels{kind.label: object.GetName()}); err != nil {
 		return err
 	}
 	for at := range pods.Items {
 		pod := &pods.Items[at]
-		if !metav1.IsControlledBy(pod, vm) {
+		if !metav1.IsControlledBy(pod, object) {
 			continue
 		}
 		// A node that is gone does not say that its Pod has ended, and nothing was in it.
@@ -280,20 +282,20 @@ func (placer *placer) finish(ctx context.Context, vm *v1alpha1.ProtectedVM) erro
 			return err
 		}
 	}
-	before := vm.DeepCopy()
-	controllerutil.RemoveFinalizer(vm, Finalizer)
-	return client.IgnoreNotFound(placer.Patch(ctx, vm, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+	before := copyOf(object)
+	controllerutil.RemoveFinalizer(object, kind.finalizer)
+	return client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
 // holdUp is what a deleted object waits for; nothing if it may go.
-func holdUp(vm *v1alpha1.ProtectedVM, hosts map[string]*v1alpha1.DunlinHost) string {
-	all := vm.Status.Placement.Hosts()
+func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
+	all, word := object.Seen().Placement.Hosts(), kindOf(object).word
 	gone := 0
 	var heard, silent []string
 	for _, name := range all {
 		host := hosts[name]
 		switch {
-		case has(vm.Status.Gone, name):
+		case has(object.Seen().Gone, name):
 			gone++
 		case host != nil && isHeard(host):
 			heard = append(heard, "'"+name+"'")
@@ -302,10 +304,10 @@ func holdUp(vm *v1alpha1.ProtectedVM, hosts map[string]*v1alpha1.DunlinHost) str
 		}
 	}
 	if len(heard) > 0 {
-		return "the VM is being ended on host " + strings.Join(heard, " and ")
+		return "the " + word + " is being ended on host " + strings.Join(heard, " and ")
 	}
 	if gone <= len(all)/2 {
-		return fmt.Sprintf("host %s cannot be asked to end the VM, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "))
+		return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
 	}
 	return ""
 }

@@ -17,27 +17,29 @@ const (
 	besideMiB = 512
 	// diskMiB is what a backup may hold for each disk: disk_memory_mib.
 	diskMiB = 512
+	// besideProgramMiB is what a program's copy takes beside its own limit: the log, frames, and inputs that wait for it (docs/budgets.md).
+	besideProgramMiB = 256
 )
 
 // pod is the one that stands for a copy. It holds the copy's processors and memory on its node, so that Kubernetes counts them, and runs nothing: the
-// copy belongs to the node's daemon, which holds QEMU by open descriptors, and ends when its group has agreed to it and not when a kubelet thinks so.
+// copy belongs to the node's daemon, which holds QEMU or the program by open descriptors, and ends when its group has agreed to it and not when a kubelet thinks so.
 //
-// Before the VM has its hosts, a task's Pods are placed by agreement (on is empty). Afterwards a Pod that is lost is made anew as an ordinary one for
+// Before the VM or the program has its hosts, a task's Pods are placed by agreement (on is empty). Afterwards a Pod that is lost is made anew as an ordinary one for
 // the copy's own host: a copy cannot move to another host yet.
-func pod(vm *v1alpha1.ProtectedVM, number, strength int, on, image string) *v1.Pod {
-	labels := map[string]string{VMLabel: vm.Name, NumberLabel: strconv.Itoa(number), scheduler.StrengthLabel: "1"}
+func pod(object v1alpha1.Protected, number, strength int, on, image string) *v1.Pod {
+	kind := kindOf(object)
+	labels := map[string]string{kind.label: object.GetName(), NumberLabel: strconv.Itoa(number), scheduler.StrengthLabel: "1"}
 	if on == "" {
 		labels[scheduler.StrengthLabel] = strconv.Itoa(strength)
-		labels[scheduler.TaskLabel] = vm.Name
+		labels[scheduler.TaskLabel] = object.GetName()
 		labels[scheduler.CopyLabel] = strconv.Itoa(number)
 	}
 	yes, no, nobody, now := true, false, int64(65534), int64(0)
-	memory := vm.Spec.VM.MemoryMiB + besideMiB + diskMiB*int64(len(vm.Spec.VM.Disks))
 	made := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: podName(vm, number), Namespace: vm.Namespace, Labels: labels,
+			Name: podName(object, number), Namespace: object.GetNamespace(), Labels: labels,
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: v1alpha1.Version.String(), Kind: "ProtectedVM", Name: vm.Name, UID: vm.UID, Controller: &yes,
+				APIVersion: v1alpha1.Version.String(), Kind: kind.name, Name: object.GetName(), UID: object.GetUID(), Controller: &yes,
 			}},
 		},
 		Spec: v1.PodSpec{
@@ -56,10 +58,7 @@ func pod(vm *v1alpha1.ProtectedVM, number, strength int, on, image string) *v1.P
 			},
 			Containers: []v1.Container{{
 				Name: "stands-for-a-copy", Image: image,
-				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
-					v1.ResourceCPU:    *resource.NewQuantity(int64(max(vm.Spec.VM.VCPUs, 1)), resource.DecimalSI),
-					v1.ResourceMemory: *resource.NewQuantity(memory<<20, resource.BinarySI),
-				}},
+				Resources: v1.ResourceRequirements{Requests: kind.needs(object)},
 				SecurityContext: &v1.SecurityContext{
 					AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}},
 				},
@@ -75,8 +74,8 @@ func pod(vm *v1alpha1.ProtectedVM, number, strength int, on, image string) *v1.P
 	return made
 }
 
-func podName(vm *v1alpha1.ProtectedVM, number int) string {
-	return fmt.Sprintf("%s-%d", vm.Name, number)
+func podName(object v1alpha1.Protected, number int) string {
+	return fmt.Sprintf("%s-%d", object.GetName(), number)
 }
 
 // numberOf is a copy's number; -1 of a Pod that says none.
@@ -86,4 +85,21 @@ func numberOf(pod *v1.Pod) int {
 		return -1
 	}
 	return number
+}
+
+func needsOfVM(object v1alpha1.Protected) v1.ResourceList {
+	vm := object.(*v1alpha1.ProtectedVM).Spec.VM
+	return needs(1000*int64(max(vm.VCPUs, 1)), vm.MemoryMiB+besideMiB+diskMiB*int64(len(vm.Disks)))
+}
+
+func needsOfProgram(object v1alpha1.Protected) v1.ResourceList {
+	program := object.(*v1alpha1.ProtectedProgram).Spec.Program
+	return needs(program.MilliCPU, program.MemoryMiB+besideProgramMiB)
+}
+
+func needs(milliCPU, memoryMiB int64) v1.ResourceList {
+	return v1.ResourceList{
+		v1.ResourceCPU:    *resource.NewMilliQuantity(milliCPU, resource.DecimalSI),
+		v1.ResourceMemory: *resource.NewQuantity(memoryMiB<<20, resource.BinarySI),
+	}
 }

@@ -93,15 +93,15 @@ func (report *report) compose(ctx context.Context, object *v1alpha1.DunlinHost) 
 	set(&status.Conditions, object.Generation, Ready, is, why, words)
 }
 
-// remember writes that this host may have something of a VM.
-func (report *report) remember(ctx context.Context, vm *v1alpha1.ProtectedVM) error {
+// remember writes that this host may have something of a VM or a program.
+func (report *report) remember(ctx context.Context, object v1alpha1.Protected) error {
 	report.mutex.Lock()
 	defer report.mutex.Unlock()
-	name := VMName(vm)
+	name := NameOnHosts(object)
 	if _, known := report.vms[name]; known && report.read {
 		return nil
 	}
-	report.vms[name] = v1alpha1.HostVM{VM: name, Namespace: vm.Namespace, Name: vm.Name}
+	report.vms[name] = v1alpha1.HostVM{VM: name, Kind: kindOf(object).name, Namespace: object.GetNamespace(), Name: object.GetName()}
 	err := report.writeLocked(ctx)
 	if err != nil {
 		delete(report.vms, name)

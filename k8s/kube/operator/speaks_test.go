@@ -27,7 +27,7 @@ func now() metav1.Time { return metav1.Now().Rfc3339Copy() }
 // part is a host's in the VM, as its daemon tells of it.
 func (stage *stage) part(role, leader string, term uint64, state string, protected bool) control.VM {
 	vm := stage.get()
-	return control.VM{Name: operator.VMName(vm), Role: role, State: state, Protected: protected, Policy: vm.Spec.Policy, Leader: leader, Term: term}
+	return control.VM{Name: operator.NameOnHosts(vm), Role: role, State: state, Protected: protected, Policy: vm.Spec.Policy, Leader: leader, Term: term}
 }
 
 // servedByA has host a serve the VM in term 5.
@@ -64,7 +64,7 @@ func TestOnlyTheHostThatLeadsInTheNewestTermSpeaks(t *testing.T) {
 	for name := range stage.daemons {
 		stage.operator(name, stage.plane.Address())
 	}
-	stage.until("host a serves it", func(status v1alpha1.ProtectedVMStatus) bool {
+	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool {
 		return status.Primary == "a" && status.Term == 5 && status.State == "running" && status.Backup == "b"
 	})
 	// A backup sees the same VM in the same term, and is not who speaks.
@@ -73,10 +73,10 @@ func TestOnlyTheHostThatLeadsInTheNewestTermSpeaks(t *testing.T) {
 
 	// The first host is cut off: it finds no majority, and for a while nobody knows better.
 	stage.daemons["a"].says(stage.part("primary", "a", 5, "no-majority", false))
-	stage.until("host a has no majority", func(status v1alpha1.ProtectedVMStatus) bool { return status.State == "no-majority" })
+	stage.until("host a has no majority", func(status v1alpha1.ProtectedStatus) bool { return status.State == "no-majority" })
 	stage.daemons["c"].says(stage.part("witness", "b", 6, "running", false))
 	stage.daemons["b"].says(stage.part("primary", "b", 6, "alone", false))
-	took := stage.until("host b serves it", func(status v1alpha1.ProtectedVMStatus) bool { return status.Primary == "b" && status.Term == 6 })
+	took := stage.until("host b serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "b" && status.Term == 6 })
 
 	// Its daemon goes on to say that it serves the VM, and more: its node is drained, and another policy is asked for.
 	node := lab.Node("a", "", "4", "4Gi")
@@ -122,7 +122,7 @@ func TestOnlyTheHostThatLeadsInTheNewestTermSpeaks(t *testing.T) {
 	}
 	// That host is there, and says so as soon as it has nothing of the VM any more.
 	stage.daemons["a"].says()
-	stage.until("host a has nothing of it", func(status v1alpha1.ProtectedVMStatus) bool { return len(status.Gone) == 1 && status.Gone[0] == "a" })
+	stage.until("host a has nothing of it", func(status v1alpha1.ProtectedStatus) bool { return len(status.Gone) == 1 && status.Gone[0] == "a" })
 }
 
 // A word of the first host's is on its way to the API server when it is cut off, and arrives after the other one has spoken.
@@ -137,7 +137,7 @@ func TestAWordThatComesLateIsRefused(t *testing.T) {
 		}
 		stage.operator(name, address)
 	}
-	stage.until("host a serves it", func(status v1alpha1.ProtectedVMStatus) bool { return status.Primary == "a" && status.Backup == "b" })
+	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "a" && status.Backup == "b" })
 	proxy.Hold(func(in *http.Request) bool {
 		return in.Method == http.MethodPatch && strings.HasSuffix(in.URL.Path, "/protectedvms/shop/status")
 	})
@@ -149,7 +149,7 @@ func TestAWordThatComesLateIsRefused(t *testing.T) {
 		return nil
 	})
 	stage.daemons["b"].says(stage.part("primary", "b", 6, "alone", false))
-	stage.until("host b serves it", func(status v1alpha1.ProtectedVMStatus) bool { return status.Primary == "b" && status.Term == 6 })
+	stage.until("host b serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "b" && status.Term == 6 })
 	proxy.Hold(nil)
 	testbed.Until(t, "host a's word has arrived", func() error {
 		for _, request := range proxy.Done() {

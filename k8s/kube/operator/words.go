@@ -12,7 +12,7 @@ var usual = map[string]bool{
 	"guest-reset": true, "guest-shutdown": true, "elected": true, "listens": true, "handed-over": true, "took-over": true,
 }
 
-func kindOf(kind string) string {
+func typeOf(kind string) string {
 	if usual[kind] {
 		return v1.EventTypeNormal
 	}

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -149,12 +150,12 @@ func (singles *singles) forget(pods cache.Indexer) {
 	}
 }
 
-// isCounted says whether a Pod stands for a copy of a placed task, whose R copies are counted: the operator makes a VM's lost Pod anew as one with R = 1, named by
+// isCounted says whether a Pod stands for a copy of a placed task, whose R copies are counted: the operator makes a VM's or a program's lost Pod anew as one with R = 1, named by
 // the task and the copy's number. No other Pod has that name, and one that asks for more than a copy is counted for itself.
 func isCounted(pod *v1.Pod, tasks map[string]*task) bool {
-	vm, number := pod.Labels["dunlin.dev/vm"], pod.Labels["dunlin.dev/number"]
-	task := tasks[pod.Namespace+"/"+vm]
-	if vm == "" || task == nil || !task.placed || pod.Name != vm+"-"+number {
+	name, number := cmp.Or(pod.Labels["dunlin.dev/vm"], pod.Labels["dunlin.dev/program"]), pod.Labels["dunlin.dev/number"]
+	task := tasks[pod.Namespace+"/"+name]
+	if name == "" || task == nil || !task.placed || pod.Name != name+"-"+number {
 		return false
 	}
 	for copy := 0; copy < task.strength; copy++ {

@@ -48,9 +48,9 @@ func namespace(name string) string { return fmt.Sprintf("%s%d-%s", prefix, os.Ge
 // address is a host's, by its place in the list.
 func (network *network) address(at int) string { return fmt.Sprintf("10.77.1.%d", at+1) }
 
-// inside is a command that runs on a host; ip becomes that program.
+// inside is a command that runs on a host; nsenter becomes that program. 'ip netns exec' would mount /sys anew, in which there are no control groups.
 func (network *network) inside(name string, command []string) []string {
-	return append([]string{"ip", "netns", "exec", namespace(name)}, command...)
+	return append([]string{"nsenter", "--net=/run/netns/" + namespace(name), "--"}, command...)
 }
 
 func ip(t testing.TB, input string, arguments ...string) {

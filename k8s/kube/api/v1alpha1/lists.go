@@ -14,6 +14,15 @@ type ProtectedVMList struct {
 	Items           []ProtectedVM `json:"items"`
 }
 
+// ProtectedProgramList is many.
+//
+// +kubebuilder:object:root=true
+type ProtectedProgramList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []ProtectedProgram `json:"items"`
+}
+
 // DunlinHostList is many.
 //
 // +kubebuilder:object:root=true
@@ -34,7 +43,8 @@ type ReplicaQuotaList struct {
 
 // AddToScheme makes a scheme know them.
 func AddToScheme(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(Version, &ProtectedVM{}, &ProtectedVMList{}, &DunlinHost{}, &DunlinHostList{}, &ReplicaQuota{}, &ReplicaQuotaList{})
+	scheme.AddKnownTypes(Version, &ProtectedVM{}, &ProtectedVMList{}, &ProtectedProgram{}, &ProtectedProgramList{},
+		&DunlinHost{}, &DunlinHostList{}, &ReplicaQuota{}, &ReplicaQuotaList{})
 	metav1.AddToGroupVersion(scheme, Version)
 	return nil
 }

@@ -17,8 +17,8 @@ var Version = schema.GroupVersion{Group: "dunlin.dev", Version: "v1alpha1"}
 type ProtectedVM struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
-	Spec              ProtectedVMSpec   `json:"spec"`
-	Status            ProtectedVMStatus `json:"status,omitempty"`
+	Spec              ProtectedVMSpec `json:"spec"`
+	Status            ProtectedStatus `json:"status,omitempty"`
 }
 
 // ProtectedVMSpec is what is wanted.
@@ -59,50 +59,6 @@ type NIC struct {
 	Bridge string `json:"bridge,omitempty"`
 }
 
-// ProtectedVMStatus is what is there.
-type ProtectedVMStatus struct {
-	ObservedGeneration int64  `json:"observedGeneration,omitempty"`
-	State              string `json:"state,omitempty"`
-	Primary            string `json:"primary,omitempty"`
-	Backup             string `json:"backup,omitempty"`
-	Standby            string `json:"standby,omitempty"`
-	Witness            string `json:"witness,omitempty"`
-	// Strength is the one that is carried out.
-	Strength     int          `json:"strength,omitempty"`
-	LastFailOver *metav1.Time `json:"lastFailOver,omitempty"`
-	// VM is its name on its hosts, as 'dunlin status' shows it.
-	VM string `json:"vm,omitempty"`
-	// Placement is what it was started with.
-	Placement *Placement `json:"placement,omitempty"`
-	// Started is when it was first seen on its hosts.
-	Started *metav1.Time `json:"started,omitempty"`
-	// Term is the reign of the primary that said this: who led in an earlier one says nothing any more.
-	Term int64 `json:"term,omitempty"`
-	// Gone are the hosts that have nothing of it, or nothing any more.
-	Gone       []string           `json:"gone,omitempty"`
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
-}
-
-// Placement is where a VM is, and what cannot be changed while it is there.
-type Placement struct {
-	// Members have the copies, by the copies' numbers.
-	Members []string `json:"members"`
-	// Witness only agrees; there is none of an unprotected VM.
-	Witness string `json:"witness,omitempty"`
-	// Strength and Storage are those of when it was placed.
-	Strength int    `json:"strength"`
-	Storage  string `json:"storage,omitempty"`
-}
-
-// Hosts are all that have a part in the VM.
-func (placement *Placement) Hosts() []string {
-	hosts := append([]string(nil), placement.Members...)
-	if placement.Witness != "" {
-		hosts = append(hosts, placement.Witness)
-	}
-	return hosts
-}
-
 // DunlinHost is a node that can run copies, under the node's name.
 //
 // +kubebuilder:object:root=true
@@ -132,15 +88,17 @@ type DunlinHostStatus struct {
 	Links       []Link `json:"links,omitempty"`
 	// Heard is when the operator on the host said this last.
 	Heard *metav1.Time `json:"heard,omitempty"`
-	// VMs are those of ProtectedVMs in which the host has, or had, a part: what is left of one that is no more is taken away.
+	// VMs are those of ProtectedVMs, and programs of ProtectedPrograms, in which the host has, or had, a part: what is left of one that is no more is taken away.
 	VMs        []HostVM           `json:"vms,omitempty"`
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// HostVM is a ProtectedVM's VM on a host.
+// HostVM is a ProtectedVM's VM, or a ProtectedProgram's program, on a host.
 type HostVM struct {
 	// VM is its name there.
-	VM        string `json:"vm"`
+	VM string `json:"vm"`
+	// Kind is the object's; a ProtectedVM if it is left out.
+	Kind      string `json:"kind,omitempty"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }

@@ -1,0 +1,84 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Protected is a ProtectedVM or a ProtectedProgram: an operator carries both out in the same way.
+//
+// +kubebuilder:object:generate=false
+type Protected interface {
+	metav1.Object
+	runtime.Object
+	// Asked is what is wanted, and may change while it exists.
+	Asked() Asked
+	// Seen is its status.
+	Seen() *ProtectedStatus
+}
+
+// Asked is what is wanted of the copies of a VM or a program.
+//
+// +kubebuilder:object:generate=false
+type Asked struct {
+	Strength        int
+	Policy, Storage string
+}
+
+// Asked is what is wanted of the VM's copies.
+func (vm *ProtectedVM) Asked() Asked { return Asked{vm.Spec.Strength, vm.Spec.Policy, vm.Spec.Storage} }
+
+// Seen is the VM's status.
+func (vm *ProtectedVM) Seen() *ProtectedStatus { return &vm.Status }
+
+// Asked is what is wanted of the program's copies. What they write is in memory, so they have no storage.
+func (program *ProtectedProgram) Asked() Asked {
+	return Asked{Strength: program.Spec.Strength, Policy: program.Spec.Policy}
+}
+
+// Seen is the program's status.
+func (program *ProtectedProgram) Seen() *ProtectedStatus { return &program.Status }
+
+// ProtectedStatus is what is there, of a VM or a program.
+type ProtectedStatus struct {
+	ObservedGeneration int64  `json:"observedGeneration,omitempty"`
+	State              string `json:"state,omitempty"`
+	Primary            string `json:"primary,omitempty"`
+	Backup             string `json:"backup,omitempty"`
+	Standby            string `json:"standby,omitempty"`
+	Witness            string `json:"witness,omitempty"`
+	// Strength is the one that is carried out.
+	Strength     int          `json:"strength,omitempty"`
+	LastFailOver *metav1.Time `json:"lastFailOver,omitempty"`
+	// VM is its name on its hosts, as 'dunlin status' shows it.
+	VM string `json:"vm,omitempty"`
+	// Placement is what it was started with.
+	Placement *Placement `json:"placement,omitempty"`
+	// Started is when it was first seen on its hosts.
+	Started *metav1.Time `json:"started,omitempty"`
+	// Term is the reign of the primary that said this: who led in an earlier one says nothing any more.
+	Term int64 `json:"term,omitempty"`
+	// Gone are the hosts that have nothing of it, or nothing any more.
+	Gone       []string           `json:"gone,omitempty"`
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Placement is where a VM or a program is, and what cannot be changed while it is there.
+type Placement struct {
+	// Members have the copies, by the copies' numbers.
+	Members []string `json:"members"`
+	// Witness only agrees; there is none of an unprotected VM.
+	Witness string `json:"witness,omitempty"`
+	// Strength and Storage are those of when it was placed.
+	Strength int    `json:"strength"`
+	Storage  string `json:"storage,omitempty"`
+}
+
+// Hosts are all that have a part in it.
+func (placement *Placement) Hosts() []string {
+	hosts := append([]string(nil), placement.Members...)
+	if placement.Witness != "" {
+		hosts = append(hosts, placement.Witness)
+	}
+	return hosts
+}

@@ -1,0 +1,77 @@
+package operator
+
+import (
+	"fmt"
+	"os/user"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+// program is a program's part of its file.
+type program struct {
+	Command      []string          `toml:"command"`
+	Directory    string            `toml:"directory,omitempty"`
+	Environment  map[string]string `toml:"environment,omitempty"`
+	User         string            `toml:"user"`
+	Port         int               `toml:"port,omitempty"`
+	Order        string            `toml:"order,omitempty"`
+	PatienceMs   int64             `toml:"patience_ms,omitempty"`
+	ScratchMiB   int64             `toml:"scratch_mib,omitempty"`
+	MemoryMiB    int64             `toml:"memory_mib"`
+	CPUs         float64           `toml:"cpus"`
+	Tasks        int64             `toml:"tasks,omitempty"`
+	StartWithinS int64             `toml:"start_within_s,omitempty"`
+	NICs         []programNIC      `toml:"nics"`
+}
+
+type programNIC struct {
+	MAC     string `toml:"mac"`
+	Bridge  string `toml:"bridge,omitempty"`
+	Address string `toml:"address"`
+	Gateway string `toml:"gateway,omitempty"`
+}
+
+func programOf(spec v1alpha1.Program) *program {
+	written := &program{
+		Command: spec.Command, Directory: spec.Directory, Environment: spec.Environment, User: spec.User, Port: spec.Port, Order: spec.Order,
+		PatienceMs: spec.PatienceMilliseconds, ScratchMiB: spec.ScratchMiB, MemoryMiB: spec.MemoryMiB, CPUs: float64(spec.MilliCPU) / 1000,
+		Tasks: spec.Tasks, StartWithinS: spec.StartWithinSeconds,
+	}
+	for _, one := range spec.NICs {
+		written.NICs = append(written.NICs, programNIC(one))
+	}
+	return written
+}
+
+// checkProgram says what a program may not have on this host. It sees the host's files, as the user that it runs as: so what matters is who that is, and
+// root is it nowhere unless the administrator named root, by any name that has root's number.
+func (limits Limits) checkProgram(object *v1alpha1.ProtectedProgram) error {
+	spec, own := object.Spec.Program, own(limits.Programs, object.Namespace)
+	if len(spec.Command) == 0 || !isIn(spec.Command[0], own) {
+		return fmt.Errorf("the command may not be run: executables of namespace '%s', or links to them, lie in %s", object.Namespace, own)
+	}
+	if !has(limits.Users, spec.User) {
+		return fmt.Errorf("a program may not run as user '%s' on this host: its operator lets programs run as %s", spec.User, either(limits.Users))
+	}
+	account, err := user.Lookup(spec.User)
+	if err != nil {
+		return fmt.Errorf("user '%s' is not on this host", spec.User)
+	}
+	if err := mayBe(account, limits.Users); err != nil {
+		return err
+	}
+	for _, nic := range spec.NICs {
+		if err := limits.checkBridge(nic.Bridge); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayBe says that an account with root's number is root, whatever its name.
+func mayBe(account *user.User, users []string) error {
+	if account.Uid == "0" && !has(users, "root") {
+		return fmt.Errorf("user '%s' is root by another name, and the operator on this host lets no program run as root", account.Username)
+	}
+	return nil
+}
