@@ -23,6 +23,8 @@ const OLDEST_GO: (u32, u32) = (1, 24);
 const FLAGS: &str = "-buildvcs=false -trimpath";
 /// No test of the module takes longer, on a machine however busy.
 const PATIENCE: &str = "-timeout=20m";
+/// The same of what is measured with as many nodes and tasks as somebody asks for.
+const SCALE_PATIENCE: &str = "-timeout=3h";
 
 /// Dunlin on Kubernetes: resources, scheduler and operator, with a real API server.
 #[derive(clap::Subcommand)]
@@ -39,6 +41,15 @@ pub enum K8s {
         #[arg(long, default_value_t = 1)]
         count: u32,
     },
+    /// Measure how many Pods a second are bound, and how long each waits, beside the plain kube-scheduler in the same run.
+    Scale {
+        /// Nodes, which are objects: nothing runs on them.
+        #[arg(long, default_value_t = 1000)]
+        nodes: u32,
+        /// Tasks of each course, with one to three Pods each.
+        #[arg(long, default_value_t = 5000)]
+        tasks: u32,
+    },
 }
 
 /// Runs it.
@@ -46,44 +57,76 @@ pub enum K8s {
 /// # Errors
 /// With the first command that failed, or what this machine lacks.
 pub fn run(task: &K8s) -> Result<()> {
-    let K8s::Test { run, verbose, count } = task;
     let begun = Instant::now();
     setup::run()?;
     go_is_new_enough()?;
     let tools = tools()?;
+    let what = match task {
+        K8s::Test { run, verbose, count } => {
+            test(&tools, run.as_deref(), *verbose, *count)?;
+            "test"
+        }
+        K8s::Scale { nodes, tasks } => {
+            scale(&tools, *nodes, *tasks)?;
+            "scale"
+        }
+    };
+    println!(
+        "xtask: k8s {what} passed in {:.0} s",
+        begun.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()> {
     let dunlin = cargo::build_dunlin(false)?;
     let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
-    let folder = paths::workspace().join(MODULE);
-    crate::go::format(&folder)?;
+    crate::go::format(&paths::workspace().join(MODULE))?;
     let count = format!("-count={count}");
     // To vet is to look at all that is imported, too: the whole of Kubernetes.
-    let mut arguments = vec!["test", "-vet=off", "-p=1", &count, PATIENCE];
-    if *verbose {
+    let mut arguments = vec!["-vet=off", "-p=1", &count, PATIENCE];
+    if verbose {
         arguments.push("-v");
     }
     if let Some(run) = run {
         arguments.extend(["-run", run]);
     }
     arguments.push("./...");
-    println!("xtask: go {} in {MODULE}", arguments.join(" "));
-    let mut go = Command::new("go");
+    let mut go = go_test(&arguments, tools, &dunlin);
+    go.env("DUNLIN_GUEST_KERNEL", &guest.kernel)
+        .env("DUNLIN_GUEST_INITRD", &guest.initrd)
+        .env("DUNLIN_GUEST_APPEND", &guest.append);
     if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
         go.env("DUNLIN_CRIU", paths::criu());
     }
-    let status = go
-        .args(&arguments)
-        .current_dir(&folder)
-        .env("DUNLIN", &dunlin)
-        .env("DUNLIN_KUBE_TOOLS", &tools)
-        .env("DUNLIN_GUEST_KERNEL", &guest.kernel)
-        .env("DUNLIN_GUEST_INITRD", &guest.initrd)
-        .env("DUNLIN_GUEST_APPEND", &guest.append)
-        .env("GOFLAGS", FLAGS)
-        .status()?;
-    if !status.success() {
+    succeeds(go)
+}
+
+fn scale(tools: &Path, nodes: u32, tasks: u32) -> Result<()> {
+    let dunlin = cargo::build_dunlin(true)?;
+    let arguments = ["-vet=off", "-count=1", SCALE_PATIENCE, "-v", "./scale"];
+    let mut go = go_test(&arguments, tools, &dunlin);
+    go.env("DUNLIN_SCALE_NODES", nodes.to_string())
+        .env("DUNLIN_SCALE_TASKS", tasks.to_string());
+    succeeds(go)
+}
+
+fn go_test(arguments: &[&str], tools: &Path, dunlin: &Path) -> Command {
+    println!("xtask: go test {} in {MODULE}", arguments.join(" "));
+    let mut go = Command::new("go");
+    go.arg("test")
+        .args(arguments)
+        .current_dir(paths::workspace().join(MODULE))
+        .env("DUNLIN", dunlin)
+        .env("DUNLIN_KUBE_TOOLS", tools)
+        .env("GOFLAGS", FLAGS);
+    go
+}
+
+fn succeeds(mut go: Command) -> Result<()> {
+    if !go.status()?.success() {
         bail!("failed: go test in {MODULE}");
     }
-    println!("xtask: k8s test passed in {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 

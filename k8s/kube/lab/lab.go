@@ -37,6 +37,7 @@ const (
 // Plane is a control plane that runs until the test ends.
 type Plane struct {
 	dir, token, address string
+	processes           []*testbed.Process
 }
 
 // Tool returns a program's path.
@@ -135,6 +136,7 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 		_, err = client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		end()
 		if err == nil {
+			plane.processes = []*testbed.Process{etcd, server}
 			return nil
 		}
 		select {
@@ -152,10 +154,13 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 // Config is an administrator's.
 func (plane *Plane) Config() *rest.Config {
 	return &rest.Config{
-		Host: plane.address, BearerToken: plane.token, QPS: 1000, Burst: 1000,
+		Host: plane.address, BearerToken: plane.token, QPS: 5000, Burst: 5000,
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // its certificate is its own, and it is on loopback
 	}
 }
+
+// Processes are etcd and kube-apiserver.
+func (plane *Plane) Processes() []*testbed.Process { return plane.processes }
 
 // Address is where it listens.
 func (plane *Plane) Address() string { return plane.address }
