@@ -81,6 +81,8 @@ fn the_journal_has_each_event_with_its_fields_and_as_seriously_as_it_is_to_be_ta
     let folder = tempfile::tempdir()?;
     let journald = Journald::start(folder.path())?;
     let mut host = Host::new()?;
+    // Another daemon of this machine may have the page's usual address, which is told as a warning.
+    host.configure("page = \"off\"")?;
     let file = host.file();
     // Of a VM whose file cannot be used something bad is told.
     let broken = file.parent().context("its folder")?.join("state/vms/broken");
