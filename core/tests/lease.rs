@@ -166,14 +166,36 @@ fn a_hand_over_ends_the_lease_before_the_heir_is_told() {
     };
     let word = group.events.iter().find_map(told).expect("the heir is told");
     assert!(!group.may_speak(leader));
-    // The word is on its way for long; the heir hears later beats, and the leader may speak again.
+    // The word is on its way for long. The heir hears later ones, which it may not follow, until the leader gives up and may speak again.
     group.down.clear();
+    group.step(heir, Event::MayLead(false));
     group.run(100_000);
+    assert!(!group.may_speak(leader), "it tells its heir with each beat");
+    group.run(250_000);
     assert!(group.may_speak(leader));
+    group.step(heir, Event::MayLead(true));
     let term = group.nodes[&heir].term();
     let from = ReplicaId(leader);
     group.step(heir, Event::Received { from, message: word });
     assert_eq!((group.leader(), group.nodes[&heir].term()), (Some(leader), term));
+}
+
+#[test]
+fn an_heir_that_may_not_lead_yet_or_misses_the_word_takes_over_with_a_later_beat() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    group.step(heir, Event::MayLead(false));
+    group.step(leader, Event::TransferTo(ReplicaId(heir)));
+    assert_eq!(group.leader(), Some(leader));
+    group.step(heir, Event::MayLead(true));
+    group.run(20_000);
+    assert_eq!(group.leader(), Some(heir));
+
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    group.down = vec![heir];
+    group.step(leader, Event::TransferTo(ReplicaId(heir)));
+    group.down.clear();
+    group.run(20_000);
+    assert_eq!(group.leader(), Some(heir));
 }
 
 #[test]

@@ -402,6 +402,14 @@ impl Consensus {
         }
     }
 
+    /// An heir passes over a word that comes while it may not lead, or behind a later beat: each beat says it anew, until it is too late.
+    pub(super) fn push_transfer_again(&mut self, out: &mut Vec<Action>) {
+        if let Some(transfer) = &mut self.leading.transfer {
+            transfer.told = false;
+        }
+        self.push_transfer(out);
+    }
+
     /// True if the leader stepped down.
     pub(super) fn transfer_expired(&mut self, out: &mut Vec<Action>) -> bool {
         let Some(transfer) = self

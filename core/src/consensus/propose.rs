@@ -516,6 +516,7 @@ impl Consensus {
             return;
         }
         self.beat(out);
+        self.push_transfer_again(out);
         let (last, resend_us) = (self.log.last().index, self.resend_us());
         for at in 0..self.leading.peers.len() {
             let peer = &self.leading.peers[at];
