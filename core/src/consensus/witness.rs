@@ -23,18 +23,24 @@ use super::quorum::majority;
 impl Consensus {
     /// Whether that peer may get what it lacks with the next beat.
     pub(super) fn may_wait(&self, peer: &Peer) -> bool {
+        // Asked for each peer at each entry and acknowledgement: of large groups, which have no witness, nothing more is looked at.
+        if !self.cfg.witness_waits || !peer.witness || peer.probing {
+            return false;
+        }
         let (leading, last) = (&self.leading, self.log.last().index);
-        // The leader's own copy is one; with a disk it is as quick as the others' are.
-        let keeps_up =
-            |full: &&Peer| !full.witness && !full.recovering && full.matched >= leading.at_beats[1];
-        let well = 1 + leading.peers.iter().filter(keeps_up).count();
-        let (entries, bytes) = (self.cfg.batch_entries, self.cfg.batch_bytes);
-        self.cfg.witness_waits
-            && peer.witness
-            && !peer.probing
-            && peer.next > leading.pressing
-            && peer.next > self.log.base().index
-            && well >= majority(self.log.members().len())
-            && (peer.next > last || self.log.batch_end(peer.next, entries, bytes) == last)
+        let may = peer.next > leading.pressing && peer.next > self.log.base().index;
+        may && self.agrees_without_witnesses()
+            && (peer.next > last || {
+                let (entries, bytes) = (self.cfg.batch_entries, self.cfg.batch_bytes);
+                self.log.batch_end(peer.next, entries, bytes) == last
+            })
+    }
+
+    /// W1: whether this replica and the full members that keep up are a majority.
+    fn agrees_without_witnesses(&self) -> bool {
+        let since = self.leading.at_beats[1];
+        let keeps_up = |peer: &&Peer| !peer.witness && !peer.recovering && peer.matched >= since;
+        let others = self.leading.peers.iter().filter(keeps_up).count();
+        1 + others >= majority(self.log.members().len())
     }
 }
