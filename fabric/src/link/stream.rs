@@ -171,6 +171,12 @@ impl Stream {
         matches!(self.shared.sock, Sock::Unix(_))
     }
 
+    /// After a read that did not fill its buffer: whether the socket was empty then, so that another read would only say so.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.raw.as_ref().is_none_or(Raw::is_drained)
+    }
+
     /// Blocking or not, for both directions.
     pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
         on_sock!(&self.shared.sock, s => s.set_nonblocking(on))

@@ -238,6 +238,13 @@ pub(super) struct Raw {
 }
 
 impl Raw {
+    /// Whether all that the socket held was read, and opened as far as its records are whole.
+    pub(super) fn is_drained(&self) -> bool {
+        self.at == self.end && self.end < self.buf.len()
+    }
+}
+
+impl Raw {
     pub(super) fn new() -> Self {
         Self {
             buf: vec![0; RAW_BYTES].into(),

@@ -310,7 +310,7 @@ impl Transport for Tcp {
                     taken += n;
                     self.to += n;
                     self.take_in(&mut progress)?;
-                    if n < room && !self.stream.is_encrypted() {
+                    if n < room && self.stream.is_drained() {
                         progress.more = false; // the socket is empty: the next read would only say so
                         break;
                     }

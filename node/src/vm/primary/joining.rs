@@ -48,7 +48,10 @@ impl VmLoop {
             primary.session.is_none() && !primary.epochs.is_handed() && now_us >= primary.rejoin_at_us
         });
         if lone && self.agreement.leads && self.output.voice() == Voice::Protected {
-            // The entry that drops the lost backup was refused when it was proposed (invariant 2): once more.
+            if !self.group.may_speak(now_us) {
+                return; // Who could agree does not answer.
+            }
+            // The lost backup is not dropped yet: nobody answered who could agree, or the entry was refused (invariant 2).
             if let Some(primary) = self.primary() {
                 primary.rejoin_at_us = now_us + REJOIN_US;
             }
@@ -349,7 +352,19 @@ impl VmLoop {
             self.say_backup_lost(&host, why, complete.contains(session.peer));
         }
         if complete.contains(session.peer) || ended.phase == Phase::LastSync {
-            self.drop_backup();
+            self.drop_backup_once_answered();
+        }
+    }
+
+    /// A host that stood still meanwhile finds on its socket what this one has proposed. Proposed to nobody, the drop would keep a
+    /// backup from standing in for a primary that died before anybody agreed: so it waits for somebody who could.
+    fn drop_backup_once_answered(&mut self) {
+        let now_us = self.now_us();
+        if self.output.voice() != Voice::Protected || self.group.may_speak(now_us) {
+            return self.drop_backup();
+        }
+        if let Some(primary) = self.primary() {
+            primary.rejoin_at_us = now_us; // `look_for_backup` drops it then.
         }
     }
 
