@@ -17,11 +17,16 @@ use crate::policy::Policy;
 use crate::units::{Epoch, ReplicaId};
 use bytes::Bytes;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-/// A set of hosts that hold a copy of a VM. A group may be larger, but a VM has a few copies: its hosts have the first ids, and
+/// A set of hosts that hold a copy of a VM. A group may be larger, but a VM's hosts have the first ids in all its life, and
 /// whoever has a later one is in no such set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ReplicaSet(pub u8);
+pub struct ReplicaSet(pub u64);
+
+/// So many hosts may take part in a VM's group, one after the other: an id is never used again, or the old host's promises and
+/// acknowledgements would count as the new one's.
+pub const MOST_HOSTS: usize = u64::BITS as usize;
 
 impl ReplicaSet {
     /// The set with one member.
@@ -34,8 +39,8 @@ impl ReplicaSet {
     #[must_use]
     pub fn with(self, id: ReplicaId) -> Self {
         assert!(
-            u32::from(id.0) < u8::BITS,
-            "a VM's copies are on its first eight hosts, not on {id:?}"
+            usize::from(id.0) < MOST_HOSTS,
+            "a VM's copies are on its first {MOST_HOSTS} hosts, not on {id:?}"
         );
         Self(self.0 | 1 << id.0)
     }
@@ -43,7 +48,13 @@ impl ReplicaSet {
     /// Whether `id` is in the set.
     #[must_use]
     pub fn contains(self, id: ReplicaId) -> bool {
-        1u8.checked_shl(id.0.into()).is_some_and(|bit| self.0 & bit != 0)
+        1u64.checked_shl(id.0.into()).is_some_and(|bit| self.0 & bit != 0)
+    }
+
+    /// How many are in it.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
     }
 
     /// Whether there is nobody in it.
@@ -52,6 +63,36 @@ impl ReplicaSet {
         self.0 == 0
     }
 }
+
+/// A host's part in a VM's group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostPart {
+    /// Its number in the group.
+    pub id: ReplicaId,
+    /// Its name in the cluster, 1 to [`HostPart::LONGEST_NAME`] bytes.
+    pub name: String,
+    /// What it does there.
+    pub part: Part,
+}
+
+/// What a host does in a VM's group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// It can run the VM.
+    Copy,
+    /// It votes, and has no copy.
+    Witness,
+    /// Nothing any more. Its number stays with it.
+    Gone,
+}
+
+impl HostPart {
+    /// Bytes of the longest name.
+    pub const LONGEST_NAME: usize = 255;
+}
+
+/// All hosts that have, or had, a part in a VM's group, by their numbers.
+pub type Hosts = Arc<[HostPart]>;
 
 /// A frame for one of the VM's NICs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,6 +127,9 @@ pub enum Agreed {
     },
     /// The VM is replicated in this way from now on, whatever its file says.
     Policy(Policy),
+    /// These hosts have a part in the VM's group from now on, whatever its file says. Who votes is the consensus' own (`Members`): a
+    /// host that is new here becomes a member when it answers.
+    Hosts(Hosts),
     /// The VM is shut down, on purpose.
     Down,
 }
@@ -103,7 +147,7 @@ pub enum Life {
 }
 
 /// What the group knows of its VM: the log's entries, folded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AgreedState {
     /// Where the VM is in its life.
     pub life: Life,
@@ -113,6 +157,8 @@ pub struct AgreedState {
     pub epoch: Epoch,
     /// How the VM is replicated, where a person has said otherwise than its file.
     pub policy: Option<Policy>,
+    /// Who has a part in the group, where it is not as its file said at the beginning.
+    pub hosts: Option<Hosts>,
 }
 
 impl AgreedState {
@@ -131,6 +177,7 @@ impl AgreedState {
                 self.epoch = self.epoch.max(*epoch);
             }
             Agreed::Policy(policy) => self.policy = Some(*policy),
+            Agreed::Hosts(hosts) => self.hosts = Some(hosts.clone()),
             Agreed::Down => {
                 self.life = Life::Down;
                 self.complete = ReplicaSet::default();
@@ -160,6 +207,7 @@ impl Agreed {
             Self::SyncDone { .. } => "sync done",
             Self::Complete { .. } => "complete set",
             Self::Policy(_) => "policy",
+            Self::Hosts(_) => "hosts",
             Self::Down => "down",
         }
     }
@@ -167,7 +215,7 @@ impl Agreed {
 
 /// Entries that the log did not take, to be said again as soon as it does: nobody else would.
 ///
-/// In the order in which they were said; a newer one stands for an older one of its kind. So there are four at most.
+/// In the order in which they were said; a newer one stands for an older one of its kind. So there are five at most.
 #[derive(Debug, Default)]
 pub struct Unsaid {
     entries: VecDeque<Agreed>,
@@ -271,6 +319,24 @@ mod tests {
     }
 
     #[test]
+    fn a_host_with_a_late_number_may_be_complete_and_its_name_is_agreed() {
+        let last = ReplicaId(MOST_HOSTS as u8 - 1);
+        let mut state = AgreedState::default();
+        assert!(state.apply(&complete(ReplicaSet::one(A).with(last), 1)));
+        assert!(state.may_lead(last, true, A) && !state.may_lead(B, true, A));
+        assert_eq!(state.complete.len(), 2);
+        assert!(!state.complete.contains(ReplicaId(u8::MAX)), "no such host");
+        let host = HostPart {
+            id: last,
+            name: "d".into(),
+            part: Part::Copy,
+        };
+        let hosts: Hosts = [host].into();
+        assert!(state.apply(&Agreed::Hosts(hosts.clone())));
+        assert_eq!(state.hosts, Some(hosts));
+    }
+
+    #[test]
     fn nobody_leads_a_vm_that_was_shut_down() {
         let mut state = AgreedState::default();
         assert!(state.apply(&complete(ReplicaSet::one(A), 0)));
@@ -283,7 +349,7 @@ mod tests {
         let mut state = AgreedState::default();
         assert!(state.apply(&complete(ReplicaSet::one(A).with(B), 7)));
         assert!(state.apply(&Agreed::Down));
-        let ended = state;
+        let ended = state.clone();
         // The backup ended its copy first: its primary took it for lost.
         for entry in [
             complete(ReplicaSet::one(A), 7),

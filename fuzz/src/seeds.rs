@@ -3,7 +3,7 @@
 mod consensus;
 
 use bytes::{Bytes, BytesMut};
-use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, ReplicaSet};
+use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, HostPart, Part, ReplicaSet};
 use dunlin_core::consensus::{Member, Snapshot};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
@@ -54,12 +54,18 @@ fn agreed() -> Vec<Vec<u8>> {
         bytes: Bytes::from_static(b"a frame"),
     };
     let set = ReplicaSet::one(ReplicaId(0)).with(ReplicaId(1));
+    let host = HostPart {
+        id: ReplicaId(3),
+        name: "d".into(),
+        part: Part::Copy,
+    };
     let entries = [
         Agreed::Frames(vec![frame(0), frame(1)]),
         Agreed::Sync { epoch },
         Agreed::SyncDone { epoch },
         Agreed::Complete { set, epoch },
         Agreed::Policy(dunlin_core::policy::Policy::Remus),
+        Agreed::Hosts([host].into()),
         Agreed::Down,
     ];
     let mut state = AgreedState::default();

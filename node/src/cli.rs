@@ -208,6 +208,27 @@ enum Command {
         /// The host's name
         host: String,
     },
+    /// Gives the part of a VM's backup, or of its witness, to another host of the cluster, while the VM runs
+    ///
+    /// The host that has the part now may be dead or alive. It leaves the group, and takes its copy of the VM away when it hears of that; its
+    /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin failover' first.
+    #[command(
+        group = clap::ArgGroup::new("part").required(true),
+        after_help = "Examples:\n  dunlin move shop --backup d\n  dunlin move shop --witness e"
+    )]
+    Move {
+        /// The VM
+        vm: String,
+        /// The host of the new backup
+        #[arg(long, value_name = "HOST", group = "part")]
+        backup: Option<String>,
+        /// The host of the new witness
+        #[arg(long, value_name = "HOST", group = "part")]
+        witness: Option<String>,
+        /// Though the backup is well: the VM is NOT protected until the new one has its copy
+        #[arg(long, requires = "backup")]
+        unprotected_meanwhile: bool,
+    },
     /// Compares the disks of a VM's two hosts, block by block, while it runs
     #[command(after_help = "Exit codes: 0 equal; 1 not compared (no backup, or it was lost); 4 they differ.")]
     VerifyDisk {
@@ -407,6 +428,23 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Replace { vm, host } => {
             let request = Request::Replace { vm: vm.clone(), host };
+            match talk::simple(socket, &request)? {
+                ExitCode::SUCCESS => talk::wait_until_up(socket, &vm, None),
+                code => Ok(code),
+            }
+        }
+        Command::Move {
+            vm,
+            backup,
+            witness,
+            unprotected_meanwhile,
+        } => {
+            let request = Request::Move {
+                vm: vm.clone(),
+                backup,
+                witness,
+                unprotected_meanwhile,
+            };
             match talk::simple(socket, &request)? {
                 ExitCode::SUCCESS => talk::wait_until_up(socket, &vm, None),
                 code => Ok(code),

@@ -8,12 +8,14 @@ pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
 
 mod cluster;
 mod host;
+mod hosts;
 mod program;
 mod vm;
 
 pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
 pub use host::{HostConfig, HostFile, PageAt, Trust};
+pub use hosts::newest;
 pub use program::ProgramSpec;
 pub use vm::{DiskReplication, VmConfig};
 

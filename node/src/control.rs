@@ -91,6 +91,20 @@ pub enum Request {
         /// The host's name.
         host: String,
     },
+    /// A host that has no part in the VM's group gets the one of its backup's host, or of its witness.
+    Move {
+        /// Which VM.
+        vm: String,
+        /// The new backup's host. This one or `witness`.
+        #[serde(default)]
+        backup: Option<String>,
+        /// The new witness.
+        #[serde(default)]
+        witness: Option<String>,
+        /// Though the backup is well, and the VM not protected until the new one has its copy.
+        #[serde(default)]
+        unprotected_meanwhile: bool,
+    },
     /// Compare the images of both hosts block by block.
     VerifyDisk {
         /// Which VM.
@@ -180,6 +194,13 @@ pub enum Request {
         /// Which call.
         ticket: Ticket,
     },
+    /// Daemon to daemon: the group has agreed on a list of hosts in which you have no part.
+    Left {
+        /// Which VM.
+        vm: String,
+        /// The newest number in that list.
+        newest: u8,
+    },
     /// Daemon to daemon: what do you hold of this VM, whom nobody leads?
     Standing {
         /// Which.
@@ -204,6 +225,7 @@ impl Request {
             | Self::Policy { vm, .. }
             | Self::Protect { vm, .. }
             | Self::Replace { vm, .. }
+            | Self::Move { vm, .. }
             | Self::VerifyDisk { vm, .. }
             | Self::Inject { vm, .. } => Some(vm),
             _ => None,
@@ -328,7 +350,7 @@ pub struct Standing {
     /// The newest entry of its log: term and index.
     pub last: (u64, u64),
     /// Who holds a complete copy, as far as its log says; a set of members.
-    pub complete: u8,
+    pub complete: u64,
     /// Its images, in the order of the configuration; a witness has none.
     pub disks: Vec<DiskStanding>,
     /// What it noted of who was complete, and since when.

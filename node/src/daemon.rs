@@ -7,6 +7,7 @@ mod hand_over;
 pub mod identity;
 pub mod logs;
 mod members;
+mod moving;
 pub mod peers;
 mod priority;
 mod program;

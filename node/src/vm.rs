@@ -14,6 +14,7 @@ pub mod event;
 mod fault_at;
 mod frames;
 mod group;
+mod hosts;
 mod machine;
 mod nics;
 mod noted;
@@ -47,12 +48,15 @@ use event::{Command, LoopEvent, LoopSender};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
 /// list of members but the group's.
 pub const NEWCOMER: &str = "newcomer";
+
+/// In a VM's folder: its file, with the hosts that it has now.
+pub const FILE: &str = "vm.toml";
 
 /// What all VMs of a host share.
 pub struct Host {
@@ -91,6 +95,8 @@ pub struct VmHandle {
 #[derive(Default)]
 pub(crate) struct Shared {
     status: Mutex<VmStatus>,
+    /// Since the VM's hosts have moved.
+    config: Mutex<Option<Arc<VmConfig>>>,
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
@@ -99,6 +105,12 @@ pub(crate) struct Shared {
     fault_at: Arc<FaultAt>,
     /// How often the loop has turned.
     turns: AtomicU64,
+}
+
+impl Shared {
+    fn config(&self) -> MutexGuard<'_, Option<Arc<VmConfig>>> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl VmHandle {
@@ -136,6 +148,15 @@ impl VmHandle {
             config,
             thread: Some(thread),
         })
+    }
+
+    /// The VM as its file says, with the hosts that it has now.
+    #[must_use]
+    pub fn config(&self) -> Arc<VmConfig> {
+        self.shared
+            .config()
+            .clone()
+            .unwrap_or_else(|| self.config.clone())
     }
 
     /// Sends something to the loop.
@@ -183,10 +204,7 @@ impl VmHandle {
     /// Whether another host that can run the VM took part in its group by that status.
     #[must_use]
     pub fn has_another_host(&self, status: &VmStatus) -> bool {
-        status.peers.iter().any(|peer| {
-            let member = self.config.member(&peer.host);
-            peer.connected && member.is_some_and(|member| !member.witness)
-        })
+        status.peers.iter().any(|peer| peer.connected && !peer.witness)
     }
 
     /// How often its loop has turned: one that lives does so ten times a second at the least.
@@ -278,7 +296,7 @@ mod tests {
         let (to_loop, events) = LoopSender::channel().expect("a channel");
         drop(events);
         // A loop that ended for another reason.
-        assert!(matches!(command(&to_loop, down), Answer::Failed { .. }));
+        assert!(matches!(command(&to_loop, down.clone()), Answer::Failed { .. }));
         to_loop.vm_is_shut_down();
         assert!(matches!(command(&to_loop, down), Answer::Done { .. }));
         assert!(matches!(

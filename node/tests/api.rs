@@ -139,6 +139,7 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
         ("POST", "/api/v1/vms/{vm}/policy", json!({}), 400),
         ("POST", "/api/v1/vms/{vm}/verify-disk", json!({}), 400),
         ("POST", "/api/v1/vms/{vm}/replace", json!({"host": "b"}), 400),
+        ("POST", "/api/v1/vms/{vm}/move", json!({"backup": "d"}), 400),
         ("POST", "/api/v1/vms", json!({"text": "name = 3"}), 400),
         (
             "POST",

@@ -85,7 +85,7 @@ fn commands_say_by_http_what_they_say_by_the_control_socket() -> Result<()> {
     let dir = host.file().with_file_name("");
     let dir = dir.to_str().context("a path of text")?;
     // A name that is none of an address, too.
-    let cases: [Case; 25] = [
+    let cases: [Case; 26] = [
         (&["status"], "host a"),
         (&["status", "--json"], "\"host\":\"a\""),
         (&["events", "--json", "--since", "9999d"], "host-begins"),
@@ -103,6 +103,7 @@ fn commands_say_by_http_what_they_say_by_the_control_socket() -> Result<()> {
             "there is no VM 'shop'",
         ),
         (&["replace", "shop", "b"], "there is no VM 'shop'"),
+        (&["move", "shop", "--backup", "d"], "there is no VM 'shop'"),
         (&["verify-disk", "shop", "--repair"], "there is no VM 'shop'"),
         (&["inject", "shop", "none"], "there is no VM 'shop'"),
         (&["down", "shop", "--now"], "there is no VM 'shop'"),

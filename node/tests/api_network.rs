@@ -184,6 +184,7 @@ fn people_have_the_role_that_their_certificate_says() -> Result<()> {
         ("/api/v1/vms/shop/down", json!({"force": true})),
         ("/api/v1/vms/shop/protect", json!({"alone": true})),
         ("/api/v1/vms/shop/replace", json!({"host": "b"})),
+        ("/api/v1/vms/shop/move", json!({"witness": "b"})),
     ] {
         one_line(&served.post(&bob, path, body)?, 403, "root, on the host itself")?;
     }

@@ -278,6 +278,7 @@ fn ways(command: &str, file: &str, dir: &str) -> Vec<Vec<String>> {
         "failover" | "protect" | "verify-disk" | "down" | "logs" => vec![vec!["shop"]],
         "policy" => vec![vec!["shop", "remus"]],
         "replace" => vec![vec!["shop", "b"]],
+        "move" => vec![vec!["shop", "--backup", "b"]],
         "inject" => vec![vec!["shop", "none"]],
         "log create" => vec![vec!["work", "a"]],
         "log read" | "log remove" => vec![vec!["work"]],

@@ -1,11 +1,12 @@
 //! Log payloads: `Agreed` and the agreed state (the log's snapshot) as bytes.
 //!
-//! Layout, big-endian: tag (1), then for frames: count (2), and per frame NIC (1), length (4), bytes.
+//! Layout, big-endian: tag (1), then for frames: count (2), and per frame NIC (1), length (4), bytes; for hosts: count (1), and per host
+//! id (1), part (1), length of the name (1), name.
 
 use super::{Reader, WireError};
-use crate::agreed::{Agreed, AgreedState, Frame, Life, ReplicaSet};
+use crate::agreed::{Agreed, AgreedState, Frame, HostPart, Hosts, Life, MOST_HOSTS, Part, ReplicaSet};
 use crate::policy::Policy;
-use crate::units::Epoch;
+use crate::units::{Epoch, ReplicaId};
 use bytes::{BufMut, Bytes, BytesMut};
 
 const FRAMES: u8 = 1;
@@ -14,6 +15,7 @@ const SYNC_DONE: u8 = 3;
 const COMPLETE: u8 = 4;
 const DOWN: u8 = 5;
 const POLICY: u8 = 6;
+const HOSTS: u8 = 7;
 
 /// In a snapshot: nobody has said otherwise than the VM's file.
 const AS_IN_ITS_FILE: u8 = u8::MAX;
@@ -41,15 +43,64 @@ pub fn encode(entry: &Agreed) -> Bytes {
         Agreed::SyncDone { epoch } => put_epoch(&mut out, SYNC_DONE, *epoch),
         Agreed::Complete { set, epoch } => {
             put_epoch(&mut out, COMPLETE, *epoch);
-            out.put_u8(set.0);
+            out.put_u64(set.0);
         }
         Agreed::Policy(policy) => {
             out.put_u8(POLICY);
             out.put_u8(policy.number());
         }
+        Agreed::Hosts(hosts) => {
+            out.put_u8(HOSTS);
+            put_hosts(&mut out, hosts);
+        }
         Agreed::Down => out.put_u8(DOWN),
     }
     out.freeze()
+}
+
+fn put_hosts(out: &mut BytesMut, hosts: &[HostPart]) {
+    assert!(hosts.len() <= MOST_HOSTS, "numbers are never used again");
+    out.put_u8(hosts.len() as u8);
+    for host in hosts {
+        let name = host.name.as_bytes();
+        assert!(
+            name.len() <= HostPart::LONGEST_NAME,
+            "the cluster's file is checked"
+        );
+        out.put_u8(host.id.0);
+        out.put_u8(match host.part {
+            Part::Copy => 0,
+            Part::Witness => 1,
+            Part::Gone => 2,
+        });
+        out.put_u8(name.len() as u8);
+        out.put_slice(name);
+    }
+}
+
+fn hosts(reader: &mut Reader) -> Result<Hosts, WireError> {
+    let count = usize::from(reader.u8()?);
+    if count > MOST_HOSTS {
+        return Err(WireError::Invalid("host count"));
+    }
+    let mut hosts = Vec::with_capacity(count);
+    for _ in 0..count {
+        let id = ReplicaId(reader.u8()?);
+        let part = match reader.u8()? {
+            0 => Part::Copy,
+            1 => Part::Witness,
+            2 => Part::Gone,
+            _ => return Err(WireError::Invalid("part")),
+        };
+        let len = usize::from(reader.u8()?);
+        let name = String::from_utf8(reader.take(len)?.to_vec());
+        let name = name.map_err(|_| WireError::Invalid("host name"))?;
+        if usize::from(id.0) >= MOST_HOSTS || name.is_empty() {
+            return Err(WireError::Invalid("host"));
+        }
+        hosts.push(HostPart { id, name, part });
+    }
+    Ok(hosts.into())
 }
 
 fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
@@ -86,11 +137,12 @@ pub fn decode(payload: Bytes) -> Result<Agreed, WireError> {
         COMPLETE => {
             let epoch = Epoch(reader.u64()?);
             Agreed::Complete {
-                set: ReplicaSet(reader.u8()?),
+                set: ReplicaSet(reader.u64()?),
                 epoch,
             }
         }
         POLICY => Agreed::Policy(policy(reader.u8()?)?),
+        HOSTS => Agreed::Hosts(hosts(&mut reader)?),
         DOWN => Agreed::Down,
         _ => return Err(WireError::Invalid("entry tag")),
     };
@@ -111,9 +163,16 @@ pub fn encode_state(state: &AgreedState) -> Bytes {
         Life::Running => 1,
         Life::Down => 2,
     });
-    out.put_u8(state.complete.0);
+    out.put_u64(state.complete.0);
     out.put_u64(state.epoch.0);
     out.put_u8(state.policy.map_or(AS_IN_ITS_FILE, Policy::number));
+    match &state.hosts {
+        None => out.put_u8(AS_IN_ITS_FILE),
+        Some(hosts) => {
+            out.put_u8(HOSTS);
+            put_hosts(&mut out, hosts);
+        }
+    }
     out.freeze()
 }
 
@@ -131,11 +190,16 @@ pub fn decode_state(bytes: Bytes) -> Result<AgreedState, WireError> {
     };
     let state = AgreedState {
         life,
-        complete: ReplicaSet(reader.u8()?),
+        complete: ReplicaSet(reader.u64()?),
         epoch: Epoch(reader.u64()?),
         policy: match reader.u8()? {
             AS_IN_ITS_FILE => None,
             number => Some(policy(number)?),
+        },
+        hosts: match reader.u8()? {
+            AS_IN_ITS_FILE => None,
+            HOSTS => Some(hosts(&mut reader)?),
+            _ => return Err(WireError::Invalid("hosts")),
         },
     };
     reader.end()?;
@@ -147,6 +211,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn any_hosts() -> impl Strategy<Value = Hosts> {
+        let part = prop::sample::select(vec![Part::Copy, Part::Witness, Part::Gone]);
+        let host = (0..MOST_HOSTS as u8, "[a-z0-9.-]{1,40}", part).prop_map(|(id, name, part)| HostPart {
+            id: ReplicaId(id),
+            name,
+            part,
+        });
+        prop::collection::vec(host, 0..=MOST_HOSTS).prop_map(Hosts::from)
+    }
+
     fn any_entry() -> impl Strategy<Value = Agreed> {
         let frame =
             (any::<u8>(), prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(nic, bytes)| Frame {
@@ -157,11 +231,12 @@ mod tests {
             prop::collection::vec(frame, 0..20).prop_map(Agreed::Frames),
             any::<u64>().prop_map(|epoch| Agreed::Sync { epoch: Epoch(epoch) }),
             any::<u64>().prop_map(|epoch| Agreed::SyncDone { epoch: Epoch(epoch) }),
-            (any::<u8>(), any::<u64>()).prop_map(|(set, epoch)| Agreed::Complete {
+            any::<(u64, u64)>().prop_map(|(set, epoch)| Agreed::Complete {
                 set: ReplicaSet(set),
                 epoch: Epoch(epoch)
             }),
             prop::sample::select(Policy::ALL.to_vec()).prop_map(Agreed::Policy),
+            any_hosts().prop_map(Agreed::Hosts),
             Just(Agreed::Down),
         ]
     }
@@ -173,8 +248,13 @@ mod tests {
         }
 
         #[test]
-        fn a_state_is_decoded_as_it_was(policy in prop::option::of(prop::sample::select(Policy::ALL.to_vec())), set: u8, epoch: u64) {
-            let state = AgreedState { life: Life::Running, complete: ReplicaSet(set), epoch: Epoch(epoch), policy };
+        fn a_state_is_decoded_as_it_was(
+            policy in prop::option::of(prop::sample::select(Policy::ALL.to_vec())),
+            hosts in prop::option::of(any_hosts()),
+            set: u64,
+            epoch: u64,
+        ) {
+            let state = AgreedState { life: Life::Running, complete: ReplicaSet(set), epoch: Epoch(epoch), policy, hosts };
             prop_assert_eq!(decode_state(encode_state(&state)), Ok(state));
         }
 
@@ -182,7 +262,10 @@ mod tests {
         fn any_bytes_give_a_value_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let bytes = Bytes::from(bytes);
             if let Ok(entry) = decode(bytes.clone()) {
-                prop_assert_eq!(encode(&entry), bytes);
+                prop_assert_eq!(encode(&entry), bytes.clone());
+            }
+            if let Ok(state) = decode_state(bytes.clone()) && !bytes.is_empty() {
+                prop_assert_eq!(encode_state(&state), bytes);
             }
         }
 

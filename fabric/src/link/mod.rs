@@ -41,7 +41,7 @@ pub mod parts {
 }
 
 /// The version of everything that hosts say to each other. Hosts of different versions do not talk.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Why a connection did not come about. Each message is one line and says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -269,3 +269,110 @@ fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
         );
     }
 }
+
+#[test]
+fn a_host_that_comes_has_a_number_that_nobody_had() {
+    let mut vm = vm(GOOD).expect("a good file");
+    let mut all = cluster();
+    all.hosts.extend(["d", "e"].map(|name| {
+        ClusterHost {
+            name: name.into(),
+            address: format!("10.0.1.{}:7700", name.as_bytes()[0])
+                .parse()
+                .expect("an address"),
+        }
+    }));
+    let numbers = |vm: &VmConfig| -> Vec<(String, u8, bool)> {
+        let host = |host: &vm::GroupHost| (host.name.clone(), host.member.id.0, host.member.witness);
+        vm.group.iter().map(host).collect()
+    };
+    let mut highest = vm.newest_number();
+    for (leaves, comes) in [
+        ("b", "d"),
+        ("a", "e"),
+        ("c", "b"),
+        ("d", "a"),
+        ("e", "d"),
+        ("a", "c"),
+    ] {
+        let hosts = vm.moved(leaves, comes, &all).expect("it can be");
+        assert_eq!(newest(&hosts), highest + 1, "{leaves} -> {comes}");
+        let moved = vm.with_hosts(&hosts, &all).expect("a good file");
+        assert_eq!(moved.hosts(), hosts, "what is written is what is read");
+        assert_eq!(moved.member(comes).map(|one| one.id.0), Some(highest + 1));
+        assert!(moved.member(leaves).is_none());
+        assert_eq!(
+            moved.host_name(vm.member(leaves).expect("it was there").id),
+            leaves
+        );
+        assert_eq!(moved.group.len(), 3);
+        (vm, highest) = (moved, highest + 1);
+    }
+    assert_eq!(
+        numbers(&vm),
+        [
+            ("d".into(), 7, false),
+            ("c".into(), 8, false),
+            ("b".into(), 5, true)
+        ]
+    );
+    for (leaves, comes, why) in [
+        ("d", "x", "not in the cluster"),
+        ("d", "b", "has a part in VM 'v' already"),
+        ("a", "e", "has no part"),
+    ] {
+        let said = vm.moved(leaves, comes, &all).expect_err("it cannot be");
+        assert!(said.contains(why), "{said}");
+    }
+    // Until there are no more: then it says what to do.
+    let refused = (0..64).find_map(|turn| {
+        let (leaves, comes) = if turn % 2 == 0 { ("d", "e") } else { ("e", "d") };
+        match vm.moved(leaves, comes, &all) {
+            Ok(hosts) => {
+                vm = vm.with_hosts(&hosts, &all).expect("a good file");
+                None
+            }
+            Err(why) => Some(why),
+        }
+    });
+    let refused = refused.expect("numbers end");
+    assert!(
+        refused.contains("64 hosts") && refused.contains("dunlin down"),
+        "{refused}"
+    );
+    assert_eq!(vm.newest_number(), 63);
+}
+
+#[test]
+fn a_person_s_file_keeps_its_words_when_hosts_move() {
+    let text = "# The shop.\nname = 'v' # its name\nmembers = ['a', 'b'] # two\npolicy = 'none'\n\n[vm] # small\nmemory_mib = 64\nkernel = '/k'\n\n\
+                [[vm.nics]]\nmac = '52:54:00:12:34:56' # known to the switch\nbridge = 'br0'\n";
+    let vm = VmConfig::parse(text, "vm.toml", &cluster()).expect("a good file");
+    let hosts = vm.moved("b", "c", &cluster()).expect("it can be");
+    let moved = vm.with_hosts(&hosts, &cluster()).expect("a good file");
+    for words in [
+        "# The shop.",
+        "# its name",
+        "# small",
+        "# known to the switch",
+        "bridge = 'br0'",
+    ] {
+        assert!(moved.text.contains(words), "{words} is lost: {}", moved.text);
+    }
+    assert_eq!(moved.spec.nics.len(), 1);
+    assert_eq!(&*moved.group[1].name, "c");
+    assert!(!moved.text.contains("witness"), "it had none");
+}
+
+#[test]
+fn numbers_that_cannot_be_are_refused() {
+    for (numbers, why) in [
+        ("{ a = 0, b = 1 }", "'c' is not in numbers"),
+        ("{ a = 0, b = 1, c = 1 }", "each host has its own"),
+        ("{ a = 0, b = 1, c = 64 }", "from 0 to 63"),
+        ("{ a = 0, b = 1, c = 300 }", "line 5"),
+    ] {
+        let said = vm(&format!("{GOOD}\nnumbers = {numbers}")).expect_err("no such numbers");
+        assert!(said.to_string().contains(why), "{numbers}: {said}");
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::program::{ProgramFile, ProgramSpec};
 use super::{Cluster, ConfigError, parse};
+use dunlin_core::agreed::MOST_HOSTS;
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::{Manner, Policy};
 use dunlin_core::sync::trigger::Limits;
@@ -9,7 +10,9 @@ use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
 use dunlin_guest::disk::{Limits as BufferLimits, Storage};
 use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One VM's configuration.
@@ -17,8 +20,12 @@ use std::time::Duration;
 pub struct VmConfig {
     /// The name that people use.
     pub name: String,
+    /// The file's text.
+    pub text: Arc<str>,
     /// The group: hosts that can run the VM, in order of preference, then the witnesses.
     pub group: Vec<GroupHost>,
+    /// Which number each host has, or had, in the group.
+    pub numbers: BTreeMap<String, u8>,
     /// How it is replicated.
     pub policy: Policy,
     /// Its TCP connections are acknowledged before they may leave, and sent by shadow sockets.
@@ -224,6 +231,8 @@ pub(super) struct VmFile {
     members: Vec<String>,
     #[serde(default)]
     witness: Option<String>,
+    #[serde(default)]
+    numbers: BTreeMap<String, u8>,
     #[serde(default = "usual_policy")]
     policy: String,
     #[serde(default)]
@@ -307,8 +316,18 @@ impl VmConfig {
             if group.iter().any(|host| host.name == *name) {
                 return senseless(format!("host '{name}' is named twice"));
             }
+            let place = group.len() as u8;
+            let Some(&number) = file
+                .numbers
+                .get(name)
+                .or(Some(&place).filter(|_| file.numbers.is_empty()))
+            else {
+                return senseless(format!(
+                    "host '{name}' is not in numbers, which 'dunlin move' writes"
+                ));
+            };
             let member = Member {
-                id: ReplicaId(group.len() as u8),
+                id: ReplicaId(number),
                 witness,
                 complete: !witness,
             };
@@ -331,6 +350,17 @@ impl VmConfig {
                     }
                 ));
             }
+        }
+        let mut numbers = file.numbers;
+        if numbers.is_empty() {
+            numbers.extend(group.iter().map(|host| (host.name.clone(), host.member.id.0)));
+        }
+        let known: BTreeSet<u8> = numbers.values().copied().collect();
+        if known.len() < numbers.len() || known.last().is_some_and(|last| usize::from(*last) >= MOST_HOSTS) {
+            return senseless(format!(
+                "numbers: each host has its own, from 0 to {}",
+                MOST_HOSTS - 1
+            ));
         }
         if file.speculative && policy != Policy::Remus {
             return senseless(format!(
@@ -399,7 +429,9 @@ impl VmConfig {
         };
         Ok(Self {
             name: file.name,
+            text: text.into(),
             group,
+            numbers,
             policy,
             speculative: file.speculative,
             sync: file.sync,
@@ -419,9 +451,10 @@ impl VmConfig {
             .map(|host| host.member)
     }
 
-    /// The name of a member's host.
+    /// The name of a member's host, or of one that was.
     #[must_use]
     pub fn host_name(&self, id: ReplicaId) -> &str {
-        self.group.get(usize::from(id.0)).map_or("?", |host| &host.name)
+        let known = self.numbers.iter().find(|(_, number)| **number == id.0);
+        known.map_or("?", |(name, _)| name)
     }
 }

@@ -85,6 +85,15 @@ impl Address {
                 post("/api/v1/vms/{vm}/protect", vm, how)
             }
             Request::Replace { vm, host } => post("/api/v1/vms/{vm}/replace", vm, json!({"host": host})),
+            Request::Move {
+                vm,
+                backup,
+                witness,
+                unprotected_meanwhile,
+            } => {
+                let how = json!({"backup": backup, "witness": witness, "unprotected_meanwhile": unprotected_meanwhile});
+                post("/api/v1/vms/{vm}/move", vm, how)
+            }
             Request::VerifyDisk { vm, repair } => {
                 post("/api/v1/vms/{vm}/verify-disk", vm, json!({"repair": repair}))
             }
@@ -111,6 +120,7 @@ impl Address {
             | Request::Prepare { .. }
             | Request::Install { .. }
             | Request::Undo { .. }
+            | Request::Left { .. }
             | Request::Standing { .. }
             | Request::Remove { .. } => return None,
         })
@@ -245,6 +255,12 @@ pub fn examples() -> Vec<Request> {
         Request::Replace {
             vm: vm(),
             host: "b".into(),
+        },
+        Request::Move {
+            vm: vm(),
+            backup: Some("d".into()),
+            witness: None,
+            unprotected_meanwhile: true,
         },
         Request::VerifyDisk {
             vm: vm(),

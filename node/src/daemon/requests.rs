@@ -1,6 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, identity, members, peers, program, store};
+use super::{Daemon, Ticket, examine, identity, members, moving, peers, program, store};
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::AnswerTo;
 use crate::control::{Answer, Event, HostStatus, Member, Request};
@@ -138,7 +138,21 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             Ok(report) => Answer::Report(Box::new(report)),
             Err(why) => Answer::refused(why),
         },
-        Request::Replace { vm, host } => replace(daemon, &vm, &host),
+        Request::Replace { vm, host } => moving::replace(daemon, &vm, &host),
+        Request::Move {
+            vm,
+            backup,
+            witness,
+            unprotected_meanwhile,
+        } => match (backup, witness) {
+            (Some(host), None) => moving::to(daemon, &vm, &host, false, unprotected_meanwhile),
+            (None, Some(host)) => moving::to(daemon, &vm, &host, true, unprotected_meanwhile),
+            _ => Answer::refused("one host is named: the new backup's, or the new witness's"),
+        },
+        Request::Left { vm, newest } => match sender(daemon, &vm) {
+            Some(to_loop) => vm::command(&to_loop, Command::Left { newest }),
+            None => Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)),
+        },
         Request::Keys { host, ask } if host == daemon.host.name => identity::step(daemon, ask),
         Request::Remove { vm } => remove(daemon, &vm),
         Request::Log(ask) => super::logs::from_peer(daemon, ask),
@@ -234,7 +248,7 @@ fn fault_at(daemon: &Daemon, vm: &str, asked: Result<vm::Asked, String>) -> Answ
     }
 }
 
-fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
+pub(super) fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
     daemon.vms().get(vm).map(vm::VmHandle::sender)
 }
 
@@ -442,66 +456,6 @@ fn could_run_program(name: &str, config: &VmConfig, spec: &ProgramSpec, executab
             spec.command[0]
         )),
         Err(why) => Answer::refused(format!("host '{name}': {why}")),
-    }
-}
-
-/// Brings a new machine in, in the place of a dead one of that name; asked of the host that serves the VM.
-fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
-    let origin = format!("VM '{vm}'");
-    let text = match store::text(&daemon.host.state, vm) {
-        Ok(text) => text,
-        Err(error) => return Answer::failed(format!("the VM's file in this host's state folder: {error}")),
-    };
-    let config = match VmConfig::parse(&text, &origin, &daemon.host.cluster) {
-        Ok(config) => config,
-        Err(error) => return Answer::failed(error.to_string()),
-    };
-    let Some(member) = config.member(host).filter(|_| config.program.is_none()) else {
-        return Answer::refused(format!(
-            "host '{host}' has no part in VM '{vm}', or it is a program, whose group stays as it began"
-        ));
-    };
-    let Some(to_loop) = sender(daemon, vm) else {
-        return Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name));
-    };
-    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
-        Ok(version) => version,
-        Err(why) => return Answer::failed(why),
-    };
-    let ticket = match Ticket::draw() {
-        Ok(ticket) => ticket,
-        Err(why) => return Answer::failed(why),
-    };
-    let request = Request::Prepare {
-        text: text.clone(),
-        origin,
-        qemu_version,
-        ticket,
-    };
-    // Nothing is changed before the new machine has said that it is there and can take part.
-    if let Answer::Failed { why, code } = peers::ask(daemon, host, &request) {
-        return Answer::Failed { why, code };
-    }
-    if let Answer::Failed { why, code } = vm::command(&to_loop, Command::RemoveMember(member.id)) {
-        let vm = vm.to_owned();
-        // One that does not hear of it gives the name free after a while.
-        let _ = peers::ask(daemon, host, &Request::Undo { vm, ticket });
-        return Answer::Failed { why, code };
-    }
-    let request = Request::Install {
-        text,
-        newcomer: true,
-        ticket,
-    };
-    match peers::ask(daemon, host, &request) {
-        Answer::Failed { why, code } => Answer::Failed {
-            why: format!(
-                "the group goes on without host '{host}', which did not take the VM; say it again: {why}"
-            ),
-            code,
-        },
-        _ => Answer::done(format!("host '{host}' is brought in anew")),
     }
 }
 

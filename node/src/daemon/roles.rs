@@ -319,6 +319,7 @@ fn needed(request: &Request) -> Role {
         Request::Down { force: true, .. }
         | Request::Protect { alone: true, .. }
         | Request::Replace { .. }
+        | Request::Move { .. }
         | Request::Inject { .. }
         | Request::Keys { .. }
         | Request::Member
@@ -327,6 +328,7 @@ fn needed(request: &Request) -> Role {
         | Request::Prepare { .. }
         | Request::Install { .. }
         | Request::Undo { .. }
+        | Request::Left { .. }
         | Request::Standing { .. }
         | Request::Remove { .. }
         | Request::Log(

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use crate::vm::NEWCOMER;
+use crate::vm::{FILE, NEWCOMER};
 
 /// Keeps a second daemon out of the state folder, for as long as the file is open.
 pub fn lock(state: &Path) -> Result<File, String> {
@@ -28,7 +28,7 @@ pub fn folder(state: &Path, vm: &str) -> PathBuf {
 /// Keeps a VM's configuration, durably; and whether this host came to its group later.
 pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()> {
     let folder = folder(state, vm);
-    if !folder.join("vm.toml").exists() {
+    if !folder.join(FILE).exists() {
         // What a removal left that was cut short is not this VM's.
         match std::fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -39,7 +39,7 @@ pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()
     if newcomer {
         File::create(folder.join(NEWCOMER))?.sync_all()?;
     }
-    let (new, path) = (folder.join("vm.toml.new"), folder.join("vm.toml"));
+    let (new, path) = (folder.join("vm.toml.new"), folder.join(FILE));
     let mut file = File::create(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
@@ -49,13 +49,13 @@ pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()
 
 /// A VM's configuration.
 pub fn text(state: &Path, vm: &str) -> io::Result<String> {
-    std::fs::read_to_string(folder(state, vm).join("vm.toml"))
+    std::fs::read_to_string(folder(state, vm).join(FILE))
 }
 
 /// Forgets a VM: its configuration first, so that a half-removed one is not started again.
 pub fn forget(state: &Path, vm: &str) -> io::Result<()> {
     let folder = folder(state, vm);
-    match std::fs::remove_file(folder.join("vm.toml")) {
+    match std::fs::remove_file(folder.join(FILE)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
@@ -74,7 +74,7 @@ pub fn all(state: &Path) -> io::Result<Vec<(String, String)>> {
     };
     for entry in entries {
         let entry = entry?;
-        match std::fs::read_to_string(entry.path().join("vm.toml")) {
+        match std::fs::read_to_string(entry.path().join(FILE)) {
             Ok(text) => found.push((entry.file_name().to_string_lossy().into_owned(), text)),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),

@@ -75,11 +75,11 @@ impl Agreement {
 
     pub(super) fn at(index: Index, state: AgreedState) -> Self {
         Self {
-            state,
             applied: index,
             looked_at: index,
             cut_at: index,
             appended_complete: state.complete,
+            state,
             ..Self::default()
         }
     }
@@ -318,6 +318,7 @@ impl VmLoop {
                 self.agreement.another_policy = true;
                 self.policy_agreed(policy);
             }
+            Agreed::Hosts(_) => self.follow_hosts(),
             Agreed::Down => {
                 self.event("down", "the VM is shut down");
                 self.end_machine();
@@ -333,7 +334,7 @@ impl VmLoop {
     fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
         self.agreement.may_be_dropped = !set.contains(self.me);
         self.agreement.appended_complete = set;
-        if set.0.count_ones() > 1 {
+        if set.len() > 1 {
             self.join_complaint = None;
         }
         if self.agreement.leads {
@@ -366,6 +367,7 @@ impl VmLoop {
                     self.drop_machine();
                 }
                 self.end_stale_copy();
+                self.follow_hosts();
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state.life == Life::Down {
                     self.forget_vm();

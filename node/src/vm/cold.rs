@@ -305,7 +305,7 @@ impl VmLoop {
 
     /// Elected with a mandate, and the agreed state does not contradict it.
     pub(super) fn may_boot_cold(&self) -> bool {
-        let state = self.agreement.state;
+        let state = &self.agreement.state;
         let agreed = match state.life {
             Life::Fresh => true,
             Life::Running => self.cold.stale || state.complete.contains(self.me),

@@ -8,7 +8,7 @@ use crate::vm::program::copies::Visited;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
-use dunlin_core::agreed::Frame;
+use dunlin_core::agreed::{Frame, Hosts};
 use dunlin_core::policy::{Manner, Policy};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
@@ -166,6 +166,8 @@ pub enum LoopEvent {
     Visit(Vec<String>, Sender<Result<Box<Visited>, String>>),
     /// The VM's end is agreed, and every other host that can be reached was told; those that cannot let go of it yet, in their words.
     EndTold(Vec<String>),
+    /// Hosts that have no part in the VM's group any more, and know it.
+    GoneTold(Vec<ReplicaId>),
     /// The guest of a VM that is to be ended was asked to switch itself off, or could not be.
     GuestAsked(Result<(), String>),
     /// The backup's VM is an ordinary VM now, or is lost.
@@ -244,7 +246,7 @@ pub enum BackupStep {
 }
 
 /// What a person wants of a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Hand over to the backup.
     Failover,
@@ -284,6 +286,20 @@ pub enum Command {
     Remove,
     /// The group is to go on without this member, whose machine is gone for good.
     RemoveMember(ReplicaId),
+    /// The group is to go on without this member, and with that list of hosts.
+    Move {
+        /// Who leaves.
+        leaves: ReplicaId,
+        /// The hosts from then on.
+        hosts: Hosts,
+        /// Though it is the backup, and well.
+        unprotected_meanwhile: bool,
+    },
+    /// The list with this newest number has no part for this host.
+    Left {
+        /// The newest number in it.
+        newest: u8,
+    },
 }
 
 /// What the backup's words may take on their way to the loop. All else that is sent to it is little: each of its senders

@@ -27,7 +27,7 @@ pub struct Note {
     /// Where the log says so: term and index.
     pub at: (u64, u64),
     /// A set of members.
-    pub complete: u8,
+    pub complete: u64,
     /// Since when, in milliseconds since 1970, by the clock of the host that noted it.
     pub since_ms: u64,
 }

@@ -22,6 +22,8 @@ mod watched;
 
 use mishaps::Room;
 
+use replacing::Leaving;
+
 use super::Line;
 use super::machine::Machine;
 use super::run::{Role, VmLoop};
@@ -83,8 +85,8 @@ pub struct PrimaryRole {
     /// The VM stands still because its disk is full.
     room: Option<Room>,
     hand_over: Option<Sender<Answer>>,
-    /// A member that a person wants out of the group: since which entry that is so, and who asked.
-    leaving: Option<(Index, Sender<Answer>)>,
+    /// A member that a person wants out of the group.
+    leaving: Option<Leaving>,
     /// Syncs so far.
     pub sync_status: SyncStatus,
     /// The join under way.
@@ -233,7 +235,7 @@ impl VmLoop {
 
     /// This host leads, and has applied everything that was agreed before.
     pub(super) fn leads(&mut self) {
-        let state = self.agreement.state;
+        let state = &self.agreement.state;
         match &self.role {
             // All that it was elected for; the order is carried out in this step.
             Role::None if self.leads_to_end() => {}
@@ -270,7 +272,7 @@ impl VmLoop {
             );
         }
         let survived = session.is_some_and(|(_, survives)| survives);
-        let AgreedState { complete, epoch, .. } = self.agreement.state;
+        let AgreedState { complete, epoch, .. } = self.agreement.state.clone();
         if complete == ReplicaSet::one(self.me) {
             // The entry may have been agreed between two terms, when nobody led who could have acted on it.
             self.primary_set_agreed(complete, epoch);
@@ -339,7 +341,8 @@ impl VmLoop {
             self.group.step_down();
         }
         self.follow_qemu();
-        self.say_who_left();
+        self.follow_leaving();
+        self.tell_who_is_gone();
         self.readmit_hosts();
         self.miss_silent_backup();
         self.observe_output();

@@ -9,6 +9,7 @@ use super::cold::Cold;
 use super::connect::Connector;
 use super::ending::{GuestAsked, Order};
 use super::event::{Command, LoopEvent, LoopSender};
+use super::hosts::{Gone, Keeper};
 use super::nics::Nics;
 use super::noted::Notebook;
 use super::primary::PrimaryRole;
@@ -111,8 +112,12 @@ pub struct VmLoop {
     pub(super) watchdog: Watchdog,
     /// The group has not made this host a member yet.
     pub(super) newcomer: bool,
+    /// Hosts that have no part in it any more.
+    pub(super) gone: Gone,
+    /// Writes the VM's file, since hosts have moved.
+    pub(super) keeper: Option<Keeper>,
     pub(super) events: Receiver<LoopEvent>,
-    connectors: Vec<(ReplicaId, Connector)>,
+    pub(super) connectors: Vec<(ReplicaId, Connector)>,
     born: Instant,
     shown_us: u64,
     /// An event was told in this step.
@@ -199,6 +204,8 @@ impl VmLoop {
             join_complaint: None,
             watchdog: Watchdog::default(),
             newcomer,
+            gone: Gone::default(),
+            keeper: None,
             events,
             connectors,
             born: Instant::now(),
@@ -208,6 +215,7 @@ impl VmLoop {
             host,
             config,
         };
+        this.follow_hosts();
         // Whoever asks before the loop's first turn hears of a VM with a name.
         this.show(SHOW_US);
         Ok(this)
@@ -240,6 +248,9 @@ impl VmLoop {
         }
         // Whoever forgets the VM removes its folder.
         self.notebook.close();
+        if let Some(keeper) = self.keeper.take() {
+            keeper.close();
+        }
         self.show(u64::MAX);
         let (ended, host, shared) = (self.ending.take(), self.host.clone(), self.shared.clone());
         // A daemon that ends leaves the group first: the others need not wait for a disk of this host.
@@ -371,6 +382,7 @@ impl VmLoop {
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
             LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
+            LoopEvent::GoneTold(told) => self.gone_told(told),
             LoopEvent::EndTold(busy) => self.end_told(busy),
             LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
             // A program's loop has asked for it.
@@ -465,6 +477,12 @@ impl VmLoop {
             }
             Command::ForceDown => Some(self.force_down()),
             Command::RemoveMember(member) => self.remove_member(member, &reply),
+            Command::Move {
+                leaves,
+                hosts,
+                unprotected_meanwhile,
+            } => self.move_part(leaves, hosts, unprotected_meanwhile, &reply),
+            Command::Left { newest } => Some(self.was_left(newest)),
             Command::Failover | Command::Policy(_) | Command::Protect | Command::VerifyDisk { .. } => {
                 self.primary_command(command, &reply)
             }
@@ -510,7 +528,7 @@ impl VmLoop {
             name: self.config.name.clone(),
             role: role.to_owned(),
             state,
-            protected: self.agreement.state.complete.0.count_ones() > 1
+            protected: self.agreement.state.complete.len() > 1
                 && !self.agreement.another_policy
                 && self.group.leader().is_some(),
             wants_protection: self.policy().is_replicated(),

@@ -135,6 +135,7 @@ pub fn router() -> (axum::Router<Arc<Web>>, utoipa::openapi::OpenApi) {
         .routes(routes!(vms::policy))
         .routes(routes!(vms::verify_disk))
         .routes(routes!(vms::replace))
+        .routes(routes!(vms::move_to))
         .routes(routes!(vms::inject))
         .routes(routes!(vms::printed))
         .routes(routes!(cluster::hosts))

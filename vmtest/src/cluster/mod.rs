@@ -62,7 +62,8 @@ pub fn in_a_lab<T>(
 ) -> Result<T> {
     let lab = Lab::new(spec)?;
     let outcome = {
-        let mut cluster = Cluster::init(&lab, binary, &["a", "b", "c"])?;
+        let hosts: Vec<&str> = spec.hosts.iter().map(String::as_str).collect();
+        let mut cluster = Cluster::init(&lab, binary, &hosts)?;
         play(&mut cluster).or_else(|error| {
             let remains = cluster.keep_remains(name);
             Err(error).context(remains)
@@ -265,6 +266,18 @@ impl<'lab> Cluster<'lab> {
             if entry.path().extension().is_some_and(|kind| kind == "img") {
                 let bytes = entry.metadata()?.len();
                 File::create(entry.path())?.set_len(bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A host that never had a part in a VM gets empty disks, as large as those of `like`.
+    pub fn give_empty_disks(&self, host: &str, like: &str) -> Result<()> {
+        for entry in fs::read_dir(self.lab.node(like).home())? {
+            let entry = entry?;
+            if entry.path().extension().is_some_and(|kind| kind == "img") {
+                let file = self.lab.node(host).home().join(entry.file_name());
+                File::create(file)?.set_len(entry.metadata()?.len())?;
             }
         }
         Ok(())

@@ -71,6 +71,9 @@ pub struct Peer {
     pub host: String,
     /// Whether the log's link to it stands.
     pub connected: bool,
+    /// Whether it has no copy.
+    #[serde(default)]
+    pub witness: bool,
 }
 
 /// One disk on one host.

@@ -60,6 +60,13 @@ pub enum Action {
     Restart,
     /// New machines take the places of all dead hosts: same names and keys, nothing in their state folders, empty disks.
     Replace,
+    /// `dunlin move VM --backup HOST`: to a host that has no part in the VM, and empty disks. While the backup is well that is refused, and has to be
+    /// said with `--unprotected-meanwhile`.
+    MoveBackup(&'static str),
+    /// `dunlin move VM --witness HOST`.
+    MoveWitness(&'static str),
+    /// A host whose part another one has got has nothing of the VM any more.
+    AwaitGone(&'static str),
     /// All hosts take part in the group.
     AwaitAllLinked,
     /// Pull the cable of the primary's host; then wait for the take-over. It must stop speaking.

@@ -3,6 +3,7 @@
 mod away;
 mod boots;
 mod keys;
+mod moves;
 mod stopped;
 mod stuck;
 mod verdict;
@@ -58,8 +59,17 @@ pub struct Outcome {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept, and the error says where.
 pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
+    let three = LabSpec::three_hosts();
     let spec = LabSpec {
         host_cpu: scenario.cpu.map(CpuShare::percent),
+        hosts: match moves::are_in(scenario) {
+            true => three
+                .hosts
+                .into_iter()
+                .chain(moves::SPARE_HOSTS.map(str::to_owned))
+                .collect(),
+            false => three.hosts,
+        },
         ..LabSpec::three_hosts()
     };
     in_a_lab(scenario.name, &spec, &world.dunlin, |cluster| {
@@ -278,6 +288,9 @@ impl Stage<'_, '_> {
                 }
                 Ok(())
             }
+            Action::MoveBackup(host) => self.move_backup(host),
+            Action::MoveWitness(host) => self.move_witness(host),
+            Action::AwaitGone(host) => self.await_gone(host),
             Action::AwaitAllLinked => {
                 let vm = self.vm.clone();
                 let all = |hosts: &[HostStatus]| {

@@ -18,7 +18,7 @@ impl Agreement {
     /// `SyncDone` follows. Where nobody joined, a sync that was agreed will never be done, and must not keep the log from
     /// being cut otherwise: a witness's would grow until it is full, and then the group hangs when it is needed.
     pub(super) fn cut_at_join(&mut self, set: ReplicaSet) -> Option<(Index, Bytes)> {
-        self.cut.take().filter(|_| set.0.count_ones() > 1)
+        self.cut.take().filter(|_| set.len() > 1)
     }
 
     /// An entry of so many bytes was applied, and no backup needs the log. Where it may be cut now, and the state there: not at
@@ -96,8 +96,7 @@ impl VmLoop {
 
     /// Where no backup executes the inputs, applied entries are not needed again.
     pub(in crate::vm) fn cut_log_where_nothing_syncs(&mut self, entry_bytes: usize) {
-        let nobody_else_needs_it =
-            self.agreement.state.complete.0.count_ones() < 2 && self.agreement.cut.is_none();
+        let nobody_else_needs_it = self.agreement.state.complete.len() < 2 && self.agreement.cut.is_none();
         let limits = self.group.log_limits();
         if nobody_else_needs_it && let Some((index, state)) = self.agreement.cut_alone(entry_bytes, limits) {
             self.cut_log(index, state);

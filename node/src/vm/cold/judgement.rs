@@ -205,7 +205,7 @@ mod tests {
     use crate::control::DiskStanding;
     use crate::vm::Note;
 
-    fn standing(id: u8, last: (u64, u64), complete: u8, disk: DiskStanding) -> (ReplicaId, Standing) {
+    fn standing(id: u8, last: (u64, u64), complete: u64, disk: DiskStanding) -> (ReplicaId, Standing) {
         let standing = Standing {
             last,
             complete,

@@ -60,6 +60,8 @@ impl VmLoop {
             | Command::ProtectAlone { .. }
             | Command::Remove
             | Command::RemoveMember(_)
+            | Command::Move { .. }
+            | Command::Left { .. }
             | Command::Standing
             | Command::Inject { .. } => None,
         }

@@ -92,7 +92,7 @@ impl VmLoop {
 
     /// Nobody follows under the policy of before: whoever asked may wait for the next backup.
     pub(super) fn policy_settled(&mut self) {
-        if self.agreement.state.complete.0.count_ones() > 1 {
+        if self.agreement.state.complete.len() > 1 {
             return;
         }
         if let Some(reply) = self.policy_ordered.take() {

@@ -1,26 +1,42 @@
-//! A dead host's place for a new machine of the same name: `dunlin replace`.
+//! A host's place for another one: for a new machine of the same name (`dunlin replace`), or for a host of another name (`dunlin move`).
 //!
 //! The new machine has no memory of what the old one promised or acknowledged. Were it to speak with the old one's voice, a
 //! majority could be counted that never was. So the others first agree to go on without that member; only then does the
 //! new machine hear of the VM, and it is made a member anew.
 //!
-//! Invariant 1: nobody is told that a member has left before that is agreed.
+//! Flow of a move: the group goes on without the member -> it agrees on the list with the new host, whose number is new -> the new host is told.
 //!
-//! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`).
+//! Invariants:
+//! 1. Nobody is told that a member has left before that is agreed.
+//! 2. A list names a new host only after the group has gone on without the old one, said by the same leader.
+//!
+//! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`), how a list is followed (`vm::hosts`).
 
+use crate::config::newest;
 use crate::control::Answer;
 use crate::vm::run::{Role, VmLoop};
 use crossbeam_channel::Sender;
+use dunlin_core::agreed::{Agreed, Hosts};
 use dunlin_core::consensus::Member;
-use dunlin_core::units::ReplicaId;
+use dunlin_core::units::{Index, ReplicaId};
+
+/// A member leaves.
+pub(super) struct Leaving {
+    /// Since which entry that is so.
+    since: Index,
+    /// The hosts from then on, where another one comes in its place.
+    hosts: Option<Hosts>,
+    /// That list was proposed.
+    said: bool,
+    /// Who asked.
+    reply: Sender<Answer>,
+}
 
 impl VmLoop {
     /// The answer comes when it is agreed.
     pub(in crate::vm) fn remove_member(&mut self, id: ReplicaId, reply: &Sender<Answer>) -> Option<Answer> {
-        if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
-            return Some(Answer::failed(
-                "this host does not serve the VM; ask the one that does ('dunlin status')",
-            ));
+        if let Some(refused) = self.may_let_go() {
+            return Some(refused);
         }
         let host = self.config.host_name(id).to_owned();
         if id == self.me || self.is_connected(id) {
@@ -28,39 +44,117 @@ impl VmLoop {
                 "host '{host}' takes part in the VM's group: there is nothing to replace"
             )));
         }
-        let members = self.group.members();
-        if members.iter().all(|member| member.id != id) {
+        if self.group.members().iter().all(|member| member.id != id) {
             return Some(Answer::done("it has left"));
         }
-        let rest: Vec<Member> = members.iter().filter(|member| member.id != id).copied().collect();
-        match self.group.change_members(rest) {
-            Ok(index) => {
-                self.event(
-                    "removed",
-                    format!("by a person's order the group goes on without host '{host}'"),
-                );
-                if let Some(primary) = self.primary() {
-                    primary.leaving = Some((index, reply.clone()));
-                }
-                None
-            }
-            Err(refusal) => Some(Answer::failed(format!(
-                "host '{host}' cannot leave the group now: {refusal}; try again when all other hosts answer"
-            ))),
-        }
+        self.let_go(id, None, reply)
     }
 
-    /// Invariant 1.
-    pub(super) fn say_who_left(&mut self) {
+    /// Another host gets the part of `leaves`. The answer comes when the group knows it.
+    pub(in crate::vm) fn move_part(
+        &mut self,
+        leaves: ReplicaId,
+        hosts: Hosts,
+        unprotected_meanwhile: bool,
+        reply: &Sender<Answer>,
+    ) -> Option<Answer> {
+        if let Some(refused) = self.may_let_go() {
+            return Some(refused);
+        }
+        if newest(&hosts) != self.config.newest_number() + 1 || leaves == self.me {
+            return Some(Answer::failed(
+                "the VM's hosts have just changed: see 'dunlin status', and say it again if it is still wanted",
+            ));
+        }
+        let host = self.config.host_name(leaves);
+        let is_well = self.is_connected(leaves) && self.agreement.state.complete.contains(leaves);
+        if is_well && !unprotected_meanwhile {
+            return Some(Answer::refused(format!(
+                "host '{host}' is the VM's backup, and well: without it the VM is NOT protected until the new host has its copy. \
+                 '--unprotected-meanwhile' says that this is meant"
+            )));
+        }
+        self.let_go(leaves, Some(hosts), reply)
+    }
+
+    fn may_let_go(&mut self) -> Option<Answer> {
+        if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
+            return Some(Answer::failed(
+                "this host does not serve the VM; ask the one that does ('dunlin status')",
+            ));
+        }
+        let busy = self.primary().is_some_and(|primary| primary.leaving.is_some());
+        busy.then(|| Answer::failed("another host is about to leave the VM's group: say it again"))
+    }
+
+    /// By now it is meant.
+    fn let_go(&mut self, id: ReplicaId, hosts: Option<Hosts>, reply: &Sender<Answer>) -> Option<Answer> {
+        let host = self.config.host_name(id).to_owned();
+        let members = self.group.members();
+        let rest: Vec<Member> = members.iter().filter(|member| member.id != id).copied().collect();
+        let since = match rest.len() == members.len() {
+            // It has left, and what was to follow did not.
+            true => Index(0),
+            false => match self.group.change_members(rest) {
+                Ok(index) => index,
+                Err(refusal) => {
+                    return Some(Answer::failed(format!(
+                        "host '{host}' cannot leave the group now: {refusal}; try again when all other hosts answer"
+                    )));
+                }
+            },
+        };
+        self.event(
+            "removed",
+            format!("by a person's order the group goes on without host '{host}'"),
+        );
+        if let Some(primary) = self.primary() {
+            primary.leaving = Some(Leaving {
+                since,
+                hosts,
+                said: false,
+                reply: reply.clone(),
+            });
+        }
+        // Its copy is one of the VM's no longer, however well it is.
+        let session = self.primary().and_then(|primary| primary.session.as_ref());
+        if let Some(session) = session
+            .filter(|session| session.peer == id)
+            .map(|session| session.id)
+        {
+            self.session_ended(session, "its host leaves the VM's group");
+        }
+        None
+    }
+
+    /// Invariants 1 and 2.
+    pub(super) fn follow_leaving(&mut self) {
         let (committed, leads) = (self.group.committed(), self.agreement.leads);
+        let agreed = self.agreement.state.hosts.clone();
         let Some(primary) = self.primary() else { return };
-        let decided = |(index, _): &mut (_, _)| *index <= committed || !leads;
-        if let Some((_, reply)) = primary.leaving.take_if(decided) {
-            // Whoever asked may have gone.
-            let _ = reply.send(match leads {
+        let Some(leaving) = &mut primary.leaving else {
+            return;
+        };
+        let is_known = match (&leaving.hosts, &agreed) {
+            (None, _) => true,
+            (Some(hosts), Some(agreed)) => newest(agreed) >= newest(hosts),
+            (Some(_), None) => false,
+        };
+        let left = leads && leaving.since <= committed;
+        if left && is_known || !leads {
+            let answer = match leads {
                 true => Answer::done("it has left"),
                 false => Answer::failed("this host leads the group no more; say it again"),
-            });
+            };
+            // Whoever asked may have gone.
+            let _ = leaving.reply.send(answer);
+            primary.leaving = None;
+        } else if left
+            && !leaving.said
+            && let Some(hosts) = leaving.hosts.clone()
+        {
+            leaving.said = true;
+            self.propose(&Agreed::Hosts(hosts));
         }
     }
 }

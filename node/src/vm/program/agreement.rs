@@ -194,7 +194,7 @@ impl ProgramLoop {
                     self.await_word_of_the_end();
                 }
             }
-            Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) => {}
+            Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) | Agreed::Hosts(_) => {}
         }
     }
 

@@ -41,7 +41,7 @@ const ONLY_EPOCH: Epoch = Epoch(2);
 impl ProgramLoop {
     /// The group has agreed that both copies begin.
     pub(super) fn start_copy(&mut self) {
-        let is_backed = self.agreement.state.complete.0.count_ones() > 1;
+        let is_backed = self.agreement.state.complete.len() > 1;
         self.role = if self.agreement.leads {
             Role::Primary
         } else {

@@ -444,7 +444,9 @@ impl ProgramLoop {
             | Command::ProtectAlone { .. }
             | Command::VerifyDisk { .. }
             | Command::Inject { .. }
-            | Command::RemoveMember(_) => Answer::refused(
+            | Command::RemoveMember(_)
+            | Command::Move { .. }
+            | Command::Left { .. } => Answer::refused(
                 "this is for VMs: a program that runs gets its second copy by itself, as soon as its other host is there",
             ),
         };

@@ -31,7 +31,7 @@ const SLACK_US: u64 = 5_000_000;
 impl ProgramLoop {
     /// This host leads, and has applied everything that was agreed before.
     pub(super) fn leads(&mut self) {
-        let state = self.agreement.state;
+        let state = &self.agreement.state;
         match self.role {
             // All that it was elected for; the order is carried out in this step.
             Role::None if self.leads_to_end() => {}

@@ -49,7 +49,7 @@ impl ProgramLoop {
             Some(why) => format!("failed: {why}"),
             None => self.state().to_owned(),
         };
-        let complete = self.agreement.state.complete.0.count_ones() > 1;
+        let complete = self.agreement.state.complete.len() > 1;
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
         let serves = match self.role {
             Role::Primary => self.door.is_some(),

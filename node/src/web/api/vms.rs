@@ -75,6 +75,18 @@ struct Replace {
     host: String,
 }
 
+/// One of both names a host.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Move {
+    /// The new backup's host.
+    backup: Option<String>,
+    /// The new witness.
+    witness: Option<String>,
+    /// Though the backup is well, and the VM not protected until the new one has its copy.
+    unprotected_meanwhile: bool,
+}
+
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Nothing {}
@@ -249,6 +261,34 @@ pub async fn replace(
 ) -> Response {
     match read::<Replace>(&body) {
         Ok(Replace { host }) => ask(web, who, how, Request::Replace { vm, host }).await,
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+    }
+}
+
+/// A host that has no part in the VM's group gets the one of its backup's host, or of its witness. For administrators.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/move", params(("vm" = String, Path)), request_body = Move,
+    responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
+pub async fn move_to(
+    State(web): App,
+    Extension(who): Asker,
+    how: How,
+    Path(vm): Path<String>,
+    body: Bytes,
+) -> Response {
+    match read::<Move>(&body) {
+        Ok(Move {
+            backup,
+            witness,
+            unprotected_meanwhile,
+        }) => {
+            let order = Request::Move {
+                vm,
+                backup,
+                witness,
+                unprotected_meanwhile,
+            };
+            ask(web, who, how, order).await
+        }
         Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
     }
 }

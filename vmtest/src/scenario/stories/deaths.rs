@@ -98,6 +98,43 @@ pub fn all() -> Vec<Scenario> {
         )
         .with_disk()
         .quick(),
+        Scenario::new(
+            "move-to-a-new-host",
+            "dunlin",
+            &[
+                AwaitProtected,
+                ANSWERS,
+                KillBackup,
+                MoveBackup("d"),
+                ANSWERS,
+                // The preferred host is lost, and never comes back under this name.
+                KillPrimary,
+                ANSWERS,
+                MoveBackup("e"),
+                ANSWERS,
+                // Those who were dead hear of it when they are back.
+                Restart,
+                AwaitGone("a"),
+                AwaitGone("b"),
+                // A witness that begins anew reads its VM's file as it is now.
+                KillWitness,
+                Restart,
+                AwaitAllLinked,
+                MoveWitness("b"),
+                AwaitGone("c"),
+                // A host that had a part comes back under a new number.
+                MoveBackup("a"),
+                AwaitGone("e"),
+                ANSWERS,
+                KillPrimary,
+                ANSWERS,
+                Restart,
+                AwaitProtected,
+                ANSWERS,
+            ],
+        )
+        .with_disk()
+        .quick(),
         Scenario {
             durable: true,
             gap_limit: Duration::from_secs(60),

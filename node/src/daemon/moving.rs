@@ -1,0 +1,138 @@
+//! A host in the place of another one, asked of the host that serves the VM: a new machine of the same name, or a host of another name.
+//!
+//! Flow: the new host says that it can take part -> the group goes on without the old one, and knows the new one (`vm::primary::replacing`) -> the new
+//! host is told, as a newcomer -> the VM's loop brings it in, as any host that comes back.
+//!
+//! Invariants: 1. nothing is changed before the new host has said that it is there and can take part. 2. said again after it broke off in the middle,
+//! it goes on where it was.
+
+use super::requests::sender;
+use super::{Daemon, Ticket, peers};
+use crate::config::VmConfig;
+use crate::control::{Answer, Request};
+use crate::vm;
+use crate::vm::event::Command;
+use dunlin_core::consensus::Member;
+use std::sync::PoisonError;
+
+/// A new machine in the place of a dead one of that name.
+pub fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
+    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = match config(daemon, vm) {
+        Ok(config) => config,
+        Err(answer) => return answer,
+    };
+    let Some(member) = config.member(host) else {
+        return Answer::refused(format!(
+            "host '{host}' has no part in VM '{vm}'; 'dunlin move' gives it one"
+        ));
+    };
+    bring_in(daemon, host, &config, Command::RemoveMember(member.id))
+}
+
+/// A host without a part gets that of the backup's host, or of the witness.
+pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_meanwhile: bool) -> Answer {
+    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = match config(daemon, vm) {
+        Ok(config) => config,
+        Err(answer) => return answer,
+    };
+    let part = if witness { "witness" } else { "backup" };
+    if let Some(Member {
+        id, witness: is_one, ..
+    }) = config.member(host)
+    {
+        if host == daemon.host.name || is_one != witness {
+            return Answer::refused(format!("host '{host}' has another part in VM '{vm}' already"));
+        }
+        let status = daemon.vms().get(vm).map(vm::VmHandle::status);
+        let peers = status.map(|status| status.peers).unwrap_or_default();
+        if peers.iter().any(|peer| peer.host == host && peer.connected) {
+            return Answer::refused(format!("host '{host}' is the {part} of VM '{vm}' already"));
+        }
+        // Invariant 2: it was named, and did not take the VM.
+        return bring_in(daemon, host, &config, Command::RemoveMember(id));
+    }
+    let leaves = config
+        .group
+        .iter()
+        .find(|one| one.member.witness == witness && one.name != daemon.host.name);
+    let Some(leaves) = leaves else {
+        return Answer::refused(format!("VM '{vm}' has no {part}"));
+    };
+    let moved = config.moved(&leaves.name, host, &daemon.host.cluster);
+    let with_hosts = moved.and_then(|hosts| {
+        let moved = config.with_hosts(&hosts, &daemon.host.cluster);
+        Ok((hosts, moved.map_err(|error| error.to_string())?))
+    });
+    match with_hosts {
+        Ok((hosts, moved)) => {
+            let order = Command::Move {
+                leaves: leaves.member.id,
+                hosts,
+                unprotected_meanwhile,
+            };
+            bring_in(daemon, host, &moved, order)
+        }
+        Err(why) => Answer::refused(why),
+    }
+}
+
+/// The VM as its loop here has it.
+fn config(daemon: &Daemon, vm: &str) -> Result<VmConfig, Answer> {
+    let config = daemon.vms().get(vm).map(vm::VmHandle::config);
+    let config = config
+        .ok_or_else(|| Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)))?;
+    if config.program.is_some() {
+        return Err(Answer::refused(format!(
+            "'{vm}' is a program, whose group stays as it began"
+        )));
+    }
+    Ok(VmConfig::clone(&config))
+}
+
+/// `config` is the VM's once `order` is carried out.
+fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> Answer {
+    let Some(to_loop) = sender(daemon, &config.name) else {
+        return Answer::refused(format!("there is no VM '{}' here any more", config.name));
+    };
+    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
+        Ok(version) => version,
+        Err(why) => return Answer::failed(why),
+    };
+    let ticket = match Ticket::draw() {
+        Ok(ticket) => ticket,
+        Err(why) => return Answer::failed(why),
+    };
+    let text = config.text.to_string();
+    let request = Request::Prepare {
+        text: text.clone(),
+        origin: format!("VM '{}'", config.name),
+        qemu_version,
+        ticket,
+    };
+    // Invariant 1.
+    if let Answer::Failed { why, code } = peers::ask(daemon, host, &request) {
+        return Answer::Failed { why, code };
+    }
+    if let Answer::Failed { why, code } = vm::command(&to_loop, order) {
+        let vm = config.name.clone();
+        // One that does not hear of it gives the name free after a while.
+        let _ = peers::ask(daemon, host, &Request::Undo { vm, ticket });
+        return Answer::Failed { why, code };
+    }
+    let request = Request::Install {
+        text,
+        newcomer: true,
+        ticket,
+    };
+    match peers::ask(daemon, host, &request) {
+        Answer::Failed { why, code } => Answer::Failed {
+            why: format!(
+                "the group goes on without a second host, as host '{host}' did not take the VM; say it again: {why}"
+            ),
+            code,
+        },
+        _ => Answer::done(format!("host '{host}' is brought in")),
+    }
+}

@@ -1,0 +1,78 @@
+//! Hosts of other names in a VM's group.
+//!
+//! * **Decides:** that a move is refused where it would cost protection in silence, and that the old host has nothing left.
+//! * **Flow:** the new host gets empty disks -> `dunlin move`, said on the witness's host -> the status names it.
+//! * **Not here:** that nothing is lost meanwhile: the clients say that, as in every scenario.
+
+use super::{PATIENCE, Stage, with_role};
+use crate::scenario::{Action, Scenario};
+use anyhow::{Result, ensure};
+use std::time::Instant;
+
+/// Hosts that have no part in the VM at first.
+pub const SPARE_HOSTS: [&str; 2] = ["d", "e"];
+
+/// Whether the story needs them.
+pub fn are_in(scenario: &Scenario) -> bool {
+    let moves = |action: &Action| matches!(action, Action::MoveBackup(_) | Action::MoveWitness(_));
+    scenario.actions.iter().any(moves)
+}
+
+impl Stage<'_, '_> {
+    pub(super) fn move_backup(&mut self, host: &str) -> Result<()> {
+        let (primary, witness) = (self.with_role("primary")?, self.with_role("witness")?);
+        self.cluster.give_empty_disks(host, &primary)?;
+        let backup = with_role(&self.cluster.statuses(), &self.vm, "backup");
+        let mut said = vec!["move", &self.vm, "--backup", host];
+        if let Some(backup) = &backup {
+            let refused = self.cluster.output(&witness, &said)?;
+            let why = String::from_utf8_lossy(&refused.stderr);
+            ensure!(
+                refused.status.code() == Some(2)
+                    && why.contains(&format!("host '{backup}' is the VM's backup, and well")),
+                "a backup that is well was moved in silence: {why}"
+            );
+            said.push("--unprotected-meanwhile");
+        }
+        let at = Instant::now();
+        // It ends when the VM is protected.
+        self.cluster.dunlin(&witness, &said)?;
+        self.moments.push((at, Instant::now()));
+        let now = with_role(&self.cluster.statuses(), &self.vm, "backup").unwrap_or_default();
+        ensure!(now == host, "the backup is on host {now}, not on {host}");
+        Ok(())
+    }
+
+    pub(super) fn move_witness(&mut self, host: &str) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        self.cluster
+            .dunlin(&primary, &["move", &self.vm, "--witness", host])?;
+        let vm = self.vm.clone();
+        self.cluster
+            .await_status("the new witness takes part", PATIENCE, |hosts| {
+                let status = hosts.iter().find(|status| status.host == primary)?.vm(&vm)?;
+                let mut peers = status.peers.iter();
+                peers
+                    .any(|peer| peer.host == host && peer.connected && peer.witness)
+                    .then_some(())
+            })
+            .map(drop)
+    }
+
+    pub(super) fn await_gone(&mut self, host: &str) -> Result<()> {
+        let vm = self.vm.clone();
+        self.cluster
+            .await_status("the old host has let go of the VM", PATIENCE, |hosts| {
+                let status = hosts.iter().find(|status| status.host == host)?;
+                status.vm(&vm).is_none().then_some(())
+            })?;
+        let folder = self.cluster.state(host).join("vms").join(&self.vm);
+        ensure!(!folder.exists(), "host {host}: {} is left", folder.display());
+        let told = self.cluster.events(host)?;
+        ensure!(
+            told.iter().any(|event| event.kind == "left"),
+            "host {host} does not say that it has left: {told:?}"
+        );
+        Ok(())
+    }
+}
