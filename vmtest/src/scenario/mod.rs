@@ -60,7 +60,7 @@ pub enum Action {
     Restart,
     /// New machines take the places of all dead hosts: same names and keys, nothing in their state folders, empty disks.
     Replace,
-    /// `dunlin move VM --backup HOST`: to a host that has no part in the VM, and empty disks. While the backup is well that is refused, and has to be
+    /// `dunlin move VM --backup HOST`: to a host that has no part in the VM, and empty disks, or that has lost all. While the backup is well that is refused, and has to be
     /// said with `--unprotected-meanwhile`.
     MoveBackup(&'static str),
     /// `dunlin move VM --witness HOST`.

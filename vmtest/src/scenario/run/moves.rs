@@ -21,7 +21,13 @@ pub fn are_in(scenario: &Scenario) -> bool {
 impl Stage<'_, '_> {
     pub(super) fn move_backup(&mut self, host: &str) -> Result<()> {
         let (primary, witness) = (self.with_role("primary")?, self.with_role("witness")?);
-        self.cluster.give_empty_disks(host, &primary)?;
+        if self.dead.remove(host) {
+            // Named already, and lost with all that it had before it was complete, or after: it is named again.
+            self.cluster.renew_host(host)?;
+            self.cluster.start_host(host)?;
+        } else {
+            self.cluster.give_empty_disks(host, &primary)?;
+        }
         let backup = with_role(&self.cluster.statuses(), &self.vm, "backup");
         let mut said = vec!["move", &self.vm, "--backup", host];
         if let Some(backup) = &backup {

@@ -107,6 +107,8 @@ pub fn all() -> Vec<Scenario> {
                 KillBackup,
                 MoveBackup("d"),
                 ANSWERS,
+                KillBackup,
+                MoveBackup("d"),
                 // The preferred host is lost, and never comes back under this name.
                 KillPrimary,
                 ANSWERS,
