@@ -141,6 +141,37 @@ pub fn all() -> Vec<Scenario> {
             durable: true,
             gap_limit: Duration::from_secs(60),
             ..Scenario::new(
+                "power-loss-after-a-move",
+                "dunlin",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    KillBackup,
+                    MoveBackup("d"),
+                    ANSWERS,
+                    KillPrimary,
+                    ANSWERS,
+                    MoveBackup("e"),
+                    ANSWERS,
+                    // All come back, and with them two that know the VM's first hosts only: of the first three they are a majority.
+                    KillAll,
+                    Restart,
+                    AwaitBootOnLast,
+                    AwaitGone("a"),
+                    AwaitGone("b"),
+                    AwaitProtected,
+                    ANSWERS,
+                    KillPrimary,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk()
+        .quick(),
+        Scenario {
+            durable: true,
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
                 "power-loss-boots-the-newest-disk",
                 "plover",
                 &[
