@@ -190,6 +190,26 @@ func TestALostCopyDoesNotGoWhereItsSiblingsAre(t *testing.T) {
 	}
 }
 
+// Of two lost copies one may go to a node that is gone, and waits; the other one goes where it may, though another node has more room.
+func TestALostCopyGoesWhereItWishes(t *testing.T) {
+	agreed := agreedState(t, 3, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3})
+	agreed.place([]Task{task("critical", "shop", 3, one(1))})
+	for at, name := range []string{"node-3", "node-4"} {
+		agreed.say(Change{SetNode: &Node{Name: name, Capacity: one(int64(10 * (at + 1)))}})
+	}
+	lost := map[string]int{}
+	for at, copy := range agreed.state.Tasks["critical"].Copies {
+		lost[copy.Node] = at
+	}
+	agreed.say(Change{DropNode: "node-0"})
+	agreed.say(Change{DropNode: "node-1"})
+	agreed.planner.wishes = []Wish{{"critical", lost["node-0"], []string{"node-0"}}, {"critical", lost["node-1"], []string{"node-2", "node-3"}}}
+	plan := agreed.planner.Plan(agreed.state, nil, nil, nil)
+	if len(plan.Moves) != 1 || plan.Moves[0].Copy != lost["node-1"] || plan.Moves[0].Node != "node-3" || plan.Waits["critical"] == nil {
+		t.Fatalf("%+v", plan)
+	}
+}
+
 func TestALateWordDoesNothing(t *testing.T) {
 	agreed := agreedState(t, 4, one(10), Application{Name: "shop", Quota: one(90), MostStrength: 3})
 	agreed.place([]Task{task("critical", "shop", 3, one(1))})

@@ -44,6 +44,15 @@ type Cluster struct {
 	// Tasks are all that are wanted, in the order of arrival, placed or not.
 	Tasks []Task
 	Bound []Binding
+	// Wishes are of copies that have no node yet; one without a wish may go anywhere. A lost copy is placed by its wish, a task as a whole is not.
+	Wishes []Wish
+}
+
+// Wish says where a copy may go, as whoever made it has said.
+type Wish struct {
+	Task  string   `json:"task"`
+	Copy  int      `json:"copy"`
+	Nodes []string `json:"nodes"`
 }
 
 // Effect is one of these, for the shell to carry out.

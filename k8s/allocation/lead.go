@@ -29,7 +29,7 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 		ahead = append(ahead, placed)
 	}
 	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
-	controller.planner.beside = controller.beside
+	controller.planner.beside, controller.planner.wishes = controller.beside, controller.cluster.Wishes
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
 	for at := range plan.Moves {

@@ -17,6 +17,8 @@ type Planner struct {
 	passed map[string]int
 	// beside is what applications have now that the cluster has placed by itself: it is ahead of what is agreed.
 	beside map[string]Resources
+	// wishes are what the cluster says of copies that have no node yet. They are not agreed: a copy that is bound has been judged by the cluster too.
+	wishes []Wish
 	// aside are nodes on which nothing else is placed until this task is. There is one such task at most in the cluster, so no two
 	// can each hold what the other needs.
 	asideFor string
@@ -169,14 +171,15 @@ func (planner *Planner) mend(now *view, task *TaskState, plan *Plan) {
 		}
 	}
 	for _, at := range lost {
-		nodes := now.pick(task.Task, 1, kept, planner.asideBut(task.Name), false)
+		closed := planner.closed(now, task.Name, at)
+		nodes := now.pick(task.Task, 1, kept, closed, false)
 		if nodes == nil {
 			// In a zone that has a copy rather than nowhere.
-			nodes = now.pickIn(task.Task, 1, kept, planner.asideBut(task.Name), false, task.Strength)
+			nodes = now.pickIn(task.Task, 1, kept, closed, false, task.Strength)
 		}
 		if nodes == nil {
-			plan.Waits[task.Name] = errors.New("a copy is lost, and no other node has room for it")
-			return
+			plan.Waits[task.Name] = errors.New("a copy is lost, and no other node where it may go has room for it")
+			continue
 		}
 		place := Place{nodes[0], now.controller()}
 		kept = append(kept, place.Node)
@@ -195,6 +198,28 @@ func (planner *Planner) asideBut(task string) map[string]bool {
 		return nil
 	}
 	return planner.aside
+}
+
+// closed are the nodes where a lost copy may not go: set aside for another task, or not among those that it wishes.
+func (planner *Planner) closed(now *view, task string, copy int) map[string]bool {
+	aside := planner.asideBut(task)
+	for _, wish := range planner.wishes {
+		if wish.Task != task || wish.Copy != copy {
+			continue
+		}
+		wished := map[string]bool{}
+		for _, name := range wish.Nodes {
+			wished[name] = true
+		}
+		closed := map[string]bool{}
+		for _, name := range now.names {
+			if aside[name] || !wished[name] {
+				closed[name] = true
+			}
+		}
+		return closed
+	}
+	return aside
 }
 
 func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, plan *Plan) {

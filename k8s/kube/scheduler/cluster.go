@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
@@ -70,6 +71,9 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 		applications[pod.Namespace] = true
 		if known := claimOf(pod); pod.Spec.NodeName != "" && known.node == pod.Spec.NodeName {
 			seen.Bound = append(seen.Bound, allocation.Binding{Task: of.task, Copy: of.copy, Node: known.node, Ticket: known.ticket})
+		}
+		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && names(pod) {
+			seen.Wishes = append(seen.Wishes, allocation.Wish{Task: of.task, Copy: of.copy, Nodes: cluster.wished(pod)})
 		}
 	}
 	for name, task := range tasks {
@@ -181,6 +185,25 @@ func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) []allocat
 		nodes = append(nodes, allocation.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Capacity: most(room, allocation.Resources{})})
 	}
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
+	return nodes
+}
+
+// names says whether a Pod asks for certain nodes.
+func names(pod *v1.Pod) bool {
+	return len(pod.Spec.NodeSelector) > 0 || pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil &&
+		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil
+}
+
+// wished are the nodes that a Pod asks for.
+func (cluster cluster) wished(pod *v1.Pod) []string {
+	wish, nodes := nodeaffinity.GetRequiredNodeAffinity(pod), []string{}
+	for _, object := range cluster.nodes.List() {
+		if node, ok := object.(*v1.Node); ok {
+			if may, err := wish.Match(node); err == nil && may {
+				nodes = append(nodes, node.Name)
+			}
+		}
+	}
 	return nodes
 }
 
