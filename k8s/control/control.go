@@ -63,6 +63,8 @@ type VM struct {
 type Peer struct {
 	Host      string `json:"host"`
 	Connected bool   `json:"connected"`
+	// Witness: it only agrees, and has no copy.
+	Witness bool `json:"witness"`
 }
 
 // Event is something that happened on the daemon's host.
@@ -209,6 +211,21 @@ func (client *Client) Policy(ctx context.Context, vm, policy string) error {
 // Failover hands a VM over to its backup.
 func (client *Client) Failover(ctx context.Context, vm string) error {
 	return client.order(ctx, map[string]any{"do": "failover", "vm": vm})
+}
+
+// Place is a part in a VM: the second copy's, or the witness'.
+type Place string
+
+// The parts that another host can be given.
+const (
+	Backup  Place = "backup"
+	Witness Place = "witness"
+)
+
+// Move gives a part in a VM to another host, which has none yet; whoever has it now leaves the group. It may be said again after any failure. Unless unprotected is
+// allowed meanwhile, it is refused while the second copy is alive and complete. When it returns the new host was told; its copy is not complete yet.
+func (client *Client) Move(ctx context.Context, vm string, place Place, to string, unprotected bool) error {
+	return client.order(ctx, map[string]any{"do": "move", "vm": vm, string(place): to, "unprotected_meanwhile": unprotected})
 }
 
 // Word is a state's first word, without what follows a colon.

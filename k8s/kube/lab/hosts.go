@@ -12,13 +12,13 @@ import (
 // LogName is the shared log's.
 const LogName = "tripod"
 
-// BeginLog makes the shared log of three daemons that run, for schedulers.
+// BeginLog makes the shared log of the first three daemons, which run, for schedulers.
 func BeginLog(t testing.TB, hosts *testbed.Hosts) *log.Client {
 	t.Helper()
 	client := log.New(hosts.Sockets("a")...)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
-	if err := client.Create(ctx, LogName, hosts.Names...); err != nil {
+	if err := client.Create(ctx, LogName, hosts.Names[:3]...); err != nil {
 		t.Fatal(fmt.Errorf("log: %w", err))
 	}
 	return client

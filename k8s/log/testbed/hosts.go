@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Hosts are three daemons of Dunlin's.
+// Hosts are three daemons of Dunlin's, or more.
 type Hosts struct {
 	// Names are theirs.
 	Names []string
@@ -32,21 +32,23 @@ func OnLoopback(t testing.TB) *Hosts {
 		defer listener.Close()
 		addresses = append(addresses, listener.Addr().String())
 	}
-	return newHosts(t, nil, addresses)
+	return newHosts(t, nil, names, addresses)
 }
 
-// Apart makes their files; each daemon has a network of its own, with a bridge br0 that a VM's cards join. It needs root. None is started.
-func Apart(t testing.TB) *Hosts {
+// Apart makes their files; each daemon has a network of its own, with a bridge br0 that a VM's cards join. Beside the three there are as many as are named.
+// It needs root. None is started.
+func Apart(t testing.TB, more ...string) *Hosts {
 	t.Helper()
+	names := append(append([]string(nil), names...), more...)
 	apart := newNetwork(t, names)
 	var addresses []string
 	for at := range names {
 		addresses = append(addresses, apart.address(at)+":7700")
 	}
-	return newHosts(t, apart, addresses)
+	return newHosts(t, apart, names, addresses)
 }
 
-func newHosts(t testing.TB, apart *network, addresses []string) *Hosts {
+func newHosts(t testing.TB, apart *network, names, addresses []string) *Hosts {
 	t.Helper()
 	// A control socket's path is short, whatever a test is called.
 	dir, err := os.MkdirTemp("", "dunlin-")
