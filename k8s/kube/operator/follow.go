@@ -92,14 +92,16 @@ func (follower *follower) follow(ctx context.Context) error {
 			seen[""] = ""
 			follower.all(ctx)
 		}
-		now := map[string]string{"": ""}
+		now, led := map[string]string{"": ""}, map[string]bool{}
 		for _, vm := range status.VMs {
+			led[vm.Name] = vm.Leader == follower.name
 			joins := ""
 			if vm.JoinProblem != nil {
 				joins = vm.JoinProblem.Why
 			}
 			now[vm.Name] = fmt.Sprint(vm.Role, vm.State, vm.Leader, vm.Term, vm.Protected, vm.Policy, vm.Peers, joins)
 		}
+		follower.host.setLed(led)
 		for name := range seen {
 			if _, there := now[name]; !there {
 				follower.look(ctx, name)

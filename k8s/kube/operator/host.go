@@ -47,11 +47,16 @@ type host struct {
 	mutex sync.Mutex
 	// asked are the VMs whose guests were asked to switch themselves off, and in which term.
 	asked map[string]uint64
+	// told are the parts in VMs that the daemon was told to give to other hosts.
+	told map[string]told
+	// led are the VMs whose groups this host leads, as its daemon said last.
+	led map[string]bool
 }
 
 func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
 	placement := object.Seen().Placement
-	if placement == nil || !has(placement.Hosts(), host.name) {
+	// Who leads without being known as a host was brought in by hand.
+	if placement == nil || !has(object.Seen().Hosts(), host.name) && !host.leads(NameOnHosts(object)) {
 		return ctrl.Result{}, nil
 	}
 	if err := host.report.remember(ctx, object); err != nil {
@@ -156,11 +161,20 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 		})
 	}
 	asAsked, again := host.carryOut(ctx, object, here)
-	before, kind := object.Seen().Primary, kindOf(object)
-	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { host.tell(object, here, asAsked, status) })
+	here, refused, moved := host.move(ctx, object, here)
+	if again = earlier(again, moved); refused != "" {
+		asAsked = append(asAsked, refused)
+	}
+	stays := host.stays(ctx, object, here)
+	before, moving, placement, kind := object.Seen().Primary, object.Seen().Moving, object.Seen().Placement, kindOf(object)
+	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
+		host.followGroup(here, stays, status)
+		host.tell(object, here, asAsked, status)
+	})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	host.tellOfMove(object, moving, placement)
 	if before != "" && before != object.Seen().Primary {
 		host.events.Eventf(object, v1.EventTypeWarning, "FailedOver", "host %s serves the %s since %s; before it was host %s",
 			host.name, kind.word, object.Seen().LastFailOver.UTC().Format("15:04:05 UTC"), before)
@@ -172,6 +186,18 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 		return ctrl.Result{RequeueAfter: earlier(again, drained)}, err
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+func (host *host) leads(vm string) bool {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	return host.led[vm]
+}
+
+func (host *host) setLed(led map[string]bool) {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	host.led = led
 }
 
 func earlier(one, other time.Duration) time.Duration {
@@ -340,6 +366,10 @@ func (host *host) tidy(ctx context.Context, live client.Reader) error {
 		object := kind.empty()
 		err := live.Get(ctx, client.ObjectKey{Namespace: mine.Namespace, Name: mine.Name}, object)
 		if err == nil && NameOnHosts(object) == mine.VM {
+			// Its part may have gone to another host.
+			if _, isLeft := status.Find(mine.VM); !isLeft && object.Seen().Placement != nil && !has(object.Seen().Hosts(), host.name) {
+				host.report.forget(mine)
+			}
 			continue
 		}
 		// A server that does not know the kind says that there is none of it, too.
@@ -349,7 +379,7 @@ func (host *host) tidy(ctx context.Context, live client.Reader) error {
 		host.forgetAsked(mine.VM)
 		left, isLeft := status.Find(mine.VM)
 		if !isLeft {
-			host.report.forget(mine.VM)
+			host.report.forget(mine)
 			continue
 		}
 		if left.Leader != "" {

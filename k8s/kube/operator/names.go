@@ -12,6 +12,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
@@ -41,6 +42,15 @@ const (
 	// Ready: the host's daemon answers.
 	Ready = "Ready"
 )
+
+// The parts that can go to another host.
+const (
+	PartBackup  = string(control.Backup)
+	PartWitness = string(control.Witness)
+)
+
+// partWords are what a person calls them.
+var partWords = map[string]string{PartBackup: "copy", PartWitness: "place as witness"}
 
 // NameOnHosts is an object's there: its own and part of its UID, so that no other object, and nothing that a person starts by hand, is taken for it. It has at
 // most 61 characters, and a daemon takes 64.

@@ -1,7 +1,7 @@
 // Package operator carries out ProtectedVMs and ProtectedPrograms: one operator beside each daemon of Dunlin's.
 //
-// It decides which hosts a VM or a program has, and when a deleted object may go (placer), what its own daemon is asked (host), and which hosts count as
-// there (report, silence). What is not the same of both is in kinds, and their files in file. Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
+// It decides which hosts a VM or a program has at first, which of its parts go to other hosts (away), and when a deleted object may go (placer), what its own
+// daemon is asked (host, move), and which hosts count as there (report, silence). What is not the same of both is in kinds, and their files in file. Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
 // status, conditions and events -> deletion: 'down', and nothing is left.
 //
 // One of the operators is elected, and does what is to be done once; each one does what is to be done on its own host.
@@ -11,6 +11,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -53,6 +54,8 @@ type Options struct {
 	Metrics string
 	// Beat is how often the host says that it is there; after four beats of silence it counts as silent.
 	Beat time.Duration
+	// LostAfter is how long nothing may be heard of a host before its parts go to other hosts.
+	LostAfter time.Duration
 	// Grace is how long a guest may take to switch itself off when its object is deleted.
 	Grace time.Duration
 }
@@ -102,14 +105,19 @@ func Run(ctx context.Context, config *rest.Config, options Options) error {
 
 // beElected adds what the elected operator does.
 func beElected(manager ctrl.Manager, options Options) error {
-	placer := &placer{manager.GetClient(), manager.GetAPIReader(), manager.GetEventRecorderFor(Name), options.Image}
-	// A host that came or went; not each of its beats.
+	placer := &placer{
+		Client: manager.GetClient(), live: manager.GetAPIReader(), events: manager.GetEventRecorderFor(Name), image: options.Image,
+		patience: &patience{after: options.LostAfter, since: map[string]time.Time{}},
+	}
+	// A host that came or went, for Kubernetes or for another host, or that may have copies now; not each of its beats.
 	turned := predicate.Funcs{UpdateFunc: func(update event.UpdateEvent) bool {
-		return isHeard(update.ObjectOld.(*v1alpha1.DunlinHost)) != isHeard(update.ObjectNew.(*v1alpha1.DunlinHost))
+		before, now := update.ObjectOld.(*v1alpha1.DunlinHost), update.ObjectNew.(*v1alpha1.DunlinHost)
+		return isHeard(before) != isHeard(now) || before.Generation != now.Generation || !slices.Equal(before.Status.Links, now.Status.Links)
 	}}
 	for _, kind := range kinds {
 		err := ctrl.NewControllerManagedBy(manager).Named("place-"+kind.word).For(kind.empty()).Owns(&v1.Pod{}).
 			Watches(&v1alpha1.DunlinHost{}, handler.EnqueueRequestsFromMapFunc(kind.every(manager.GetClient())), builder.WithPredicates(turned)).
+			Watches(&v1.Node{}, handler.EnqueueRequestsFromMapFunc(kind.every(manager.GetClient())), builder.WithPredicates(cordoned())).
 			Complete(kind.each(manager.GetClient(), placer.turn))
 		if err != nil {
 			return err
@@ -124,11 +132,11 @@ func beBeside(manager ctrl.Manager, options Options) error {
 	daemon, events := control.New(options.Socket), manager.GetEventRecorderFor(Name)
 	report := &report{
 		api: manager.GetClient(), live: manager.GetAPIReader(), name: options.Node, daemon: daemon, images: options.Limits.Images,
-		vms: map[string]v1alpha1.HostVM{},
+		vms: map[string]v1alpha1.HostVM{}, times: map[string]int{},
 	}
 	host := &host{
 		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, events: events, limits: options.Limits, grace: options.Grace,
-		asked: map[string]uint64{},
+		asked: map[string]uint64{}, told: map[string]told{},
 	}
 	follower := &follower{
 		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, live: manager.GetAPIReader(), events: events,
@@ -183,6 +191,8 @@ func (options Options) Check() error {
 		return fmt.Errorf("--programs is an absolute path, not '%s'", options.Limits.Programs)
 	case options.Beat <= 0 || options.Grace < 0:
 		return fmt.Errorf("--beat is more than nothing, and --grace not less")
+	case options.LostAfter <= 0:
+		return fmt.Errorf("--lost-after is more than nothing: a host that says nothing for a moment is not lost")
 	}
 	return nil
 }

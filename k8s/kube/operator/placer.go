@@ -3,11 +3,9 @@ package operator
 import (
 	"context"
 	"fmt"
-	"sort"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -15,59 +13,67 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/scheduler"
 )
 
 // placer is the elected operator's part: Pods that stand for copies, which hosts a VM or a program has, and when a deleted object may go. In this file, what is
 // said of a VM is meant of both.
 //
 // Flow: the finalizer -> Pods, which dunlin-scheduler places by agreement -> the hosts, written once (from then on a host's operator starts the VM) ->
+// where a host is away for good, or drained, its Pod is made anew for another node, and where that has a place, it is written which part goes there ->
 // deletion: the hosts' operators end the VM and say that they have nothing of it -> Pods and finalizer go.
 //
-// Invariants: 1. no Pod and no VM before the finalizer. 2. a VM's hosts are written once, by whoever is elected, and never to an object that is being
-// deleted: a write that comes late meets another version of the object. 3. the finalizer goes when a majority of the VM's hosts have nothing of it, so that
-// nobody can serve it any more, and neither has any host that is heard.
+// Invariants: 1. no Pod and no VM before the finalizer. 2. a VM's hosts are chosen once, by whoever is elected, and never for an object that is being
+// deleted: a write that comes late meets another version of the object. Afterwards they are what its group says. 3. the finalizer goes when a majority of the
+// VM's hosts have nothing of it, so that nobody can serve it any more, and neither has any host that is heard. 4. one part at a time goes to another host.
 type placer struct {
 	client.Client
 	// live reads what is agreed in etcd, and not what a cache has.
 	live   client.Reader
 	events record.EventRecorder
 	image  string
+	// patience is with hosts that are silent.
+	patience *patience
 }
 
 func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
 	if object.GetDeletionTimestamp() != nil {
 		return ctrl.Result{}, placer.finish(ctx, object)
 	}
-	return ctrl.Result{}, placer.place(ctx, object)
-}
-
-func (placer *placer) place(ctx context.Context, object v1alpha1.Protected) error {
-	before, kind := copyOf(object), kindOf(object)
-	if controllerutil.AddFinalizer(object, kind.finalizer) {
-		return placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	}
-	placement := object.Seen().Placement
-	strength := object.Asked().Strength
-	if placement != nil {
-		strength = placement.Strength
-	}
-	pods, missing, err := placer.pods(ctx, object, strength)
-	if err != nil || missing != "" {
-		return placer.say(ctx, object, "NoPods", missing, err)
+	before := copyOf(object)
+	if controllerutil.AddFinalizer(object, kindOf(object).finalizer) {
+		return ctrl.Result{}, placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	}
 	hosts, err := placer.hosts(ctx)
 	if err != nil {
-		return err
+		return ctrl.Result{}, err
 	}
-	if placement != nil {
-		return placer.look(ctx, object, pods, hosts)
+	pods, err := placer.pods(ctx, object)
+	if err != nil {
+		return ctrl.Result{}, err
 	}
+	seen, err := placer.see(ctx, object, pods, hosts)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	pods, missing, err := placer.complete(ctx, object, pods, seen)
+	switch {
+	case err != nil || missing != "":
+		err = placer.say(ctx, object, "NoPods", missing, err)
+	case object.Seen().Placement != nil:
+		err = placer.look(ctx, object, pods, seen)
+	default:
+		err = placer.place(ctx, object, pods, hosts)
+	}
+	return ctrl.Result{RequeueAfter: seen.again}, err
+}
+
+func (placer *placer) place(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) error {
+	kind := kindOf(object)
 	placement, why := placer.choose(ctx, object, pods, hosts)
 	if placement == nil {
 		return placer.say(ctx, object, "WaitsForPlaces", why, nil)
 	}
-	err = change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 		status.Placement, status.VM, status.Witness = placement, NameOnHosts(object), placement.Witness
 		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
 	})
@@ -89,57 +95,6 @@ func (placer *placer) say(ctx context.Context, object v1alpha1.Protected, reason
 			status.State = "waits for nodes"
 		}
 	})
-}
-
-// pods returns the VM's, by copy, and makes those that are missing; or it says why one cannot be made.
-func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected, strength int) (map[int]*v1.Pod, string, error) {
-	list, kind := &v1.PodList{}, kindOf(object)
-	if err := placer.List(ctx, list, client.InNamespace(object.GetNamespace()), client.MatchingLabels{kind.label: object.GetName()}); err != nil {
-		return nil, "", err
-	}
-	pods, placement := map[int]*v1.Pod{}, object.Seen().Placement
-	for at := range list.Items {
-		pod := &list.Items[at]
-		number := numberOf(pod)
-		if !metav1.IsControlledBy(pod, object) {
-			continue
-		}
-		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
-		ofNoUse := number < 0 || number >= strength || placement == nil && pod.Labels[scheduler.StrengthLabel] != fmt.Sprint(strength)
-		if ofNoUse || isGone(pod) && pod.DeletionTimestamp == nil {
-			if err := placer.Delete(ctx, pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
-				return nil, "", err
-			}
-			continue
-		}
-		pods[number] = pod
-	}
-	for number := 0; number < strength; number++ {
-		if pods[number] != nil {
-			continue
-		}
-		on := ""
-		if placement != nil {
-			on = placement.Hosts()[number]
-		}
-		made := pod(object, number, strength, on, placer.image)
-		err := placer.Create(ctx, made)
-		if apierrors.IsAlreadyExists(err) {
-			there := &v1.Pod{}
-			if err = placer.live.Get(ctx, client.ObjectKeyFromObject(made), there); err == nil && !metav1.IsControlledBy(there, object) {
-				return nil, fmt.Sprintf("Pod '%s' is there already, and is somebody else's: delete it, or give the %s another name", made.Name, kind.name), nil
-			}
-			made = there
-		}
-		if client.IgnoreNotFound(err) != nil {
-			if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-				return nil, fmt.Sprintf("Pod '%s' cannot be made: %v", made.Name, err), nil
-			}
-			return nil, "", err
-		}
-		pods[number] = made
-	}
-	return pods, "", nil
 }
 
 func (placer *placer) hosts(ctx context.Context) (map[string]*v1alpha1.DunlinHost, error) {
@@ -176,15 +131,21 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 		placement.Members, placement.Witness = nodes[:2], nodes[2]
 		return placement, ""
 	}
-	placement.Witness = placer.witness(ctx, nodes, hosts)
+	var free []string
+	for name, host := range hosts {
+		if isHeard(host) && !has(nodes, name) {
+			free = append(free, name)
+		}
+	}
+	placement.Witness = placer.leastBusy(ctx, free)
 	if placement.Witness == "" {
 		return nil, "no third node has a daemon of Dunlin's that is heard: two copies need a witness elsewhere"
 	}
 	return placement, ""
 }
 
-// witness is the host that is one for the fewest VMs and programs, of those that have none of the copies.
-func (placer *placer) witness(ctx context.Context, members []string, hosts map[string]*v1alpha1.DunlinHost) string {
+// leastBusy is, of these hosts, the one that is witness for the fewest VMs and programs.
+func (placer *placer) leastBusy(ctx context.Context, free []string) string {
 	busy := map[string]int{}
 	for _, kind := range kinds {
 		all, err := kind.all(ctx, placer)
@@ -197,31 +158,23 @@ func (placer *placer) witness(ctx context.Context, members []string, hosts map[s
 			}
 		}
 	}
-	var free []string
-	for name, host := range hosts {
-		if isHeard(host) && !has(members, name) {
-			free = append(free, name)
+	least := ""
+	for _, name := range free {
+		if least == "" || busy[name] < busy[least] || busy[name] == busy[least] && name < least {
+			least = name
 		}
 	}
-	sort.Slice(free, func(i, j int) bool {
-		return busy[free[i]] < busy[free[j]] || busy[free[i]] == busy[free[j]] && free[i] < free[j]
-	})
-	if len(free) == 0 {
-		return ""
-	}
-	return free[0]
+	return least
 }
 
-// look says of a VM that has its hosts what nobody says who serves it: that its Pods are there, and that nobody serves it.
-func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) error {
-	placement, kind := object.Seen().Placement, kindOf(object)
-	var waiting []string
-	for number := 0; number < placement.Strength; number++ {
-		on := placement.Hosts()[number]
-		if pod := pods[number]; pod.Spec.NodeName != on || isGone(pod) {
-			waiting = append(waiting, fmt.Sprintf("Pod '%s' does not stand on node '%s' for the copy there", pod.Name, on))
-		}
+// look has parts go to other hosts where theirs are away, and says of a VM that has its hosts what nobody says who serves it: that its Pods are there, and
+// that nobody serves it.
+func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) error {
+	if changed, err := placer.move(ctx, object, pods, seen); changed || err != nil {
+		return err
 	}
+	placement, kind, hosts := object.Seen().Placement, kindOf(object), seen.hosts
+	reason, waiting := seen.explain(object, pods)
 	serves, gone := hosts[object.Seen().Primary], 0
 	for _, member := range placement.Members {
 		if has(object.Seen().Gone, member) {
@@ -232,7 +185,7 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 		if len(waiting) == 0 {
 			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
 		} else {
-			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, "NotCounted", strings.Join(waiting, "; "))
+			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, reason, sentences(waiting))
 		}
 		switch {
 		case object.Seen().Started != nil && gone == len(placement.Members):
@@ -247,6 +200,38 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionUnknown, "HostSilent", why)
 		}
 	})
+}
+
+// move writes which part goes to another host, or that none does where that one is away itself; and whether it has written something.
+func (placer *placer) move(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (bool, error) {
+	moving, kind := object.Seen().Moving, kindOf(object)
+	if moving != nil {
+		if why := seen.away[moving.To]; why == "" || why == Drained {
+			return false, nil
+		}
+		err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) { status.Moving = nil })
+		if err == nil {
+			placer.events.Eventf(object, v1.EventTypeWarning, "NotMoved", "host %s %s, and does not get the %s that host %s had", moving.To, awayWords[seen.away[moving.To]],
+				partWords[moving.Part], moving.From)
+		}
+		return true, err
+	}
+	next := placer.next(ctx, object, pods, seen)
+	if next == nil {
+		return false, nil
+	}
+	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+		// What that host says of itself from now on is said by one that knows that it will have a part.
+		status.Moving, status.Gone = next, without(status.Gone, next.To)
+	})
+	if err == nil {
+		meanwhile := ""
+		if next.Part == PartBackup {
+			meanwhile = fmt.Sprintf("; until that one's copy is complete the %s is unprotected", kind.word)
+		}
+		placer.events.Eventf(object, v1.EventTypeWarning, "Moves", "host %s %s: its %s goes to host %s%s", next.From, awayWords[next.Why], partWords[next.Part], next.To, meanwhile)
+	}
+	return true, err
 }
 
 // finish lets a deleted object go when its VM has ended (invariant 3).
@@ -282,6 +267,7 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 			return err
 		}
 	}
+	placer.patience.forget(emptiness(object))
 	before := copyOf(object)
 	controllerutil.RemoveFinalizer(object, kind.finalizer)
 	return client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
@@ -289,14 +275,12 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 
 // holdUp is what a deleted object waits for; nothing if it may go.
 func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
-	all, word := object.Seen().Placement.Hosts(), kindOf(object).word
-	gone := 0
+	word, status := kindOf(object).word, object.Seen()
 	var heard, silent []string
-	for _, name := range all {
+	for _, name := range status.Hosts() {
 		host := hosts[name]
 		switch {
-		case has(object.Seen().Gone, name):
-			gone++
+		case has(status.Gone, name):
 		case host != nil && isHeard(host):
 			heard = append(heard, "'"+name+"'")
 		default:
@@ -306,8 +290,28 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 	if len(heard) > 0 {
 		return "the " + word + " is being ended on host " + strings.Join(heard, " and ")
 	}
-	if gone <= len(all)/2 {
+	before, after := status.Placement.Hosts(), status.Placement.Hosts()
+	if moving := status.Moving; moving != nil {
+		// The group may have gone on to its new hosts or not.
+		for at, name := range after {
+			if name == moving.From {
+				after[at] = moving.To
+			}
+		}
+	}
+	if !mostAre(before, status.Gone) || !mostAre(after, status.Gone) {
 		return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
 	}
 	return ""
+}
+
+// mostAre says whether more than half of these are gone.
+func mostAre(hosts, gone []string) bool {
+	count := 0
+	for _, name := range hosts {
+		if has(gone, name) {
+			count++
+		}
+	}
+	return count > len(hosts)/2
 }

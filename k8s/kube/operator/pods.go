@@ -1,12 +1,16 @@
 package operator
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/scheduler"
@@ -24,15 +28,13 @@ const (
 // pod is the one that stands for a copy. It holds the copy's processors and memory on its node, so that Kubernetes counts them, and runs nothing: the
 // copy belongs to the node's daemon, which holds QEMU or the program by open descriptors, and ends when its group has agreed to it and not when a kubelet thinks so.
 //
-// Before the VM or the program has its hosts, a task's Pods are placed by agreement (on is empty). Afterwards a Pod that is lost is made anew as an ordinary one for
-// the copy's own host: a copy cannot move to another host yet.
-func pod(object v1alpha1.Protected, number, strength int, on, image string) *v1.Pod {
+// A task's Pods are placed by agreement: anywhere before the VM or the program has its hosts, and afterwards, where one is lost and made anew, on one of those that
+// are wished: the copy's own host, or others where it could go.
+func pod(object v1alpha1.Protected, number, strength int, wish []string, image string) *v1.Pod {
 	kind := kindOf(object)
-	labels := map[string]string{kind.label: object.GetName(), NumberLabel: strconv.Itoa(number), scheduler.StrengthLabel: "1"}
-	if on == "" {
-		labels[scheduler.StrengthLabel] = strconv.Itoa(strength)
-		labels[scheduler.TaskLabel] = object.GetName()
-		labels[scheduler.CopyLabel] = strconv.Itoa(number)
+	labels := map[string]string{
+		kind.label: object.GetName(), NumberLabel: strconv.Itoa(number),
+		scheduler.StrengthLabel: strconv.Itoa(strength), scheduler.TaskLabel: object.GetName(), scheduler.CopyLabel: strconv.Itoa(number),
 	}
 	yes, no, nobody, now := true, false, int64(65534), int64(0)
 	made := &v1.Pod{
@@ -65,13 +67,131 @@ func pod(object v1alpha1.Protected, number, strength int, on, image string) *v1.
 			}},
 		},
 	}
-	if on != "" {
-		there := v1.NodeSelectorTerm{MatchFields: []v1.NodeSelectorRequirement{{Key: "metadata.name", Operator: v1.NodeSelectorOpIn, Values: []string{on}}}}
-		made.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{there}},
-		}}
+	if len(wish) > 0 {
+		made.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{}}}
+		terms := &made.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		for _, name := range wish {
+			*terms = append(*terms, v1.NodeSelectorTerm{
+				MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{name}}},
+			})
+		}
 	}
 	return made
+}
+
+// wishOf is what [pod] was told.
+func wishOf(pod *v1.Pod) (wish []string) {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil || pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			wish = append(wish, field.Values...)
+		}
+	}
+	return wish
+}
+
+// pods are the VM's that there are, by copy; those that are of no use are taken away.
+func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected) (map[int]*v1.Pod, error) {
+	list, kind := &v1.PodList{}, kindOf(object)
+	if err := placer.List(ctx, list, client.InNamespace(object.GetNamespace()), client.MatchingLabels{kind.label: object.GetName()}); err != nil {
+		return nil, err
+	}
+	pods, placement, strength := map[int]*v1.Pod{}, object.Seen().Placement, strengthOf(object)
+	for at := range list.Items {
+		pod := &list.Items[at]
+		number := numberOf(pod)
+		if !metav1.IsControlledBy(pod, object) {
+			continue
+		}
+		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
+		ofNoUse := number < 0 || number >= strength || placement == nil && pod.Labels[scheduler.StrengthLabel] != fmt.Sprint(strength)
+		if ofNoUse || isGone(pod) && pod.DeletionTimestamp == nil {
+			if err := placer.takeAway(ctx, pod); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		pods[number] = pod
+	}
+	return pods, nil
+}
+
+// strengthOf is how many Pods it has: what was asked for when it was placed.
+func strengthOf(object v1alpha1.Protected) int {
+	if placement := object.Seen().Placement; placement != nil {
+		return placement.Strength
+	}
+	return object.Asked().Strength
+}
+
+// takeAway deletes a Pod, if it is still as it was seen: another one may have got a node meanwhile. Nothing in it needs time to end, and a node that is gone
+// says of none that it has.
+func (placer *placer) takeAway(ctx context.Context, pod *v1.Pod) error {
+	as := client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}
+	return client.IgnoreNotFound(placer.Delete(ctx, pod, client.GracePeriodSeconds(0), as))
+}
+
+// complete takes Pods away that are where their copies are not to be, and makes those that are missing; or it says why one cannot be made.
+func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (map[int]*v1.Pod, string, error) {
+	for number := 0; number < strengthOf(object); number++ {
+		var wish []string
+		if object.Seen().Placement != nil {
+			wish = seen.wish(object, number)
+		}
+		if there := pods[number]; there != nil && !placer.fits(object, number, there, wish, seen) {
+			if err := placer.takeAway(ctx, there); err != nil {
+				return nil, "", err
+			}
+			delete(pods, number)
+		}
+		if pods[number] != nil {
+			continue
+		}
+		made, missing, err := placer.make(ctx, object, number, wish)
+		if err != nil || missing != "" {
+			return nil, missing, err
+		}
+		pods[number] = made
+	}
+	return pods, "", nil
+}
+
+// fits says whether a Pod may stay as it is.
+func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, wish []string, seen view) bool {
+	on := pod.Spec.NodeName
+	switch {
+	case len(wish) == 0:
+		return true
+	case pod.DeletionTimestamp != nil:
+		// Nobody says that it has ended where nobody is.
+		return seen.away[on] != Lost && seen.away[on] != Deleted
+	case on == "":
+		return slices.Equal(wishOf(pod), wish)
+	case !has(wish, on) && seen.away[object.Seen().Placement.Hosts()[number]] != "" && !has(object.Seen().Hosts(), on):
+		// A host that could have the copy, and is not heard just now.
+		lost, _ := placer.patience.lasts("host "+on, isSilent(on, seen.hosts))
+		return !lost
+	}
+	return has(wish, on)
+}
+
+// make makes a copy's Pod, or says why it cannot be made.
+func (placer *placer) make(ctx context.Context, object v1alpha1.Protected, number int, wish []string) (*v1.Pod, string, error) {
+	made := pod(object, number, strengthOf(object), wish, placer.image)
+	err := placer.Create(ctx, made)
+	if apierrors.IsAlreadyExists(err) {
+		there := &v1.Pod{}
+		if err = placer.live.Get(ctx, client.ObjectKeyFromObject(made), there); err == nil && !metav1.IsControlledBy(there, object) {
+			return nil, fmt.Sprintf("Pod '%s' is there already, and is somebody else's: delete it, or give the %s another name", made.Name, kindOf(object).name), nil
+		}
+		made = there
+	}
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		return nil, fmt.Sprintf("Pod '%s' cannot be made: %v", made.Name, err), nil
+	}
+	return made, "", client.IgnoreNotFound(err)
 }
 
 func podName(object v1alpha1.Protected, number int) string {

@@ -26,10 +26,18 @@ type report struct {
 	daemon *control.Client
 	images string
 	// mutex is held over a write, so that writes are in order.
-	mutex   sync.Mutex
-	read    bool
-	vms     map[string]v1alpha1.HostVM
+	mutex sync.Mutex
+	read  bool
+	vms   map[string]v1alpha1.HostVM
+	// times is how often each was remembered: what is remembered anew meanwhile is not forgotten.
+	times   map[string]int
 	version string
+}
+
+// memory is a VM or a program that was remembered so many times.
+type memory struct {
+	v1alpha1.HostVM
+	times int
 }
 
 // write says how the host is now.
@@ -98,6 +106,7 @@ func (report *report) remember(ctx context.Context, object v1alpha1.Protected) e
 	report.mutex.Lock()
 	defer report.mutex.Unlock()
 	name := NameOnHosts(object)
+	report.times[name]++
 	if _, known := report.vms[name]; known && report.read {
 		return nil
 	}
@@ -109,21 +118,24 @@ func (report *report) remember(ctx context.Context, object v1alpha1.Protected) e
 	return err
 }
 
-func (report *report) remembered() []v1alpha1.HostVM {
+func (report *report) remembered() []memory {
 	report.mutex.Lock()
 	defer report.mutex.Unlock()
-	var all []v1alpha1.HostVM
-	for _, vm := range report.vms {
-		all = append(all, vm)
+	var all []memory
+	for name, vm := range report.vms {
+		all = append(all, memory{vm, report.times[name]})
 	}
 	return all
 }
 
 // forget is said of with the next write.
-func (report *report) forget(vm string) {
+func (report *report) forget(mine memory) {
 	report.mutex.Lock()
 	defer report.mutex.Unlock()
-	delete(report.vms, vm)
+	if report.times[mine.VM] == mine.times {
+		delete(report.vms, mine.VM)
+		delete(report.times, mine.VM)
+	}
 }
 
 func (report *report) setVersion(version string) {

@@ -52,8 +52,10 @@ type ProtectedStatus struct {
 	LastFailOver *metav1.Time `json:"lastFailOver,omitempty"`
 	// VM is its name on its hosts, as 'dunlin status' shows it.
 	VM string `json:"vm,omitempty"`
-	// Placement is what it was started with.
+	// Placement is what it was started with; its hosts are those that its group says it has.
 	Placement *Placement `json:"placement,omitempty"`
+	// Moving is a part that is being given to another host.
+	Moving *Moving `json:"moving,omitempty"`
 	// Started is when it was first seen on its hosts.
 	Started *metav1.Time `json:"started,omitempty"`
 	// Term is the reign of the primary that said this: who led in an earlier one says nothing any more.
@@ -74,6 +76,16 @@ type Placement struct {
 	Storage  string `json:"storage,omitempty"`
 }
 
+// Moving is a part that goes from one host to another. The elected operator writes it, and the operator on the host that leads the group carries it out.
+type Moving struct {
+	// Part is "backup" or "witness".
+	Part string `json:"part"`
+	From string `json:"from"`
+	To   string `json:"to"`
+	// Why is what has become of the host that had it: "Lost", "Deleted", "Empty" or "Drained".
+	Why string `json:"why"`
+}
+
 // Hosts are all that have a part in it.
 func (placement *Placement) Hosts() []string {
 	hosts := append([]string(nil), placement.Members...)
@@ -81,4 +93,21 @@ func (placement *Placement) Hosts() []string {
 		hosts = append(hosts, placement.Witness)
 	}
 	return hosts
+}
+
+// Hosts are all that have a part in it, or are being given one.
+func (status *ProtectedStatus) Hosts() []string {
+	if status.Placement == nil {
+		return nil
+	}
+	hosts := status.Placement.Hosts()
+	if status.Moving == nil {
+		return hosts
+	}
+	for _, host := range hosts {
+		if host == status.Moving.To {
+			return hosts
+		}
+	}
+	return append(hosts, status.Moving.To)
 }

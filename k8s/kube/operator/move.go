@@ -1,0 +1,177 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"dunlin.dev/k8s/control"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
+)
+
+// settles is how long a part that was given to a host may take to be seen there, before it is said again.
+const settles = 30 * time.Second
+
+// told is what a daemon was told of a part, and until when it is not told again.
+type told struct {
+	moving v1alpha1.Moving
+	until  time.Time
+}
+
+// move has the daemon give a part to another host, as the elected operator has written. It returns what the daemon says of the VM then, or why it refuses, and
+// when to look again.
+//
+// The other host's operator has to have said first that it has nothing of the VM: it has remembered by then that it may have something, so that it takes it away
+// should the object be no more. It says the same for as long as its daemon has nothing, so an order that came to nothing half-way is given again, by whoever
+// leads then.
+func (host *host) move(ctx context.Context, object v1alpha1.Protected, here control.VM) (control.VM, string, time.Duration) {
+	status := object.Seen()
+	moving := status.Moving
+	if moving == nil {
+		host.forgetTold(here.Name)
+		return here, "", 0
+	}
+	if here.Role != "primary" || moving.From == host.name || !has(status.Gone, moving.To) || host.stays(ctx, object, here) {
+		return here, "", 0
+	}
+	if left := host.waits(here.Name, *moving); left > 0 {
+		return here, "", left
+	}
+	ctx, end := context.WithTimeout(ctx, longest)
+	defer end()
+	// Who drains a node, or deletes it, knows that it is alive.
+	unprotected := moving.Why == Drained || moving.Why == Deleted
+	if err := host.daemon.Move(ctx, here.Name, control.Place(moving.Part), moving.To, unprotected); err != nil {
+		return here, fmt.Sprintf("its %s does not go from host '%s' to host '%s': %v", partWords[moving.Part], moving.From, moving.To, err), later
+	}
+	host.remember(here.Name, *moving)
+	if now, err := host.daemon.Status(ctx); err == nil {
+		if there, found := now.Find(here.Name); found && host.speaks(object, there) {
+			here = there
+		}
+	}
+	return here, "", settles
+}
+
+func (host *host) waits(vm string, moving v1alpha1.Moving) time.Duration {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	if known := host.told[vm]; known.moving == moving {
+		return time.Until(known.until)
+	}
+	return 0
+}
+
+func (host *host) remember(vm string, moving v1alpha1.Moving) {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	host.told[vm] = told{moving, time.Now().Add(settles)}
+}
+
+func (host *host) forgetTold(vm string) {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	delete(host.told, vm)
+}
+
+// stays says whether a part stays where it is: its host is there again before it has left the group, or the other one is not heard any more. Only the host that
+// leads says so, which gives the order too: so none is on its way.
+func (host *host) stays(ctx context.Context, object v1alpha1.Protected, here control.VM) bool {
+	moving := object.Seen().Moving
+	if moving == nil || !inGroup(here, moving.From) {
+		return false
+	}
+	heard := func(name string) bool {
+		there := &v1alpha1.DunlinHost{}
+		return host.Get(ctx, client.ObjectKey{Name: name}, there) == nil && isHeard(there)
+	}
+	node := &v1.Node{}
+	err := host.Get(ctx, client.ObjectKey{Name: moving.From}, node)
+	back := false
+	switch moving.Why {
+	case Deleted:
+		back = err == nil
+	case Drained:
+		back = err == nil && !node.Spec.Unschedulable
+	case Empty:
+		back = !has(object.Seen().Gone, moving.From)
+	case Lost:
+		back = heard(moving.From) || isConnected(here, moving.From)
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false
+	}
+	return back || !heard(moving.To)
+}
+
+func inGroup(here control.VM, name string) bool {
+	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name })
+}
+
+func isConnected(here control.VM, name string) bool {
+	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name && peer.Connected })
+}
+
+// follow is a placement with the hosts that the VM's group has by what the host says that leads it: one that has left is followed by the one that has come.
+// While one has left and none has come, it is as before.
+func follow(placement *v1alpha1.Placement, here control.VM, name string) *v1alpha1.Placement {
+	copies, witnesses := []string{name}, []string{}
+	for _, peer := range here.Peers {
+		if peer.Witness {
+			witnesses = append(witnesses, peer.Host)
+		} else {
+			copies = append(copies, peer.Host)
+		}
+	}
+	now := placement.DeepCopy()
+	var come []string
+	for _, one := range copies {
+		if !has(placement.Members, one) {
+			come = append(come, one)
+		}
+	}
+	for at, member := range placement.Members {
+		if !has(copies, member) && len(come) == 1 {
+			now.Members[at], come = come[0], nil
+		}
+	}
+	if len(witnesses) == 1 && placement.Witness != "" {
+		now.Witness = witnesses[0]
+	}
+	return now
+}
+
+// followGroup writes into the status which hosts the group has, and that a part is where it was to go. stays is whether it does not go after all.
+func (host *host) followGroup(here control.VM, stays bool, status *v1alpha1.ProtectedStatus) {
+	before := status.Placement.Hosts()
+	status.Placement = follow(status.Placement, here, host.name)
+	now := status.Placement.Hosts()
+	for _, name := range before {
+		if !has(now, name) {
+			// What it has, or not, is of no interest any more.
+			status.Gone = without(status.Gone, name)
+		}
+	}
+	if moving := status.Moving; moving != nil && (stays || !has(now, moving.From) && !has(status.Gone, moving.To)) {
+		status.Moving = nil
+	}
+}
+
+// tellOfMove says what has become of a part that was to go to another host, and which hosts have come without that.
+func (host *host) tellOfMove(object v1alpha1.Protected, moving *v1alpha1.Moving, before *v1alpha1.Placement) {
+	status, word := object.Seen(), kindOf(object).word
+	now := status.Placement.Hosts()
+	for at, name := range before.Hosts() {
+		if now[at] != name {
+			host.events.Eventf(object, v1.EventTypeNormal, "Moved", "host %s has the part in the %s that host %s had", now[at], word, name)
+		}
+	}
+	if moving != nil && status.Moving == nil && has(now, moving.From) {
+		host.events.Eventf(object, v1.EventTypeNormal, "Stays", "host %s keeps its %s: it is there again, or host %s is not there any more", moving.From, partWords[moving.Part], moving.To)
+	}
+}
