@@ -28,6 +28,8 @@ type daemon struct {
 	mutex        sync.Mutex
 	vms          []control.VM
 	orders       []string
+	// refuses is what it answers to an order to give a part to another host; nothing if it does as it is told.
+	refuses string
 	// asked is how often somebody has asked how its VMs are.
 	asked int
 	news  chan struct{}
@@ -67,7 +69,11 @@ func (daemon *daemon) answer(conn net.Conn) {
 	if err != nil {
 		return
 	}
-	var request struct{ Do, VM, Policy string }
+	var request struct {
+		Do, VM, Policy  string
+		Backup, Witness string
+		Unprotected     bool `json:"unprotected_meanwhile"`
+	}
 	if json.Unmarshal(line, &request) != nil {
 		return
 	}
@@ -87,6 +93,20 @@ func (daemon *daemon) answer(conn net.Conn) {
 			<-news
 			daemon.mutex.Lock()
 		}
+	case "move":
+		order := "backup to " + request.Backup
+		if request.Witness != "" {
+			order = "witness to " + request.Witness
+		}
+		if request.Unprotected {
+			order += ", unprotected meanwhile"
+		}
+		daemon.orders = append(daemon.orders, order)
+		if daemon.refuses != "" {
+			_ = out.Encode(map[string]any{"answer": "failed", "why": daemon.refuses, "code": 1})
+			daemon.mutex.Unlock()
+			return
+		}
 	default:
 		daemon.orders = append(daemon.orders, strings.TrimSpace(request.Do+" "+request.Policy))
 	}
@@ -101,6 +121,12 @@ func (daemon *daemon) says(vms ...control.VM) {
 	daemon.vms = vms
 	close(daemon.news)
 	daemon.news = make(chan struct{})
+}
+
+func (daemon *daemon) refuse(why string) {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	daemon.refuses = why
 }
 
 func (daemon *daemon) told() []string {
@@ -142,13 +168,15 @@ type stage struct {
 	api       client.WithWatch
 	daemons   map[string]*daemon
 	operators map[string]*testbed.Process
+	// lostAfter is how long operators wait for a silent host.
+	lostAfter string
 	// history is every version of the object that there was.
 	mutex   sync.Mutex
 	history []v1alpha1.ProtectedVM
 }
 
 func newStage(t *testing.T) *stage {
-	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}}
+	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, lostAfter: "5m"}
 	stage.plane.Install(t)
 	stage.plane.Apply(t, deploy.RBAC)
 	api, err := client.NewWithWatch(stage.plane.Config(), client.Options{Scheme: scheme(t)})
@@ -183,10 +211,16 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		stage.create(lab.Node(name, "", "4", "4Gi"))
-		stage.daemons[name] = newDaemon(t, name)
+		stage.host(name)
 	}
 	return stage
+}
+
+// host adds a node with a daemon.
+func (stage *stage) host(name string) {
+	stage.Helper()
+	stage.create(lab.Node(name, "", "4", "4Gi"))
+	stage.daemons[name] = newDaemon(stage.T, name)
 }
 
 // operator starts the one beside a daemon, which reaches the API server at this address. Its beats are rare, so that it asks its daemon when the
@@ -195,7 +229,7 @@ func (stage *stage) operator(name, address string) {
 	stage.Helper()
 	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, "dunlin-system", "dunlin-operator")
 	process, err := testbed.Start(stage.T, nil, testbed.Build(stage.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
-		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m")
+		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m", "--lost-after", stage.lostAfter)
 	if err != nil {
 		stage.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"dunlin.dev/k8s/control"
@@ -86,35 +85,30 @@ func (host *host) stays(ctx context.Context, object v1alpha1.Protected, here con
 	if moving == nil || !inGroup(here, moving.From) {
 		return false
 	}
-	heard := func(name string) bool {
-		there := &v1alpha1.DunlinHost{}
-		return host.Get(ctx, client.ObjectKey{Name: name}, there) == nil && isHeard(there)
-	}
+	list := &v1alpha1.DunlinHostList{}
 	node := &v1.Node{}
 	err := host.Get(ctx, client.ObjectKey{Name: moving.From}, node)
-	back := false
-	switch moving.Why {
-	case Deleted:
-		back = err == nil
-	case Drained:
-		back = err == nil && !node.Spec.Unschedulable
-	case Empty:
-		back = !has(object.Seen().Gone, moving.From)
-	case Lost:
-		back = heard(moving.From) || isConnected(here, moving.From)
-	}
-	if err != nil && !apierrors.IsNotFound(err) {
+	if client.IgnoreNotFound(err) != nil || host.List(ctx, list) != nil {
 		return false
 	}
-	return back || !heard(moving.To)
+	hosts := byName(list)
+	if to := hosts[moving.To]; to == nil || !isHeard(to) {
+		return true
+	}
+	// By what the elected operator goes by too, or the one would write what the other takes back.
+	switch moving.Why {
+	case Deleted:
+		return err == nil
+	case Drained:
+		return err == nil && !node.Spec.Unschedulable
+	case Empty:
+		return !has(object.Seen().Gone, moving.From)
+	}
+	return !isSilent(moving.From, hosts)
 }
 
 func inGroup(here control.VM, name string) bool {
 	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name })
-}
-
-func isConnected(here control.VM, name string) bool {
-	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name && peer.Connected })
 }
 
 // follow is a placement with the hosts that the VM's group has by what the host says that leads it: one that has left is followed by the one that has come.

@@ -100,11 +100,15 @@ func (placer *placer) say(ctx context.Context, object v1alpha1.Protected, reason
 func (placer *placer) hosts(ctx context.Context) (map[string]*v1alpha1.DunlinHost, error) {
 	list := &v1alpha1.DunlinHostList{}
 	err := placer.List(ctx, list)
+	return byName(list), err
+}
+
+func byName(list *v1alpha1.DunlinHostList) map[string]*v1alpha1.DunlinHost {
 	hosts := map[string]*v1alpha1.DunlinHost{}
 	for at := range list.Items {
 		hosts[list.Items[at].Name] = &list.Items[at]
 	}
-	return hosts, err
+	return hosts
 }
 
 // choose returns the VM's hosts when all copies have nodes, or why it has none yet.
