@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { testbed.Main(m) }
 
-// cluster is a control plane with a node object for each of three real daemons in networks of their own, and on each an operator and a scheduler. No
+// cluster is a control plane with a node object for each of three real daemons, or more, in networks of their own, and on each an operator and a scheduler. No
 // kubelet is there: Pods stand for copies, and nothing has to run in them.
 type cluster struct {
 	*testing.T
@@ -40,10 +41,15 @@ type cluster struct {
 	programs  string
 	metrics   string
 	operators map[string]*testbed.Process
+	// lostAfter is how long operators wait for a silent host.
+	lostAfter string
 }
 
-func begin(t *testing.T) *cluster {
-	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t), operators: map[string]*testbed.Process{}}
+func begin(t *testing.T) *cluster { return beginWith(t, "5m") }
+
+// beginWith has further hosts, without schedulers.
+func beginWith(t *testing.T, lostAfter string, more ...string) *cluster {
+	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t, more...), operators: map[string]*testbed.Process{}, lostAfter: lostAfter}
 	cluster.plane.Install(t)
 	cluster.plane.Apply(t, deploy.RBAC)
 	api, err := client.New(cluster.plane.Config(), client.Options{Scheme: scheme(t)})
@@ -62,6 +68,10 @@ func begin(t *testing.T) *cluster {
 	lab.BeginLog(t, cluster.hosts)
 	for _, name := range cluster.hosts.Names {
 		cluster.create(lab.Node(name, "", "4", "4Gi"))
+		if slices.Contains(more, name) {
+			cluster.operator(name)
+			continue
+		}
 		scheduler := lab.Scheduler(t, cluster.plane.Kubeconfig(t, "scheduler-"+name, cluster.plane.Address()), lab.SchedulerArgs(name, cluster.hosts.Sockets(name)))
 		scheduler.Until(t, "has read what is agreed")
 		cluster.operator(name)
@@ -116,7 +126,8 @@ func (cluster *cluster) operator(name string) {
 		metrics = cluster.metrics
 	}
 	process, err := testbed.Start(cluster.T, nil, testbed.Build(cluster.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
-		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--programs", cluster.programs, "--users", "nobody,"+user(cluster.T), "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s")
+		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--programs", cluster.programs, "--users", "nobody,"+user(cluster.T), "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s",
+		"--lost-after", cluster.lostAfter)
 	if err != nil {
 		cluster.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func (cluster *cluster) untilSaysOf(program *v1alpha1.ProtectedProgram, kind str
 
 // A program from its manifest to its end, through what is not allowed, a drained node, and a dead host.
 func TestProtectedProgramsAreCarriedOutByRealDaemons(t *testing.T) {
-	cluster := begin(t)
+	cluster := beginWith(t, "5s")
 	cluster.executable()
 	cluster.runsNothingThatIsNotAllowed()
 	cluster.keepsAProgramAlive()
@@ -148,6 +148,7 @@ func (cluster *cluster) keepsAProgramAlive() {
 	cluster.Logf("the object says so %d ms after the kill", time.Since(killed).Milliseconds())
 	cluster.increments(witness, service, ":4")
 	cluster.event("sessions", "FailedOver", "host "+survives+" serves the program since")
+	cluster.untilSaysOf(program, operator.Placed, metav1.ConditionFalse, "host '"+dies+"' is lost: nothing is heard of it: a program's group stays as it began")
 
 	cluster.endOf(program)
 	cluster.nothingIsLeft(survives)

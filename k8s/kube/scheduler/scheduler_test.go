@@ -165,6 +165,49 @@ func TestALostNodesCopyGoesElsewhere(t *testing.T) {
 	}
 }
 
+// A lost copy goes where its Pod asks to go, whatever other nodes have room; and one that asks for its own node alone holds no place elsewhere meanwhile.
+func TestALostCopyGoesWhereItsPodAsks(t *testing.T) {
+	cluster := begin(t, 5)
+	cluster.submit("shop", 2)
+	cluster.settled()
+	lost, taken := cluster.pod("shop-1").Spec.NodeName, cluster.pod("shop-0").Spec.NodeName
+	// By their names the first ones are chosen where all have the same room.
+	asks := ""
+	for at := 0; at < 5; at++ {
+		if name := fmt.Sprintf("n%d", at); name != lost && name != taken {
+			asks = name
+		}
+	}
+	cluster.asks("shop-1", asks)
+	cluster.setReady(lost, v1.ConditionUnknown)
+	cluster.until("the copy is where it asked to be", func() error { return isOn(cluster.pod("shop-1"), asks) })
+	cluster.settled()
+
+	cluster.asks("shop-1", asks)
+	cluster.setReady(asks, v1.ConditionUnknown)
+	cluster.event("shop-1", "a copy is lost, and no other node where it may go has room for it")
+	cluster.agreedUntil("it has no place", func(state *allocation.State) bool {
+		task := state.Tasks["default/shop"]
+		return task != nil && state.Nodes[asks] == nil && task.Copies[1].Phase == allocation.Missing
+	})
+	cluster.setReady(asks, v1.ConditionTrue)
+	cluster.until("the copy is on its node again", func() error { return isOn(cluster.pod("shop-1"), asks) })
+	cluster.settled()
+}
+
+// asks has the Pod of a copy of two ask for a node, when it is made anew.
+func (cluster *cluster) asks(name, node string) {
+	pod := lab.Copy("shop", int(name[len(name)-1]-'0'), 2, "1", "512Mi")
+	pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+		NodeSelectorTerms: []v1.NodeSelectorTerm{{
+			MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{node}}},
+		}},
+	}}}
+	cluster.mutex.Lock()
+	defer cluster.mutex.Unlock()
+	cluster.wanted[name] = pod
+}
+
 // A task whose copies do not fit now holds nothing, and is placed when there is room.
 func TestATaskThatDoesNotFitHoldsNothing(t *testing.T) {
 	cluster := begin(t, 3)
