@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -274,22 +275,20 @@ func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here 
 	return cannot, again
 }
 
-// drain hands a VM over that this host serves when its node is being drained: it is cordoned, and the Pod that stood for the copy is gone from it.
+// drain hands a VM over that this host serves when its node is being drained: it is cordoned, and the Pod that stood for the copy is gone from it; or when its
+// node is no more.
 func (host *host) drain(ctx context.Context, object v1alpha1.Protected) (time.Duration, error) {
-	node := &v1.Node{}
-	if err := host.Get(ctx, client.ObjectKey{Name: host.name}, node); err != nil || !node.Spec.Unschedulable {
-		return 0, client.IgnoreNotFound(err)
-	}
-	number := 0
-	for at, member := range object.Seen().Placement.Members {
-		if member == host.name {
-			number = at
+	node, why := &v1.Node{}, "is being drained"
+	err := host.Get(ctx, client.ObjectKey{Name: host.name}, node)
+	switch {
+	case apierrors.IsNotFound(err):
+		why = "was deleted"
+	case err != nil || !node.Spec.Unschedulable:
+		return 0, err
+	default:
+		if stands, err := host.stands(ctx, object); stands || err != nil {
+			return 0, err
 		}
-	}
-	pod := &v1.Pod{}
-	err := host.Get(ctx, client.ObjectKey{Namespace: object.GetNamespace(), Name: podName(object, number)}, pod)
-	if client.IgnoreNotFound(err) != nil || err == nil && pod.Spec.NodeName == host.name && !isGone(pod) {
-		return 0, client.IgnoreNotFound(err)
 	}
 	other := &v1.Node{}
 	err = host.Get(ctx, client.ObjectKey{Name: object.Seen().Backup}, other)
@@ -300,11 +299,23 @@ func (host *host) drain(ctx context.Context, object v1alpha1.Protected) (time.Du
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
 	if err := host.daemon.Failover(ctx, NameOnHosts(object)); err != nil {
-		host.events.Eventf(object, v1.EventTypeWarning, "NotHandedOver", "node %s is being drained, and the %s stays there for now: %v", host.name, kindOf(object).word, err)
+		host.events.Eventf(object, v1.EventTypeWarning, "NotHandedOver", "node %s %s, and the %s stays there for now: %v", host.name, why, kindOf(object).word, err)
 		return later, nil
 	}
-	host.events.Eventf(object, v1.EventTypeNormal, "HandedOver", "node %s is being drained: the %s goes to host %s", host.name, kindOf(object).word, object.Seen().Backup)
+	host.events.Eventf(object, v1.EventTypeNormal, "HandedOver", "node %s %s: the %s goes to host %s", host.name, why, kindOf(object).word, object.Seen().Backup)
 	return 0, nil
+}
+
+// stands says whether the Pod of this host's copy is on its node.
+func (host *host) stands(ctx context.Context, object v1alpha1.Protected) (bool, error) {
+	number := slices.Index(object.Seen().Placement.Members, host.name)
+	if number < 0 {
+		// It has come a moment ago.
+		return true, nil
+	}
+	pod := &v1.Pod{}
+	err := host.Get(ctx, client.ObjectKey{Namespace: object.GetNamespace(), Name: podName(object, number)}, pod)
+	return err == nil && pod.Spec.NodeName == host.name && !isGone(pod), client.IgnoreNotFound(err)
 }
 
 // end ends the VM of a deleted object: its guest is asked, and after a while it is not asked any more.

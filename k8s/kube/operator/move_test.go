@@ -282,6 +282,19 @@ func TestADrainedNodesCopyGoesToAnotherHost(t *testing.T) {
 	if told := stage.daemons["a"].told(); !slices.Equal(slices.Compact(told), []string{"backup to d, unprotected meanwhile", "failover"}) {
 		t.Errorf("host a is told %v", told)
 	}
+
+	// Its node is deleted, and its daemon serves the VM: it is handed over too.
+	node := &v1.Node{}
+	node.Name = "d"
+	if err := stage.api.Delete(context.Background(), node); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(t, "host d hands it over", func() error {
+		if told := stage.daemons["d"].told(); told[len(told)-1] != "failover" {
+			return fmt.Errorf("it is told %v", told)
+		}
+		return nil
+	})
 }
 
 // A lost witness's place goes to another host, and a deleted node's part at once.
