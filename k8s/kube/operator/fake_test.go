@@ -123,10 +123,12 @@ func (daemon *daemon) says(vms ...control.VM) {
 	daemon.news = make(chan struct{})
 }
 
-func (daemon *daemon) refuse(why string) {
+// refuse has it refuse from now on, or not any more, and returns how often it has been told something.
+func (daemon *daemon) refuse(why string) int {
 	daemon.mutex.Lock()
 	defer daemon.mutex.Unlock()
 	daemon.refuses = why
+	return len(daemon.orders)
 }
 
 func (daemon *daemon) told() []string {

@@ -48,8 +48,8 @@ type host struct {
 	mutex sync.Mutex
 	// asked are the VMs whose guests were asked to switch themselves off, and in which term.
 	asked map[string]uint64
-	// told are the parts in VMs that the daemon was told to give to other hosts.
-	told map[string]told
+	// orders are the newest ones to give parts in VMs to other hosts.
+	orders map[string]told
 	// led are the VMs whose groups this host leads, as its daemon said last.
 	led map[string]bool
 }

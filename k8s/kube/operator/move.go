@@ -16,10 +16,11 @@ import (
 // settles is how long a part that was given to a host may take to be seen there, before it is said again.
 const settles = 30 * time.Second
 
-// told is what a daemon was told of a part, and until when it is not told again.
+// told is what a daemon was told of a part, why it refused if it did, and until when it is not told again.
 type told struct {
-	moving v1alpha1.Moving
-	until  time.Time
+	moving  v1alpha1.Moving
+	refused string
+	until   time.Time
 }
 
 // move has the daemon give a part to another host, as the elected operator has written. It returns what the daemon says of the VM then, or why it refuses, and
@@ -38,17 +39,19 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 	if here.Role != "primary" || moving.From == host.name || !has(status.Gone, moving.To) || host.stays(ctx, object, here) {
 		return here, "", 0
 	}
-	if left := host.waits(here.Name, *moving); left > 0 {
-		return here, "", left
+	if known, left := host.told(here.Name, *moving); left > 0 {
+		return here, known.refused, left
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
 	// Who drains a node, or deletes it, knows that it is alive.
 	unprotected := moving.Why == Drained || moving.Why == Deleted
 	if err := host.daemon.Move(ctx, here.Name, control.Place(moving.Part), moving.To, unprotected); err != nil {
-		return here, fmt.Sprintf("its %s does not go from host '%s' to host '%s': %v", partWords[moving.Part], moving.From, moving.To, err), later
+		refused := fmt.Sprintf("its %s does not go from host '%s' to host '%s': %v", partWords[moving.Part], moving.From, moving.To, err)
+		host.setTold(here.Name, told{*moving, refused, time.Now().Add(later)})
+		return here, refused, later
 	}
-	host.remember(here.Name, *moving)
+	host.setTold(here.Name, told{*moving, "", time.Now().Add(settles)})
 	if now, err := host.daemon.Status(ctx); err == nil {
 		if there, found := now.Find(here.Name); found && host.speaks(object, there) {
 			here = there
@@ -57,25 +60,26 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 	return here, "", settles
 }
 
-func (host *host) waits(vm string, moving v1alpha1.Moving) time.Duration {
+func (host *host) told(vm string, moving v1alpha1.Moving) (told, time.Duration) {
 	host.mutex.Lock()
 	defer host.mutex.Unlock()
-	if known := host.told[vm]; known.moving == moving {
-		return time.Until(known.until)
+	known := host.orders[vm]
+	if known.moving != moving {
+		return told{}, 0
 	}
-	return 0
+	return known, time.Until(known.until)
 }
 
-func (host *host) remember(vm string, moving v1alpha1.Moving) {
+func (host *host) setTold(vm string, told told) {
 	host.mutex.Lock()
 	defer host.mutex.Unlock()
-	host.told[vm] = told{moving, time.Now().Add(settles)}
+	host.orders[vm] = told
 }
 
 func (host *host) forgetTold(vm string) {
 	host.mutex.Lock()
 	defer host.mutex.Unlock()
-	delete(host.told, vm)
+	delete(host.orders, vm)
 }
 
 // stays says whether a part stays where it is: its host is there again before it has left the group, or the other one is not heard any more. Only the host that

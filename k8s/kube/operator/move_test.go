@@ -163,13 +163,15 @@ func TestALostHostsCopyGoesToAnotherHost(t *testing.T) {
 	stage.says(operator.AsAsked, "its copy does not go from host 'b' to host 'd': the host cannot be reached")
 	stage.says(operator.Placed, "host 'b' is lost: nothing is heard of it: copy 1 goes to host 'd'")
 	stage.remembers("d", true)
-	stage.daemons["a"].refuse("")
-	stage.isTold("a", "backup to d", "backup to d")
+	refused := stage.daemons["a"].refuse("")
+	stage.isTold("a", again("backup to d", refused+1)...)
+	stage.daemons["a"].isHeard(t, stage.part("primary", "a", 5, "running", false))
+	stage.isTold("a", again("backup to d", refused+1)...)
 
 	// The operator dies before it has seen what came of it: nothing has, so that the next one tells the daemon again.
 	stage.operators["a"].Kill()
 	stage.operator("a", stage.plane.Address())
-	stage.isTold("a", "backup to d", "backup to d", "backup to d")
+	stage.isTold("a", again("backup to d", refused+2)...)
 	// The group has gone on without host b, and nobody has come yet: the object's hosts are as before.
 	stage.group("a", 5, false, "", "c")
 	stage.until("it is unprotected", func(status v1alpha1.ProtectedStatus) bool {
@@ -195,7 +197,15 @@ func TestALostHostsCopyGoesToAnotherHost(t *testing.T) {
 	stage.until("host d serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "d" })
 	stage.operator("b", stage.plane.Address())
 	stage.remembers("b", false)
-	stage.isTold("a", "backup to d", "backup to d", "backup to d")
+	stage.isTold("a", again("backup to d", refused+2)...)
+}
+
+func again(order string, times int) []string {
+	var orders []string
+	for ; times > 0; times-- {
+		orders = append(orders, order)
+	}
+	return orders
 }
 
 // A host that is back before its copy has another place keeps it; so does one whose part was on its way, where the group has not gone on without it.
@@ -281,6 +291,11 @@ func TestADrainedNodesCopyGoesToAnotherHost(t *testing.T) {
 	stage.until("host b has the other copy", func(status v1alpha1.ProtectedStatus) bool { return isPlaced(status, "b d c") })
 	if told := stage.daemons["a"].told(); !slices.Equal(slices.Compact(told), []string{"backup to d, unprotected meanwhile", "failover"}) {
 		t.Errorf("host a is told %v", told)
+	}
+	for _, vm := range stage.all() {
+		if moving := vm.Status.Moving; moving != nil && moving.From == vm.Status.Primary {
+			t.Errorf("host %s serves it and is to have no part any more: %+v", moving.From, vm.Status)
+		}
 	}
 
 	// Its node is deleted, and its daemon serves the VM: it is handed over too.

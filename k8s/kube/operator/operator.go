@@ -136,7 +136,7 @@ func beBeside(manager ctrl.Manager, options Options) error {
 	}
 	host := &host{
 		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, events: events, limits: options.Limits, grace: options.Grace,
-		asked: map[string]uint64{}, told: map[string]told{},
+		asked: map[string]uint64{}, orders: map[string]told{},
 	}
 	follower := &follower{
 		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, live: manager.GetAPIReader(), events: events,
