@@ -158,8 +158,17 @@ func TestALostHostsCopyGoesToAnotherHost(t *testing.T) {
 	if told := stage.daemons["a"].told(); len(told) > 0 {
 		t.Errorf("nothing has a place, and host a is told %v", told)
 	}
-	stage.daemons["a"].refuse("the host cannot be reached")
+	// The other host's operator is not there just now, and has not said that it knows of it.
+	stage.operators["d"].Kill()
 	stage.bind("shop-1", "d")
+	stage.says(operator.Placed, "host 'b' is lost: nothing is heard of it: copy 1 goes to host 'd'")
+	stage.daemons["a"].isHeard(t, stage.part("primary", "a", 5, "running", false))
+	if told := stage.daemons["a"].told(); len(told) > 0 {
+		t.Errorf("host d does not know of it, and host a is told %v", told)
+	}
+	stage.group("a", 5, false, "b", "c")
+	stage.daemons["a"].refuse("the host cannot be reached")
+	stage.operator("d", stage.plane.Address())
 	stage.says(operator.AsAsked, "its copy does not go from host 'b' to host 'd': the host cannot be reached")
 	stage.says(operator.Placed, "host 'b' is lost: nothing is heard of it: copy 1 goes to host 'd'")
 	stage.remembers("d", true)
