@@ -73,6 +73,8 @@ type view struct {
 	hosts map[string]*v1alpha1.DunlinHost
 	// away are hosts of the object, and the host that one of its parts goes to, that are no use for it; and why.
 	away map[string]string
+	// unsure are hosts of which nothing is heard, for less long than it takes: another operator may have had more patience before it was this one's turn.
+	unsure map[string]bool
 	// free are hosts that could have a copy: they are heard, and have no part.
 	free []string
 	// again is when to look again without news; 0 is never.
@@ -81,7 +83,7 @@ type view struct {
 
 // see looks at an object's hosts. pods are those that there are, by copy.
 func (placer *placer) see(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) (view, error) {
-	view, status := view{hosts: hosts, away: map[string]string{}}, object.Seen()
+	view, status := view{hosts: hosts, away: map[string]string{}, unsure: map[string]bool{}}, object.Seen()
 	if status.Placement == nil || status.Primary == "" {
 		// Nobody serves it, so that there is nothing from which a copy could be made.
 		return view, nil
@@ -91,7 +93,7 @@ func (placer *placer) see(ctx context.Context, object v1alpha1.Protected, pods m
 		if err != nil {
 			return view, err
 		}
-		view.again = earlier(view.again, left)
+		view.again, view.unsure[name] = earlier(view.again, left), left > 0
 		if number < status.Placement.Strength && why == "" {
 			if why, err = placer.drained(ctx, name, pods[number]); err != nil {
 				return view, err

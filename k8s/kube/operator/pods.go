@@ -164,6 +164,9 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 	switch {
 	case len(wish) == 0:
 		return true
+	case seen.unsure[object.Seen().Placement.Hosts()[number]]:
+		// Where another operator has given it another place, that is not taken back before its host is heard again.
+		return true
 	case pod.DeletionTimestamp != nil:
 		// Nobody says that it has ended where nobody is.
 		return seen.away[on] != Lost && seen.away[on] != Deleted
