@@ -270,7 +270,7 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     );
     let mut head = [0; 9];
     tcp.read_exact(&mut head).unwrap();
-    assert_eq!(&head[..8], b"DUNLIN\x00\x01");
+    assert_eq!(&head[..8], b"DUNLIN\x00\x02");
 
     let future = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = future.local_addr().unwrap();
@@ -281,7 +281,7 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     });
     let e = connect(addr, &plain("b"), &hello(), SHORT).err().unwrap();
     assert!(
-        matches!(e, LinkError::OtherVersion { ours: 1, theirs: 99 }),
+        matches!(e, LinkError::OtherVersion { ours: 2, theirs: 99 }),
         "{e}"
     );
     peer.join().unwrap();

@@ -55,15 +55,30 @@ pub fn connectors(
     me: ReplicaId,
     to_loop: &LoopSender,
 ) -> Vec<(ReplicaId, Connector)> {
-    let later = config.group.iter().filter(|peer| peer.member.id > me);
-    let connect = |id, peer: &str| {
+    let mut connectors = Vec::new();
+    connect_new(&mut connectors, host, config, me, to_loop);
+    connectors
+}
+
+/// The same after hosts have come or gone. Links to those that stay are left alone.
+pub fn connect_new(
+    connectors: &mut Vec<(ReplicaId, Connector)>,
+    host: &Arc<Host>,
+    config: &VmConfig,
+    me: ReplicaId,
+    to_loop: &LoopSender,
+) {
+    connectors.retain(|(id, _)| config.group.iter().any(|peer| peer.member.id == *id));
+    for peer in config.group.iter().filter(|peer| peer.member.id > me) {
+        let id = peer.member.id;
+        if connectors.iter().any(|(known, _)| *known == id) {
+            continue;
+        }
         let to_loop = to_loop.clone();
         let deliver = move |stream| to_loop.send(LoopEvent::LogLink(id, stream));
-        Connector::start(host.clone(), config.name.clone(), peer.to_owned(), deliver)
-    };
-    later
-        .map(|peer| (peer.member.id, connect(peer.member.id, &peer.name)))
-        .collect()
+        let connector = Connector::start(host.clone(), config.name.clone(), peer.name.clone(), deliver);
+        connectors.push((id, connector));
+    }
 }
 
 /// Whether the link to a member stands.

@@ -79,7 +79,8 @@ impl VmLoop {
                 self.broke.remove(&host.member.id);
             }
         }
-        self.connectors = group::connectors(&self.host, &self.config, self.me, &self.to_loop);
+        let (host, config) = (&self.host, &self.config);
+        group::connect_new(&mut self.connectors, host, config, self.me, &self.to_loop);
         self.gone.next_us = 0;
     }
 
