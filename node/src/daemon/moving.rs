@@ -129,7 +129,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     match peers::ask(daemon, host, &request) {
         Answer::Failed { why, code } => Answer::Failed {
             why: format!(
-                "the group goes on without a second host, as host '{host}' did not take the VM; say it again: {why}"
+                "the group goes on without host '{host}', which did not take the VM; say it again: {why}"
             ),
             code,
         },

@@ -18,12 +18,13 @@ use crate::vm::run::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_core::agreed::{Agreed, Hosts};
 use dunlin_core::consensus::Member;
-use dunlin_core::units::{Index, ReplicaId};
+use dunlin_core::units::{Index, ReplicaId, Term};
 
 /// A member leaves.
 pub(super) struct Leaving {
-    /// Since which entry that is so.
+    /// Since which entry that is so, and who said it: in another term that entry may have been replaced by another leader's.
     since: Index,
+    term: Term,
     /// The hosts from then on, where another one comes in its place.
     hosts: Option<Hosts>,
     /// That list was proposed.
@@ -108,9 +109,11 @@ impl VmLoop {
             "removed",
             format!("by a person's order the group goes on without host '{host}'"),
         );
+        let term = self.group.term();
         if let Some(primary) = self.primary() {
             primary.leaving = Some(Leaving {
                 since,
+                term,
                 hosts,
                 said: false,
                 reply: reply.clone(),
@@ -129,13 +132,16 @@ impl VmLoop {
 
     /// Invariants 1 and 2.
     pub(super) fn follow_leaving(&mut self) {
-        let (committed, leads) = (self.group.committed(), self.agreement.leads);
-        let agreed = self.agreement.state.hosts.clone();
-        let Some(primary) = self.primary() else { return };
+        let (committed, term, leads) = (self.group.committed(), self.group.term(), self.agreement.leads);
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
         let Some(leaving) = &mut primary.leaving else {
             return;
         };
-        let is_known = match (&leaving.hosts, &agreed) {
+        let leads = leads && term == leaving.term;
+        let agreed = &self.agreement.state.hosts;
+        let is_known = match (&leaving.hosts, agreed) {
             (None, _) => true,
             (Some(hosts), Some(agreed)) => newest(agreed) >= newest(hosts),
             (Some(_), None) => false,
