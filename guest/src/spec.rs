@@ -103,6 +103,9 @@ pub struct NicSpec {
     /// Name of the TAP; absent: the kernel chooses `dunlinN`.
     #[serde(default)]
     pub tap: Option<String>,
+    /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
+    #[serde(default)]
+    pub promiscuous: bool,
 }
 
 /// How the guest's instructions are run.

@@ -7,8 +7,10 @@
 
 pub mod announce;
 mod codec;
+mod rx_filter;
 mod tap;
 
 pub use announce::Announcer;
 pub use codec::{FRAME_BYTES_MAX, FrameError, FramePort};
+pub use rx_filter::RxFilter;
 pub use tap::{Tap, TapError};

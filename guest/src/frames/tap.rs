@@ -12,10 +12,23 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use super::rx_filter::ADDRESSES_MAX;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const TUNSETTXFILTER: libc::Ioctl = 0x4004_54d1;
 const SIOCBRADDIF: libc::Ioctl = 0x89a2;
+
+/// The kernel's `struct tun_filter`.
+#[repr(C)]
+struct TunFilter {
+    flags: u16,
+    count: u16,
+    addresses: [[u8; 6]; ADDRESSES_MAX],
+}
+
+/// Every multicast address passes, and so does broadcast.
+const TUN_FLT_ALLMULTI: u16 = 1;
 
 /// Why there is no TAP.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +110,22 @@ impl Tap {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// From now on only frames to one of these addresses come by it, and to many; without an address every frame does. At most
+    /// [`ADDRESSES_MAX`].
+    pub fn set_rx_filter(&self, addresses: &[[u8; 6]]) -> io::Result<()> {
+        let mut filter = TunFilter {
+            flags: TUN_FLT_ALLMULTI,
+            count: addresses.len() as u16,
+            addresses: [[0; 6]; ADDRESSES_MAX],
+        };
+        filter.addresses[..addresses.len()].copy_from_slice(addresses);
+        // SAFETY: the kernel reads the header and as many addresses as it counts.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETTXFILTER, &raw const filter) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     }
 
     /// The next frame, into `buffer`; `None` when there is none.

@@ -466,6 +466,7 @@ mod tests {
                 mac: "52:54:00:00:00:01".into(),
                 bridge: Some("nobridge0".into()),
                 tap: None,
+                promiscuous: false,
             };
             s.nics.push(nic);
         };

@@ -46,6 +46,7 @@ pub fn linux(machine: Machine, vcpus: u32) -> VmSpec {
         mac: "52:54:00:77:00:02".into(),
         bridge: None,
         tap: None,
+        promiscuous: false,
     }];
     spec
 }

@@ -175,6 +175,7 @@ impl ProgramFile {
             mac: nic.mac,
             bridge: nic.bridge,
             tap: nic.tap,
+            promiscuous: false,
         };
         let mac = card
             .mac_bytes()

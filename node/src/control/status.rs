@@ -334,6 +334,9 @@ pub struct FailoverStatus {
     pub applied_us: u64,
     /// To the first frame out: disk, QEMU's switch, announcement.
     pub announced_us: u64,
+    /// Frames for the VM that had reached this host as well, were not agreed on before the old primary died, and were given to the VM.
+    #[serde(default)]
+    pub overheard: u64,
 }
 
 /// Why a join fails.

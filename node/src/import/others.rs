@@ -218,6 +218,7 @@ pub fn nics(devices: Node<'_, '_>, options: &Options, import: &mut Import) {
             mac: mac.to_ascii_lowercase(),
             bridge,
             tap: tap.map(str::to_owned),
+            promiscuous: false,
         });
     }
 }

@@ -292,6 +292,7 @@ impl VmLoop {
         }
         match entry {
             Agreed::Frames(frames) => {
+                self.match_overheard(&frames);
                 if self.executes_inputs() {
                     for frame in &frames {
                         self.queue_input(frame);

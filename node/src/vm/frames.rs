@@ -11,6 +11,7 @@ use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Inputs;
 use dunlin_core::units::Epoch;
+use dunlin_core::wire::agreed::MOST_FRAMES;
 use dunlin_core::wire::sync::{SyncMessage, parts};
 
 /// Entries under way to the group beyond which the network has to wait.
@@ -68,15 +69,56 @@ impl VmLoop {
         if !self.takes_inputs() {
             return;
         }
-        let agreed = self.inputs_are_agreed();
         let Some(nics) = &mut self.nics else { return };
         let frames = nics.read_taps();
         if nics.old_source_was_seen() {
             self.announcements.old_source_seen();
         }
+        self.take_in(frames);
+    }
+
+    /// A host that does not speak for the VM keeps what the network brings to it as well.
+    pub(super) fn overhear(&mut self) {
+        let now_us = self.now_us();
+        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.nics) {
+            nics.overhear(now_us);
+        }
+    }
+
+    /// Frames of the log were heard here, too, or will be.
+    pub(super) fn match_overheard(&mut self, frames: &[Frame]) {
+        let now_us = self.now_us();
+        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.nics) {
+            frames.iter().for_each(|frame| nics.agreed(frame, now_us));
+        }
+    }
+
+    /// This host has taken the VM over: it gets what was said to the old one and reached this one too. How many frames those were.
+    pub(super) fn take_in_overheard(&mut self) -> usize {
+        let (now_us, agreed) = (self.now_us(), self.inputs_are_agreed());
+        let Some(nics) = &mut self.nics else { return 0 };
+        let frames = nics.take_overheard(agreed, now_us);
+        let (count, mut frames) = (frames.len(), frames.into_iter().peekable());
+        while frames.peek().is_some() {
+            let mut bytes = 0;
+            let mut batch = Vec::new();
+            while batch.len() < MOST_FRAMES
+                && let Some(frame) = frames.next_if(|frame| bytes + frame.bytes.len() < MOST_BATCH_BYTES)
+            {
+                bytes += frame.bytes.len();
+                batch.push(frame);
+            }
+            self.take_in(batch);
+        }
+        count
+    }
+
+    /// Frames for the VM: by the log where inputs are agreed.
+    fn take_in(&mut self, frames: Vec<Frame>) {
         if frames.is_empty() {
             return;
         }
+        let agreed = self.inputs_are_agreed();
         // What shadow sockets answer does not pass the output.
         if self.speculating.is_none() {
             let now_us = self.now_us();

@@ -15,9 +15,10 @@ use crate::config::VmConfig;
 use crate::vm::machine::FramePorts;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
+use dunlin_core::overheard::Overheard;
 use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
-use dunlin_guest::frames::{Announcer, FrameError, FramePort, Tap};
+use dunlin_guest::frames::{Announcer, FrameError, FramePort, RxFilter, Tap};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// No Ethernet frame with an MTU up to 64 KiB is larger.
@@ -28,6 +29,9 @@ const BATCH_BYTES: usize = 1 << 20;
 pub const MOST_BATCH_BYTES: usize = BATCH_BYTES + FRAME_BYTES + 8 * MOST_FRAMES;
 /// Frames that have waited in a TAP: several times what its queue in the kernel holds.
 const MOST_STALE: usize = 4096;
+/// A backup looks this often at what the network brings to it as well: no wake-up is made for it, since agreed inputs and heartbeats
+/// make enough of them.
+const OVERHEAR_US: u64 = 2_000;
 
 /// All NICs of a VM.
 pub struct Nics {
@@ -39,12 +43,16 @@ pub struct Nics {
     /// Frames for the VM that found no room.
     dropped: u64,
     old_source: bool,
+    /// What the network has brought while another host spoke for the VM.
+    overheard: Overheard,
+    overheard_us: u64,
 }
 
 struct Nic {
     port: FramePort,
     tap: Tap,
     announcer: Announcer,
+    rx_filter: RxFilter,
     /// Taken off the network and not queued yet: it is being agreed on.
     taken_bytes: usize,
 }
@@ -56,11 +64,15 @@ impl Nics {
         for (port, spec) in ports.into_iter().zip(&config.spec.nics) {
             let name = spec.tap.as_deref().unwrap_or("dunlin%d");
             let tap = Tap::open(name, spec.bridge.as_deref()).map_err(|error| error.to_string())?;
-            let announcer = Announcer::new(spec.mac_bytes().map_err(|error| error.to_string())?);
+            let mac = spec.mac_bytes().map_err(|error| error.to_string())?;
+            let rx_filter = RxFilter::new(mac, spec.promiscuous);
+            tap.set_rx_filter(rx_filter.addresses())
+                .map_err(|error| format!("TAP {:?}: its filter: {error}", tap.name()))?;
             nics.push(Nic {
                 port,
                 tap,
-                announcer,
+                announcer: Announcer::new(mac),
+                rx_filter,
                 taken_bytes: 0,
             });
         }
@@ -71,6 +83,8 @@ impl Nics {
             drain: Drain::default(),
             dropped: 0,
             old_source: false,
+            overheard: Overheard::new(config.memory.inbound_bytes() / 2),
+            overheard_us: 0,
         })
     }
 
@@ -87,9 +101,19 @@ impl Nics {
     /// What the VM has sent.
     pub fn read_ports(&mut self, mut each: impl FnMut(Frame)) -> Result<(), FrameError> {
         for (number, nic) in self.nics.iter_mut().enumerate() {
-            let Nic { port, announcer, .. } = nic;
+            let Nic {
+                port,
+                tap,
+                announcer,
+                rx_filter,
+                ..
+            } = nic;
             port.read(|bytes| {
                 announcer.learn(bytes);
+                if rx_filter.learn(bytes) {
+                    // It fails for want of memory alone; the next new address tries again.
+                    let _ = tap.set_rx_filter(rx_filter.addresses());
+                }
                 each(Frame {
                     nic: number as u8,
                     bytes: Bytes::copy_from_slice(bytes),
@@ -140,6 +164,11 @@ impl Nics {
         self.nics.iter_mut().for_each(|nic| nic.taken_bytes = 0);
     }
 
+    /// Bytes of frames that were heard and may be needed if this host takes over, what may be kept, and how many found no room.
+    pub fn overheard(&self) -> (usize, usize, u64) {
+        self.overheard.held()
+    }
+
     /// What is on its way into the VM, what may be, and how many frames found no room.
     pub fn inbound(&self) -> (usize, usize, u64) {
         let queued = |nic: &Nic| nic.port.queued_bytes() + nic.taken_bytes;
@@ -152,14 +181,51 @@ impl Nics {
         std::mem::take(&mut self.old_source)
     }
 
-    /// Throws away what has waited in the TAPs while another host spoke for the VM.
-    pub fn discard_taps(&mut self) {
-        for nic in &self.nics {
-            let stale = || matches!(nic.tap.read(&mut self.buffer), Ok(Some(_)));
-            std::iter::repeat_with(stale)
-                .take(MOST_STALE)
-                .take_while(|stale| *stale)
-                .for_each(drop);
+    /// Keeps what the network has brought to this host while another one speaks for the VM.
+    pub fn overhear(&mut self, now_us: u64) {
+        if now_us - self.overheard_us >= OVERHEAR_US {
+            self.overheard_us = now_us;
+            self.empty_taps(MOST_FRAMES, now_us);
+        }
+    }
+
+    /// The group has agreed on a frame, which this host may have heard as well.
+    pub fn agreed(&mut self, frame: &Frame, now_us: u64) {
+        self.overheard.agreed(frame, now_us);
+    }
+
+    /// This host speaks for the VM from now on: frames of the last moment that nobody has agreed on. They count as taken off the network.
+    pub fn take_overheard(&mut self, inputs_are_agreed: bool, now_us: u64) -> Vec<Frame> {
+        self.empty_taps(MOST_STALE, now_us);
+        let mut frames = self.overheard.take(inputs_are_agreed, now_us);
+        frames.retain(|frame| match self.nics.get_mut(usize::from(frame.nic)) {
+            // Invariant 2.
+            Some(nic) if nic.port.queued_bytes() + nic.taken_bytes <= self.share_bytes / 2 => {
+                nic.taken_bytes += frame.bytes.len();
+                true
+            }
+            _ => false,
+        });
+        frames
+    }
+
+    fn empty_taps(&mut self, most: usize, now_us: u64) {
+        for (number, nic) in self.nics.iter().enumerate() {
+            for _ in 0..most {
+                let Ok(Some(len)) = nic.tap.read(&mut self.buffer) else {
+                    break;
+                };
+                let bytes = &self.buffer[..len];
+                // The primary's own announcements, and what the guest has sent, come back by a network that floods.
+                if nic.announcer.is_from_here(bytes) {
+                    continue;
+                }
+                let frame = Frame {
+                    nic: number as u8,
+                    bytes: Bytes::copy_from_slice(bytes),
+                };
+                self.overheard.heard(frame, now_us);
+            }
         }
     }
 

@@ -27,6 +27,10 @@ impl VmLoop {
                 "inbound",
                 self.nics.as_ref().map(Nics::inbound).unwrap_or_default(),
             ),
+            (
+                "overheard",
+                self.nics.as_ref().map(Nics::overheard).unwrap_or_default(),
+            ),
             ("outbound", self.output.held()),
             ("kept", self.output.kept()),
             ("compared", self.output.compared()),

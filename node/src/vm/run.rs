@@ -274,6 +274,7 @@ impl VmLoop {
         if self.ready.taps {
             self.read_taps();
         }
+        self.overhear();
         if self.speculation_is_due() {
             self.turn_speculation();
         }

@@ -164,24 +164,32 @@ impl VmLoop {
         take_over.status.announced_us = now_us - take_over.speaks_at_us;
         let status = take_over.status;
         if let Some(nics) = &mut self.nics {
-            nics.discard_taps();
             nics.announce();
         }
         self.announcements = Announcements::after_take_over(now_us);
-        let text = format!(
+        self.become_primary(machine, status.clone());
+        if self.speculating.is_none() {
+            self.output.take_over(now_us);
+        }
+        self.output.set_voice(Voice::Alone);
+        self.speculation_takes_over();
+        let overheard = self.take_in_overheard() as u64;
+        if let Some(failover) = &mut self.failover {
+            failover.overheard = overheard;
+        }
+        self.release();
+        let mut text = format!(
             "this host serves the VM now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms",
             status.detected_us as f64 / 1000.0,
             status.elected_us as f64 / 1000.0,
             status.applied_us as f64 / 1000.0,
             status.announced_us as f64 / 1000.0,
         );
-        self.become_primary(machine, status);
-        if self.speculating.is_none() {
-            self.output.take_over(now_us);
+        if overheard > 0 {
+            text += &format!(
+                "; it had heard {overheard} frames for the VM that nobody had agreed on: they are not lost"
+            );
         }
-        self.output.set_voice(Voice::Alone);
-        self.speculation_takes_over();
-        self.release();
         self.event("took-over", text);
         self.stands_alone();
     }

@@ -140,6 +140,11 @@ impl ProgramLoop {
         let card = &self.config.spec.nics[0];
         match Tap::open(card.tap.as_deref().unwrap_or("dunlin%d"), card.bridge.as_deref()) {
             Ok(door) => {
+                // What a segment floods is not the program's: its card has one address.
+                if let Err(error) = door.set_rx_filter(&[self.program.mac]) {
+                    self.fails(&format!("TAP {:?}: its filter: {error}", door.name()));
+                    return false;
+                }
                 self.door = Some(door);
                 self.announcer.add(self.program.address.into());
                 self.announce();
