@@ -117,6 +117,9 @@ pub struct Kills {
     /// Clients that count, each with one connection.
     #[arg(long, default_value_t = 16)]
     connections: usize,
+    /// On a network that brings what is for the VM to both of its hosts.
+    #[arg(long)]
+    flooding: bool,
     #[command(flatten)]
     guest: Guest,
     /// Write every figure to this file.
@@ -218,12 +221,7 @@ fn growth(options: &Grow) -> Result<()> {
     println!("\n{}", bench_vm::growth::growth_table(&grown));
     if let Some(file) = &options.json {
         write(file, &serde_json::to_string_pretty(&grown)?)?;
-        let dir = file.with_extension("svg.d");
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        for (name, text) in bench_vm::growth::growth_pictures(&grown)? {
-            write(&dir.join(name), &text)?;
-        }
-        println!("bench growth: pictures are in {}", dir.display());
+        write_pictures(file, "growth", bench_vm::growth::growth_pictures(&grown)?)?;
     }
     if grown.points.iter().any(|point| point.failure.is_some()) {
         bail!("a point failed, and has no figures");
@@ -235,16 +233,31 @@ fn failover(options: &Kills) -> Result<()> {
     let redis = ["redis".to_owned()];
     let spec = spec(&redis, None, &options.policy, &options.guest)?;
     bench_vm::check_policies(&spec)?;
-    let report = bench_vm::failover::run(&spec, options.kills, options.connections, &mut |line| {
-        println!("{line}");
-    })?;
+    let deaths = bench_vm::failover::Deaths {
+        kills: options.kills,
+        connections: options.connections,
+        flooding: options.flooding,
+    };
+    let report = bench_vm::failover::run(&spec, &deaths, &mut |line| println!("{line}"))?;
     println!("\n{}", bench_vm::failover::failover_table(&report));
     if let Some(file) = &options.json {
         write(file, &serde_json::to_string_pretty(&report)?)?;
+        write_pictures(file, "failover", bench_vm::failover::failover_pictures(&report)?)?;
     }
     if report.rows.iter().any(|row| row.failure.is_some()) {
         bail!("a policy failed, and has no figures");
     }
+    Ok(())
+}
+
+/// Beside the file with the figures.
+fn write_pictures(file: &Path, bench: &str, pictures: Vec<(String, String)>) -> Result<()> {
+    let dir = file.with_extension("svg.d");
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for (name, text) in pictures {
+        write(&dir.join(name), &text)?;
+    }
+    println!("bench {bench}: pictures are in {}", dir.display());
     Ok(())
 }
 

@@ -151,6 +151,19 @@ fn costs(report: &BenchReport, service: &str) -> Vec<Line> {
     lines
 }
 
+/// A figure whose series stand above each other for each line.
+pub(super) fn grouped(on: &str, title: &str, series: Vec<&str>, lines: Vec<Line>) -> Result<String> {
+    let figure = Figure {
+        title,
+        series,
+        lines,
+        bar: None,
+        stacked: false,
+        first_colour: 1,
+    };
+    svg(on, &figure)
+}
+
 /// A figure whose series follow each other on each line.
 pub(super) fn stacked(on: &str, title: &str, series: Vec<&str>, lines: Vec<Line>) -> Result<String> {
     let figure = Figure {

@@ -154,6 +154,8 @@ pub struct Failover {
     pub applied_us: u64,
     /// Until the network was told.
     pub announced_us: u64,
+    /// Frames for the VM that the new primary had heard, and that nobody had agreed on.
+    pub overheard: u64,
 }
 
 impl Failover {

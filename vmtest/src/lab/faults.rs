@@ -22,6 +22,28 @@ impl Lab {
         batch(&self.switch(), &format!("link set dev {node} up\n"))
     }
 
+    /// The network learns where no address is behind the ports of these hosts: what it brings to one of them it brings to all. So it
+    /// is on a segment that floods, or whose switch copies a VM's frames to both of its hosts.
+    pub fn flood<Host: AsRef<str>>(&self, hosts: &[Host]) -> Result<()> {
+        let learn_nothing =
+            |port: &str| format!("link set dev {port} type bridge_slave learning off flood on\n");
+        let ports: String = hosts.iter().map(|host| learn_nothing(host.as_ref())).collect();
+        batch(&self.switch(), &ports)?;
+        for host in hosts {
+            // A host's own bridge would not hand on what it takes to be behind the cable.
+            batch(&self.run.namespace(host.as_ref()), &learn_nothing("up0"))?;
+        }
+        // What was learnt before is forgotten.
+        batch(&self.switch(), "link set dev br0 type bridge fdb_flush\n")?;
+        for host in hosts {
+            batch(
+                &self.run.namespace(host.as_ref()),
+                "link set dev br0 type bridge fdb_flush\n",
+            )?;
+        }
+        Ok(())
+    }
+
     /// Loses every frame between each node of `left` and each of `right`, in both directions and silently.
     /// VMs are reached through their host's port, so a VM is cut off with its host.
     pub fn partition(&self, left: &[&str], right: &[&str]) -> Result<()> {

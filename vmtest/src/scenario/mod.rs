@@ -44,6 +44,10 @@ pub enum Action {
     AwaitProtected,
     /// Wait until the clients have so many further answers.
     AwaitAnswers(u64),
+    /// From now on the network brings what is for the VM to all hosts.
+    Flood,
+    /// In one of the take-overs so far the new primary gave frames to the VM that it had heard and nobody had agreed on.
+    HasOverheard,
     /// SIGKILL to every process of the primary's host at once; then wait for the take-over.
     KillPrimary,
     /// The same for the backup's host; the primary goes on unprotected, and says so.

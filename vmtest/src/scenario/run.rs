@@ -204,6 +204,8 @@ impl Stage<'_, '_> {
         match action {
             Action::AwaitProtected => self.cluster.await_protected(&self.vm, PATIENCE).map(drop),
             Action::AwaitAnswers(count) => self.counter.await_more(count, PATIENCE),
+            Action::Flood => self.cluster.lab().flood(self.cluster.hosts()),
+            Action::HasOverheard => self.has_overheard(),
             Action::KillPrimary => {
                 let primary = self.with_role("primary")?;
                 if self.syncs.is_empty() {

@@ -55,6 +55,18 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
+    /// Events outlive daemons, so those of dead hosts count, too.
+    pub(super) fn has_overheard(&self) -> Result<()> {
+        let mut told = Vec::new();
+        for status in self.cluster.statuses() {
+            let events = self.cluster.events(&status.host)?;
+            told.extend(events.into_iter().filter(|event| event.kind == "took-over"));
+        }
+        let overheard = told.iter().any(|event| event.text.contains("it had heard"));
+        ensure!(overheard, "nobody has overheard anything: {told:?}");
+        Ok(())
+    }
+
     /// The primary goes on, and nobody may believe that it is protected.
     pub(super) fn unprotected(&mut self, at: Instant) -> Result<()> {
         self.counter.await_more(50, PATIENCE)?;

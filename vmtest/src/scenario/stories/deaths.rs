@@ -29,10 +29,30 @@ const DEATHS_IN_SYNCS: [Action; 19] = [
     ANSWERS,
 ];
 
+/// Each death on a network that brings everything to both hosts.
+const FLOODED_DEATHS: [Action; 14] = [
+    AwaitProtected,
+    Flood,
+    ANSWERS,
+    KillPrimary,
+    ANSWERS,
+    Restart,
+    AwaitProtected,
+    ANSWERS,
+    KillPrimary,
+    ANSWERS,
+    Restart,
+    AwaitProtected,
+    ANSWERS,
+    HasOverheard,
+];
+
 /// All of them.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("kill-primary-and-back", "plover", &THERE_AND_BACK).quick(),
+        Scenario::new("overheard-by-the-backup", "dunlin", &FLOODED_DEATHS).quick(),
+        Scenario::new("overheard-by-a-passive-backup", "remus", &FLOODED_DEATHS),
         Scenario::new(
             "kill-primary-passive-backup",
             "remus",
