@@ -28,6 +28,17 @@ pub enum Load {
     Sysbench,
     /// `wrk` on this path.
     Http(&'static str),
+    /// `wrk` on this path over TLS.
+    Https(&'static str, Handshakes),
+}
+
+/// How often a client and a service agree on keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handshakes {
+    /// Once for each connection, which is kept.
+    Kept,
+    /// For each request, with nothing of an earlier one.
+    Each,
 }
 
 /// One load on one service.
@@ -60,26 +71,32 @@ pub const SERVICES: [&str; 8] = [
 const SET: &[&str] = &["-t", "set", "-r", "10000", "-d", "64"];
 const GET: &[&str] = &["-t", "get", "-r", "10000", "-d", "64"];
 
-/// Name, words for redis-benchmark, all at 16 connections.
-const HARD: [(&str, Load); 6] = [
-    ("counter", Load::Counter),
-    ("time", Load::Redis(&["TIME"])),
+/// Service, name and load, all at 16 connections.
+const HARD: [(&str, &str, Load); 8] = [
+    ("redis", "counter", Load::Counter),
+    ("redis", "time", Load::Redis(&["TIME"])),
     (
+        "redis",
         "reconnect",
         Load::Redis(&["-k", "0", "-t", "set", "-r", "10000", "-d", "64"]),
     ),
     (
+        "redis",
         "pipeline",
         Load::Redis(&["-P", "16", "-t", "set", "-r", "10000", "-d", "64"]),
     ),
     (
+        "redis",
         "set-16k",
         Load::Redis(&["-t", "set", "-r", "1000", "-d", "16384"]),
     ),
     (
+        "redis",
         "get-16k",
         Load::Redis(&["-t", "get", "-r", "1000", "-d", "16384"]),
     ),
+    ("nginx", "tls-kept", Load::Https("/", Handshakes::Kept)),
+    ("nginx", "tls-handshake", Load::Https("/", Handshakes::Each)),
 ];
 
 /// The one case that stands for a service where there is no time for all.
@@ -113,10 +130,10 @@ pub fn all() -> Vec<Case> {
             cases.push(case("redis", name, connections, load));
         }
     }
-    for (name, load) in HARD {
+    for (service, name, load) in HARD {
         cases.push(Case {
             kind: Kind::Hard,
-            ..case("redis", name, 16, load)
+            ..case(service, name, 16, load)
         });
     }
     for connections in [1, 16] {
@@ -154,12 +171,11 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
         "all" => true,
         "usual" => case.kind == Kind::Service && USUAL.contains(&case.name),
         "hard" => case.kind == Kind::Hard,
-        "redis" => case.service == "redis" && case.kind == Kind::Service,
-        _ => case.service == word || case.name == word,
+        _ => case.name == word || case.service == word && case.kind == Kind::Service,
     };
     for word in words {
         if !every.iter().any(|case| matches(case, word)) {
-            let hard: Vec<&str> = HARD.iter().map(|(name, _)| *name).collect();
+            let hard: Vec<&str> = HARD.iter().map(|(_, name, _)| *name).collect();
             bail!(
                 "no service or case '{word}': there are all, usual, {}, hard, {}",
                 SERVICES.join(", "),
@@ -204,7 +220,8 @@ mod tests {
             choose(&words, connections)
         };
         assert_eq!(choose(&["all"], None).unwrap().len(), all().len());
-        assert_eq!(choose(&["hard"], None).unwrap().len(), 6);
+        assert_eq!(choose(&["hard"], None).unwrap().len(), 8);
+        assert_eq!(choose(&["tls-handshake"], None).unwrap()[0].service, "nginx");
         assert_eq!(choose(&["redis"], Some(&[1])).unwrap().len(), 2);
         assert_eq!(choose(&["redis"], Some(&[4, 16, 48])).unwrap().len(), 6);
         let usual = choose(&["usual"], Some(&[1, 16])).unwrap();

@@ -128,7 +128,8 @@ impl Clients<'_> {
             Load::Memcached => memcached::run(self, connections, seconds),
             Load::Pgbench(words) => sql::pgbench(self, words, connections, seconds),
             Load::Sysbench => sql::sysbench(self, connections, seconds),
-            Load::Http(path) => http::run(self, path, connections, seconds),
+            Load::Http(path) => http::run(self, path, None, connections, seconds),
+            Load::Https(path, handshakes) => http::run(self, path, Some(handshakes), connections, seconds),
         }
     }
 
@@ -172,7 +173,7 @@ fn probe(load: Load, target: SocketAddr) -> Result<()> {
         Load::Pgbench(_) => ask(&postgresql_hello(), &|answer| answer.first() == Some(&b'R')),
         // The greeting: protocol version 10 behind a header of four bytes.
         Load::Sysbench => ask(b"", &|answer| answer.get(4) == Some(&10)),
-        Load::Http(path) => http::page(target, path).map(|_| ()),
+        Load::Http(path) | Load::Https(path, _) => http::page(target, path).map(|_| ()),
     }
 }
 

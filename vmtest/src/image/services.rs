@@ -76,12 +76,16 @@ pub const SERVICES: [Service; 7] = [
     },
     Service {
         name: "nginx",
-        title: "nginx, a static file",
-        packages: &["nginx-light"],
+        title: "nginx, a static file, in the clear and over TLS",
+        packages: &["nginx-light", "openssl"],
         prepare: None,
         start: include_str!("services/nginx/start.sh"),
         files: &[
             ("etc/dunlin/nginx.conf", include_str!("services/nginx/nginx.conf")),
+            (
+                "etc/dunlin/nginx-tls.conf",
+                include_str!("services/nginx/nginx-tls.conf"),
+            ),
             ("srv/www/index.html", include_str!("services/nginx/index.html")),
         ],
         port: 80,

@@ -6,17 +6,30 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::super::case::Handshakes;
 use super::{Clients, Measured, finish, patience, too_slow};
 
-/// Asks for `path` over kept connections.
-pub fn run(clients: &Clients<'_>, path: &'static str, connections: u32, seconds: f64) -> Result<Measured> {
+/// Asks for `path` over kept connections, or over TLS: with a handshake for each connection, kept or not.
+pub fn run(
+    clients: &Clients<'_>,
+    path: &'static str,
+    tls: Option<Handshakes>,
+    connections: u32,
+    seconds: f64,
+) -> Result<Measured> {
     let before = look(clients, path)?;
     let mut command = clients.command("/usr/bin/wrk")?;
     command
         .args(["-t", "1", "-c", &connections.to_string(), "-d"])
         .arg(format!("{}s", seconds.ceil() as u64))
-        .args(["--latency", "--timeout", "30s"])
-        .arg(format!("http://{}:{}{path}", clients.guest, clients.port));
+        .args(["--latency", "--timeout", "30s"]);
+    if tls == Some(Handshakes::Each) {
+        command.args(["-H", "Connection: close"]);
+    }
+    command.arg(match tls {
+        None => format!("http://{}:{}{path}", clients.guest, clients.port),
+        Some(_) => format!("https://{}{path}", clients.guest),
+    });
     let measured = parse(&finish(command, "wrk", patience(seconds))?)?;
     ensure!(look(clients, path)? == before, "the page at {path} has changed");
     Ok(measured)

@@ -108,6 +108,13 @@ impl BenchReport {
                 bar,
             ));
         }
+        let handshakes = own.iter().filter(|row| row.case == "tls-handshake");
+        let shares = &mut handshakes.filter_map(|row| Some((row.of_baseline?, row.title())));
+        targets.push(at_least(
+            &format!("{SUBJECT}: TLS handshakes a second, share of {BASELINE}"),
+            worst(shares, false),
+            0.5,
+        ));
         targets
     }
 
