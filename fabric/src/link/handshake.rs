@@ -2,21 +2,25 @@
 //!
 //! **Flow** (connector `C`, acceptor `A`):
 //! ```text
-//! C -> A  "DUNLIN" version:u16 | mode:u8 cluster:16 nonce:32
-//! A -> C  "DUNLIN" version:u16 status:u8 | mode:u8 nonce:32 proof:32      (what stands after | only if status = 0)
+//! C -> A  "DUNLIN" oldest:u16 | mode:u8 cluster:16 nonce:32               (the nonce says the newest version: `version`)
+//! A -> C  "DUNLIN" chosen:u16 status:u8 | mode:u8 nonce:32 proof:32       (what stands after | only if status = 0)
 //!         TLS 1.3 handshake, in mode TLS
-//! C -> A  length:u16 hello proof:32
-//! A -> C  status:u8 length:u16 (welcome | reason)
+//! C -> A  length:u16 [build] hello proof:32                               (build: from version 3 on)
+//! A -> C  status:u8 length:u16 ([build] welcome | reason)
 //! ```
 //! **Invariants**: 1. the first eight bytes have this meaning in every version, so other versions get a clear answer.
 //! 2. the proofs are HMACs over everything said so far, with different labels, so neither can be reflected.
 //! 3. the acceptor says nothing about its cluster to a peer that does not name it.
+//! 4. with TLS the connector's proof is a digest of everything said so far, which version 2 sent as zeros and did not look at. So what was said in
+//! the clear, the versions among it, counts only as both ends have said it.
 //! **Not here**: sockets' options beyond those that a dead peer needs.
 
 use super::hello::HELLO_MAX;
-use super::{Hello, Identity, LinkError, Mode, PROTOCOL_VERSION, Stream, Welcome, tls};
+use super::hello::{build_of, put_build};
+use super::version::{BUILD_SINCE, GREETING_SINCE, Spoken, Versions};
+use super::{Hello, Identity, LinkError, Mode, Stream, Welcome, tls};
 use crate::keys;
-use ring::hmac;
+use ring::{digest, hmac};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
@@ -30,6 +34,7 @@ const WRONG_SECRET: u8 = 3;
 const UNKNOWN_MEMBER: u8 = 4;
 const REFUSED: u8 = 5;
 const OTHER_VERSION: u8 = 6;
+const ALTERED: u8 = 7;
 const PROOF_BYTES: usize = 32;
 
 /// The socket with one deadline for the whole handshake: a peer that drips bytes cannot stretch it.
@@ -160,6 +165,7 @@ fn finish(
     tcp: TcpStream,
     tls: Option<rustls::Connection>,
     peer: String,
+    spoken: Spoken,
 ) -> Result<Stream, LinkError> {
     tcp.set_read_timeout(None)
         .map_err(LinkError::io("socket option"))?;
@@ -167,7 +173,7 @@ fn finish(
         .map_err(LinkError::io("socket option"))?;
     let shown = tls.as_ref().and_then(|conn| conn.peer_certificates()?.first());
     let serial = shown.and_then(|cert| keys::serial_of_der(cert));
-    let stream = Stream::new(tcp, tls, peer);
+    let stream = Stream::new(tcp, tls, peer, spoken);
     if let Some(serial) = serial {
         identity.stands(serial, stream.ender())?;
     }
@@ -205,6 +211,42 @@ fn check_proof(
     }
 }
 
+/// What a connector proves with its hello: as [`proof`], and with TLS a digest (invariant 4).
+fn seal(identity: &Identity, said: &[u8], body: &[u8]) -> [u8; PROOF_BYTES] {
+    const LABEL: &[u8] = b"dunlin connector";
+    if identity.0.mode != Mode::Tls {
+        return proof(identity, LABEL, &[said, body]);
+    }
+    let mut context = digest::Context::new(&digest::SHA256);
+    for part in [LABEL, said, body] {
+        context.update(part);
+    }
+    context
+        .finish()
+        .as_ref()
+        .try_into()
+        .expect("SHA-256 has 32 bytes")
+}
+
+/// Whether a connector has said what was heard. `knows_ranges`: its greeting said a range.
+fn check_seal(
+    identity: &Identity,
+    got: &[u8; PROOF_BYTES],
+    want: [u8; PROOF_BYTES],
+    knows_ranges: bool,
+) -> Result<(), LinkError> {
+    if identity.0.mode != Mode::Tls {
+        return check_proof(identity, got, want);
+    }
+    // A build that knows no ranges shows zeros. One that knows them shows a digest even if its greeting came without its range.
+    let is_old = !knows_ranges && got == &[0; PROOF_BYTES];
+    if is_old || got == &want {
+        Ok(())
+    } else {
+        Err(LinkError::Altered)
+    }
+}
+
 fn nonce() -> Result<[u8; 32], LinkError> {
     keys::random().map_err(|e| LinkError::BadKeys(e.to_string()))
 }
@@ -231,24 +273,25 @@ pub fn initiate_on(
         sock: Timed { tcp: &tcp, until },
         tls: None,
     };
-    let mut said = Vec::with_capacity(64);
+    let ours = identity.0.versions;
+    let mut said = Vec::with_capacity(96);
     said.extend_from_slice(MAGIC);
-    said.extend_from_slice(&PROTOCOL_VERSION.to_be_bytes());
+    said.extend_from_slice(&ours.oldest.to_be_bytes());
     said.push(identity.0.mode as u8);
     said.extend_from_slice(&identity.0.cluster_id);
-    said.extend_from_slice(&nonce()?);
+    let mut nonce = nonce()?;
+    ours.mark(&mut nonce);
+    said.extend_from_slice(&nonce);
     talk.send(&said)?;
 
     let head: [u8; 9] = talk.array()?;
     if &head[..6] != MAGIC {
         return Err(LinkError::Garbage("its first bytes are something else"));
     }
-    let theirs = u16::from_be_bytes([head[6], head[7]]);
-    if theirs != PROTOCOL_VERSION || head[8] == OTHER_VERSION {
-        return Err(LinkError::OtherVersion {
-            ours: PROTOCOL_VERSION,
-            theirs,
-        });
+    let version = u16::from_be_bytes([head[6], head[7]]);
+    if !ours.has(version) || head[8] == OTHER_VERSION {
+        let theirs = Versions::only(version);
+        return Err(LinkError::OtherVersion { ours, theirs });
     }
     match head[8] {
         OK => {}
@@ -264,6 +307,7 @@ pub fn initiate_on(
     let answer: [u8; 65] = talk.array()?;
     let shown: [u8; PROOF_BYTES] = answer[33..].try_into().expect("32 of 65 bytes");
     said.extend_from_slice(&answer[..33]);
+    said.extend_from_slice(chosen(version).as_slice());
     if let Err(wrong) = check_proof(identity, &shown, proof(identity, b"dunlin acceptor", &[&said])) {
         // An empty hello without a proof: the acceptor can then say why, too, instead of "it hung up".
         let _ = talk.send(&[0; 2 + PROOF_BYTES]);
@@ -280,10 +324,11 @@ pub fn initiate_on(
         ..hello.clone()
     };
     let mut body = Vec::with_capacity(256);
+    put_build(version, &identity.0.build, &mut body);
     hello.encode(&identity.0.cluster_id, &mut body);
     let mut frame = (body.len() as u16).to_be_bytes().to_vec();
     frame.extend_from_slice(&body);
-    frame.extend_from_slice(&proof(identity, b"dunlin connector", &[&said, &body]));
+    frame.extend_from_slice(&seal(identity, &said, &body));
     talk.send(&frame)?;
     let [status, high, low] = talk.array()?;
     let mut rest = vec![0; usize::from(u16::from_be_bytes([high, low])).min(HELLO_MAX)];
@@ -297,8 +342,11 @@ pub fn initiate_on(
             .take(500);
         printable.collect::<String>()
     };
-    let welcome = match status {
-        OK => Welcome::decode(&rest).ok_or(LinkError::Garbage("its welcome does not decode"))?,
+    let (build, welcome) = match status {
+        OK => build_of(version, &rest)
+            .and_then(|(build, welcome)| Some((build, Welcome::decode(welcome)?)))
+            .ok_or(LinkError::Garbage("its welcome does not decode"))?,
+        ALTERED => return Err(LinkError::Altered),
         OTHER_CLUSTER => return Err(LinkError::OtherCluster),
         WRONG_SECRET => return Err(LinkError::WrongSecret),
         UNKNOWN_MEMBER => return Err(LinkError::UnknownMember(reason())),
@@ -311,7 +359,16 @@ pub fn initiate_on(
         )));
     }
     let conn = talk.tls.take();
-    finish(identity, tcp, conn, welcome.host.clone()).map(|stream| (welcome, stream))
+    let spoken = Spoken { version, build };
+    finish(identity, tcp, conn, welcome.host.clone(), spoken).map(|stream| (welcome, stream))
+}
+
+/// What the chosen version adds to what both have said: nothing before [`BUILD_SINCE`].
+fn chosen(version: u16) -> Vec<u8> {
+    match version {
+        ..BUILD_SINCE => Vec::new(),
+        _ => version.to_be_bytes().to_vec(),
+    }
 }
 
 fn in_time(e: LinkError) -> LinkError {
@@ -343,7 +400,7 @@ pub fn respond_on(
         sock: Timed { tcp: &tcp, until },
         tls: None,
     };
-    let said = preamble(&mut talk, identity)?;
+    let greeted = preamble(&mut talk, identity)?;
     if let Some(configs) = identity.tls() {
         let mut conn = configs.server()?;
         tls::handshake(&mut conn, &mut talk.sock).map_err(in_time)?;
@@ -356,19 +413,18 @@ pub fn respond_on(
     let mut body = vec![0; length];
     talk.take(&mut body)?;
     let shown = talk.array()?;
-    let judged = judge(identity, &said, &body, &shown, &talk).and_then(|hello| match admit(&hello) {
-        Ok(welcome) => Ok((
-            hello,
-            Welcome {
-                host: identity.0.host.clone(),
-                ..welcome
-            },
-        )),
-        Err(reason) => Err(LinkError::Refused(reason)),
+    let judged = judge(identity, &greeted, &body, &shown, &talk).and_then(|(build, hello)| {
+        let welcome = admit(&hello).map_err(LinkError::Refused)?;
+        let host = identity.0.host.clone();
+        Ok((build, hello, Welcome { host, ..welcome }))
     });
+    let version = greeted.version;
     let mut answer = Vec::new();
     match &judged {
-        Ok((_, welcome)) => welcome.encode(&mut answer),
+        Ok((_, _, welcome)) => {
+            put_build(version, &identity.0.build, &mut answer);
+            welcome.encode(&mut answer);
+        }
         Err(LinkError::UnknownMember(name)) => answer.extend_from_slice(name.as_bytes()),
         Err(LinkError::Refused(reason)) => answer.extend_from_slice(reason.as_bytes()),
         Err(other) => answer.extend_from_slice(other.to_string().as_bytes()),
@@ -379,36 +435,49 @@ pub fn respond_on(
         Err(LinkError::OtherCluster) => OTHER_CLUSTER,
         Err(LinkError::WrongSecret) => WRONG_SECRET,
         Err(LinkError::UnknownMember(_)) => UNKNOWN_MEMBER,
+        Err(LinkError::Altered) if greeted.knows_ranges => ALTERED,
         Err(_) => REFUSED,
     };
     let mut frame = vec![status];
     frame.extend_from_slice(&(answer.len() as u16).to_be_bytes());
     frame.extend_from_slice(&answer);
     let sent = talk.send(&frame);
-    let (hello, _) = judged?;
+    let (build, hello, _) = judged?;
     sent?;
     let conn = talk.tls.take();
-    finish(identity, tcp, conn, hello.from.clone()).map(|stream| (hello, stream))
+    let spoken = Spoken { version, build };
+    finish(identity, tcp, conn, hello.from.clone(), spoken).map(|stream| (hello, stream))
 }
 
-/// Reads the connector's preamble and answers it; returns what both said.
-fn preamble(talk: &mut Talk<'_>, identity: &Identity) -> Result<Vec<u8>, LinkError> {
+/// What an acceptor knows after the preamble.
+struct Greeted {
+    /// What both have said, the chosen version with it.
+    said: Vec<u8>,
+    /// The version in which both go on.
+    version: u16,
+    /// The connector said a range of versions.
+    knows_ranges: bool,
+}
+
+/// Reads the connector's preamble and answers it.
+fn preamble(talk: &mut Talk<'_>, identity: &Identity) -> Result<Greeted, LinkError> {
     let head: [u8; 8] = talk.array()?;
     if &head[..6] != MAGIC {
         return Err(LinkError::Garbage("its first bytes are something else"));
     }
-    let mut reply = MAGIC.to_vec();
-    reply.extend_from_slice(&PROTOCOL_VERSION.to_be_bytes());
-    let theirs = u16::from_be_bytes([head[6], head[7]]);
-    if theirs != PROTOCOL_VERSION {
-        reply.push(OTHER_VERSION);
-        talk.send(&reply)?;
-        return Err(LinkError::OtherVersion {
-            ours: PROTOCOL_VERSION,
-            theirs,
-        });
+    let ours = identity.0.versions;
+    let oldest = u16::from_be_bytes([head[6], head[7]]);
+    // A version that this build does not know yet, or one with another greeting: nothing after these bytes is understood.
+    if oldest > ours.newest || oldest < GREETING_SINCE {
+        return Err(other_version(talk, ours, Versions::only(oldest)));
     }
     let rest: [u8; 49] = talk.array()?;
+    let (theirs, knows_ranges) = Versions::said(oldest, rest[17..].try_into().expect("32 of 49 bytes"));
+    let Some(version) = ours.common(theirs) else {
+        return Err(other_version(talk, ours, theirs));
+    };
+    let mut reply = MAGIC.to_vec();
+    reply.extend_from_slice(&version.to_be_bytes());
     let mode = identity.0.mode as u8;
     if rest[1..17] != identity.0.cluster_id {
         reply.push(OTHER_CLUSTER);
@@ -429,25 +498,44 @@ fn preamble(talk: &mut Talk<'_>, identity: &Identity) -> Result<Vec<u8>, LinkErr
     said.extend_from_slice(&nonce()?);
     reply.push(OK);
     reply.extend_from_slice(&said[57..]);
+    said.extend_from_slice(&chosen(version));
     reply.extend_from_slice(&proof(identity, b"dunlin acceptor", &[&said]));
     talk.send(&reply)?;
-    Ok(said)
+    Ok(Greeted {
+        said,
+        version,
+        knows_ranges,
+    })
+}
+
+/// Tells a connector that both have no version in common.
+fn other_version(talk: &mut Talk<'_>, ours: Versions, theirs: Versions) -> LinkError {
+    let mut reply = MAGIC.to_vec();
+    reply.extend_from_slice(&ours.nearest_to(theirs).to_be_bytes());
+    reply.push(OTHER_VERSION);
+    match talk.send(&reply) {
+        Ok(()) => LinkError::OtherVersion { ours, theirs },
+        Err(error) => error,
+    }
 }
 
 /// Whether the hello is believed.
 fn judge(
     identity: &Identity,
-    said: &[u8],
+    greeted: &Greeted,
     body: &[u8],
     shown: &[u8; PROOF_BYTES],
     talk: &Talk<'_>,
-) -> Result<Hello, LinkError> {
-    check_proof(
+) -> Result<(Option<String>, Hello), LinkError> {
+    check_seal(
         identity,
         shown,
-        proof(identity, b"dunlin connector", &[said, body]),
+        seal(identity, &greeted.said, body),
+        greeted.knows_ranges,
     )?;
-    let (cluster, hello) = Hello::decode(body).ok_or(LinkError::Garbage("its hello does not decode"))?;
+    let (build, (cluster, hello)) = build_of(greeted.version, body)
+        .and_then(|(build, hello)| Some((build, Hello::decode(hello)?)))
+        .ok_or(LinkError::Garbage("its hello does not decode"))?;
     if cluster != identity.0.cluster_id {
         return Err(LinkError::OtherCluster);
     }
@@ -467,5 +555,5 @@ fn judge(
             identity.0.host, hello.to
         )));
     }
-    Ok(hello)
+    Ok((build, hello))
 }

@@ -2,6 +2,8 @@
 //! **Invariants**: 1. decoding never panics and accepts exactly what encoding makes.
 //! **Not here**: who is believed (`handshake`).
 
+use super::version::BUILD_SINCE;
+
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -44,6 +46,8 @@ pub struct Welcome {
     pub qemu_version: String,
 }
 
+/// So many characters of a build's name are kept.
+const BUILD_SHOWN: usize = 64;
 /// No field of a hello is longer than this.
 const FIELD_MAX: usize = 4096;
 /// No hello is longer than this.
@@ -74,6 +78,24 @@ impl<'a> Reader<'a> {
     fn string(&mut self) -> Option<String> {
         std::str::from_utf8(self.bytes()?).ok().map(str::to_owned)
     }
+}
+
+/// Appends which build speaks, in versions whose hellos and welcomes begin with it.
+pub(super) fn put_build(version: u16, build: &str, out: &mut Vec<u8>) {
+    if version >= BUILD_SINCE {
+        put(out, build.as_bytes());
+    }
+}
+
+/// The reverse: which build speaks, and what follows. A peer's word: in one line, and not a long one, whatever it sent.
+pub(super) fn build_of(version: u16, bytes: &[u8]) -> Option<(Option<String>, &[u8])> {
+    if version < BUILD_SINCE {
+        return Some((None, bytes));
+    }
+    let mut r = Reader(bytes);
+    let build = r.string()?;
+    let build = build.chars().filter(|c| !c.is_control()).take(BUILD_SHOWN);
+    Some((Some(build.collect()), r.0))
 }
 
 impl Hello {

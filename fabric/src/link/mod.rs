@@ -1,7 +1,7 @@
 //! What it decides: who may connect to this host, and as whom. A [`Stream`] exists only after both ends have shown
 //! that they belong to the same cluster.
 //!
-//! **Flow**: [`connect`] / [`Listener`] -> preamble (magic, version, cluster, mode, nonces) -> TLS, or a proof of the
+//! **Flow**: [`connect`] / [`Listener`] -> preamble (magic, versions, cluster, mode, nonces) -> TLS, or a proof of the
 //! shared secret -> [`Hello`] -> the acceptor's answer -> [`Stream`].
 //!
 //! **Invariants**
@@ -20,12 +20,14 @@ mod listener;
 mod places;
 mod stream;
 mod tls;
+mod version;
 
 pub(crate) use handshake::set_option;
 pub use hello::{Hello, Purpose, Welcome};
 pub use listener::{Listener, Policy, Refusal, Refusals};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub(crate) use tls::names;
+pub use version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, Spoken, Versions};
 
 use crate::keys;
 use rustls::pki_types::CertificateDer;
@@ -40,25 +42,28 @@ pub mod parts {
     pub use super::handshake::{initiate_on as initiate, respond_on as respond};
 }
 
-/// The version of everything that hosts say to each other. Hosts of different versions do not talk.
-pub const PROTOCOL_VERSION: u16 = 2;
-
 /// Why a connection did not come about. Each message is one line and says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The peer belongs to another cluster.
     #[error("the peer belongs to another cluster: both hosts need the files that one `dunlin init` made")]
     OtherCluster,
-    /// The peer's program speaks another version.
+    /// Both have no version in common.
     #[error(
-        "the peer speaks protocol version {theirs}, this host {ours}: run the same dunlin version on all hosts"
+        "the peer speaks protocol {theirs}, this host {ours}: upgrade {} to a dunlin version that knows one of these, or run the same on all hosts",
+        if theirs.newest < ours.oldest { "the peer" } else { "this host" }
     )]
     OtherVersion {
-        /// This host's version.
-        ours: u16,
-        /// The peer's.
-        theirs: u16,
+        /// This host's versions.
+        ours: Versions,
+        /// The peer's; one of them where it told no more.
+        theirs: Versions,
     },
+    /// What was said before TLS arrived otherwise than it was sent.
+    #[error(
+        "the greeting was changed on its way, perhaps to have both hosts speak an older version: look at what stands between them"
+    )]
+    Altered,
     /// One uses TLS, the other the secret, or nothing.
     #[error(
         "the peer protects its links with {theirs}, this host with {ours}: use the same setting on all hosts"
@@ -125,9 +130,10 @@ pub enum LinkError {
 
 impl LinkError {
     /// Every [`kind`](Self::kind) of a refusal, for counters.
-    pub const KINDS: [&'static str; 13] = [
+    pub const KINDS: [&'static str; 14] = [
         "other-cluster",
         "other-version",
+        "altered",
         "other-protection",
         "wrong-secret",
         "untrusted",
@@ -147,6 +153,7 @@ impl LinkError {
         match self {
             Self::OtherCluster => "other-cluster",
             Self::OtherVersion { .. } => "other-version",
+            Self::Altered => "altered",
             Self::OtherMode { .. } => "other-protection",
             Self::WrongSecret => "wrong-secret",
             Self::Untrusted(_) => "untrusted",
@@ -214,6 +221,9 @@ pub struct Identity(Arc<IdentityInner>);
 struct IdentityInner {
     cluster_id: [u8; 16],
     host: String,
+    /// What peers are told of the program that runs here.
+    build: String,
+    versions: Versions,
     members: Vec<String>,
     secret: Vec<u8>,
     mode: Mode,
@@ -277,6 +287,8 @@ impl Identity {
         Ok(Self(Arc::new(IdentityInner {
             cluster_id,
             host: host.to_owned(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            versions: Versions::OURS,
             members,
             secret,
             mode,
@@ -349,6 +361,27 @@ impl Identity {
         }
     }
 
+    /// What peers are told of the program that runs here, in place of this crate's version: at most 64 characters of it are shown.
+    ///
+    /// # Panics
+    /// If the identity has been cloned already: peers would be told two things.
+    #[must_use]
+    pub fn of_build(mut self, build: &str) -> Self {
+        self.inner().build = build.chars().take(64).collect();
+        self
+    }
+
+    /// Speaks other versions than this build does: for tests of what comes after it.
+    #[cfg(test)]
+    fn speaking(mut self, oldest: u16, newest: u16) -> Self {
+        self.inner().versions = Versions { oldest, newest };
+        self
+    }
+
+    fn inner(&mut self) -> &mut IdentityInner {
+        Arc::get_mut(&mut self.0).expect("nobody has the identity yet")
+    }
+
     /// This host's name.
     #[must_use]
     pub fn host(&self) -> &str {
@@ -412,3 +445,5 @@ fn connect_one(
 mod renew_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod version_tests;

@@ -8,6 +8,7 @@
 //! **Not here**: framing, retries.
 
 use super::tls::{Raw, Session};
+use super::version::Spoken;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -52,6 +53,7 @@ struct Shared {
     sock: Sock,
     tls: Option<Session>,
     peer: String,
+    spoken: Spoken,
 }
 
 impl Shared {
@@ -114,12 +116,13 @@ impl Stream {
         Ender(Arc::downgrade(&self.shared))
     }
 
-    pub(super) fn new(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String) -> Self {
+    pub(super) fn new(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String, spoken: Spoken) -> Self {
         let raw = tls.is_some().then(Raw::new);
         let shared = Shared {
             sock: Sock::Tcp(tcp),
             tls: tls.map(Session::new),
             peer,
+            spoken,
         };
         Self {
             shared: Arc::new(shared),
@@ -136,6 +139,7 @@ impl Stream {
                 sock: Sock::Unix(unix),
                 tls: None,
                 peer: peer.to_owned(),
+                spoken: Spoken::within_this_build(),
             }),
             raw: None,
         }
@@ -144,7 +148,7 @@ impl Stream {
     /// A plain TCP stream without any handshake, for tests and benches.
     #[must_use]
     pub fn unprotected(tcp: TcpStream, peer: &str) -> Self {
-        Self::new(tcp, None, peer.to_owned())
+        Self::new(tcp, None, peer.to_owned(), Spoken::within_this_build())
     }
 
     /// Two connected ends within this process.
@@ -157,6 +161,12 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.shared.peer
+    }
+
+    /// In which version both speak, and which build the peer is.
+    #[must_use]
+    pub fn spoken(&self) -> &Spoken {
+        &self.shared.spoken
     }
 
     /// Whether what is sent is encrypted.

@@ -5,14 +5,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-const CLUSTER: [u8; 16] = [7; 16];
-const SHORT: Duration = Duration::from_secs(5);
+pub(super) const CLUSTER: [u8; 16] = [7; 16];
+pub(super) const SHORT: Duration = Duration::from_secs(5);
 
-fn plain(host: &str) -> Identity {
+pub(super) fn plain(host: &str) -> Identity {
     Identity::new(CLUSTER, host, &[], Some(Auth::Insecure)).unwrap()
 }
 
-fn secret(host: &str, secret: &[u8]) -> Identity {
+pub(super) fn secret(host: &str, secret: &[u8]) -> Identity {
     Identity::new(
         CLUSTER,
         host,
@@ -33,9 +33,9 @@ fn tls_of(ca: &keys::Authority, host: &str, certified: &str) -> Result<Identity,
     Identity::new(CLUSTER, host, &["a".into(), "b".into()], Some(auth))
 }
 
-type Attempt = (Result<Stream, LinkError>, Option<(Hello, Stream)>, Option<String>);
+pub(super) type Attempt = (Result<Stream, LinkError>, Option<(Hello, Stream)>, Option<String>);
 
-fn try_link(acceptor: Identity, connector: &Identity, hello: &Hello) -> Attempt {
+pub(super) fn try_link(acceptor: Identity, connector: &Identity, hello: &Hello) -> Attempt {
     let listener = Listener::bind("127.0.0.1:0", acceptor).unwrap();
     let connected = connect(listener.local_addr(), connector, hello, SHORT).map(|(_, s)| s);
     match listener.accept_timeout(SHORT) {
@@ -45,7 +45,7 @@ fn try_link(acceptor: Identity, connector: &Identity, hello: &Hello) -> Attempt 
     }
 }
 
-fn hello() -> Hello {
+pub(super) fn hello() -> Hello {
     Hello {
         term: 9,
         qemu_version: "10.0.2".into(),
@@ -54,7 +54,7 @@ fn hello() -> Hello {
     }
 }
 
-fn all_modes() -> Vec<(&'static str, Identity, Identity)> {
+pub(super) fn all_modes() -> Vec<(&'static str, Identity, Identity)> {
     let ca = make_ca("test").unwrap();
     vec![
         ("insecure", plain("a"), plain("b")),
@@ -265,12 +265,14 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     tcp.write_all(b"DUNLIN\x00\x63").unwrap();
     let refusal = listener.accept_timeout(SHORT).unwrap().err().unwrap();
     assert!(
-        refusal.to_string().contains("peer speaks protocol version 99"),
+        refusal
+            .to_string()
+            .contains("peer speaks protocol version 99, this host versions 2 to 3"),
         "{refusal}"
     );
     let mut head = [0; 9];
     tcp.read_exact(&mut head).unwrap();
-    assert_eq!(&head[..8], b"DUNLIN\x00\x02");
+    assert_eq!(&head[..8], b"DUNLIN\x00\x03");
 
     let future = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = future.local_addr().unwrap();
@@ -281,7 +283,7 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     });
     let e = connect(addr, &plain("b"), &hello(), SHORT).err().unwrap();
     assert!(
-        matches!(e, LinkError::OtherVersion { ours: 2, theirs: 99 }),
+        matches!(e, LinkError::OtherVersion { ours: Versions::OURS, theirs } if theirs == Versions::only(99)),
         "{e}"
     );
     peer.join().unwrap();
