@@ -263,24 +263,38 @@ fn link() -> Vec<Vec<u8>> {
     }
     .encode(&[9; 16], &mut hello);
     let mut out = Vec::new();
+    // Version 2, whose nonce is all chance, and 3, whose greeting says a range, and whose hello and welcome begin with a build.
+    let builds: [(u8, &[u8], &[u8]); 2] = [
+        (2, &[5; 10], &[]),
+        (3, b"versions\0\x03", &[0, 3, b'0', b'.', b'1']),
+    ];
     for secret in [0u8, 2] {
-        let mut connector = vec![secret];
-        connector.extend_from_slice(b"DUNLIN\0\x01");
-        connector.push(secret / 2);
-        connector.extend_from_slice(&[9; 16]);
-        connector.extend_from_slice(&[5; 32]);
-        connector.extend_from_slice(&(hello.len() as u16).to_be_bytes());
-        connector.extend_from_slice(&hello);
-        connector.extend_from_slice(&[0; 32]);
-        out.push(connector);
-        let mut acceptor = vec![secret | 1];
-        acceptor.extend_from_slice(b"DUNLIN\0\x01\0");
-        acceptor.push(secret / 2);
-        acceptor.extend_from_slice(&[5; 64]);
-        acceptor.extend_from_slice(&[0, 0, 7, 0, 1, b'b', 0, 2, b'1', b'0']);
-        out.push(acceptor);
-        out.push([&[secret | 1][..], b"DUNLIN\0\x01\x02\x02"].concat());
-        out.push([&[secret | 1][..], b"DUNLIN\0\x02\x06"].concat());
+        for (version, range, build) in builds {
+            let body = [build, &hello].concat();
+            let mut connector = vec![secret];
+            connector.extend_from_slice(b"DUNLIN\0\x02");
+            connector.push(secret / 2);
+            connector.extend_from_slice(&[9; 16]);
+            connector.extend_from_slice(&[5; 22]);
+            connector.extend_from_slice(range);
+            connector.extend_from_slice(&(body.len() as u16).to_be_bytes());
+            connector.extend_from_slice(&body);
+            connector.extend_from_slice(&[0; 32]);
+            out.push(connector);
+            let welcome = [build, &[0, 1, b'b', 0, 2, b'1', b'0']].concat();
+            let mut acceptor = vec![secret | 1];
+            acceptor.extend_from_slice(b"DUNLIN\0");
+            acceptor.extend_from_slice(&[version, 0, secret / 2]);
+            acceptor.extend_from_slice(&[5; 64]);
+            acceptor.push(0);
+            acceptor.extend_from_slice(&(welcome.len() as u16).to_be_bytes());
+            acceptor.extend_from_slice(&welcome);
+            out.push(acceptor);
+        }
+        out.push([&[secret | 1][..], b"DUNLIN\0\x03\x02\x02"].concat());
+        out.push([&[secret | 1][..], b"DUNLIN\0\x04\x06"].concat());
+        // It has nothing that this build knows.
+        out.push([&[secret][..], b"DUNLIN\0\x09"].concat());
     }
     out.push([&[0][..], &hello].concat());
     out

@@ -1,6 +1,7 @@
 //! `dunlin`: the daemon and the command line.
 #![forbid(unsafe_code)]
 
+mod build;
 mod certificates;
 mod cli;
 mod config;

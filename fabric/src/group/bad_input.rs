@@ -1,6 +1,7 @@
 //! A member that is authenticated and broken: whatever it writes is counted, told once per peer and minute, and dropped.
 
 use super::*;
+use crate::link::{PROTOCOL_VERSION, Spoken};
 use crate::log::Mode;
 use crate::log::tests::Scratch;
 use crate::transport::ring::{Place, RingWriter, Sent};
@@ -134,7 +135,11 @@ fn a_frame_that_is_too_long_ends_the_link_and_nothing_else() {
     let mut group = group(&dir);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let tcp = Tcp::new(Stream::local(ours, "peer")).unwrap();
-    group.peers.push(Peer::over(PEER, Box::new(tcp)).unwrap());
+    let spoken = Spoken {
+        version: PROTOCOL_VERSION,
+        build: None,
+    };
+    group.peers.push(Peer::over(PEER, Box::new(tcp), spoken).unwrap());
     let mut frame = u32::MAX.to_le_bytes().to_vec();
     frame.extend_from_slice(&[1, 0, 0, 0]);
     frame.extend_from_slice(&[0; 16]);

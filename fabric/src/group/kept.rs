@@ -309,6 +309,12 @@ impl KeptGroup {
         self.lock().group.counters()
     }
 
+    /// As [`Group::protocol`].
+    #[must_use]
+    pub fn protocol(&self) -> Option<u16> {
+        self.lock().group.protocol()
+    }
+
     /// As [`Group::links`].
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {

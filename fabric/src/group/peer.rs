@@ -9,7 +9,7 @@
 //! **Not here**: what messages mean.
 
 use super::{Bad, Counters};
-use crate::link::Stream;
+use crate::link::{Spoken, Stream};
 use crate::transport::ring::{Found, MESSAGE_MAX_BYTES, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
 use crate::transport::{self, Memory, RegionId, Transport, TransportError};
@@ -148,6 +148,8 @@ pub(super) struct Progress {
 /// One peer and the link to it.
 pub(super) struct Peer {
     pub(super) id: ReplicaId,
+    /// What was found out of it when the link began.
+    pub(super) spoken: Spoken,
     pub(super) transport: Box<dyn Transport>,
     pub(super) watched_for_write: bool,
     /// The system said that the link is readable, and it was not read to its end since.
@@ -176,14 +178,20 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(id: ReplicaId, stream: Stream) -> Result<Self, TransportError> {
-        Self::over(id, transport::over(stream)?)
+        let spoken = stream.spoken().clone();
+        Self::over(id, transport::over(stream)?, spoken)
     }
 
-    pub(super) fn over(id: ReplicaId, mut transport: Box<dyn Transport>) -> Result<Self, TransportError> {
+    pub(super) fn over(
+        id: ReplicaId,
+        mut transport: Box<dyn Transport>,
+        spoken: Spoken,
+    ) -> Result<Self, TransportError> {
         transport.register(CONTROL, CONTROL_EPOCH, CONTROL_BYTES)?;
         let key = transport.opened(CONTROL).expect("just registered").key;
         Ok(Self {
             id,
+            spoken,
             transport,
             watched_for_write: false,
             readable: true,

@@ -2,6 +2,7 @@
 
 use super::peer::{self, Peer};
 use super::{Counters, Group, LinkState};
+use crate::link::PROTOCOL_VERSION;
 use dunlin_core::consensus::{Consensus, Entry, Role, Snapshot};
 use dunlin_core::units::{Index, ReplicaId, Term};
 
@@ -108,6 +109,19 @@ impl Group {
         }
     }
 
+    /// The version of the protocol that all members speak now: the lowest of the links to the others. `None` while one of them has no
+    /// link. What came with a version may be proposed only by a leader whose group speaks it (docs/upgrade.md).
+    #[must_use]
+    pub fn protocol(&self) -> Option<u16> {
+        let others = self.core.members().iter().filter(|m| m.id != self.cfg.core.me);
+        let spoken = others.map(|member| {
+            let peer = self.peers.iter().find(|p| p.id == member.id && p.is_up())?;
+            Some(peer.spoken.version)
+        });
+        // Alone, it speaks whatever it can.
+        spoken.fold(Some(PROTOCOL_VERSION), |lowest, one| Some(lowest?.min(one?)))
+    }
+
     /// The state of the links to all other members, and to hosts that are to be members (again).
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {
@@ -125,6 +139,7 @@ impl Group {
                     connected: peer.is_some_and(Peer::is_up),
                     acknowledged: self.core.peer(id).map(|p| p.acknowledged),
                     heard_us: peer.and_then(Peer::heard_us),
+                    spoken: peer.map(|p| p.spoken.clone()),
                 }
             })
             .collect()

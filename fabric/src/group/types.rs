@@ -1,5 +1,6 @@
 //! What the owner of a group says to it, and hears from it.
 
+use crate::link::Spoken;
 use crate::log::{DiskError, DiskOptions, Mode};
 use crate::wait::WaitPolicy;
 use dunlin_core::consensus::{Config, Durability, Member, Snapshot};
@@ -144,6 +145,8 @@ pub struct LinkState {
     pub acknowledged: Option<Index>,
     /// When something was last heard from it, by `poll`'s clock.
     pub heard_us: Option<u64>,
+    /// In which version of the protocol it is spoken to, and which build it is; `None` if there is no link.
+    pub spoken: Option<Spoken>,
 }
 
 /// In which way a peer's words are bad.

@@ -252,7 +252,7 @@ fn hosts_without_a_common_version_say_so_on_both_sides() {
 }
 
 /// Passes a connection's greetings on, changed, and everything after them as it is.
-fn between(listener: TcpListener, to: SocketAddr, change: fn(&mut [u8; 57], &mut [u8; 74])) {
+fn between(listener: TcpListener, to: SocketAddr, change: Change) {
     let mut near = listener.accept().unwrap().0;
     let mut far = TcpStream::connect(to).unwrap();
     for side in [&near, &far] {
@@ -275,9 +275,12 @@ fn between(listener: TcpListener, to: SocketAddr, change: fn(&mut [u8; 57], &mut
     returning.join().unwrap();
 }
 
+/// What somebody between two hosts makes of a greeting, and of its answer.
+type Change = fn(&mut [u8; 57], &mut [u8; 74]);
+
 #[test]
 fn nobody_between_two_hosts_makes_them_speak_an_older_version() {
-    let changes: [fn(&mut [u8; 57], &mut [u8; 74]); 3] = [
+    let changes: [Change; 3] = [
         // The connector seems to know no ranges.
         |greeting, _| greeting[47..57].fill(0x11),
         // The acceptor seems to have chosen the older version.

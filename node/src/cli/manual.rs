@@ -1,9 +1,10 @@
 //! `completions`, `manual`, `version`: what a package takes from the command line's own definition, so that it cannot lag behind.
 
+use crate::build;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
-use dunlin_fabric::link::PROTOCOL_VERSION;
+use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,29 +28,30 @@ pub fn pages<C: CommandFactory>(folder: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The commit that this was built of, where whoever built it for others to install has said so.
-const COMMIT: Option<&str> = option_env!("DUNLIN_COMMIT");
-
 /// Which program this is, for programs.
 pub fn version_json() -> String {
-    which(COMMIT).to_string()
+    which(build::COMMIT).to_string()
 }
 
 fn which(commit: Option<&str>) -> serde_json::Value {
-    let mut which = serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "protocol": PROTOCOL_VERSION });
+    let mut which = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocol": PROTOCOL_VERSION,
+        "oldest_protocol": OLDEST_PROTOCOL,
+    });
     if let Some(commit) = commit {
         which["commit"] = commit.into();
     }
     which
 }
 
-/// Says which program this is: its version, and the protocol that it speaks with other hosts.
+/// Says which program this is: its version, and the versions of the protocol that it speaks with other hosts.
 pub fn version(json: bool) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
     if json {
         println!("{}", version_json());
     } else {
-        println!("dunlin {version} (protocol {PROTOCOL_VERSION})");
+        println!("dunlin {version} (protocol {OLDEST_PROTOCOL} to {PROTOCOL_VERSION})");
     }
     ExitCode::SUCCESS
 }

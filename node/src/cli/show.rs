@@ -57,8 +57,26 @@ fn table(status: &HostStatus) -> String {
     }
     for vm in &status.vms {
         describe(&mut text, vm);
+        other_builds(&mut text, status, vm);
     }
     text
+}
+
+/// Hosts of the group that run another build, or speak an older protocol: an upgrade is under way.
+fn other_builds(text: &mut String, status: &HostStatus, vm: &VmStatus) {
+    for peer in &vm.peers {
+        let Some(protocol) = peer.protocol else { continue };
+        let build = peer.version.as_deref();
+        if protocol == status.protocol && build.is_none_or(|build| build == status.version) {
+            continue;
+        }
+        let build = build.map_or_else(|| "an older dunlin".to_owned(), |build| format!("dunlin {build}"));
+        let _ = writeln!(
+            text,
+            "  host {} runs {build}: protocol {protocol} is spoken with it; this host is dunlin {}, with protocol {}",
+            peer.host, status.version, status.protocol
+        );
+    }
 }
 
 fn describe(text: &mut String, vm: &VmStatus) {
@@ -262,6 +280,39 @@ pub fn events(socket: &Path, follow: bool, since_ms: Option<u64>, json: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_of_other_builds_are_named_while_an_upgrade_is_under_way() {
+        use crate::control::PeerStatus;
+        let peer = |host: &str, protocol, version: Option<&str>| PeerStatus {
+            host: host.into(),
+            connected: true,
+            protocol,
+            version: version.map(str::to_owned),
+            ..PeerStatus::default()
+        };
+        let vm = VmStatus {
+            peers: vec![
+                peer("b", Some(3), Some("1.1")),
+                peer("c", Some(2), None),
+                peer("d", Some(3), Some("1.2")),
+                peer("e", None, None),
+            ],
+            ..VmStatus::default()
+        };
+        let status = HostStatus {
+            version: "1.1".into(),
+            protocol: 3,
+            ..HostStatus::default()
+        };
+        let mut text = String::new();
+        other_builds(&mut text, &status, &vm);
+        assert_eq!(
+            text,
+            "  host c runs an older dunlin: protocol 2 is spoken with it; this host is dunlin 1.1, with protocol 3\n  \
+             host d runs dunlin 1.2: protocol 3 is spoken with it; this host is dunlin 1.1, with protocol 3\n"
+        );
+    }
 
     #[test]
     fn a_moment_is_so_long_ago_or_a_time_as_events_show_it() {

@@ -14,6 +14,9 @@ pub struct Member {
     pub problem: Option<String>,
     /// Its program's version.
     pub version: String,
+    /// The newest version of the protocol that it speaks with other hosts; none from builds of protocol 2, and of hosts that were not reached.
+    #[serde(default)]
+    pub protocol: Option<u16>,
     /// In how many VMs' groups it is.
     pub vms: usize,
     /// Of which it is primary.

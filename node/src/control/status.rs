@@ -13,6 +13,15 @@ pub struct HostStatus {
     pub host: String,
     /// How its links to others are protected.
     pub links: String,
+    /// Which build its daemon is; empty where that does not say it.
+    #[serde(default)]
+    pub version: String,
+    /// The newest version of the protocol that it speaks with other hosts; 0 where it does not say it.
+    #[serde(default)]
+    pub protocol: u16,
+    /// The oldest one.
+    #[serde(default)]
+    pub oldest_protocol: u16,
     /// The VMs in whose groups it is.
     pub vms: Vec<VmStatus>,
     /// The logs of which it is a host.
@@ -67,6 +76,9 @@ pub struct VmStatus {
     pub answers: Option<AnswerFigures>,
     /// The peers of the group: name, and whether its log link stands.
     pub peers: Vec<PeerStatus>,
+    /// The version of the protocol that all hosts of the group speak now; none while one of them is not linked.
+    #[serde(default)]
+    pub protocol: Option<u16>,
     /// The last sync, and totals.
     pub sync: SyncStatus,
     /// What the last take-over on this host was made of.
@@ -229,6 +241,12 @@ pub struct PeerStatus {
     /// It only agrees, and cannot run the VM.
     #[serde(default)]
     pub witness: bool,
+    /// The version of the protocol that is spoken with it; none without a link.
+    #[serde(default)]
+    pub protocol: Option<u16>,
+    /// Which build it is; none without a link, or from builds of protocol 2.
+    #[serde(default)]
+    pub version: Option<String>,
 }
 
 /// Syncs on this host.

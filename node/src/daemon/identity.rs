@@ -154,7 +154,9 @@ pub fn at_start(config: &HostConfig) -> Result<Identity> {
         .iter()
         .map(|host| host.name.clone())
         .collect();
-    Ok(Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| bad(error.to_string()))?)
+    let identity =
+        Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| bad(error.to_string()))?;
+    Ok(identity.of_build(&crate::build::name()))
 }
 
 /// Does what a person, by way of a daemon of the cluster, asks of this host's keys.

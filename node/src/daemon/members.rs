@@ -37,7 +37,8 @@ pub fn this(daemon: &Daemon) -> Member {
     let served = status.vms.iter().filter(|vm| vm.role == "primary");
     Member {
         host: status.host.clone(),
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: status.version,
+        protocol: Some(status.protocol),
         vms: status.vms.len(),
         serves: served.map(|vm| vm.name.clone()).collect(),
         words: status

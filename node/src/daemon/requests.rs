@@ -1,6 +1,7 @@
 //! What people ask of a daemon, and other daemons in their name.
 
 use super::{Daemon, Ticket, examine, identity, members, moving, peers, program, store};
+use crate::build;
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::AnswerTo;
 use crate::control::{Answer, Event, HostStatus, Member, Request};
@@ -9,6 +10,7 @@ use crate::notify::Notify;
 use crate::vm;
 use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
+use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
 use std::io::Write;
@@ -101,6 +103,9 @@ pub fn status(daemon: &Daemon) -> HostStatus {
     HostStatus {
         host: daemon.host.name.clone(),
         links: daemon.host.identity.protection().to_owned(),
+        version: build::name(),
+        protocol: PROTOCOL_VERSION,
+        oldest_protocol: OLDEST_PROTOCOL,
         vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
         logs: daemon.logs().values().map(LogHandle::status).collect(),
         refused: daemon.refused(),

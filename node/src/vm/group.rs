@@ -90,11 +90,18 @@ pub fn is_connected(group: &KeptGroup, peer: ReplicaId) -> bool {
 /// The other members, for people.
 pub fn peers(group: &KeptGroup, config: &VmConfig, me: ReplicaId) -> Vec<PeerStatus> {
     let others = config.group.iter().filter(|peer| peer.member.id != me);
+    let links = group.links();
     others
-        .map(|peer| PeerStatus {
-            host: peer.name.clone(),
-            connected: is_connected(group, peer.member.id),
-            witness: peer.member.witness,
+        .map(|peer| {
+            let link = links.iter().find(|link| link.peer == peer.member.id);
+            let spoken = link.and_then(|link| link.spoken.clone());
+            PeerStatus {
+                host: peer.name.clone(),
+                connected: link.is_some_and(|link| link.connected),
+                witness: peer.member.witness,
+                protocol: spoken.as_ref().map(|spoken| spoken.version),
+                version: spoken.and_then(|spoken| spoken.build),
+            }
         })
         .collect()
 }

@@ -547,6 +547,7 @@ impl VmLoop {
                 .and_then(|_| self.output.answers(now_us))
                 .map(AnswerFigures::of),
             peers: group::peers(&self.group, &self.config, self.me),
+            protocol: self.group.protocol(),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),

@@ -77,6 +77,8 @@ pub fn in_a_lab<T>(
 pub struct Cluster<'lab> {
     lab: &'lab Lab,
     binary: PathBuf,
+    /// Hosts that run another build.
+    others: BTreeMap<String, PathBuf>,
     dir: PathBuf,
     hosts: Vec<String>,
     daemons: BTreeMap<String, Child>,
@@ -115,6 +117,7 @@ impl<'lab> Cluster<'lab> {
         Self {
             lab,
             binary: binary.to_path_buf(),
+            others: BTreeMap::new(),
             dir: lab.dir().join("dunlin"),
             hosts: hosts.iter().map(|&name| name.to_owned()).collect(),
             daemons: BTreeMap::new(),
@@ -214,11 +217,21 @@ impl<'lab> Cluster<'lab> {
             .try_for_each(|host| self.stop_host(host, Signal::SIGTERM))
     }
 
+    /// From its next start on, `host` runs this build of dunlin, and its commands are of it.
+    pub fn install(&mut self, host: &str, binary: &Path) {
+        self.others.insert(host.to_owned(), binary.to_path_buf());
+    }
+
+    /// The build that is installed on `host`.
+    fn binary_of(&self, host: &str) -> &Path {
+        self.others.get(host).unwrap_or(&self.binary)
+    }
+
     /// Starts the daemon of `host` and waits until it says that it is ready.
     pub fn start_host(&mut self, host: &str) -> Result<()> {
         let log_path = self.log(host);
         let log = File::options().create(true).append(true).open(&log_path)?;
-        let mut command = self.lab.node(host).command(&self.binary)?;
+        let mut command = self.lab.node(host).command(self.binary_of(host))?;
         if let Some(clock) = self.clocks.get(host) {
             clock.onto(&mut command);
         }

@@ -12,6 +12,10 @@ use serde_json::Value;
 pub struct HostStatus {
     /// Its name.
     pub host: String,
+    /// Which build its daemon is; empty where that does not say it.
+    pub version: String,
+    /// The newest version of the protocol that it speaks; 0 where it does not say it.
+    pub protocol: u16,
     /// Its VMs.
     pub vms: Vec<VmStatus>,
 }
@@ -51,6 +55,8 @@ pub struct VmStatus {
     pub disks: Vec<Disk>,
     /// The other hosts of its group.
     pub peers: Vec<Peer>,
+    /// The version of the protocol that all of them speak.
+    pub protocol: Option<u16>,
     /// All else that the daemon says.
     #[serde(flatten)]
     pub more: BTreeMap<String, Value>,
@@ -74,6 +80,10 @@ pub struct Peer {
     /// Whether it has no copy.
     #[serde(default)]
     pub witness: bool,
+    /// The version of the protocol that is spoken with it.
+    pub protocol: Option<u16>,
+    /// Which build it is, where it says so.
+    pub version: Option<String>,
 }
 
 /// One disk on one host.

@@ -76,6 +76,7 @@ impl ProgramLoop {
             frames_in: self.frames_in,
             frames_out: self.frames_out,
             peers: group::peers(&self.group, &self.config, self.me),
+            protocol: self.group.protocol(),
             sync: SyncStatus::default(),
             failover: self.failover.clone(),
             join_problem,
