@@ -6,6 +6,7 @@ mod book;
 mod cargo;
 mod criu;
 mod demo;
+mod earlier;
 mod fuzz;
 mod go;
 mod k8s;

@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::paths;
 
+use crate::earlier::{git, with_tree};
 use crate::{cargo, setup};
 
 /// What building a package needs, with the reason.
@@ -69,32 +70,11 @@ pub fn run(arguments: &Package) -> Result<()> {
 
 /// The package of an earlier commit, built from a work tree of its own.
 fn earlier(commit: &str, release: bool) -> Result<PathBuf> {
-    let root = paths::workspace();
-    let commit = git(&root, &["rev-parse", "--verify", &format!("{commit}^{{commit}}")])
-        .with_context(|| format!("there is no commit {commit} here: name another one with --from"))?;
-    let tree = paths::target().join("package-from");
-    forget_tree(&root, &tree)?;
-    git(
-        &root,
-        &["worktree", "add", "--detach", &tree.to_string_lossy(), &commit],
-    )?;
-    let deb = cargo::build_dunlin_of(&tree, release).and_then(|binary| {
+    with_tree(commit, |tree| {
+        let binary = cargo::build_dunlin_of(tree, release)?;
         let out = paths::target().join("package-earlier");
-        build(&tree, &binary, &out, &version(&tree)?)
-    });
-    forget_tree(&root, &tree)?;
-    deb
-}
-
-/// Whatever is left of a work tree, an earlier run's too.
-fn forget_tree(root: &Path, tree: &Path) -> Result<()> {
-    match fs::remove_dir_all(tree) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| tree.display().to_string());
-        }
-        _ => {}
-    }
-    git(root, &["worktree", "prune"]).map(drop)
+        build(tree, &binary, &out, &version(tree)?)
+    })
 }
 
 /// The package of that version of the sources in `root`, in the folder `out` with all that it is made of.
@@ -152,22 +132,6 @@ fn changelog(root: &Path, version: &str) -> Result<String> {
         "dunlin ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md in the source.\n\n \
          -- Dunlin maintainers <maintainers@dunlin.dev>  {date}\n"
     ))
-}
-
-fn git(root: &Path, arguments: &[&str]) -> Result<String> {
-    let output = Command::new("git")
-        .args(arguments)
-        .current_dir(root)
-        .output()
-        .context("git is not here")?;
-    if !output.status.success() {
-        bail!(
-            "git {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// How much of the host the service can reach, by systemd's own measure. Where systemd is missing it is not said.

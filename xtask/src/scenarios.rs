@@ -1,6 +1,7 @@
 //! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
 
 mod programs;
+mod rolling;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -40,6 +41,8 @@ pub struct Scenarios {
     kills: u32,
     #[command(flatten)]
     program: programs::Programs,
+    #[command(flatten)]
+    rolling: rolling::From,
     /// `long-upload` uploads for so many seconds at least, once protected and once not.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     upload_seconds: u64,
@@ -82,6 +85,7 @@ impl Scenarios {
             list: false,
             kills: 4,
             program: programs::Programs::default(),
+            rolling: rolling::From::default(),
             upload_seconds: 0,
             upload_loops: 0,
             storage: "gannet".to_owned(),
@@ -165,10 +169,14 @@ pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
         for name in ["rejoins", "disks-compared-by-schedule"] {
             println!("{name:40} dunlin pcx1");
         }
+        for (name, ..) in dunlin_vmtest::scenario::rolling::STORIES {
+            println!("{name:40} dunlin pcx1, --from COMMIT, by name alone");
+        }
         println!("{:40} dunlin pcx1, --minutes N", "soak");
         println!("{:40} dunlin pcx2 (KVM here: pcx1), --seconds N", "stalls");
         return Ok(Vec::new());
     }
+    rolling::prepare(arguments)?;
     let dunlin = super::ready(false)?;
     let (runs_under, image) = arguments.accel.choose()?;
     play(arguments, &chosen, dunlin, &runs_under, image)
@@ -220,6 +228,7 @@ fn play(
         tell("cluster-join", begun, outcome);
     }
     programs::play(arguments, &world.dunlin, &mut tell);
+    rolling::play(arguments, &world, &mut tell);
     if wanted("life", true) {
         let begun = Instant::now();
         let outcome = life::run(&world).map(|ended| format!(", {ended} times ended, nothing left"));

@@ -247,7 +247,7 @@ impl<'lab> Cluster<'lab> {
             .stdout(Stdio::piped())
             .stderr(log.try_clone()?)
             .spawn()
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+            .with_context(|| format!("cannot run {}", self.binary_of(host).display()))?;
         let stdout = child.stdout.take().expect("a piped stdout");
         let (ready, is_ready) = mpsc::channel();
         std::thread::spawn(move || {
@@ -378,7 +378,7 @@ impl<'lab> Cluster<'lab> {
 
     /// A `dunlin` command as a person on that host would give it.
     pub fn command(&self, host: &str, arguments: &[&str]) -> Result<Command> {
-        let mut command = self.lab.node(host).command(&self.binary)?;
+        let mut command = self.lab.node(host).command(self.binary_of(host))?;
         command
             .arg("--socket")
             .arg(self.socket(host)?)

@@ -21,6 +21,7 @@ pub mod outpour;
 pub mod overload;
 pub mod passers;
 pub mod rejoins;
+pub mod rolling;
 mod run;
 mod secrets;
 pub mod sizes;
