@@ -114,12 +114,12 @@ impl Group {
     #[must_use]
     pub fn protocol(&self) -> Option<u16> {
         let others = self.core.members().iter().filter(|m| m.id != self.cfg.core.me);
-        let spoken = others.map(|member| {
+        let mut spoken = others.map(|member| {
             let peer = self.peers.iter().find(|p| p.id == member.id && p.is_up())?;
             Some(peer.spoken.version)
         });
         // Alone, it speaks whatever it can.
-        spoken.fold(Some(PROTOCOL_VERSION), |lowest, one| Some(lowest?.min(one?)))
+        spoken.try_fold(PROTOCOL_VERSION, |lowest, one| Some(lowest.min(one?)))
     }
 
     /// The state of the links to all other members, and to hosts that are to be members (again).

@@ -470,6 +470,10 @@ fn status(socket: &Path, json: bool) -> Result<ExitCode> {
     if let Answer::Failed { why, .. } = last {
         bail!("{why}");
     }
+    let mut reached = all.iter().filter(|member| member.problem.is_none());
+    let first = reached.next().map(|member| member.protocol);
+    // Worth a word only while they differ: an upgrade is under way.
+    let differ = reached.any(|member| Some(member.protocol) != first);
     for member in &all {
         if json {
             println!("{}", serde_json::to_string(member)?);
@@ -484,7 +488,13 @@ fn status(socket: &Path, json: bool) -> Result<ExitCode> {
                 } else {
                     serves
                 };
-                format!("dunlin {}, {} VMs, serves {serves}", member.version, member.vms)
+                let protocol = match member.protocol {
+                    _ if !differ => String::new(),
+                    Some(protocol) => format!(" (protocol {protocol})"),
+                    None => " (an older protocol)".to_owned(),
+                };
+                let version = &member.version;
+                format!("dunlin {version}{protocol}, {} VMs, serves {serves}", member.vms)
             }
         };
         println!("{:<12} {:<22} {words}", member.host, member.address.to_string());

@@ -315,6 +315,7 @@ mod tests {
                     host: host.into(),
                     witness: host == "c",
                     connected: host == "c",
+                    ..PeerStatus::default()
                 })
                 .into(),
             ..VmStatus::default()

@@ -32,6 +32,7 @@ fn vm(host: &str, role: &str, state: &str) -> VmStatus {
                 host: peer.into(),
                 connected: true,
                 witness: peer == "c",
+                ..PeerStatus::default()
             })
             .collect(),
         ..VmStatus::default()
