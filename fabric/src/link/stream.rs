@@ -151,6 +151,14 @@ impl Stream {
         Self::new(tcp, None, peer.to_owned(), Spoken::within_this_build())
     }
 
+    /// As a handshake would have made it with a peer of that version.
+    #[cfg(test)]
+    pub(crate) fn speaking(mut self, version: u16) -> Self {
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody else has it yet");
+        shared.spoken.version = version;
+        self
+    }
+
     /// Two connected ends within this process.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = UnixStream::pair()?;
