@@ -57,13 +57,14 @@ fn copy(name: &str, script: &str) -> Copy {
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,
+            data: None,
         }),
     };
     let inside = Inside {
         program: env!("CARGO_BIN_EXE_dunlin").into(),
         arguments: vec!["program".into(), "inside".into()],
     };
-    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None).expect("its namespaces")
+    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None, None).expect("its namespaces")
 }
 
 /// What a copy has written there; nothing where it has not.

@@ -155,6 +155,7 @@ impl Tester {
                 scratch_mib: options.scratch_mib,
                 agreed_chance: options.agreed_chance,
                 agreed_clock: options.agreed_clock,
+                data: None,
             }),
         };
         let mut copies = Vec::new();
@@ -165,6 +166,7 @@ impl Tester {
                 &options.inside,
                 &spec,
                 prints,
+                None,
                 None,
             )?);
         }
@@ -227,7 +229,7 @@ impl Tester {
             card: card(own),
             walls: None,
         };
-        Copy::prepare("client", &options.inside, &spec, Prints::Through, None)
+        Copy::prepare("client", &options.inside, &spec, Prints::Through, None, None)
     }
 
     /// Starts the copies, waits until they listen, and starts the client.

@@ -7,6 +7,8 @@
 //!
 //! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
 
+use crate::data::Attached;
+use crate::data::blocks::Source;
 use crate::limits::Group;
 use crate::message::{Adopted, Go, Heard, Spec, receive, send};
 use crate::printed::Printed;
@@ -48,6 +50,9 @@ pub struct Copy {
     card: File,
     queues: OwnedFd,
     written: Option<OwnedFd>,
+    /// The root of its data's file system, and what that is on.
+    mounted: Option<OwnedFd>,
+    attached: Option<Attached>,
     prints_to: Option<String>,
     printed: Arc<Mutex<VecDeque<u8>>>,
     /// Closed when nobody can print any more.
@@ -74,7 +79,8 @@ pub enum Prints {
 }
 
 impl Copy {
-    /// Makes the namespaces and the card; the program does not run yet. What it takes is limited by `group`.
+    /// Makes the namespaces and the card; the program does not run yet. What it takes is limited by `group`; `attached` is the device
+    /// of its data, which `spec` has it mount.
     ///
     /// # Errors
     /// Where the host refuses, or is too slow.
@@ -84,6 +90,7 @@ impl Copy {
         spec: &Spec,
         prints: Prints,
         group: Option<Group>,
+        attached: Option<Attached>,
     ) -> Result<Self, CopyError> {
         let fail = |why: String| CopyError {
             name: name.to_owned(),
@@ -136,12 +143,17 @@ impl Copy {
             return Err(fail(why));
         }
         let heard = receive::<Heard>(ours.as_fd()).map_err(|error| fail(error.to_string()))?;
-        let (card, queues, written) = match heard.ok_or_else(gone)? {
+        let (card, queues, written, mounted) = match heard.ok_or_else(gone)? {
             (Heard::Ready, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
-                match (descriptors.next(), descriptors.next(), descriptors.next()) {
-                    (Some(card), Some(queues), written) if written.is_some() == spec.walls.is_some() => {
-                        (File::from(card), queues, written)
+                let (card, queues) = (descriptors.next(), descriptors.next());
+                let (written, mounted) = (descriptors.next(), descriptors.next());
+                let has_data = spec.walls.as_ref().is_some_and(|walls| walls.data.is_some());
+                match (card, queues) {
+                    (Some(card), Some(queues))
+                        if written.is_some() == spec.walls.is_some() && mounted.is_some() == has_data =>
+                    {
+                        (File::from(card), queues, written, mounted)
                     }
                     _ => return Err(fail("its card did not come (too many open files?)".to_owned())),
                 }
@@ -156,6 +168,8 @@ impl Copy {
             card,
             queues,
             written,
+            mounted,
+            attached,
             prints_to,
             printed,
             printing,
@@ -233,6 +247,15 @@ impl Copy {
     #[must_use]
     pub fn written(&self) -> Option<BorrowedFd<'_>> {
         self.written.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The image of its data, if it has one.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn data(&self) -> Option<io::Result<Source>> {
+        let (attached, mounted) = (self.attached.as_ref()?, self.mounted.as_ref()?);
+        Some(attached.source(mounted))
     }
 
     /// The kernel's name of the pipe that it prints to, where what it prints is kept.

@@ -18,6 +18,7 @@ pub use criu::Criu;
 pub use room::room_for;
 
 use crate::copy::Copy;
+use crate::data::blocks::Source;
 use crate::inside::signal;
 use crate::inside::stranger::Door;
 use bounded::{Bounded, Collected, ended_well};
@@ -50,6 +51,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[error("{0}")]
 pub struct GuardError(String);
 
+impl GuardError {
+    pub(crate) fn new(why: String) -> Self {
+        Self(why)
+    }
+
+    /// `what: why`.
+    pub fn of(what: &str, why: &impl std::fmt::Display) -> Self {
+        Self(format!("{what}: {why}"))
+    }
+}
+
 fn failed<E: std::fmt::Display>(step: &str) -> impl Fn(E) -> GuardError + '_ {
     move |error| GuardError(format!("{step}: {error}"))
 }
@@ -66,6 +78,7 @@ pub struct Place {
     mounts: OwnedFd,
     prints_to: Option<String>,
     written: Option<OwnedFd>,
+    data: Option<Source>,
     groups: Vec<OwnedFd>,
 }
 
@@ -99,6 +112,7 @@ impl Place {
             mounts: open("mnt")?,
             prints_to: copy.prints_to().map(str::to_owned),
             written: written.transpose().map_err(failed("its files"))?,
+            data: copy.data().transpose().map_err(failed("its image"))?,
             groups: copy.groups().map_err(failed("its control group"))?,
         })
     }
@@ -107,6 +121,12 @@ impl Place {
     #[must_use]
     pub fn prints_to(&self) -> Option<&str> {
         self.prints_to.as_deref()
+    }
+
+    /// The image of its data, if it has one.
+    #[must_use]
+    pub fn data(&self) -> Option<&Source> {
+        self.data.as_ref()
     }
 
     /// To all of its processes but the first; the newest process id.
@@ -285,8 +305,13 @@ fn tar(folder: BorrowedFd<'_>, what: &str) -> Result<Command, GuardError> {
 }
 
 fn succeed(command: &mut Command, what: &str) -> Result<(), GuardError> {
+    succeed_within(command, FILES_WITHIN, what)
+}
+
+/// One of the host's own tools, which has to end well in time.
+pub(crate) fn succeed_within(command: &mut Command, within: Duration, what: &str) -> Result<(), GuardError> {
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    ended_well(Bounded::begin(command, FILES_WITHIN, what)?.end()?, what)
+    ended_well(Bounded::begin(command, within, what)?.end()?, what)
 }
 
 fn neighbour_of(line: &str) -> Option<(Ipv4Addr, [u8; 6])> {

@@ -4,7 +4,8 @@
 //! frame -> `dunlin_core::program::order` -> every copy's card; a copy's frame -> `dunlin_core::program::outputs`, and the
 //! first copy's -> the client. What decides is in the core; here is what touches the host: `inside` makes a copy's
 //! namespaces and runs in them, `copy` holds it from outside, `sockets` looks at its queues, `answers` answers the system calls
-//! that yield chance and time, `guard` copies one that runs, `check` drives the tester.
+//! that yield chance and time, `data` are the
+//! images of files that outlive a copy, `guard` copies one that runs, `check` drives the tester.
 //!
 //! Not here: agreement between hosts, fail-over.
 
@@ -12,6 +13,7 @@ pub mod answers;
 pub mod chance;
 pub mod check;
 pub mod copy;
+pub mod data;
 pub mod guard;
 pub mod inside;
 pub mod limits;

@@ -55,12 +55,25 @@ pub struct Walls {
     pub agreed_chance: Option<u64>,
     /// Let the tester answer what reads the clock.
     pub agreed_clock: bool,
+    /// The file system of its data.
+    #[serde(default)]
+    pub data: Option<Mounted>,
+}
+
+/// A file system that is mounted in a copy's view.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// A block device with an ext4, as the host names it.
+    pub device: PathBuf,
+    /// A directory of the host's, which it covers in the view.
+    pub at: PathBuf,
 }
 
 /// What the tester hears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Heard {
-    /// The namespaces are there. With it: the card, a sock_diag socket, and, behind walls, the folder of what is written.
+    /// The namespaces are there. With it: the card, a sock_diag socket, behind walls the folder of what is written, and the root of its
+    /// data's file system, if it has one.
     Ready,
     /// They have a first process, and nothing else.
     Vacant,

@@ -5,6 +5,7 @@
 
 use dunlin_core::program::order::Order;
 use dunlin_guest::{Accel, FirmwareKind, Machine, NicSpec, VmSpec};
+use dunlin_program::data::Data;
 use dunlin_program::limits::Limits;
 use dunlin_program::options::network;
 use serde::Deserialize;
@@ -35,6 +36,8 @@ pub struct ProgramSpec {
     pub patience: Duration,
     /// What each copy may write, in memory, in MiB.
     pub scratch_mib: u32,
+    /// Where what outlives the copies is, if there is such.
+    pub data: Option<Data>,
     /// What each copy may take of its host.
     pub limits: Limits,
     /// How long it may take until it serves.
@@ -68,6 +71,12 @@ pub(super) struct ProgramFile {
     patience_ms: u64,
     #[serde(default = "scratch_mib")]
     scratch_mib: u32,
+    #[serde(default)]
+    data: Option<PathBuf>,
+    #[serde(default)]
+    data_at: Option<PathBuf>,
+    #[serde(default)]
+    data_mib: Option<u32>,
     #[serde(default)]
     memory_mib: Option<u32>,
     #[serde(default)]
@@ -166,6 +175,7 @@ impl ProgramFile {
                 "is from 1 to 3600 (30 if it is left out)".into(),
             );
         }
+        let data = data_of(self.data, self.data_at, self.data_mib)?;
         let Ok([nic]) = <[ProgramNic; 1]>::try_from(self.nics) else {
             return wrong("nics", "a program has one card".into());
         };
@@ -202,6 +212,7 @@ impl ProgramFile {
             },
             patience: Duration::from_millis(self.patience_ms),
             scratch_mib: self.scratch_mib,
+            data,
             limits: Limits {
                 memory_mib: self.memory_mib,
                 cpus: self.cpus,
@@ -215,6 +226,40 @@ impl ProgramFile {
         };
         Ok((only_a_card(name, card), program))
     }
+}
+
+fn data_of(image: Option<PathBuf>, at: Option<PathBuf>, mib: Option<u32>) -> Result<Option<Data>, String> {
+    /// ext4 wants some for itself; the first copy of a large one would not be through in time.
+    const SIZES: std::ops::RangeInclusive<u32> = 8..=65_536;
+    /// The copy's own: nothing can be there.
+    const TAKEN: [&str; 3] = ["/proc", "/sys", "/dev"];
+    let (image, at) = match (image, at) {
+        (Some(image), Some(at)) => (image, at),
+        (None, None) if mib.is_none() => return Ok(None),
+        (None, _) => {
+            return Err("program.data: data_at and data_mib are for an image, whose file it names".into());
+        }
+        (Some(_), None) => return Err("program.data_at: where the program is to see its data".into()),
+    };
+    for (key, path) in [("data", &image), ("data_at", &at)] {
+        let plain = path
+            .components()
+            .all(|part| !matches!(part, std::path::Component::ParentDir));
+        if !path.is_absolute() || !plain || path.file_name().is_none() {
+            return Err(format!("program.{key}: {path:?} is no whole path"));
+        }
+    }
+    if TAKEN.iter().any(|taken| at.starts_with(taken)) {
+        return Err(format!("program.data_at: {at:?} is the kernel's"));
+    }
+    if image.starts_with(&at) {
+        return Err("program.data_at: the image itself is there".into());
+    }
+    let mib = mib.unwrap_or(256);
+    if !SIZES.contains(&mib) {
+        return Err("program.data_mib: is from 8 to 65536 (256 if it is left out)".into());
+    }
+    Ok(Some(Data { image, at, mib }))
 }
 
 /// What a program has of a VM.

@@ -80,7 +80,8 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
         return Ok(report);
     }
     if let Some(spec) = &config.program {
-        let found = program::findings(&config, spec).into_iter();
+        let runs = daemon.vms().contains_key(&config.name);
+        let found = program::findings(&config, spec, runs).into_iter();
         report
             .found
             .extend(found.map(|(what, mend)| match mend.is_empty() {

@@ -9,6 +9,7 @@ use crate::control::Answer;
 use crate::control::server::AnswerTo;
 use crate::vm::PRINTED;
 use dunlin_core::sync::compare::hash_block;
+use dunlin_program::guard::Criu;
 use dunlin_program::limits::Group;
 use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
@@ -31,7 +32,8 @@ pub fn executable(program: &ProgramSpec) -> Result<String, String> {
 }
 
 /// What this host has and lacks: a line each, and how to mend it; nothing to mend where it is there.
-pub fn findings(config: &VmConfig, program: &ProgramSpec) -> Vec<(String, String)> {
+/// `runs`: it is on this host already.
+pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut look = |ok: bool, what: String, mend: &str| {
         let mend = if ok { "" } else { mend };
@@ -51,6 +53,19 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec) -> Vec<(String, String
             .as_ref()
             .map_or_else(ToString::to_string, |_| format!("user: {user}"));
         look(known.is_ok(), what, "make that user, or correct program.user");
+    }
+    if let Some(data) = &program.data {
+        let lacks = data.lacks(runs);
+        if lacks.is_empty() {
+            look(true, format!("data: {}", data.image.display()), "");
+        }
+        if let Err(error) = Criu::find() {
+            let mend = "with data the second copy always comes by CRIU: do that, or take data out of the program's file";
+            look(false, error.to_string(), mend);
+        }
+        for (what, mend) in lacks {
+            look(false, what, mend);
+        }
     }
     if !program.limits.is_none() {
         let group = Group::make(&program.limits);

@@ -449,7 +449,7 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
 }
 
 fn could_run_program(name: &str, config: &VmConfig, spec: &ProgramSpec, executable: &str) -> Answer {
-    for (what, mend) in program::findings(config, spec) {
+    for (what, mend) in program::findings(config, spec, false) {
         if !mend.is_empty() {
             return Answer::refused(format!("host '{name}': {what}: {mend}"));
         }

@@ -107,7 +107,9 @@ impl Holding {
     /// What another host hears. Opens the disks if no VM has them.
     pub fn standing(&self) -> Answer {
         match command(&self.to_loop, Command::Standing) {
-            Answer::Standing(standing) if !standing.alive && !standing.led && !self.is_witness => {
+            Answer::Standing(standing)
+                if !standing.alive && !standing.led && !self.is_witness && self.config.program.is_none() =>
+            {
                 match self.disks() {
                     Ok(disks) => Answer::Standing(Standing { disks, ..standing }),
                     Err(why) => Answer::failed(why),
@@ -322,7 +324,11 @@ impl VmLoop {
     }
 }
 
-fn ask_standing(host: &Host, peer: &str, vm: &str) -> Result<Standing, String> {
+/// What another host holds of a VM or a program.
+///
+/// # Errors
+/// Where it does not say so.
+pub(super) fn ask_standing(host: &Host, peer: &str, vm: &str) -> Result<Standing, String> {
     let request = Request::Standing { vm: vm.to_owned() };
     match ask_host(host, peer, &request, PATIENCE, &mut |_| {}) {
         Answer::Standing(standing) => Ok(standing),

@@ -5,6 +5,7 @@ use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
 use crate::vm::program::carrying::{Brought, JoinStep};
 use crate::vm::program::copies::Visited;
+use crate::vm::program::images::Found;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
@@ -139,6 +140,8 @@ pub enum LoopEvent {
     },
     /// What this host's disks and the other hosts said of a VM that nobody leads.
     Inquest(Inquest),
+    /// How new the images of a bare program's data are.
+    ProgramImages(Found),
     /// A bare program's namespaces are there, or not.
     ProgramPrepared(Result<Box<Copy>, String>),
     /// A running program is copied to the other host.

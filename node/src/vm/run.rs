@@ -388,6 +388,7 @@ impl VmLoop {
             LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
             // A program's loop has asked for it.
             LoopEvent::ProgramPrepared(_)
+            | LoopEvent::ProgramImages(_)
             | LoopEvent::ProgramJoin { .. }
             | LoopEvent::ProgramBrought { .. }
             | LoopEvent::Visit(..) => {}

@@ -87,18 +87,18 @@ fn keep(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     .map_err(failed(
         "a sock_diag socket (is the kernel's module inet_diag there?)",
     ))?;
-    let written = match &spec.walls {
+    let (written, data) = match &spec.walls {
         Some(walls) => {
-            let written = view::build(walls.scratch_mib, &spec.directory)?;
+            let (written, data) = view::build(walls, &spec.directory)?;
             sethostname("program").map_err(failed("its host name"))?;
-            Some(written)
+            (Some(written), data)
         }
-        None => None,
+        None => (None, None),
     };
     let mut descriptors = vec![tap.as_fd(), diag.as_fd()];
-    descriptors.extend(written.as_ref().map(AsFd::as_fd));
+    descriptors.extend([&written, &data].into_iter().flatten().map(AsFd::as_fd));
     send(socket, &Heard::Ready, &descriptors).map_err(failed("the tester's socket"))?;
-    drop((tap, diag, written));
+    drop((tap, diag, written, data));
     let begins = match receive::<Go>(socket).map_err(failed("the tester's word"))? {
         Some((Go::Start, _)) => true,
         Some((Go::Vacate, _)) => false,

@@ -2,12 +2,13 @@
 //!
 //! Decides:    what of the host a copy sees.
 //! Flow:       keeper, in its own mount namespace -> overlays of the host's file systems -> a new root.
-//! Invariants: 1. nothing that a copy writes reaches the host, or another copy; 2. of /dev there is only what holds no state;
+//! Invariants: 1. nothing that a copy writes reaches the host, or another copy, but for its data's image; 2. of /dev there is only what holds no state;
 //!             3. all of it goes with the namespace: nothing is made on the host, the place it is put together at is one that
 //!             is there.
 //! Source:     Documentation/filesystems/overlayfs.rst, pivot_root(2). Not here: /proc, which pid 1 mounts.
 
 use super::{Failure, failed};
+use crate::message::{Mounted, Walls};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 use std::fs;
@@ -32,19 +33,26 @@ pub(super) fn make_private() -> Result<(), Failure> {
     mount(None as Nothing, "/", None as Nothing, flags, None as Nothing).map_err(failed("mounts of its own"))
 }
 
-/// Makes the view, and moves into it; the process then stands in `directory`. Returns the folder of what is written: no path leads
-/// there any more.
-pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<OwnedFd, Failure> {
+/// Makes the view, and moves into it; the process then stands in `directory`. Returns the folder of what is written, to which no path
+/// leads any more, and the root of the data's file system, if there is one.
+pub(super) fn build(walls: &Walls, directory: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Failure> {
     let mounts = mounts()?;
+    let needed = |place: &Path| {
+        let data = walls.data.as_ref().map(|data| data.at.as_path());
+        [Some(directory), data]
+            .into_iter()
+            .flatten()
+            .any(|path| path.starts_with(place))
+    };
     let is_free = |place: &str| {
         let place = Path::new(place);
-        place.is_dir() && !directory.starts_with(place) && !mounts.iter().any(|(at, _)| at.starts_with(place))
+        place.is_dir() && !needed(place) && !mounts.iter().any(|(at, _)| at.starts_with(place))
     };
     let place = PLACES
         .into_iter()
         .find(|place| is_free(place))
         .unwrap_or(PLACES[0]);
-    let size = format!("size={scratch_mib}m,mode=755");
+    let size = format!("size={}m,mode=755", walls.scratch_mib);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("dunlin"), place, Some("tmpfs"), flags, Some(&*size))
         .map_err(failed("memory for what it writes"))?;
@@ -63,6 +71,11 @@ pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<OwnedFd, Failu
             let _ = overlay(at, &inside, place, n + 1);
         }
     }
+    let data = walls
+        .data
+        .as_ref()
+        .map(|data| mount_data(data, &root))
+        .transpose()?;
     devices(&root)?;
     let sys = root.join("sys");
     if sys.is_dir() {
@@ -86,7 +99,24 @@ pub(super) fn build(scratch_mib: u32, directory: &Path) -> Result<OwnedFd, Failu
     pivot_root(".", ".").map_err(failed("its root"))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(failed("the host's root"))?;
     chdir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    Ok(written.into())
+    Ok((written.into(), data))
+}
+
+/// Invariant 1 does not hold for what is written here: it is for that. It covers a directory of the host's; its root is returned.
+fn mount_data(data: &Mounted, root: &Path) -> Result<OwnedFd, Failure> {
+    let at = root.join(data.at.strip_prefix("/").unwrap_or(&data.at));
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+    let step = format!("data_at: {}", data.at.display());
+    mount(
+        Some(&data.device),
+        &at,
+        Some("ext4"),
+        flags,
+        Some("errors=remount-ro"),
+    )
+    .map_err(failed(&step))?;
+    let opened = fs::File::open(&at).map_err(failed(&step))?;
+    Ok(opened.into())
 }
 
 /// A /proc of the new pid namespace.

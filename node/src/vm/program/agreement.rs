@@ -98,7 +98,9 @@ impl ProgramLoop {
             Life::Running | Life::Down => state.may_lead(self.me, alive, first),
         };
         let dropped = self.agreement.may_be_dropped && !self.agreement.leads;
-        !self.witness && ((self.failure.is_none() && by_life && !dropped) || self.leads_to_end())
+        !self.witness
+            && ((self.failure.is_none() && (by_life || self.has_mandate()) && !dropped)
+                || self.leads_to_end())
     }
 
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.
@@ -177,13 +179,17 @@ impl ProgramLoop {
                 self.agreement.may_be_dropped = !set.contains(self.me);
                 self.agreement.appended_complete = set;
                 let begins = life == Life::Fresh && index > self.found;
-                if begins && set.contains(self.me) && !self.witness && !self.ran {
+                let begins_again = self.begins_again(set);
+                if begins_again || (begins && set.contains(self.me) && !self.witness && !self.ran) {
                     self.start_copy();
+                } else if begins && self.agreement.leads && self.notes.is_some() {
+                    self.begins_elsewhere();
                 } else if self.agreement.leads {
                     self.set_agreed(set);
                 } else if !set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index) {
                     self.end_here("another host serves the program now; the copy here is ended");
                 }
+                self.note_that_it_is_complete(index, set);
             }
             Agreed::Down => {
                 self.event("down", "the program is ended");

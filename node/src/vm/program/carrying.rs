@@ -8,6 +8,9 @@
 //!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
+use super::copies;
+use super::data::{self, Marks};
+use crate::config::ProgramSpec;
 use crate::vm::event::{LoopEvent, LoopSender};
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
@@ -16,6 +19,7 @@ use dunlin_core::policy::Manner;
 use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_program::copy::Copy;
+use dunlin_program::data::Image;
 use dunlin_program::guard::{self, Criu, Place, Unpacking};
 use dunlin_program::message::Adopted;
 use serde::{Deserialize, Serialize};
@@ -81,6 +85,8 @@ pub enum JoinStep {
 struct About {
     applied: u64,
     prints_to: Option<String>,
+    /// The life of its data's image.
+    run: Option<u64>,
     adopted: Adopted,
 }
 
@@ -109,6 +115,8 @@ pub(super) struct Carrier {
     pub(super) place: Place,
     pub(super) folder: PathBuf,
     pub(super) term: Term,
+    /// Of its data's image.
+    pub(super) marks: Option<Marks>,
     /// Held while it is at work.
     pub(super) _busy: Arc<()>,
 }
@@ -137,6 +145,7 @@ impl Carrier {
         let criu = Criu::find().map_err(|error| error.to_string())?;
         empty(&self.folder)?;
         let bytes = self.fits()?;
+        let source = self.place.data();
         let join = SyncMessage::Join {
             term: self.term,
             // Rounded up: what does not fit into the number fits on no disk.
@@ -144,17 +153,18 @@ impl Carrier {
             active: true,
         };
         self.send(&join)?;
-        match heard(&self.link, ROOM_WITHIN)? {
-            SyncMessage::JoinReady => self.tell(JoinStep::RoomIsMade),
-            other => return Err(unexpected(&other)),
+        let mut known = data::hear_room(&self.link, source, ROOM_WITHIN)?;
+        if let Some(source) = source {
+            data::send_ahead(&self.link, source, &mut known)?;
         }
+        self.tell(JoinStep::RoomIsMade);
         match self.words.recv_timeout(WORD_WITHIN) {
             Ok(Word::Dump) => {}
             _ => return Err("it was given up".to_owned()),
         }
         // It may have grown meanwhile.
         self.fits()?;
-        let taken = self.take(&criu);
+        let taken = self.take(&criu, &mut known);
         // Invariant 1.
         let resumed = guard::resume(&self.place, &mut |why| {
             tracing::warn!("a program that stands still after a dump: {why}; it is tried again");
@@ -195,13 +205,14 @@ impl Carrier {
     /// What a copy takes on this host's disk, where it has room for that.
     fn fits(&self) -> Result<u64, String> {
         let told = |error: guard::GuardError| error.to_string();
-        let bytes = self.place.bytes().map_err(told)?;
+        let left = self.place.data().map_or(0, |_| data::MOST_LEFT_BYTES);
+        let bytes = self.place.bytes().map_err(told)? + left;
         guard::room_for(&self.folder, bytes).map_err(told)?;
         Ok(bytes)
     }
 
     /// All that is taken while the program stands still.
-    fn take(&self, criu: &Criu) -> Result<(About, Epoch, Bytes, Bytes), String> {
+    fn take(&self, criu: &Criu, known: &mut [u128]) -> Result<(About, Epoch, Bytes, Bytes), String> {
         criu.dump(&self.place, &self.folder)
             .map_err(|error| error.to_string())?;
         self.tell(JoinStep::Stands);
@@ -215,10 +226,18 @@ impl Carrier {
             return Err("it was given up".to_owned());
         };
         guard::save_written(&self.place, &self.folder).map_err(|error| error.to_string())?;
+        if let Some(source) = self.place.data() {
+            data::save(source, known, &self.folder)?;
+        }
         let neighbours = guard::neighbours(&self.place).map_err(|error| error.to_string())?;
         let about = About {
             applied: applied.0,
             prints_to: self.place.prints_to().map(str::to_owned),
+            run: self
+                .marks
+                .as_ref()
+                .map_or(Ok(None), Marks::read)?
+                .map(|mark| mark.run),
             adopted: Adopted {
                 neighbours,
                 last_pid: 0,
@@ -254,8 +273,11 @@ pub(super) struct Fetcher {
     pub(super) link: Ends,
     pub(super) to_loop: LoopSender,
     pub(super) folder: PathBuf,
-    /// Makes the namespaces.
-    pub(super) prepare: Box<dyn FnOnce() -> Result<Copy, String> + Send>,
+    pub(super) program: ProgramSpec,
+    /// What its copy prints goes there.
+    pub(super) printed: PathBuf,
+    /// Of its data's image.
+    pub(super) marks: Option<Marks>,
     /// Ends when the copy is not needed any more: its processes die with this thread.
     pub(super) kept: Receiver<()>,
     pub(super) busy: Arc<()>,
@@ -263,16 +285,16 @@ pub(super) struct Fetcher {
 
 impl Fetcher {
     pub(super) fn run(self) {
+        let result = self.fetch();
         let Self {
             session,
             link,
             to_loop,
             folder,
-            prepare,
             kept,
             busy,
+            ..
         } = self;
-        let result = fetch(&link, &folder, prepare);
         // Invariant 3.
         let _ = fs::remove_dir_all(&folder);
         if let Err(why) = &result {
@@ -289,58 +311,86 @@ impl Fetcher {
     }
 }
 
-fn fetch(
-    link: &Ends,
-    folder: &Path,
-    prepare: Box<dyn FnOnce() -> Result<Copy, String> + Send>,
-) -> Result<Brought, String> {
-    let told = |error: guard::GuardError| error.to_string();
-    let bytes = match heard(link, WORD_WITHIN)? {
-        SyncMessage::Join { pages, .. } => u64::from(pages) * PAGE_BYTES,
-        other => return Err(unexpected(&other)),
-    };
-    let criu = Criu::find().map_err(told)?;
-    let copy = prepare()?;
-    copy.vacate().map_err(|error| error.to_string())?;
-    empty(folder)?;
-    let mut room = guard::room_for(folder, bytes).map_err(told)?;
-    let mut unpacking = Unpacking::into(folder).map_err(told)?;
-    link.writer
-        .send(&SyncMessage::JoinReady)
-        .map_err(|error| error.to_string())?;
-    let (epoch, shadow) = loop {
-        match heard(link, PART_WITHIN)? {
-            SyncMessage::DeviceState { part, .. } => {
-                room = room
-                    .checked_sub(part.len() as u64)
-                    .ok_or("it is larger than this host's disk has room for")?;
-                unpacking.piece(&part).map_err(told)?;
-            }
-            SyncMessage::State { epoch, shadow, .. } => break (epoch, shadow),
+impl Fetcher {
+    fn fetch(&self) -> Result<Brought, String> {
+        let (link, folder) = (&self.link, self.folder.as_path());
+        let told = |error: guard::GuardError| error.to_string();
+        let bytes = match heard(link, WORD_WITHIN)? {
+            SyncMessage::Join { pages, .. } => u64::from(pages) * PAGE_BYTES,
             other => return Err(unexpected(&other)),
+        };
+        let criu = Criu::find().map_err(told)?;
+        // A copy with data begins with all of them.
+        let copy = match self.marks {
+            Some(_) => None,
+            None => Some(self.room(None)?),
+        };
+        empty(folder)?;
+        let room = guard::room_for(folder, bytes).map_err(told)?;
+        let receiving = match &self.marks {
+            Some(marks) => Some(data::receive_ahead(link, &self.program, marks)?),
+            None => {
+                let ready = link.writer.send(&SyncMessage::JoinReady);
+                ready.map_err(|error| error.to_string())?;
+                None
+            }
+        };
+        let (epoch, shadow) = self.receive(room)?;
+        let begun = Instant::now();
+        let read = |name: &str| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
+        let about: About =
+            serde_json::from_slice(&read(ABOUT)?).map_err(|error| format!("{ABOUT}: {error}"))?;
+        let order = Bytes::from(read(ORDER)?);
+        let image = receiving.map(|receiving| receiving.load(folder, about.run.unwrap_or(0)));
+        let copy = match copy {
+            Some(copy) => copy,
+            None => self.room(image.transpose()?)?,
+        };
+        let place = Place::of(&copy).map_err(told)?;
+        guard::load_written(&place, folder).map_err(told)?;
+        criu.restore(&place, folder, about.prints_to.as_deref())
+            .map_err(told)?;
+        copy.adopt(about.adopted).map_err(|error| error.to_string())?;
+        Ok(Brought {
+            copy,
+            applied: Index(about.applied),
+            epoch,
+            shadow,
+            order,
+            took: begun.elapsed(),
+        })
+    }
+
+    /// The namespaces for it, with nothing in them.
+    fn room(&self, image: Option<Image>) -> Result<Copy, String> {
+        let copy = copies::prepare(&self.program, self.printed.clone(), image)?;
+        copy.vacate().map_err(|error| error.to_string())?;
+        Ok(copy)
+    }
+
+    /// What is carried, into the folder, which has so much room.
+    fn receive(&self, mut room: u64) -> Result<(Epoch, Bytes), String> {
+        let told = |error: guard::GuardError| error.to_string();
+        let mut unpacking = Unpacking::into(&self.folder).map_err(told)?;
+        loop {
+            match heard(&self.link, PART_WITHIN)? {
+                SyncMessage::DeviceState { part, .. } => {
+                    room = room
+                        .checked_sub(part.len() as u64)
+                        .ok_or("it is larger than this host's disk has room for")?;
+                    unpacking.piece(&part).map_err(told)?;
+                }
+                SyncMessage::State { epoch, shadow, .. } => {
+                    unpacking.end().map_err(told)?;
+                    return Ok((epoch, shadow));
+                }
+                other => return Err(unexpected(&other)),
+            }
         }
-    };
-    unpacking.end().map_err(told)?;
-    let begun = Instant::now();
-    let read = |name: &str| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
-    let about: About = serde_json::from_slice(&read(ABOUT)?).map_err(|error| format!("{ABOUT}: {error}"))?;
-    let order = Bytes::from(read(ORDER)?);
-    let place = Place::of(&copy).map_err(told)?;
-    guard::load_written(&place, folder).map_err(told)?;
-    criu.restore(&place, folder, about.prints_to.as_deref())
-        .map_err(told)?;
-    copy.adopt(about.adopted).map_err(|error| error.to_string())?;
-    Ok(Brought {
-        copy,
-        applied: Index(about.applied),
-        epoch,
-        shadow,
-        order,
-        took: begun.elapsed(),
-    })
+    }
 }
 
-fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, String> {
+pub(super) fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, String> {
     match link.incoming.recv_timeout(within) {
         Ok(Ok(SyncMessage::Refused { why })) => Err(why),
         Ok(Ok(message)) => Ok(message),
@@ -352,7 +402,7 @@ fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, String> {
     }
 }
 
-fn unexpected(message: &SyncMessage) -> String {
+pub(super) fn unexpected(message: &SyncMessage) -> String {
     format!("the other host says {} where that has no place", message.name())
 }
 

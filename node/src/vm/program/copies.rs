@@ -6,7 +6,7 @@
 //! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
 
 use super::backlog::Backlog;
-use super::{PRINTED, ProgramLoop, RAN, Role, Running, joining};
+use super::{PRINTED, ProgramLoop, RAN, Role, Running, data, joining};
 use crate::config::ProgramSpec;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
@@ -16,8 +16,10 @@ use dunlin_core::program::order::Gate;
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::data::Image;
+use dunlin_program::guard::GuardError;
 use dunlin_program::limits::Group;
-use dunlin_program::message::{Card, Heard, Spec, Walls};
+use dunlin_program::message::{Card, Heard, Mounted, Spec, Walls};
 use dunlin_program::printed::Printed;
 use dunlin_program::visit::{Order, Rooms};
 use dunlin_program::{options, sockets};
@@ -59,7 +61,8 @@ impl ProgramLoop {
         let (keeper, kept) = bounded::<()>(0);
         let (program, to_loop) = (self.program.clone(), self.to_loop.clone());
         let work = move || {
-            let result = prepare(&program, folder.join(PRINTED));
+            let image = data::open(&program);
+            let result = image.and_then(|image| prepare(&program, folder.join(PRINTED), image));
             to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
             // Invariant 1: until the loop lets go of its end.
             kept.iter().for_each(drop);
@@ -271,6 +274,7 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
         scratch_mib: program.scratch_mib,
         agreed_chance: None,
         agreed_clock: false,
+        data: None,
     })
 }
 
@@ -279,7 +283,19 @@ fn is_root(walls: &Walls) -> bool {
     walls.user.is_none_or(|(user, _)| user == 0)
 }
 
-pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, String> {
+/// Its namespaces, with its data's image in them, if it has one.
+pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf, image: Option<Image>) -> Result<Copy, String> {
+    let told = |why: GuardError| format!("its data: {why}");
+    let attached = image.map(Image::attach).transpose().map_err(told)?;
+    let mut walls = walls(program)?;
+    walls.data = program
+        .data
+        .as_ref()
+        .zip(attached.as_ref())
+        .map(|(data, attached)| Mounted {
+            device: attached.device().to_owned(),
+            at: data.at.clone(),
+        });
     let group = Group::make(&program.limits).map_err(|why| format!("the program's limits: {why}"))?;
     let spec = Spec {
         command: program.command.clone(),
@@ -291,7 +307,7 @@ pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, S
             gateway: program.gateway,
             mac: program.mac,
         },
-        walls: Some(walls(program)?),
+        walls: Some(walls),
     };
     let inside = Inside {
         program: "/proc/self/exe".into(),
@@ -304,6 +320,7 @@ pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf) -> Result<Copy, S
         &spec,
         Prints::Kept(Some(printed)),
         group,
+        attached,
     )
     .map_err(|error| error.to_string())
 }
@@ -319,6 +336,7 @@ mod tests {
             scratch_mib: 1,
             agreed_chance: None,
             agreed_clock: false,
+            data: None,
         };
         assert!(is_root(&of(None)), "nobody is named");
         assert!(is_root(&of(Some((0, 0)))));

@@ -64,13 +64,18 @@ impl ProgramLoop {
         let begun = self.opened(session, stream).and_then(|(link, closer)| {
             let talker = Talker::start(link.writer.clone()).map_err(|error| error.to_string())?;
             let (keeper, kept) = bounded::<()>(0);
-            let (program, printed) = (self.program.clone(), self.folder().join(super::PRINTED));
+            let marks = self.marks();
+            if let Some(marks) = &marks {
+                marks.another_image();
+            }
             let fetcher = Fetcher {
                 session,
                 link: link.ends(),
                 to_loop: self.to_loop.clone(),
                 folder: self.folder().join("joined"),
-                prepare: Box::new(move || copies::prepare(&program, printed)),
+                program: self.program.clone(),
+                printed: self.folder().join(super::PRINTED),
+                marks,
                 kept,
                 busy: Arc::clone(&self.busy),
             };

@@ -121,6 +121,7 @@ impl ProgramLoop {
     /// The stream to the other host stands.
     pub(super) fn join_connected(&mut self, link: &SyncLink) {
         let folder = self.folder().join("join");
+        let marks = self.marks();
         let (Some(running), Some(join)) = (&self.running, &mut self.join) else {
             return;
         };
@@ -141,6 +142,7 @@ impl ProgramLoop {
             place,
             folder,
             term: self.group.term(),
+            marks,
             _busy: Arc::clone(&self.busy),
         };
         let spawned = std::thread::Builder::new()

@@ -20,8 +20,10 @@ mod agreement;
 mod backlog;
 pub mod carrying;
 pub mod copies;
+mod data;
 mod ending;
 mod frames;
+pub mod images;
 mod joined;
 mod joining;
 mod poison;
@@ -148,6 +150,9 @@ pub struct ProgramLoop {
     busy: Arc<()>,
     /// A copy is on its way here.
     expected: Option<joined::Expected>,
+    /// What is known of its data's image here, if it has one.
+    notes: Option<data::Notes>,
+    images: images::Images,
     /// Agreed inputs that the copy here gets before any other.
     backlog: Backlog,
     /// The copy here has no primary, and the group has not taken it in: until when it is kept.
@@ -204,6 +209,8 @@ impl ProgramLoop {
         let group = group::open(&host, &config, member.id, members, durability)?;
         let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
+        let marks = data::Marks::of(&program).filter(|_| !member.witness);
+        let notes = marks.map(data::Notes::begin).transpose()?;
         let mut this = Self {
             me: member.id,
             witness: member.witness,
@@ -226,6 +233,8 @@ impl ProgramLoop {
             tries: joining::Tries::default(),
             busy: Arc::new(()),
             expected: None,
+            notes,
+            images: images::Images::default(),
             backlog: Backlog::default(),
             untaken_at_us: None,
             take_over: None,
@@ -298,6 +307,7 @@ impl ProgramLoop {
         self.hear_copy();
         self.look_whether_it_listens();
         self.begin();
+        self.look_after_loss();
         self.watch_backup();
         self.bring_in_backup();
         self.end_untaken_copy();
@@ -370,6 +380,10 @@ impl ProgramLoop {
         self.host.state.join("vms").join(&self.config.name)
     }
 
+    fn marks(&self) -> Option<data::Marks> {
+        self.notes.as_ref().map(|notes| notes.marks().clone())
+    }
+
     /// Microseconds since the loop began.
     fn now_us(&self) -> u64 {
         self.born.elapsed().as_micros() as u64
@@ -414,6 +428,7 @@ impl ProgramLoop {
             } => self.backup_said(session, epoch, frames),
             LoopEvent::BackupIdle { session, .. } => self.backup_listens(session),
             LoopEvent::ProgramJoin { session, step } => self.join_step(session, step),
+            LoopEvent::ProgramImages(found) => self.images_found(found),
             LoopEvent::ProgramBrought { session, result } => self.brought(session, result),
             LoopEvent::Visit(command, reply) => {
                 // Whoever asked may have gone.

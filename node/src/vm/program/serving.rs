@@ -38,6 +38,7 @@ impl ProgramLoop {
             Role::None if state.life == Life::Fresh => {
                 self.begins_by_us = Some(self.now_us() + BOTH_WITHIN_US);
             }
+            Role::None if self.has_mandate() => self.begin_again(),
             Role::Backup if state.complete.contains(self.me) => self.claim(),
             Role::Primary if state.complete.contains(self.me) => self.speak_again(state.complete),
             _ => {
@@ -57,6 +58,9 @@ impl ProgramLoop {
         let term = self.group.term();
         if !self.agreement.leads || self.agreement.state.life != Life::Fresh || self.begun_in == Some(term) {
             return;
+        }
+        if self.notes.is_some() {
+            return self.ask_of_images();
         }
         let other = self.other().filter(|other| self.is_connected(*other));
         if other.is_none() && self.now_us() < until_us {

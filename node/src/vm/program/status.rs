@@ -1,12 +1,15 @@
 //! What a program's loop shows of itself: as a VM's, and what was compared.
 
+use super::data::Marks;
 use super::{ProgramLoop, Role, SHOW_US};
 use crate::control::{ProgramStatus, QueueFigures, Standing, SyncStatus, VmStatus};
 use crate::vm::group;
 use crate::vm::session::talker::Talker;
 use dunlin_core::agreed::Life;
+use dunlin_core::consensus::Role as ConsensusRole;
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
+use dunlin_program::data::mark::Mark;
 use std::sync::PoisonError;
 
 impl ProgramLoop {
@@ -23,14 +26,29 @@ impl ProgramLoop {
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
             complete: self.agreement.appended_complete.0,
-            disks: Vec::new(),
+            // One that cannot be read counts as half of one.
+            disks: super::images::told(self.mark()),
             noted: None,
-            recovering: false,
+            recovering: self.group.role() == ConsensusRole::Recovering,
             ended_after: match self.failure {
                 Some(_) => self.last_inputs.lines(),
                 None => Vec::new(),
             },
         }
+    }
+
+    /// How new the image of its data is here.
+    fn mark(&self) -> Option<Mark> {
+        let read = |marks: Marks| {
+            marks.read().unwrap_or_else(|why| {
+                tracing::warn!("{why}");
+                Some(Mark {
+                    torn: true,
+                    ..Mark::default()
+                })
+            })
+        };
+        self.marks().and_then(read)
     }
 
     /// Brings what others see up to date, not too often.
@@ -92,7 +110,9 @@ impl ProgramLoop {
         match (self.role, self.output.voice()) {
             (Role::None, _) if self.agreement.state.life == Life::Down => "stopped",
             (Role::None, _) if self.expected.is_some() => "joining",
-            (Role::None, _) if !self.witness && self.ran => "lost: its copy here has ended with the daemon",
+            (Role::None, _) if !self.witness && self.ran && self.notes.is_none() => {
+                "lost: its copy here has ended with the daemon"
+            }
             (Role::None, _) => "waiting",
             _ if !listens => "starting",
             (Role::Backup, _) => "running",

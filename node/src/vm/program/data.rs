@@ -1,0 +1,392 @@
+//! A program's data: its image begins with a copy, and comes with the copy of a running program.
+//!
+//! * **Decides:** how often an image that is written to is sent ahead; when its mark changes.
+//! * **Flow:** a start -> `open`; a join -> the backup's hashes -> `send_ahead` and `receive_ahead`, while the program runs -> it stands still,
+//!   `save` -> with the rest of the join -> `load`; an agreed `Complete` -> `Notes::note`.
+//! * **Invariants:** 1. an image is marked as torn before it is overwritten, and as whole when the group has agreed that its copy is complete;
+//!   2. (memory) a message holds 1 MiB; 3. what is read of an image while its program stands still has a bound; 4. a note that was
+//!   made before an image was overwritten says nothing of it afterwards.
+//! * **Source:** pre-copy, as in live migration (NSDI'05). **Not here:** images themselves (`dunlin_program::data`); whose image counts
+//!   (`images`).
+
+use super::carrying::{heard, unexpected};
+use crate::config::ProgramSpec;
+use crate::vm::session::link::Ends;
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use dunlin_core::units::{Epoch, Index};
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_program::data::blocks::{BLOCK_BYTES, Source, Target, hashes};
+use dunlin_program::data::mark::Mark;
+use dunlin_program::data::{Data, Image};
+use dunlin_program::guard::GuardError;
+use dunlin_program::options;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A block's number and its bytes.
+const RECORD_BYTES: usize = size_of::<u64>() + BLOCK_BYTES;
+/// Of one message.
+const RECORDS: usize = 16;
+const HASHES: usize = (1 << 20) / size_of::<u128>();
+/// What is left is read while the program stands still: so much is little.
+const LITTLE_BYTES: u64 = 16 << 20;
+/// A program that writes faster than this host sends is never through.
+const PASSES: usize = 6;
+/// What is written at the last moment lies for a while on both hosts' disks.
+pub(super) const MOST_LEFT_BYTES: u64 = 256 << 20;
+/// Where it lies.
+const LEFT: &str = "data.blocks";
+/// The other host writes what was sent ahead to its disk.
+const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
+/// The next piece of an image, which is read while others wait for the same disk.
+const PIECE_WITHIN: Duration = Duration::from_secs(30);
+
+fn told(error: GuardError) -> String {
+    format!("its data: {error}")
+}
+
+/// The image for a copy that begins, marked as a newer life than all before; none where the program has no data.
+pub(super) fn open(program: &ProgramSpec) -> Result<Option<Image>, String> {
+    let Some(data) = &program.data else {
+        return Ok(None);
+    };
+    let mark = data.mark().map_err(told)?.unwrap_or_default();
+    if mark.torn {
+        return Err(format!(
+            "its data: {} is half of an image: a copy of the running program was on its way here",
+            data.image.display()
+        ));
+    }
+    let image = data.open(owner(program)?).map_err(told)?;
+    let mark = Mark {
+        run: mark.run + 1,
+        index: 0,
+        torn: false,
+    };
+    data.set_mark(mark).map_err(told)?;
+    Ok(Some(image))
+}
+
+fn owner(program: &ProgramSpec) -> Result<Option<(u32, u32)>, String> {
+    let user = program.user.as_deref().map(options::user).transpose();
+    user.map_err(|error| error.to_string())
+}
+
+// The primary's side.
+
+/// The other host has made room: the hashes of its image, if the program has one here.
+pub(super) fn hear_room(link: &Ends, source: Option<&Source>, within: Duration) -> Result<Vec<u128>, String> {
+    let blocks = source.map_or(Ok(0), Source::blocks).map_err(told)?;
+    let mut known = Vec::new();
+    loop {
+        match heard(link, within)? {
+            SyncMessage::Hashes { hashes, .. } if known.len() + hashes.len() <= blocks => {
+                known.extend(hashes);
+            }
+            SyncMessage::JoinReady if known.len() == blocks => return Ok(known),
+            SyncMessage::Hashes { .. } | SyncMessage::JoinReady => {
+                return Err("its data: the other host's image is of another size".to_owned());
+            }
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Sends what differs while the program runs, again and again, until little is left; the other host then has it on its disk.
+pub(super) fn send_ahead(link: &Ends, source: &Source, known: &mut [u128]) -> Result<(), String> {
+    for _ in 0..PASSES {
+        source.sync().map_err(told)?;
+        let mut message = Vec::with_capacity(RECORDS * RECORD_BYTES);
+        let sent = source.differing(known, &mut |number, bytes| {
+            put(&mut message, number, bytes);
+            if message.len() < RECORDS * RECORD_BYTES {
+                return Ok(());
+            }
+            send(link, std::mem::take(&mut message))
+        });
+        let sent = sent.map_err(told)?;
+        if !message.is_empty() {
+            send(link, message).map_err(told)?;
+        }
+        if sent <= LITTLE_BYTES {
+            break;
+        }
+    }
+    let last = SyncMessage::JoinLast { epoch: Epoch(0) };
+    link.writer.send(&last).map_err(|error| error.to_string())?;
+    match heard(link, ON_DISK_WITHIN)? {
+        SyncMessage::JoinReady => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Puts the rest beside the images of a program that stands still, which then is its data at this moment.
+pub(super) fn save(source: &Source, known: &mut [u128], folder: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| GuardError::of(LEFT, &error);
+    let file = File::create(folder.join(LEFT)).map_err(|error| told(failed(error)))?;
+    let mut file = BufWriter::new(file);
+    let (mut left, mut record) = (MOST_LEFT_BYTES, Vec::with_capacity(RECORD_BYTES));
+    let saved = source.at_rest(known, &mut |number, bytes| {
+        left = left
+            .checked_sub(BLOCK_BYTES as u64)
+            .ok_or_else(|| GuardError::of("the image", &"it is written to faster than it can be copied"))?;
+        record.clear();
+        put(&mut record, number, bytes);
+        file.write_all(&record).map_err(failed)
+    });
+    saved.and_then(|_| file.flush().map_err(failed)).map_err(told)
+}
+
+fn put(message: &mut Vec<u8>, number: u64, bytes: &[u8]) {
+    message.extend_from_slice(&number.to_be_bytes());
+    message.extend_from_slice(bytes);
+}
+
+fn send(link: &Ends, message: Vec<u8>) -> Result<(), GuardError> {
+    let message = SyncMessage::DeviceState {
+        epoch: Epoch(0),
+        part: Bytes::from(message),
+    };
+    let sent = link.writer.send(&message);
+    sent.map_err(|error| GuardError::of("the image's way", &error))
+}
+
+// The backup's side.
+
+/// The image of a host that gets a copy.
+pub(super) struct Receiving {
+    target: Target,
+    marks: Marks,
+}
+
+/// Says what this host has, and takes what differs. Afterwards the primary may stop its program.
+pub(super) fn receive_ahead(link: &Ends, program: &ProgramSpec, marks: &Marks) -> Result<Receiving, String> {
+    let image = marks.data.open(owner(program)?).map_err(told)?;
+    let known = hashes(&image).map_err(told)?;
+    let target = Target::new(image).map_err(told)?;
+    for part in known.chunks(HASHES) {
+        let message = SyncMessage::Hashes {
+            epoch: Epoch(0),
+            hashes: part.to_vec(),
+        };
+        link.writer.send(&message).map_err(|error| error.to_string())?;
+    }
+    // Invariant 1.
+    marks.change(|mark| Some(Mark { torn: true, ..mark }))?;
+    let ready = || {
+        link.writer
+            .send(&SyncMessage::JoinReady)
+            .map_err(|error| error.to_string())
+    };
+    ready()?;
+    loop {
+        match heard(link, PIECE_WITHIN)? {
+            SyncMessage::DeviceState { part, .. } => {
+                if part.len() % RECORD_BYTES != 0 {
+                    return Err("its data: half of a block came".to_owned());
+                }
+                part.chunks(RECORD_BYTES)
+                    .try_for_each(|record| take(&target, record))?;
+            }
+            SyncMessage::JoinLast { .. } => break,
+            other => return Err(unexpected(&other)),
+        }
+    }
+    target.sync().map_err(told)?;
+    ready()?;
+    Ok(Receiving {
+        target,
+        marks: marks.clone(),
+    })
+}
+
+impl Receiving {
+    /// Takes the rest, which has come beside the images. The image is then the primary's, but it does not count before the group agrees.
+    pub(super) fn load(self, folder: &Path, run: u64) -> Result<Image, String> {
+        let failed = |error: std::io::Error| format!("{LEFT}: {error}");
+        let mut file = BufReader::new(File::open(folder.join(LEFT)).map_err(failed)?);
+        let mut record = vec![0; RECORD_BYTES];
+        loop {
+            match file.read_exact(&mut record) {
+                Ok(()) => take(&self.target, &record)?,
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        self.target.sync().map_err(told)?;
+        self.marks.change(|_| {
+            Some(Mark {
+                run,
+                index: 0,
+                torn: true,
+            })
+        })?;
+        Ok(self.target.end())
+    }
+}
+
+fn take(target: &Target, record: &[u8]) -> Result<(), String> {
+    let (number, bytes) = record.split_at(size_of::<u64>());
+    let number = number
+        .iter()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte));
+    target.write(number, bytes).map_err(told)
+}
+
+// What is known of the image here.
+
+/// The mark of the image here, which several threads change.
+#[derive(Clone)]
+pub(super) struct Marks {
+    data: Data,
+    alone: Arc<Mutex<()>>,
+    /// How often another host's image has come over the one here (invariant 4).
+    images: Arc<AtomicU64>,
+}
+
+impl Marks {
+    /// Of a program that has data.
+    pub(super) fn of(program: &ProgramSpec) -> Option<Self> {
+        Some(Self {
+            data: program.data.clone()?,
+            alone: Arc::default(),
+            images: Arc::default(),
+        })
+    }
+
+    /// What was noted so far is of another image than the one that comes now.
+    pub(super) fn another_image(&self) {
+        self.images.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What it says; none where there is no image.
+    pub(super) fn read(&self) -> Result<Option<Mark>, String> {
+        self.data.mark().map_err(told)
+    }
+
+    fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), String> {
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mark = self.data.mark().map_err(told)?.unwrap_or_default();
+        change(mark).map_or(Ok(()), |mark| self.data.set_mark(mark).map_err(told))
+    }
+
+    /// The copy whose image this is is complete by this entry.
+    fn is_complete(&self, index: u64, image: u64) -> Result<(), String> {
+        self.change(|mark| {
+            let is_of_it = self.images.load(Ordering::Relaxed) == image;
+            is_of_it.then_some(Mark {
+                index: mark.index.max(index),
+                torn: false,
+                ..mark
+            })
+        })
+    }
+}
+
+/// Writes marks in a thread of its own: the program's loop never waits for the disk.
+pub(super) struct Notes {
+    marks: Marks,
+    writer: Option<(Sender<(u64, u64)>, JoinHandle<()>)>,
+}
+
+impl Notes {
+    /// Begins.
+    ///
+    /// # Errors
+    /// Where there is no thread to be had.
+    pub(super) fn begin(marks: Marks) -> Result<Self, String> {
+        let (sender, notes) = unbounded();
+        let its = marks.clone();
+        let writer = std::thread::Builder::new()
+            .name("program-marks".into())
+            .spawn(move || write_all(&its, &notes))
+            .map_err(|error| format!("a thread for its data's marks: {error}"))?;
+        Ok(Self {
+            marks,
+            writer: Some((sender, writer)),
+        })
+    }
+
+    /// The copy here is complete by this entry.
+    pub(super) fn note(&self, index: Index) {
+        if let Some((notes, _)) = &self.writer {
+            // A thread that has ended could not write.
+            let _ = notes.send((index.0, self.marks.images.load(Ordering::Relaxed)));
+        }
+    }
+
+    pub(super) fn marks(&self) -> &Marks {
+        &self.marks
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        if let Some((notes, thread)) = self.writer.take() {
+            drop(notes);
+            // It has printed its panic already.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "nothing is owed between two notes")]
+fn write_all(marks: &Marks, notes: &Receiver<(u64, u64)>) {
+    while let Ok(note) = notes.recv() {
+        let (index, image) = notes.try_iter().last().unwrap_or(note);
+        if let Err(error) = marks.is_complete(index, image) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_counts_when_its_copy_is_complete_and_no_note_of_the_one_before_makes_it_count() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marks = Marks {
+            data: Data {
+                image: folder.path().join("sessions.img"),
+                at: "/var/lib/redis".into(),
+                mib: 8,
+            },
+            alone: Arc::default(),
+            images: Arc::default(),
+        };
+        std::fs::write(&marks.data.image, []).expect("written");
+        let whole = |run, index| Mark {
+            run,
+            index,
+            torn: false,
+        };
+        marks.change(|_| Some(whole(3, 0))).expect("written");
+        let notes = Notes::begin(marks.clone()).expect("a thread");
+        notes.note(Index(70));
+        drop(notes);
+        assert_eq!(marks.read(), Ok(Some(whole(3, 70))));
+        // Another host's comes.
+        let before = marks.images.load(Ordering::Relaxed);
+        marks.another_image();
+        let torn = Mark {
+            run: 4,
+            index: 0,
+            torn: true,
+        };
+        marks.change(|_| Some(torn)).expect("written");
+        marks.is_complete(80, before).expect("written");
+        assert_eq!(marks.read(), Ok(Some(torn)), "that was the one before");
+        let notes = Notes::begin(marks.clone()).expect("a thread");
+        notes.note(Index(90));
+        drop(notes);
+        assert_eq!(marks.read(), Ok(Some(whole(4, 90))));
+    }
+}

@@ -1,0 +1,355 @@
+//! Whose image counts: where a program with data begins, and where it begins again when no copy of it is alive anywhere.
+//!
+//! * **Decides:** on which host. It begins there alone; the other host gets a copy of the running program, and of its data.
+//! * **Flow:** a leader of a program that never ran, or nobody leads one that did -> the marks here and there -> `Agreed::Complete` of one
+//!   host, which begins.
+//! * **Invariants:** 1. a host whose image may be newer is waited for; 2. a torn image is never begun from; 3. nobody begins again while a
+//!   copy may be alive: every other host that is complete by the newest log has said that it has none; 4. both hosts judge alike, and the
+//!   election makes it one.
+//! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
+
+use super::{ProgramLoop, Role};
+use crate::control::{DiskStanding, Standing};
+use crate::vm::cold::ask_standing;
+use crate::vm::event::LoopEvent;
+use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
+use dunlin_core::consensus::Role as ConsensusRole;
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_program::data::mark::Mark;
+
+/// Between two questions.
+const AGAIN_US: u64 = 1_000_000;
+/// Nobody leads for this long: an election takes a tenth of it.
+const LEADERLESS_US: u64 = 1_000_000;
+
+/// How far this host is with it.
+#[derive(Default)]
+pub(super) struct Images {
+    asking: bool,
+    next_us: u64,
+    leaderless_since_us: Option<u64>,
+    /// This host begins again; who was complete, as it was judged by.
+    mandate: Option<ReplicaSet>,
+    /// It was elected, and has said so, in that term.
+    begins: Option<Term>,
+    complaint: String,
+}
+
+/// What was found.
+pub struct Found {
+    /// Of the image here.
+    own: Result<Option<Mark>, String>,
+    others: Vec<(ReplicaId, Result<Standing, String>)>,
+}
+
+/// Which host begins.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    Here,
+    There,
+    Nobody,
+}
+
+/// By the images of both hosts; `first`: this one, where both are as new.
+fn choose(here: Option<Mark>, there: Option<Mark>, first: bool) -> Choice {
+    let whole = |mark: Option<Mark>| mark.filter(|mark| !mark.torn);
+    match (whole(here), whole(there)) {
+        (None, None) if here.is_none() && there.is_none() => match first {
+            true => Choice::Here,
+            false => Choice::There,
+        },
+        // Invariant 2.
+        (None, None) => Choice::Nobody,
+        (Some(_), None) => Choice::Here,
+        (None, Some(_)) => Choice::There,
+        (Some(here), Some(there)) if here > there || (here == there && first) => Choice::Here,
+        _ => Choice::There,
+    }
+}
+
+/// As hosts tell each other of it.
+pub(super) fn told(mark: Option<Mark>) -> Vec<DiskStanding> {
+    let standing = |mark: Mark| DiskStanding {
+        consistent: !mark.torn,
+        term: mark.run,
+        primary: false,
+        epoch: mark.index,
+    };
+    mark.map(standing).into_iter().collect()
+}
+
+fn heard(standing: &Standing) -> Option<Mark> {
+    standing.disks.first().map(|disk| Mark {
+        run: disk.term,
+        index: disk.epoch,
+        torn: !disk.consistent,
+    })
+}
+
+impl ProgramLoop {
+    /// The group has agreed who is complete, and this host is: so is its image.
+    pub(super) fn note_that_it_is_complete(&self, index: Index, set: ReplicaSet) {
+        let is_its = set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index);
+        if let (Some(notes), true) = (&self.notes, is_its) {
+            notes.note(index);
+        }
+    }
+
+    /// Asks the hosts of a program of which no copy runs how new their images are.
+    pub(super) fn ask_of_images(&mut self) {
+        let now_us = self.now_us();
+        if self.images.asking || now_us < self.images.next_us {
+            return;
+        }
+        let Some(marks) = self.marks() else { return };
+        let (host, config, to_loop, me) = (
+            self.host.clone(),
+            self.config.clone(),
+            self.to_loop.clone(),
+            self.me,
+        );
+        let work = move || {
+            let peers = config.group.iter().filter(|peer| peer.member.id != me);
+            // At once: a dead host is waited for, and may not be the only one.
+            let others = std::thread::scope(|scope| {
+                let asked: Vec<_> = peers
+                    .map(|peer| {
+                        let ask = || ask_standing(&host, &peer.name, &config.name);
+                        (peer.member.id, scope.spawn(ask))
+                    })
+                    .collect();
+                let said = asked.into_iter();
+                said.map(|(id, answer)| (id, answer.join().unwrap_or_else(|_| Err("no answer".into()))))
+                    .collect()
+            });
+            let own = marks.read();
+            to_loop.send(LoopEvent::ProgramImages(Found { own, others }));
+        };
+        let spawned = std::thread::Builder::new()
+            .name("program-images".into())
+            .spawn(work);
+        match spawned {
+            Ok(_) => self.images.asking = true,
+            Err(error) => tracing::error!("a thread to ask the other hosts: {error}"),
+        }
+    }
+
+    /// The answers are here.
+    pub(super) fn images_found(&mut self, found: Found) {
+        self.images.asking = false;
+        self.images.next_us = self.now_us() + AGAIN_US;
+        let judged = if self.agreement.state.life == Life::Fresh && self.agreement.leads {
+            self.judge_first(found)
+        } else if self.is_lost() {
+            self.judge_loss(found)
+        } else {
+            return;
+        };
+        if let Err(why) = judged
+            && self.images.complaint != why
+        {
+            self.event("waiting", &*why);
+            self.images.complaint = why;
+        }
+    }
+
+    fn judge_first(&mut self, found: Found) -> Result<(), String> {
+        let term = self.group.term();
+        let Some(other) = self.other() else { return Ok(()) };
+        if self.begun_in == Some(term) {
+            return Ok(());
+        }
+        let set = match self.choose(found.own?, &found.others)? {
+            Choice::Here => ReplicaSet::one(self.me),
+            Choice::There => ReplicaSet::one(other),
+            Choice::Nobody => return Err(self.no_image()),
+        };
+        let entry = Agreed::Complete { set, epoch: Epoch(1) };
+        if self.propose(&entry) {
+            self.begun_in = Some(term);
+        }
+        Ok(())
+    }
+
+    fn choose(
+        &self,
+        own: Option<Mark>,
+        others: &[(ReplicaId, Result<Standing, String>)],
+    ) -> Result<Choice, String> {
+        let Some(other) = self.other() else {
+            return Ok(Choice::Here);
+        };
+        let said = others.iter().find(|(id, _)| *id == other);
+        match said {
+            Some((_, Ok(standing))) => Ok(choose(own, heard(standing), self.me < other)),
+            // Invariant 1.
+            Some((_, Err(why))) => Err(format!(
+                "the program has data, and those on host '{}' may be newer: it is waited for ({why})",
+                self.config.host_name(other)
+            )),
+            None => Ok(Choice::Here),
+        }
+    }
+
+    fn no_image(&self) -> String {
+        "neither host's image of the program's data is a whole one: a copy was on its way when both hosts were lost. Bring one back from a \
+         backup of yours, or take away both images and their marks, then the program begins with nothing"
+            .to_owned()
+    }
+
+    /// The other host begins, and leads from there on.
+    pub(super) fn begins_elsewhere(&mut self) {
+        if let Some(other) = self.other() {
+            let host = self.config.host_name(other).to_owned();
+            self.event(
+                "begins-elsewhere",
+                format!("host '{host}' has the newer image of the program's data: it begins there"),
+            );
+            self.group.transfer_to(other);
+        }
+    }
+
+    // After the loss of all copies.
+
+    fn is_lost(&self) -> bool {
+        self.notes.is_some()
+            && self.role == Role::None
+            && self.starting.is_none()
+            && self.expected.is_none()
+            && self.failure.is_none()
+            && self.ending.is_none()
+            && self.agreement.state.life == Life::Running
+            && self.group.leader().is_none_or(|leader| leader == self.me)
+    }
+
+    /// No copy here and nobody leads: is that so everywhere?
+    pub(super) fn look_after_loss(&mut self) {
+        if !self.is_lost() {
+            self.images.leaderless_since_us = None;
+            self.images.mandate = None;
+            return;
+        }
+        let now_us = self.now_us();
+        let since_us = *self.images.leaderless_since_us.get_or_insert(now_us);
+        let knows = self.group.role() != ConsensusRole::Recovering;
+        if now_us - since_us > LEADERLESS_US && knows && !self.group.is_leader() {
+            self.ask_of_images();
+        }
+    }
+
+    fn judge_loss(&mut self, found: Found) -> Result<(), String> {
+        self.images.mandate = None;
+        let own = self.standing();
+        let mut newest = (own.last, own.complete);
+        for (_, said) in &found.others {
+            let Ok(standing) = said else { continue };
+            // Invariant 3.
+            if standing.alive || standing.led {
+                return Ok(());
+            }
+            newest = newest.max((standing.last, standing.complete));
+        }
+        let complete = ReplicaSet(newest.1);
+        if !complete.contains(self.me) {
+            return Err("no copy of the program is alive here, and another host's data are newer".to_owned());
+        }
+        let needs_other = self.other().is_some_and(|other| complete.contains(other));
+        let choice = match needs_other {
+            true => self.choose(found.own?, &found.others)?,
+            false => choose(found.own?, None, true),
+        };
+        match choice {
+            Choice::Here => {
+                self.images.mandate = Some(complete);
+                Ok(())
+            }
+            Choice::There => {
+                Err("no copy of the program is alive here, and another host's data are newer".to_owned())
+            }
+            Choice::Nobody => Err(self.no_image()),
+        }
+    }
+
+    /// Whether this host may be elected to begin the program again.
+    pub(super) fn has_mandate(&self) -> bool {
+        let begins = self.images.mandate.is_some() || self.images.begins == Some(self.group.term());
+        begins && self.is_lost()
+    }
+
+    /// Elected for that. What is agreed has to be what it was judged by.
+    pub(super) fn begin_again(&mut self) {
+        if self.images.mandate.take() != Some(self.agreement.state.complete) {
+            return self.group.step_down();
+        }
+        self.event(
+            "cold-start",
+            "no host holds a living copy of the program: it begins again here, from its data; what was only in its memory is gone",
+        );
+        let set = ReplicaSet::one(self.me);
+        let epoch = self.agreement.state.epoch;
+        if self.propose(&Agreed::Complete { set, epoch }) {
+            self.images.begins = Some(self.group.term());
+        }
+    }
+
+    /// Whether the program begins here again by this agreed entry.
+    pub(super) fn begins_again(&self, set: ReplicaSet) -> bool {
+        self.agreement.leads
+            && self.is_lost()
+            && set == ReplicaSet::one(self.me)
+            && self.images.begins == Some(self.group.term())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(run: u64, index: u64) -> Mark {
+        Mark {
+            run,
+            index,
+            torn: false,
+        }
+    }
+
+    fn torn(mark: Mark) -> Mark {
+        Mark { torn: true, ..mark }
+    }
+
+    #[test]
+    fn the_newest_whole_image_counts_and_both_hosts_say_so() {
+        let cases = [
+            (None, None, Choice::Here),
+            (Some(mark(1, 5)), None, Choice::Here),
+            (None, Some(mark(0, 0)), Choice::There),
+            (Some(mark(1, 90)), Some(mark(2, 3)), Choice::There),
+            (Some(mark(2, 90)), Some(mark(2, 70)), Choice::Here),
+            (Some(mark(2, 90)), Some(mark(2, 90)), Choice::Here),
+            (Some(torn(mark(9, 9))), Some(mark(1, 1)), Choice::There),
+            (Some(mark(1, 1)), Some(torn(mark(9, 9))), Choice::Here),
+            (Some(torn(mark(9, 9))), None, Choice::Nobody),
+            (Some(torn(mark(9, 9))), Some(torn(mark(9, 9))), Choice::Nobody),
+        ];
+        for (here, there, expected) in cases {
+            let mirrored = match expected {
+                Choice::Here => Choice::There,
+                Choice::There => Choice::Here,
+                Choice::Nobody => Choice::Nobody,
+            };
+            assert_eq!(choose(there, here, false), mirrored, "{here:?} {there:?}");
+            assert_eq!(choose(here, there, true), expected, "{here:?} {there:?}");
+        }
+    }
+
+    #[test]
+    fn a_mark_is_heard_as_it_was_told() {
+        for mark in [None, Some(mark(3, 70)), Some(torn(mark(3, 70)))] {
+            let standing = Standing {
+                disks: told(mark),
+                ..Standing::default()
+            };
+            assert_eq!(heard(&standing), mark);
+        }
+    }
+}
