@@ -9,6 +9,7 @@
 
 mod away;
 pub mod bench;
+pub mod data;
 mod guard;
 mod oddities;
 pub mod random;
@@ -180,10 +181,12 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
     let lab = cluster.lab();
     let client = lab.node("client");
     cluster.start_hosts()?;
-    let (primary, backup) = up(cluster, &Plan::redis(lab)?)?;
+    let (primary, backup) = up(cluster, &Plan::redis_with_data(lab)?)?;
     say(&format!(
-        "redis-server, without a VM, serves at {}: {primary} is the primary, {backup} the backup, each with a copy of its own",
-        service()
+        "redis-server, without a VM, serves at {}: {primary} is the primary, {backup} the backup, each with a copy of its own, and with an \
+         image of {} MiB to which it writes each command before it answers",
+        service(),
+        data::IMAGE_MIB
     ));
     let counter = count(cluster, spec.connections)?;
     let mut beside = match spec.load_connections {
@@ -284,7 +287,11 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
         ));
     }
     down(cluster, &primary)?;
-    say("the program is down; its processes, TAPs and files are gone");
+    let left = data::attached(cluster)?;
+    if !left.is_empty() {
+        failures.push(format!("on loop devices still: {}", left.join(", ")));
+    }
+    say("the program is down; its processes, TAPs and loop devices are gone; its image stays on each host");
     Ok(DemoReport {
         failures,
         clients,

@@ -46,7 +46,11 @@ fn count(cluster: &Cluster<'_>) -> Result<Counter> {
 }
 
 /// One command from the client's network; nothing where there was no answer.
-fn ask(cluster: &Cluster<'_>, words: &'static [&'static str], within: Duration) -> Result<Option<Answer>> {
+pub(super) fn ask(
+    cluster: &Cluster<'_>,
+    words: &'static [&'static str],
+    within: Duration,
+) -> Result<Option<Answer>> {
     let asked = cluster.lab().node("client").spawn("odd", move || {
         Connection::open(service(), PATIENCE)?.ask(words, within)
     })?;

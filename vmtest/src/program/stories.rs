@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, down, guard, oddities, path, up};
+use super::{
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, up,
+};
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
 use crate::demo::service;
@@ -18,56 +20,85 @@ const SOON: Duration = Duration::from_secs(30);
 
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
+/// What is played in one lab, one after the other.
+const STORIES: [Story; 25] = [
+    ("two primaries die, one after the other", guard::two_die),
+    ("hand-over after hand-over", guard::few_joins),
+    ("the primary's host dies", primary_dies),
+    ("the primary's daemon alone dies", daemon_dies),
+    ("the backup's host dies", backup_dies),
+    ("the witness dies", witness_dies),
+    ("a planned hand-over", hands_over),
+    ("a daemon is told to end", daemon_ends),
+    ("the primary's host stands still", away::primary_stands_still),
+    ("the backup's host stands still", away::backup_stands_still),
+    ("the primary's cable is pulled", away::primary_is_cut_off),
+    ("nobody hears the primary's host", away::primary_is_mute),
+    ("answers that no two copies give alike", differs),
+    ("programs that do not serve", does_not_serve),
+    ("a program that forks", oddities::forks),
+    ("a program that executes itself anew", oddities::execs),
+    ("a program that answers with RDTSC", oddities::reads_the_tsc),
+    ("a program that never reads", oddities::never_reads),
+    ("an input that makes both copies exit", oddities::exits),
+    ("an input that crashes both copies", oddities::crashes_by_an_input),
+    ("a program that fills its memory", oddities::fills_its_memory),
+    ("a new copy is limited as well", oddities::a_new_copy_is_limited),
+    ("commands beside a program", oddities::visitors),
+    ("what it prints is followed", oddities::follows_logs),
+    ("start after start", leaves_nothing),
+];
+
+/// Those of data that outlive all hosts: what is agreed is on disks, too.
+const OF_DATA: [Story; 3] = [
+    ("data outlive two primaries", data::outlive_two_primaries),
+    ("data outlive all hosts", data::outlive_all_hosts),
+    ("a torn image is not begun from", data::torn_is_not_begun_from),
+];
+
 /// Plays them all. Returns how many there were.
 ///
 /// # Errors
 /// When one does not go as it should; the daemons' logs are kept.
 pub fn run(binary: &std::path::Path, named: Option<&str>) -> Result<usize> {
-    in_a_lab("program-stories", &LabSpec::three_hosts(), binary, |cluster| {
-        cluster.start_hosts()?;
-        let stories: [Story; 25] = [
-            ("two primaries die, one after the other", guard::two_die),
-            ("hand-over after hand-over", guard::few_joins),
-            ("the primary's host dies", primary_dies),
-            ("the primary's daemon alone dies", daemon_dies),
-            ("the backup's host dies", backup_dies),
-            ("the witness dies", witness_dies),
-            ("a planned hand-over", hands_over),
-            ("a daemon is told to end", daemon_ends),
-            ("the primary's host stands still", away::primary_stands_still),
-            ("the backup's host stands still", away::backup_stands_still),
-            ("the primary's cable is pulled", away::primary_is_cut_off),
-            ("nobody hears the primary's host", away::primary_is_mute),
-            ("answers that no two copies give alike", differs),
-            ("programs that do not serve", does_not_serve),
-            ("a program that forks", oddities::forks),
-            ("a program that executes itself anew", oddities::execs),
-            ("a program that answers with RDTSC", oddities::reads_the_tsc),
-            ("a program that never reads", oddities::never_reads),
-            ("an input that makes both copies exit", oddities::exits),
-            ("an input that crashes both copies", oddities::crashes_by_an_input),
-            ("a program that fills its memory", oddities::fills_its_memory),
-            ("a new copy is limited as well", oddities::a_new_copy_is_limited),
-            ("commands beside a program", oddities::visitors),
-            ("what it prints is followed", oddities::follows_logs),
-            ("start after start", leaves_nothing),
-        ];
-        let chosen = |name: &str| named.is_none_or(|named| name.contains(named));
-        let stories: Vec<Story> = stories.into_iter().filter(|(name, _)| chosen(name)).collect();
-        ensure!(
-            !stories.is_empty(),
-            "no story of bare programs has {named:?} in its name"
-        );
-        for (name, story) in &stories {
-            let begun = Instant::now();
-            story(cluster).with_context(|| (*name).to_owned())?;
-            println!("program: {name} ({:.1} s)", begun.elapsed().as_secs_f64());
-        }
-        for host in cluster.running() {
-            cluster.stop_host(&host, Signal::SIGTERM)?;
-        }
-        Ok(stories.len())
-    })
+    let chosen = |stories: &[Story]| -> Vec<Story> {
+        let is_chosen = |name: &str| named.is_none_or(|named| name.contains(named));
+        stories
+            .iter()
+            .copied()
+            .filter(|(name, _)| is_chosen(name))
+            .collect()
+    };
+    let (stories, of_data) = (chosen(&STORIES), chosen(&OF_DATA));
+    ensure!(
+        !stories.is_empty() || !of_data.is_empty(),
+        "no story of bare programs has {named:?} in its name"
+    );
+    if !stories.is_empty() {
+        in_a_lab("program-stories", &LabSpec::three_hosts(), binary, |cluster| {
+            play(cluster, &stories)
+        })?;
+    }
+    if !of_data.is_empty() {
+        in_a_lab("program-data", &LabSpec::three_hosts(), binary, |cluster| {
+            cluster.use_disks()?;
+            play(cluster, &of_data)
+        })?;
+    }
+    Ok(stories.len() + of_data.len())
+}
+
+fn play(cluster: &mut Cluster<'_>, stories: &[Story]) -> Result<()> {
+    cluster.start_hosts()?;
+    for (name, story) in stories {
+        let begun = Instant::now();
+        story(cluster).with_context(|| (*name).to_owned())?;
+        println!("program: {name} ({:.1} s)", begun.elapsed().as_secs_f64());
+    }
+    for host in cluster.running() {
+        cluster.stop_host(&host, Signal::SIGTERM)?;
+    }
+    Ok(())
 }
 
 /// Clients count before and after what `happens` to the hosts, and nothing is lost. Then all hosts run again, and it is ended.

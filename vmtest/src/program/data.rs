@@ -1,0 +1,228 @@
+//! A program with data on an image of its own: redis, which writes each command to its append-only file before it answers.
+//!
+//! * **Decides:** what passes: what was acknowledged is there after the death of any host, of all of them, and after an end and a new
+//!   beginning; an image that is half of one is not begun from; no loop device is left.
+//! * **Invariants:** (1) hosts die by SIGKILL: what their kernel still had in memory goes to the image all the same. A loss of power that
+//!   takes that as well is not played here.
+//! * **Not here:** the images themselves (`dunlin_program::data`, and its tests).
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::oddities::ask;
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, path, up};
+use crate::client::Answer;
+use crate::cluster::Cluster;
+use crate::lab::Lab;
+
+/// How large the image is.
+pub const IMAGE_MIB: u32 = 64;
+/// Written one after the other, and counted.
+const WRITTEN: i64 = 50;
+
+impl Plan {
+    /// redis with an append-only file on an image of its own.
+    pub fn redis_with_data(lab: &Lab) -> Result<Self> {
+        let mut plan = Self::redis(lab)?;
+        let at = lab.dir().join("data");
+        std::fs::create_dir_all(&at)?;
+        let at = at.to_str().context("a path of text")?;
+        let off = plan.command.iter().position(|word| word == "--appendonly");
+        plan.command.truncate(off.context("redis' options")?);
+        let words = ["--dir", at, "--appendonly", "yes", "--appendfsync", "always"];
+        plan.command.extend(words.map(str::to_owned));
+        let image = lab.here().join("sessions.img");
+        plan.lines.extend([
+            format!("data = \"{}\"", image.display()),
+            format!("data_at = \"{at}\""),
+            format!("data_mib = {IMAGE_MIB}"),
+        ]);
+        Ok(plan)
+    }
+}
+
+/// What is known of a host's image.
+fn mark(cluster: &Cluster<'_>, host: &str) -> Result<String> {
+    let file: PathBuf = cluster.lab().node(host).home().join("sessions.img.mark");
+    std::fs::read_to_string(&file).with_context(|| file.display().to_string())
+}
+
+/// The images are this lab's, and outlive a program: each story begins with none.
+fn forget(cluster: &Cluster<'_>) -> Result<()> {
+    for host in ["a", "b"] {
+        for name in ["sessions.img", "sessions.img.mark"] {
+            match std::fs::remove_file(cluster.lab().node(host).home().join(name)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("{name}: {error}"),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds so many to a key that only this writes; each is acknowledged.
+fn write(cluster: &Cluster<'_>) -> Result<()> {
+    for _ in 0..WRITTEN {
+        let answer = ask(cluster, &["INCR", "written"], PATIENCE)?;
+        ensure!(matches!(answer, Some(Answer::Integer(_))), "INCR: {answer:?}");
+    }
+    Ok(())
+}
+
+fn is_there(cluster: &Cluster<'_>, times: i64) -> Result<()> {
+    let answer = ask(cluster, &["INCRBY", "written", "0"], PATIENCE)?;
+    ensure!(
+        answer == Some(Answer::Integer(times * WRITTEN)),
+        "{} were acknowledged, and there are {answer:?}",
+        times * WRITTEN
+    );
+    Ok(())
+}
+
+/// Ends it; the images stay, and nobody has them.
+fn end(cluster: &Cluster<'_>) -> Result<()> {
+    down(cluster, "a")?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = attached(cluster)?;
+        if left.is_empty() {
+            break;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "on loop devices still: {}",
+            left.join(", ")
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for host in ["a", "b"] {
+        let image = cluster.lab().node(host).home().join("sessions.img");
+        ensure!(image.exists(), "host {host}: its image is gone");
+    }
+    forget(cluster)
+}
+
+/// The images of this lab that are on loop devices.
+pub(super) fn attached(cluster: &Cluster<'_>) -> Result<Vec<String>> {
+    let blocks = std::fs::read_dir("/sys/block")?.flatten();
+    let files =
+        blocks.filter_map(|block| std::fs::read_to_string(block.path().join("loop/backing_file")).ok());
+    let lab = cluster.dir().to_string_lossy().into_owned();
+    let here = cluster.lab().here().to_string_lossy().into_owned();
+    Ok(files
+        .map(|file| file.trim().to_owned())
+        .filter(|file| file.starts_with(&lab) || file.starts_with(&here))
+        .collect())
+}
+
+/// Both primaries die, one after the other; then it is ended and begun again, and all of it is there.
+pub(super) fn outlive_two_primaries(cluster: &mut Cluster<'_>) -> Result<()> {
+    let plan = Plan::redis_with_data(cluster.lab())?;
+    let (primary, backup) = up(cluster, &plan)?;
+    let counter = count(cluster, CONNECTIONS)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    write(cluster)?;
+    cluster.kill_host(&primary)?;
+    cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    write(cluster)?;
+    cluster.start_host(&primary)?;
+    cluster
+        .await_protected(NAME, PATIENCE)
+        .context("after the first death")?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    cluster.kill_host(&backup)?;
+    cluster.await_take_over(NAME, &backup, PATIENCE)?;
+    write(cluster)?;
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .context("no answers afterwards")?;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    // The host that is away has the older image: it is begun again where the newer one is.
+    cluster.start_host(&backup)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    cluster.kill_host(&primary)?;
+    cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    write(cluster)?;
+    cluster.dunlin(&backup, &["down", NAME])?;
+    cluster.start_host(&primary)?;
+    cluster.await_status("no host knows the program", PATIENCE, |hosts| {
+        (hosts.len() == 3 && hosts.iter().all(|host| host.vms.is_empty())).then_some(())
+    })?;
+    let file = plan.write(cluster.lab())?;
+    cluster.dunlin(&primary, &["up", path(&file)?])?;
+    let (first, _) = cluster.await_protected(NAME, PATIENCE)?;
+    ensure!(
+        first == backup,
+        "it has begun on {first}, and the newer image is on {backup}"
+    );
+    is_there(cluster, 4)?;
+    end(cluster)
+}
+
+/// All hosts die at once: what was acknowledged is there when they are back, on whichever host it begins again.
+pub(super) fn outlive_all_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    write(cluster)?;
+    die_and_come_back(cluster)?;
+    is_there(cluster, 1)?;
+    // One goes on alone, and is the one to begin again.
+    let (primary, backup) = match cluster.await_protected(NAME, PATIENCE)? {
+        (first, second) if first == primary => (first, second),
+        other => other,
+    };
+    cluster.kill_host(&backup)?;
+    super::stories::await_alone(cluster, &primary)?;
+    write(cluster)?;
+    die_and_come_back(cluster)?;
+    is_there(cluster, 2)?;
+    end(cluster)
+}
+
+/// All hosts die while a copy is on its way: the image that it was to have is half of one.
+pub(super) fn torn_is_not_begun_from(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    write(cluster)?;
+    cluster.kill_host(&backup)?;
+    super::stories::await_alone(cluster, &primary)?;
+    write(cluster)?;
+    ensure!(
+        mark(cluster, &backup)?.contains("\"torn\":false"),
+        "it was complete"
+    );
+    cluster.start_host(&backup)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !mark(cluster, &backup)?.contains("\"torn\":true") {
+        ensure!(Instant::now() < deadline, "no copy comes to host {backup}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    die(cluster)?;
+    ensure!(
+        mark(cluster, &backup)?.contains("\"torn\":true"),
+        "its copy was complete before all hosts died"
+    );
+    come_back(cluster)?;
+    is_there(cluster, 2)?;
+    end(cluster)
+}
+
+fn die(cluster: &mut Cluster<'_>) -> Result<()> {
+    for host in cluster.running() {
+        cluster.kill_host(&host)?;
+    }
+    Ok(())
+}
+
+fn come_back(cluster: &mut Cluster<'_>) -> Result<()> {
+    for host in cluster.hosts().to_vec() {
+        cluster.start_host(&host)?;
+    }
+    cluster.await_protected(NAME, PATIENCE).map(drop)
+}
+
+fn die_and_come_back(cluster: &mut Cluster<'_>) -> Result<()> {
+    die(cluster)?;
+    come_back(cluster)
+}
