@@ -226,6 +226,18 @@ fn a_program_stands_in_a_vms_place() {
     assert!(vm(GOOD).expect("a VM").program.is_none());
 }
 
+fn with_data(lines: &str) -> String {
+    PROGRAM.replace("[program]", &format!("[program]\n{lines}"))
+}
+
+#[test]
+fn a_program_may_have_data_and_says_where() {
+    let text = with_data("data = '/var/lib/dunlin/s.img'\ndata_at = '/var/lib/redis'");
+    let config = VmConfig::parse(&text, "p.toml", &cluster()).expect("a good file");
+    let data = config.program.and_then(|program| program.data).expect("data");
+    assert_eq!((data.at.to_str(), data.mib), (Some("/var/lib/redis"), 256));
+}
+
 #[test]
 fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
     let card = &PROGRAM[PROGRAM.find("[[program.nics]]").expect("a card")..];
@@ -250,6 +262,29 @@ fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
             "patience_ms",
         ),
         (PROGRAM.replace("[program]", "[program]\nroot = '/srv'"), "root"),
+        (
+            with_data("data = 'sessions.img'\ndata_at = '/srv'"),
+            "program.data",
+        ),
+        (with_data("data = '/s.img'"), "program.data_at"),
+        (with_data("data_mib = 64"), "program.data"),
+        (with_data("data = '/s.img'\ndata_at = '/'"), "program.data_at"),
+        (
+            with_data("data = '/s.img'\ndata_at = '/srv/../etc'"),
+            "program.data_at",
+        ),
+        (
+            with_data("data = '/s.img'\ndata_at = '/proc/1'"),
+            "program.data_at",
+        ),
+        (
+            with_data("data = '/srv/s.img'\ndata_at = '/srv'"),
+            "program.data_at",
+        ),
+        (
+            with_data("data = '/s.img'\ndata_at = '/srv'\ndata_mib = 4"),
+            "program.data_mib",
+        ),
         (
             PROGRAM.replace("[program]", "policy = 'remus'\n[program]"),
             "policy 'dunlin'",

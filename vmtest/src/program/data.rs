@@ -148,6 +148,8 @@ pub(super) fn outlive_two_primaries(cluster: &mut Cluster<'_>) -> Result<()> {
     write(cluster)?;
     cluster.dunlin(&backup, &["down", NAME])?;
     cluster.start_host(&primary)?;
+    // It was away when the end was agreed, and waits for hosts that know the program no more.
+    cluster.dunlin(&primary, &["down", "--force", NAME])?;
     cluster.await_status("no host knows the program", PATIENCE, |hosts| {
         (hosts.len() == 3 && hosts.iter().all(|host| host.vms.is_empty())).then_some(())
     })?;

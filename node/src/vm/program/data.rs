@@ -45,7 +45,7 @@ const LEFT: &str = "data.blocks";
 /// The other host writes what was sent ahead to its disk.
 const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
-const PIECE_WITHIN: Duration = Duration::from_secs(30);
+const PIECE_WITHIN: Duration = Duration::from_secs(130);
 
 fn told(error: GuardError) -> String {
     format!("its data: {error}")

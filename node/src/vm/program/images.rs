@@ -218,7 +218,9 @@ impl ProgramLoop {
             && self.expected.is_none()
             && self.failure.is_none()
             && self.ending.is_none()
-            && self.agreement.state.life == Life::Running
+            // Before anybody leads again nothing counts as agreed: what was appended tells that it has lived.
+            && !self.agreement.is_fresh()
+            && self.agreement.state.life != Life::Down
             && self.group.leader().is_none_or(|leader| leader == self.me)
     }
 
