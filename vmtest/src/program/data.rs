@@ -210,6 +210,70 @@ pub(super) fn torn_is_not_begun_from(cluster: &mut Cluster<'_>) -> Result<()> {
     end(cluster)
 }
 
+/// What is agreed was in memory alone: a person says that all copies are dead, and begins it from what is there.
+pub(super) fn outlive_what_was_agreed(cluster: &mut Cluster<'_>) -> Result<()> {
+    let plan = Plan::redis_with_data(cluster.lab())?;
+    up(cluster, &plan)?;
+    write(cluster)?;
+    die(cluster)?;
+    for host in cluster.hosts().to_vec() {
+        cluster.start_host(&host)?;
+    }
+    cluster.await_status("a host says what a person can do", PATIENCE, |_| {
+        let events = cluster.events("a").ok()?;
+        let tells = |text: &str| text.contains("'dunlin down --force sessions' on each host");
+        events.iter().any(|event| tells(&event.text)).then_some(())
+    })?;
+    for host in cluster.hosts() {
+        cluster.dunlin(host, &["down", "--force", NAME])?;
+    }
+    cluster.await_status("no host knows the program", PATIENCE, |hosts| {
+        hosts.iter().all(|host| host.vms.is_empty()).then_some(())
+    })?;
+    up(cluster, &plan)?;
+    is_there(cluster, 1)?;
+    end(cluster)
+}
+
+/// Each is told in one line, before anything is begun.
+pub(super) fn cannot_be_had(cluster: &mut Cluster<'_>) -> Result<()> {
+    let plan = Plan::redis_with_data(cluster.lab())?;
+    let refused = |lines: Vec<String>, words: &str| {
+        let file = Plan {
+            lines,
+            command: plan.command.clone(),
+        }
+        .write(cluster.lab())?;
+        let output = cluster.output("a", &["up", path(&file)?])?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(2) && said.contains(words) && said.lines().count() == 1,
+            "{words}: {:?}: {said}",
+            output.status
+        );
+        Ok(())
+    };
+    let with = |key: &str, value: &str| -> Vec<String> {
+        let lines = plan
+            .lines
+            .iter()
+            .filter(|line| !line.starts_with(&format!("{key} = ")));
+        lines.cloned().chain([format!("{key} = {value}")]).collect()
+    };
+    refused(
+        with("data_at", "\"/no/such/directory\""),
+        "is no directory on this host",
+    )?;
+    refused(
+        with("data", "\"/no/such/sessions.img\""),
+        "/no/such: No such file",
+    )?;
+    let image = cluster.lab().node("b").home().join("sessions.img");
+    std::fs::write(&image, vec![0; 1 << 20])?;
+    refused(plan.lines.clone(), "it has 1 MiB and not 64, as data_mib says")?;
+    forget(cluster)
+}
+
 fn die(cluster: &mut Cluster<'_>) -> Result<()> {
     for host in cluster.running() {
         cluster.kill_host(&host)?;

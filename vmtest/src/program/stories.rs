@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one lab, one after the other.
-const STORIES: [Story; 25] = [
+const STORIES: [Story; 27] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -46,6 +46,11 @@ const STORIES: [Story; 25] = [
     ("a new copy is limited as well", oddities::a_new_copy_is_limited),
     ("commands beside a program", oddities::visitors),
     ("what it prints is followed", oddities::follows_logs),
+    ("data cannot be had", data::cannot_be_had),
+    (
+        "data outlive what was agreed in memory",
+        data::outlive_what_was_agreed,
+    ),
     ("start after start", leaves_nothing),
 ];
 

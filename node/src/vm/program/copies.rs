@@ -59,9 +59,9 @@ impl ProgramLoop {
             return self.fails(&why);
         }
         let (keeper, kept) = bounded::<()>(0);
-        let (program, to_loop) = (self.program.clone(), self.to_loop.clone());
+        let (program, to_loop, marks) = (self.program.clone(), self.to_loop.clone(), self.marks());
         let work = move || {
-            let image = data::open(&program);
+            let image = marks.map(|marks| data::open(&program, &marks)).transpose();
             let result = image.and_then(|image| prepare(&program, folder.join(PRINTED), image));
             to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
             // Invariant 1: until the loop lets go of its end.

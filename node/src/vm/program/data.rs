@@ -51,26 +51,24 @@ fn told(error: GuardError) -> String {
     format!("its data: {error}")
 }
 
-/// The image for a copy that begins, marked as a newer life than all before; none where the program has no data.
-pub(super) fn open(program: &ProgramSpec) -> Result<Option<Image>, String> {
-    let Some(data) = &program.data else {
-        return Ok(None);
-    };
-    let mark = data.mark().map_err(told)?.unwrap_or_default();
-    if mark.torn {
+/// The image for a copy that begins, marked as a newer life than all before.
+pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, String> {
+    let torn = marks.read()?.is_some_and(|mark| mark.torn);
+    if torn {
         return Err(format!(
             "its data: {} is half of an image: a copy of the running program was on its way here",
-            data.image.display()
+            marks.data.image.display()
         ));
     }
-    let image = data.open(owner(program)?).map_err(told)?;
-    let mark = Mark {
-        run: mark.run + 1,
-        index: 0,
-        torn: false,
-    };
-    data.set_mark(mark).map_err(told)?;
-    Ok(Some(image))
+    let image = marks.data.open(owner(program)?).map_err(told)?;
+    marks.change(|mark| {
+        Some(Mark {
+            run: mark.run + 1,
+            index: 0,
+            torn: false,
+        })
+    })?;
+    Ok(image)
 }
 
 fn owner(program: &ProgramSpec) -> Result<Option<(u32, u32)>, String> {
@@ -289,10 +287,13 @@ impl Marks {
     }
 }
 
+/// An entry, and which image was here when it was noted.
+type Note = (u64, u64);
+
 /// Writes marks in a thread of its own: the program's loop never waits for the disk.
 pub(super) struct Notes {
     marks: Marks,
-    writer: Option<(Sender<(u64, u64)>, JoinHandle<()>)>,
+    writer: Option<(Sender<Note>, JoinHandle<()>)>,
 }
 
 impl Notes {
@@ -337,7 +338,7 @@ impl Drop for Notes {
 }
 
 #[expect(clippy::disallowed_methods, reason = "nothing is owed between two notes")]
-fn write_all(marks: &Marks, notes: &Receiver<(u64, u64)>) {
+fn write_all(marks: &Marks, notes: &Receiver<Note>) {
     while let Ok(note) = notes.recv() {
         let (index, image) = notes.try_iter().last().unwrap_or(note);
         if let Err(error) = marks.is_complete(index, image) {

@@ -224,18 +224,45 @@ impl ProgramLoop {
             && self.group.leader().is_none_or(|leader| leader == self.me)
     }
 
+    /// Its log was in memory alone, and nobody is there who could tell what it said.
+    fn has_forgotten(&self) -> bool {
+        self.notes.is_some()
+            && self.ran
+            && self.role == Role::None
+            && self.group.role() == ConsensusRole::Recovering
+            && self.group.leader().is_none()
+    }
+
+    fn tell_that_it_has_forgotten(&mut self) {
+        let name = &self.config.name;
+        let why = format!(
+            "nobody leads the program's group, and this host does not know any more what was agreed (durability = \"memory\"): it waits for \
+             a host that does. If no copy is alive anywhere, 'dunlin down --force {name}' on each host and then 'dunlin up' begins it from \
+             the newest image of its data"
+        );
+        if self.images.complaint != why {
+            self.event("waiting", &*why);
+            self.images.complaint = why;
+        }
+    }
+
     /// No copy here and nobody leads: is that so everywhere?
     pub(super) fn look_after_loss(&mut self) {
-        if !self.is_lost() {
+        let forgotten = self.has_forgotten();
+        if !self.is_lost() && !forgotten {
             self.images.leaderless_since_us = None;
             self.images.mandate = None;
             return;
         }
         let now_us = self.now_us();
         let since_us = *self.images.leaderless_since_us.get_or_insert(now_us);
-        let knows = self.group.role() != ConsensusRole::Recovering;
-        if now_us - since_us > LEADERLESS_US && knows && !self.group.is_leader() {
-            self.ask_of_images();
+        if now_us - since_us <= LEADERLESS_US || self.group.is_leader() {
+            return;
+        }
+        match forgotten {
+            true => self.tell_that_it_has_forgotten(),
+            false if self.group.role() != ConsensusRole::Recovering => self.ask_of_images(),
+            false => {}
         }
     }
 
