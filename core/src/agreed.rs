@@ -103,11 +103,43 @@ pub struct Frame {
     pub bytes: Bytes,
 }
 
+/// What time it is for a bare program, on all of its hosts; both in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AgreedTime {
+    /// Since some moment in the past: what CLOCK_MONOTONIC says.
+    pub monotonic_ns: u64,
+    /// Since 1970: what CLOCK_REALTIME says.
+    pub wall_ns: u64,
+}
+
+impl AgreedTime {
+    /// Of each clock the later one: none goes back.
+    #[must_use]
+    pub fn or_later(self, other: Self) -> Self {
+        Self {
+            monotonic_ns: self.monotonic_ns.max(other.monotonic_ns),
+            wall_ns: self.wall_ns.max(other.wall_ns),
+        }
+    }
+}
+
+/// Bytes of what a program's chance comes from.
+pub const SEED_BYTES: usize = 32;
+
 /// What an entry of the log says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Agreed {
     /// Inputs, in the order in which both VMs get them.
     Frames(Vec<Frame>),
+    /// A bare program's time, and inputs that it gets then; there may be none.
+    Timed {
+        /// The time.
+        time: AgreedTime,
+        /// Behind it, in the order in which both copies get them.
+        frames: Vec<Frame>,
+    },
+    /// What a bare program's copies draw their chance from. Said before they begin.
+    Seed([u8; SEED_BYTES]),
     /// Epoch `epoch` ends here: both VMs stop after the inputs before this entry.
     Sync {
         /// The epoch that ends.
@@ -159,6 +191,8 @@ pub struct AgreedState {
     pub policy: Option<Policy>,
     /// Who has a part in the group, where it is not as its file said at the beginning.
     pub hosts: Option<Hosts>,
+    /// A bare program's time; zero where it was never agreed.
+    pub time: AgreedTime,
 }
 
 impl AgreedState {
@@ -169,7 +203,9 @@ impl AgreedState {
             return false;
         }
         match entry {
-            Agreed::Frames(_) | Agreed::Sync { .. } => {}
+            // Whoever gets a copy of a running program gets its seed with it.
+            Agreed::Frames(_) | Agreed::Seed(_) | Agreed::Sync { .. } => {}
+            Agreed::Timed { time, .. } => self.time = self.time.or_later(*time),
             Agreed::SyncDone { epoch } => self.epoch = self.epoch.max(*epoch),
             Agreed::Complete { set, epoch } => {
                 self.life = Life::Running;
@@ -202,7 +238,8 @@ impl Agreed {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Frames(_) => "inputs",
+            Self::Frames(_) | Self::Timed { .. } => "inputs",
+            Self::Seed(_) => "seed",
             Self::Sync { .. } => "sync",
             Self::SyncDone { .. } => "sync done",
             Self::Complete { .. } => "complete set",
@@ -225,7 +262,10 @@ impl Unsaid {
     /// This entry was refused. Inputs are not kept (the network sends them again), nor the beginning of a sync (there may
     /// be no reason for it any more): false.
     pub fn keep(&mut self, entry: &Agreed) -> bool {
-        if matches!(entry, Agreed::Frames(_) | Agreed::Sync { .. }) {
+        if matches!(
+            entry,
+            Agreed::Frames(_) | Agreed::Timed { .. } | Agreed::Seed(_) | Agreed::Sync { .. }
+        ) {
             return false;
         }
         let kind = std::mem::discriminant(entry);
@@ -269,6 +309,23 @@ mod tests {
         Agreed::Complete { set, epoch }
     }
 
+    fn timed(monotonic_ns: u64, wall_ns: u64) -> Agreed {
+        let time = AgreedTime {
+            monotonic_ns,
+            wall_ns,
+        };
+        let frames = Vec::new();
+        Agreed::Timed { time, frames }
+    }
+
+    #[test]
+    fn the_agreed_time_never_goes_back() {
+        let mut state = AgreedState::default();
+        assert!(state.apply(&timed(7, 900)));
+        assert!(state.apply(&timed(6, 901)));
+        assert_eq!((state.time.monotonic_ns, state.time.wall_ns), (7, 901));
+    }
+
     #[test]
     fn only_the_first_host_boots_a_fresh_vm() {
         let state = AgreedState::default();
@@ -291,6 +348,7 @@ mod tests {
         let done = |epoch| Agreed::SyncDone { epoch: Epoch(epoch) };
         let mut unsaid = Unsaid::default();
         assert!(!unsaid.keep(&Agreed::Frames(Vec::new())));
+        assert!(!unsaid.keep(&timed(1, 1)));
         assert!(!unsaid.keep(&Agreed::Sync { epoch: Epoch(7) }));
         assert!(unsaid.is_empty());
         for entry in [

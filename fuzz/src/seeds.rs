@@ -3,7 +3,7 @@
 mod consensus;
 
 use bytes::{Bytes, BytesMut};
-use dunlin_core::agreed::{Agreed, AgreedState, Frame as NicFrame, HostPart, Part, ReplicaSet};
+use dunlin_core::agreed::{Agreed, AgreedState, AgreedTime, Frame as NicFrame, HostPart, Part, ReplicaSet};
 use dunlin_core::consensus::{Member, Snapshot};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
@@ -61,6 +61,14 @@ fn agreed() -> Vec<Vec<u8>> {
     };
     let entries = [
         Agreed::Frames(vec![frame(0), frame(1)]),
+        Agreed::Timed {
+            time: AgreedTime {
+                monotonic_ns: 7_000_000_000,
+                wall_ns: 1_700_000_000_000_000_000,
+            },
+            frames: vec![frame(0)],
+        },
+        Agreed::Seed([7; 32]),
         Agreed::Sync { epoch },
         Agreed::SyncDone { epoch },
         Agreed::Complete { set, epoch },

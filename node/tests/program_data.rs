@@ -58,6 +58,8 @@ fn copy_of(name: &str, data: &Data, image: dunlin_program::data::Image) -> Copy 
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,
+            clock_page: false,
+            chance: None,
             data: Some(Mounted {
                 device: attached.device().to_owned(),
                 at: data.at.clone(),

@@ -58,6 +58,8 @@ fn copy(name: &str, script: &str) -> Copy {
             agreed_chance: None,
             agreed_clock: false,
             data: None,
+            clock_page: false,
+            chance: None,
         }),
     };
     let inside = Inside {

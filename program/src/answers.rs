@@ -6,15 +6,15 @@
 //!             and another have its number); 2. the time never goes back; 3. clocks that count a process's own work stay its own.
 //! Source:     seccomp_unotify(2). Not here: which calls come here (`inside::filter`).
 
-use crate::chance::Chance;
+use crate::chance::{Chance, of_number};
+use crate::source::Source;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// What one call may ask for of chance at once; more is answered in part, as the kernel may.
@@ -84,13 +84,25 @@ impl Answers {
     /// # Errors
     /// Where no thread can be made.
     pub fn start(listener: OwnedFd, seed: u64, clock: Arc<Clock>) -> io::Result<Self> {
+        let chance = Drawer::Tester(Mutex::new(Chance::new(of_number(seed))));
+        Self::run(vec![listener], chance, Some(clock))
+    }
+
+    /// Answers what comes from `listeners`, one of them for each thread of a copy that was brought here, and keeps its devices full.
+    ///
+    /// # Errors
+    /// Where no thread can be made.
+    pub fn of_a_service(listeners: Vec<OwnedFd>, source: Arc<Source>) -> io::Result<Self> {
+        Self::run(listeners, Drawer::Service(source), None)
+    }
+
+    fn run(listeners: Vec<OwnedFd>, chance: Drawer, clock: Option<Arc<Clock>>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut answering = Answering {
-            listener,
-            chance: Chance::new(seed),
+            listeners,
+            chance,
             clock,
-            threads: BTreeMap::new(),
         };
         let run = move || {
             while !stopped.load(Ordering::SeqCst) && answering.next() {}
@@ -116,11 +128,26 @@ impl Drop for Answers {
 }
 
 struct Answering {
-    listener: OwnedFd,
-    chance: Chance,
-    clock: Arc<Clock>,
-    /// The number that a thread has inside, by the one that it has here.
-    threads: BTreeMap<u32, u32>,
+    listeners: Vec<OwnedFd>,
+    chance: Drawer,
+    clock: Option<Arc<Clock>>,
+}
+
+enum Drawer {
+    Tester(Mutex<Chance>),
+    Service(Arc<Source>),
+}
+
+impl Drawer {
+    fn fill(&self, thread: u32, bytes: &mut [u8]) {
+        match self {
+            Self::Tester(chance) => {
+                let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
+                chance.fill(thread, bytes);
+            }
+            Self::Service(source) => source.fill(thread, bytes),
+        }
+    }
 }
 
 /// What a call is answered with.
@@ -132,24 +159,49 @@ enum Answer {
 }
 
 impl Answering {
-    /// Waits for one call and answers it. False when no more can come.
+    /// Waits for calls and answers one of each listener. False when no more can come.
     fn next(&mut self) -> bool {
         let timeout = Timespec {
             tv_sec: 0,
             tv_nsec: LOOK_NS,
         };
-        let mut polled = [PollFd::new(&self.listener, PollFlags::IN)];
+        let polled = self
+            .listeners
+            .iter()
+            .map(|listener| PollFd::new(listener, PollFlags::IN));
+        let mut polled: Vec<PollFd<'_>> = polled.collect();
+        if let Drawer::Service(source) = &self.chance {
+            polled.push(PollFd::from_borrowed_fd(source.pipe(), PollFlags::OUT));
+        }
         match poll(&mut polled, Some(&timeout)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return true,
-            Ok(_) if polled[0].revents().contains(PollFlags::IN) => {}
-            _ => return false, // everything that was filtered has ended
+            Ok(_) => {}
+            Err(_) => return false,
         }
+        let told: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
+        let is_full = match &self.chance {
+            Drawer::Service(source) if !told[self.listeners.len()].is_empty() => source.fill_device(),
+            _ => Ok(()),
+        };
+        for number in (0..self.listeners.len()).rev() {
+            if told[number].contains(PollFlags::IN) {
+                self.answer_one(number);
+            } else if !told[number].is_empty() {
+                // All that it was for has ended.
+                self.listeners.remove(number);
+            }
+        }
+        is_full.is_ok() && !self.listeners.is_empty()
+    }
+
+    fn answer_one(&mut self, number: usize) {
+        let listener = self.listeners[number].as_raw_fd();
         // SAFETY: an all-zero notification is valid, and the kernel asks for one.
         let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        if !self.ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) {
-            return true; // the process that asked has gone meanwhile
+        if !ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) {
+            return; // the process that asked has gone meanwhile
         }
-        let answer = self.answer(&call);
+        let answer = self.answer(listener, &call);
         let mut response = libc::seccomp_notif_resp {
             id: call.id,
             val: 0,
@@ -162,69 +214,79 @@ impl Answering {
             Answer::Itself => response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
         }
         // One that has gone needs no answer.
-        self.ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
-        true
+        ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
     }
 
-    fn ioctl<T>(&self, number: libc::Ioctl, argument: *mut T) -> bool {
-        // SAFETY: each number is used with the structure that seccomp_unotify(2) names for it.
-        unsafe { libc::ioctl(self.listener.as_raw_fd(), number, argument) == 0 }
-    }
-
-    fn answer(&mut self, call: &libc::seccomp_notif) -> Answer {
+    fn answer(&mut self, listener: RawFd, call: &libc::seccomp_notif) -> Answer {
         let arguments = call.data.args;
+        let read = |clock| self.clock.as_ref().and_then(|known| known.read(clock));
         match libc::c_long::from(call.data.nr) {
             libc::SYS_getrandom => {
                 let mut bytes = vec![0; (arguments[1] as usize).min(MOST_CHANCE_BYTES)];
-                let thread = self.inside(call.pid);
+                let thread = inside(call.pid);
                 self.chance.fill(thread, &mut bytes);
-                self.write(call, arguments[0], &bytes, bytes.len() as i64)
+                write(listener, call, arguments[0], &bytes, bytes.len() as i64)
             }
-            libc::SYS_clock_gettime => match self.clock.read(arguments[0]) {
-                Some(now) => self.write(call, arguments[1], &pair(now / SECOND_NS, now % SECOND_NS), 0),
+            libc::SYS_clock_gettime => match read(arguments[0]) {
+                Some(now) => write(
+                    listener,
+                    call,
+                    arguments[1],
+                    &pair(now / SECOND_NS, now % SECOND_NS),
+                    0,
+                ),
                 None => Answer::Itself,
             },
             libc::SYS_gettimeofday => {
-                let now = self.clock.read(libc::CLOCK_REALTIME as u64).unwrap_or(0);
+                let now = read(libc::CLOCK_REALTIME as u64).unwrap_or(0);
                 match arguments[0] {
                     0 => Answer::Itself,
-                    at => self.write(call, at, &pair(now / SECOND_NS, now % SECOND_NS / 1000), 0),
+                    at => write(
+                        listener,
+                        call,
+                        at,
+                        &pair(now / SECOND_NS, now % SECOND_NS / 1000),
+                        0,
+                    ),
                 }
             }
             libc::SYS_time => {
-                let now = self.clock.read(libc::CLOCK_REALTIME as u64).unwrap_or(0) / SECOND_NS;
+                let now = read(libc::CLOCK_REALTIME as u64).unwrap_or(0) / SECOND_NS;
                 match arguments[0] {
                     0 => Answer::Value(now),
-                    at => self.write(call, at, &now.to_ne_bytes(), now),
+                    at => write(listener, call, at, &now.to_ne_bytes(), now),
                 }
             }
             _ => Answer::Itself,
         }
     }
+}
 
-    /// The thread's number in its own pid namespace; its number here where the kernel does not tell.
-    fn inside(&mut self, thread: u32) -> u32 {
-        *self.threads.entry(thread).or_insert_with(|| {
-            let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-            let last = line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
-            last.unwrap_or(thread)
-        })
+fn ioctl<T>(listener: RawFd, number: libc::Ioctl, argument: *mut T) -> bool {
+    // SAFETY: each number is used with the structure that seccomp_unotify(2) names for it.
+    unsafe { libc::ioctl(listener, number, argument) == 0 }
+}
+
+/// The thread's number in its own pid namespace; its number here where the kernel does not tell.
+fn inside(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let last = line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
+    last.unwrap_or(thread)
+}
+
+fn write(listener: RawFd, call: &libc::seccomp_notif, at: u64, bytes: &[u8], value: i64) -> Answer {
+    let mut id = call.id;
+    if !ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw mut id) {
+        return Answer::Error(libc::EINTR);
     }
-
-    fn write(&self, call: &libc::seccomp_notif, at: u64, bytes: &[u8], value: i64) -> Answer {
-        let mut id = call.id;
-        if !self.ioctl(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw mut id) {
-            return Answer::Error(libc::EINTR);
-        }
-        let remote = [RemoteIoVec {
-            base: at as usize,
-            len: bytes.len(),
-        }];
-        match process_vm_writev(Pid::from_raw(call.pid as i32), &[IoSlice::new(bytes)], &remote) {
-            Ok(_) => Answer::Value(value),
-            Err(_) => Answer::Error(libc::EFAULT),
-        }
+    let remote = [RemoteIoVec {
+        base: at as usize,
+        len: bytes.len(),
+    }];
+    match process_vm_writev(Pid::from_raw(call.pid as i32), &[IoSlice::new(bytes)], &remote) {
+        Ok(_) => Answer::Value(value),
+        Err(_) => Answer::Error(libc::EFAULT),
     }
 }
 

@@ -156,6 +156,8 @@ impl Tester {
                 agreed_chance: options.agreed_chance,
                 agreed_clock: options.agreed_clock,
                 data: None,
+                clock_page: false,
+                chance: None,
             }),
         };
         let mut copies = Vec::new();
@@ -409,6 +411,9 @@ impl Tester {
                 Next::Wait(until_us) => {
                     return Ok(LOOK.min(Duration::from_micros(until_us.saturating_sub(now_us))));
                 }
+                // No time is agreed here.
+                Next::AskForRest => self.gate.are_at_rest(),
+                Next::Set(_) => {}
                 Next::Deliver(frame) => {
                     self.deliver(&frame)?;
                     self.look_again_us = LOOK_AGAIN_US.0;

@@ -7,11 +7,13 @@
 //!
 //! Source: unix(7), tuntap. Not here: what happens inside (`inside`).
 
-use crate::data::Attached;
-use crate::data::blocks::Source;
+use crate::chance::{Drawn, Seed};
+use crate::data::{Attached, blocks};
 use crate::limits::Group;
-use crate::message::{Adopted, Go, Heard, Spec, receive, send};
+use crate::message::{Adopted, Go, Heard, Spec, Walls, receive, send};
+use crate::page::{Leads, Page};
 use crate::printed::Printed;
+use crate::source::Source;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::VecDeque;
@@ -53,6 +55,9 @@ pub struct Copy {
     /// The root of its data's file system, and what that is on.
     mounted: Option<OwnedFd>,
     attached: Option<Attached>,
+    clock: Option<Page>,
+    chance: Option<OwnedFd>,
+    leads: Leads,
     prints_to: Option<String>,
     printed: Arc<Mutex<VecDeque<u8>>>,
     /// Closed when nobody can print any more.
@@ -143,17 +148,30 @@ impl Copy {
             return Err(fail(why));
         }
         let heard = receive::<Heard>(ours.as_fd()).map_err(|error| fail(error.to_string()))?;
-        let (card, queues, written, mounted) = match heard.ok_or_else(gone)? {
+        let has = |what: fn(&Walls) -> bool| spec.walls.as_ref().is_some_and(what);
+        let (card, queues, written, mounted, clock, chance) = match heard.ok_or_else(gone)? {
             (Heard::Ready, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
-                let (card, queues) = (descriptors.next(), descriptors.next());
-                let (written, mounted) = (descriptors.next(), descriptors.next());
-                let has_data = spec.walls.as_ref().is_some_and(|walls| walls.data.is_some());
-                match (card, queues) {
-                    (Some(card), Some(queues))
-                        if written.is_some() == spec.walls.is_some() && mounted.is_some() == has_data =>
-                    {
-                        (File::from(card), queues, written, mounted)
+                let mut next = |is_sent: bool| is_sent.then(|| descriptors.next());
+                let (card, queues) = (next(true), next(true));
+                let written = next(has(|_| true));
+                let mounted = next(has(|walls| walls.data.is_some()));
+                let clock = next(has(Walls::has_page));
+                let chance = next(has(|walls| walls.chance.is_some()));
+                let is_missing = [&written, &mounted, &clock, &chance]
+                    .iter()
+                    .any(|it| matches!(it, Some(None)));
+                match (card.flatten(), queues.flatten()) {
+                    (Some(card), Some(queues)) if !is_missing => {
+                        let clock = clock.flatten().map(File::from);
+                        (
+                            File::from(card),
+                            queues,
+                            written.flatten(),
+                            mounted.flatten(),
+                            clock,
+                            chance.flatten(),
+                        )
                     }
                     _ => return Err(fail("its card did not come (too many open files?)".to_owned())),
                 }
@@ -170,6 +188,9 @@ impl Copy {
             written,
             mounted,
             attached,
+            clock: clock.map(Page::new),
+            chance,
+            leads: spec.walls.as_ref().map_or_else(Leads::default, Walls::leads),
             prints_to,
             printed,
             printing,
@@ -253,9 +274,35 @@ impl Copy {
     ///
     /// # Errors
     /// Too many open files.
-    pub fn data(&self) -> Option<io::Result<Source>> {
+    pub fn data(&self) -> Option<io::Result<blocks::Source>> {
         let (attached, mounted) = (self.attached.as_ref()?, self.mounted.as_ref()?);
         Some(attached.source(mounted))
+    }
+
+    /// Whether all of its threads sleep.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn is_at_rest(&self) -> io::Result<bool> {
+        crate::rest::is_at_rest(self.keeper())
+    }
+
+    /// What of its vDSO leads to its page.
+    #[must_use]
+    pub fn leads(&self) -> Leads {
+        self.leads
+    }
+
+    /// Its chance, from how far another copy has drawn; none where that is its host's own. Once.
+    pub fn draws(&mut self, seed: Seed, drawn: &Drawn) -> Option<Source> {
+        let pipe = self.chance.take()?;
+        Some(Source::new(seed, drawn, pipe))
+    }
+
+    /// The page of its agreed clock, where it has one.
+    #[must_use]
+    pub fn clock(&self) -> Option<&Page> {
+        self.clock.as_ref()
     }
 
     /// The kernel's name of the pipe that it prints to, where what it prints is kept.

@@ -19,8 +19,10 @@ pub use room::room_for;
 
 use crate::copy::Copy;
 use crate::data::blocks::Source;
+use crate::inside::listens;
 use crate::inside::signal;
 use crate::inside::stranger::Door;
+use crate::page::{self, Leads};
 use bounded::{Bounded, Collected, ended_well};
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -129,6 +131,12 @@ impl Place {
         self.data.as_ref()
     }
 
+    fn numbers(&self) -> Result<Vec<u32>, GuardError> {
+        let processes = self.all_processes()?.into_iter();
+        let number = |process: std::path::PathBuf| process.file_name()?.to_str()?.parse().ok();
+        Ok(processes.filter_map(number).collect())
+    }
+
     /// To all of its processes but the first; the newest process id.
     fn signal(&self, signal: Signal) -> io::Result<u32> {
         signal::to_all(self.processes.as_fd(), signal, SOON)
@@ -206,6 +214,33 @@ pub fn load_written(place: &Place, folder: &Path) -> Result<(), GuardError> {
     let mut command = tar(written.as_fd(), "--extract")?;
     command.args(["--overwrite", "--file"]).arg(folder.join(WRITTEN));
     succeed(&mut command, "what the program has written")
+}
+
+/// Leads the clocks of a copy's processes, which were brought here and stand still, to its page. Their vDSO is this kernel's, whatever the
+/// other host's said.
+///
+/// # Errors
+/// Where the kernel does not let their memory be written.
+pub fn lead_clocks(place: &Place, leads: Leads) -> Result<(), GuardError> {
+    let jumps = page::jumps(leads).map_err(GuardError)?;
+    for process in place.numbers()? {
+        page::lead(process, &jumps).map_err(failed("its agreed clock"))?;
+    }
+    Ok(())
+}
+
+/// Has the chance of a copy's processes, which were brought here and stand still, asked of this host: a listener for each of their threads.
+///
+/// # Errors
+/// Where the kernel does not let them be filtered.
+pub fn listen(place: &Place) -> Result<Vec<OwnedFd>, GuardError> {
+    let mut listeners = Vec::new();
+    for process in place.numbers()? {
+        if page::is_in(process).map_err(failed("its agreed chance"))? {
+            listeners.extend(listens::to(process).map_err(failed("its agreed chance"))?);
+        }
+    }
+    Ok(listeners)
 }
 
 /// Whom a copy knows in its network, by /proc/net/arp.

@@ -6,6 +6,7 @@
 //! namespaces and runs in them, `copy` holds it from outside, `sockets` looks at its queues, `answers` answers the system calls
 //! that yield chance and time, `data` are the
 //! images of files that outlive a copy, `guard` copies one that runs, `check` drives the tester.
+//! that yield chance and time, `page` is the clock that a service's program reads, `source` its chance, `guard` copies one that runs, `check` drives the tester.
 //!
 //! Not here: agreement between hosts, fail-over.
 
@@ -19,7 +20,10 @@ pub mod inside;
 pub mod limits;
 pub mod message;
 pub mod options;
+pub mod page;
 pub mod printed;
 pub mod report;
+mod rest;
 pub mod sockets;
+pub mod source;
 pub mod visit;

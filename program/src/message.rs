@@ -5,6 +5,7 @@
 //! Invariant: 1. a message is at most `MOST_BYTES`, and one that is not understood ends the conversation.
 //! Source: unix(7), SOCK_SEQPACKET. Not here: who does what with it.
 
+use crate::page::Leads;
 use nix::cmsg_space;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -58,6 +59,29 @@ pub struct Walls {
     /// The file system of its data.
     #[serde(default)]
     pub data: Option<Mounted>,
+    /// Let the program read the clock from a page that its host sets. Not with one of the others: a program has one tracer.
+    pub clock_page: bool,
+    /// Let the program draw its chance from its host; the 16 bytes that it finds at its start. Not with `agreed_chance`.
+    pub chance: Option<[u64; 2]>,
+}
+
+impl Walls {
+    /// Whether a page that its host has as well is in the program.
+    #[must_use]
+    pub fn has_page(&self) -> bool {
+        self.clock_page || self.chance.is_some()
+    }
+
+    pub(crate) fn draws_agreed(&self) -> bool {
+        self.agreed_chance.is_some() || self.chance.is_some()
+    }
+
+    pub(crate) fn leads(&self) -> Leads {
+        Leads {
+            clock: self.clock_page,
+            chance: self.chance.is_some(),
+        }
+    }
 }
 
 /// A file system that is mounted in a copy's view.
@@ -72,8 +96,8 @@ pub struct Mounted {
 /// What the tester hears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Heard {
-    /// The namespaces are there. With it: the card, a sock_diag socket, behind walls the folder of what is written, and the root of its
-    /// data's file system, if it has one.
+    /// The namespaces are there. With it: the card, a sock_diag socket, and, behind walls, the folder of what is written, the root of its
+    /// data's file system, its page and the pipe of its chance, where it has them.
     Ready,
     /// They have a first process, and nothing else.
     Vacant,
@@ -166,7 +190,7 @@ pub fn send<T: Serialize>(
 /// Those of recvmsg(2), `WouldBlock` among them; `InvalidData` where it is not understood.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MOST_BYTES];
-    let mut control = cmsg_space!([RawFd; 4]);
+    let mut control = cmsg_space!([RawFd; 5]);
     let mut parts = [IoSliceMut::new(&mut bytes)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let got = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut control), flags)?;

@@ -16,6 +16,7 @@ pub mod random;
 pub mod server;
 pub mod services;
 mod stories;
+mod time;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -13,13 +13,15 @@
 //! 3. What is no input to the program (an acknowledgement, a SYN, ARP) never waits: a copy that waits for room to write would
 //!    otherwise wait for a frame that waits for it.
 //! 4. (memory) What waits is bounded; what is beyond is lost, as on any network, and counted.
+//! 5. The agreed time changes where it was agreed: behind the inputs before it, when every copy is done with them, and before the inputs
+//!    behind it. So a copy that is still at an input sees the time that the other one saw.
 //!
 //! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at; what a copy of a running
 //! program needs to go on from here (`carried`).
 
 mod carried;
 
-use crate::agreed::Frame;
+use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,7 +29,7 @@ use std::collections::{BTreeMap, VecDeque};
 const PSH: u8 = 0x08;
 /// What may wait.
 const MOST_WAITING_BYTES: usize = 16 << 20;
-/// A connection that was not read gets this part of the patience, until it is read again.
+/// A connection that was not read gets this part of the patience, until it is read again; so does a program that is never at rest.
 const REFUSED_SHARE: u64 = 64;
 /// Ranges behind holes that are remembered of one connection, and of all; a client that has more there is read less strictly.
 const MOST_BEYOND: usize = 256;
@@ -88,6 +90,10 @@ pub enum Found {
 pub enum Next {
     /// Give this frame to every copy.
     Deliver(Frame),
+    /// It is that time for every copy now.
+    Set(AgreedTime),
+    /// Look whether every copy is done with what it has read, and say so by [`Gate::are_at_rest`]; if not, look again a little later.
+    AskForRest,
     /// Look at these sockets, and tell what was found; if it is not what is waited for, look again a little later.
     Ask(Vec<Question>),
     /// Nothing until a copy says something; look again at this time at the latest, in microseconds.
@@ -105,6 +111,8 @@ pub struct Counters {
     pub impatient: u64,
     /// Frames lost because too many waited.
     pub lost: u64,
+    /// Times that were set although some copy was not done with its inputs within the patience.
+    pub restless: u64,
 }
 
 /// The order of the inputs of one program.
@@ -116,10 +124,30 @@ pub struct Gate {
     heard: BTreeMap<FlowKey, Heard>,
     /// How many ranges of these lie behind holes.
     beyond: usize,
-    queue: VecDeque<Input>,
+    queue: VecDeque<Queued>,
     queue_bytes: usize,
     waiting: Option<Waiting>,
+    /// A time that waits until the copies are done.
+    resting: Option<Resting>,
+    /// Something was delivered since the time was set.
+    stirred: bool,
+    /// Some copy was not done within the patience: that is not waited for as long again before it was.
+    restless: bool,
     counters: Counters,
+}
+
+/// What waits for its turn.
+#[derive(Debug)]
+enum Queued {
+    Input(Input),
+    Time(AgreedTime),
+}
+
+#[derive(Debug)]
+struct Resting {
+    time: AgreedTime,
+    until_us: u64,
+    done: bool,
 }
 
 /// A client's side of a connection.
@@ -217,6 +245,9 @@ impl Gate {
             queue: VecDeque::new(),
             queue_bytes: 0,
             waiting: None,
+            resting: None,
+            stirred: false,
+            restless: false,
             counters: Counters::default(),
         }
     }
@@ -230,7 +261,7 @@ impl Gate {
     /// Whether nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.waiting.is_none()
+        self.queue.is_empty() && self.waiting.is_none() && self.resting.is_none()
     }
 
     /// What waits to be delivered.
@@ -251,7 +282,8 @@ impl Gate {
         let Some(input) = self.input_of(&frame) else {
             return Some(frame);
         };
-        if self.order == Order::Delivery {
+        if self.order == Order::Delivery && self.queue.is_empty() && self.resting.is_none() {
+            self.stirred = true;
             self.deliver(&input);
             return Some(frame);
         }
@@ -260,8 +292,24 @@ impl Gate {
             return None;
         }
         self.queue_bytes += frame.bytes.len();
-        self.queue.push_back(input);
+        self.queue.push_back(Queued::Input(input));
         None
+    }
+
+    /// It is that time behind what has arrived so far (invariant 5).
+    pub fn time(&mut self, time: AgreedTime) {
+        // One that nothing came behind is as if it had never been: so there are no more than inputs.
+        match self.queue.back_mut() {
+            Some(Queued::Time(last)) => *last = time,
+            _ => self.queue.push_back(Queued::Time(time)),
+        }
+    }
+
+    /// Every copy is done with what it has read: what [`Next::AskForRest`] asked.
+    pub fn are_at_rest(&mut self) {
+        if let Some(resting) = &mut self.resting {
+            resting.done = true;
+        }
     }
 
     fn input_of(&mut self, frame: &Frame) -> Option<Input> {
@@ -406,10 +454,33 @@ impl Gate {
             }
             self.stop_waiting(unread, unread || unanswered);
         }
-        let Some(input) = self.queue.pop_front() else {
-            return Next::Idle;
+        if let Some(resting) = &self.resting {
+            if !resting.done && now_us < resting.until_us {
+                return Next::AskForRest;
+            }
+            self.restless = !resting.done;
+            self.counters.restless += u64::from(self.restless);
+            return self.set(resting.time);
+        }
+        let input = match self.queue.pop_front() {
+            None => return Next::Idle,
+            Some(Queued::Time(time)) if !self.stirred => return self.set(time),
+            Some(Queued::Time(time)) => {
+                self.resting = Some(Resting {
+                    time,
+                    until_us: now_us + self.patience_us / if self.restless { REFUSED_SHARE } else { 1 },
+                    done: false,
+                });
+                return Next::AskForRest;
+            }
+            Some(Queued::Input(input)) => input,
         };
         self.queue_bytes -= input.frame.bytes.len();
+        self.stirred = true;
+        if self.order == Order::Delivery {
+            self.deliver(&input);
+            return Next::Deliver(input.frame);
+        }
         if let Some((of, received)) = self.deliver(&input) {
             let wants_answer = self.order == Order::Answer && input.pushed && of != Of::Listener;
             let refused = self.heard.get(&input.key).is_some_and(|heard| heard.refused);
@@ -423,6 +494,12 @@ impl Gate {
             });
         }
         Next::Deliver(input.frame)
+    }
+
+    fn set(&mut self, time: AgreedTime) -> Next {
+        self.resting = None;
+        self.stirred = false;
+        Next::Set(time)
     }
 
     fn questions(&self) -> Vec<Question> {

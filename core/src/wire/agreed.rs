@@ -1,10 +1,13 @@
 //! Log payloads: `Agreed` and the agreed state (the log's snapshot) as bytes.
 //!
-//! Layout, big-endian: tag (1), then for frames: count (2), and per frame NIC (1), length (4), bytes; for hosts: count (1), and per host
-//! id (1), part (1), length of the name (1), name.
+//! Layout, big-endian: tag (1), then for frames: count (2), and per frame NIC (1), length (4), bytes; for a time: the monotonic clock (8), the
+//! wall clock (8), frames as above; for a seed: its bytes (32); for hosts: count (1), and per host id (1), part (1), length of the name (1), name. A state ends with a
+//! time where one was agreed.
 
 use super::{Reader, WireError};
-use crate::agreed::{Agreed, AgreedState, Frame, HostPart, Hosts, Life, MOST_HOSTS, Part, ReplicaSet};
+use crate::agreed::{
+    Agreed, AgreedState, AgreedTime, Frame, HostPart, Hosts, Life, MOST_HOSTS, Part, ReplicaSet, SEED_BYTES,
+};
 use crate::policy::Policy;
 use crate::units::{Epoch, ReplicaId};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -16,6 +19,8 @@ const COMPLETE: u8 = 4;
 const DOWN: u8 = 5;
 const POLICY: u8 = 6;
 const HOSTS: u8 = 7;
+const TIMED: u8 = 8;
+const SEED: u8 = 9;
 
 /// In a snapshot: nobody has said otherwise than the VM's file.
 const AS_IN_ITS_FILE: u8 = u8::MAX;
@@ -29,15 +34,19 @@ pub fn encode(entry: &Agreed) -> Bytes {
     let mut out = BytesMut::new();
     match entry {
         Agreed::Frames(frames) => {
-            assert!(frames.len() <= MOST_FRAMES, "a batch is cut by the caller");
-            out.reserve(3 + frames.iter().map(|frame| 5 + frame.bytes.len()).sum::<usize>());
+            out.reserve(1 + frames_bytes(frames));
             out.put_u8(FRAMES);
-            out.put_u16(frames.len() as u16);
-            for frame in frames {
-                out.put_u8(frame.nic);
-                out.put_u32(frame.bytes.len() as u32);
-                out.put_slice(&frame.bytes);
-            }
+            put_frames(&mut out, frames);
+        }
+        Agreed::Timed { time, frames } => {
+            out.reserve(17 + frames_bytes(frames));
+            out.put_u8(TIMED);
+            put_time(&mut out, *time);
+            put_frames(&mut out, frames);
+        }
+        Agreed::Seed(seed) => {
+            out.put_u8(SEED);
+            out.put_slice(seed);
         }
         Agreed::Sync { epoch } => put_epoch(&mut out, SYNC, *epoch),
         Agreed::SyncDone { epoch } => put_epoch(&mut out, SYNC_DONE, *epoch),
@@ -56,6 +65,49 @@ pub fn encode(entry: &Agreed) -> Bytes {
         Agreed::Down => out.put_u8(DOWN),
     }
     out.freeze()
+}
+
+fn frames_bytes(frames: &[Frame]) -> usize {
+    2 + frames.iter().map(|frame| 5 + frame.bytes.len()).sum::<usize>()
+}
+
+fn put_frames(out: &mut BytesMut, frames: &[Frame]) {
+    assert!(frames.len() <= MOST_FRAMES, "a batch is cut by the caller");
+    out.put_u16(frames.len() as u16);
+    for frame in frames {
+        out.put_u8(frame.nic);
+        out.put_u32(frame.bytes.len() as u32);
+        out.put_slice(&frame.bytes);
+    }
+}
+
+fn frames(reader: &mut Reader) -> Result<Vec<Frame>, WireError> {
+    let count = usize::from(reader.u16()?);
+    if count > MOST_FRAMES {
+        return Err(WireError::Invalid("frame count"));
+    }
+    let mut frames = Vec::with_capacity(count);
+    for _ in 0..count {
+        let nic = reader.u8()?;
+        let len = reader.u32()? as usize;
+        frames.push(Frame {
+            nic,
+            bytes: reader.take(len)?,
+        });
+    }
+    Ok(frames)
+}
+
+fn put_time(out: &mut BytesMut, time: AgreedTime) {
+    out.put_u64(time.monotonic_ns);
+    out.put_u64(time.wall_ns);
+}
+
+fn time(reader: &mut Reader) -> Result<AgreedTime, WireError> {
+    Ok(AgreedTime {
+        monotonic_ns: reader.u64()?,
+        wall_ns: reader.u64()?,
+    })
 }
 
 fn put_hosts(out: &mut BytesMut, hosts: &[HostPart]) {
@@ -112,21 +164,15 @@ fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
 pub fn decode(payload: Bytes) -> Result<Agreed, WireError> {
     let mut reader = Reader::new(payload);
     let entry = match reader.u8()? {
-        FRAMES => {
-            let count = usize::from(reader.u16()?);
-            if count > MOST_FRAMES {
-                return Err(WireError::Invalid("frame count"));
-            }
-            let mut frames = Vec::with_capacity(count);
-            for _ in 0..count {
-                let nic = reader.u8()?;
-                let len = reader.u32()? as usize;
-                frames.push(Frame {
-                    nic,
-                    bytes: reader.take(len)?,
-                });
-            }
-            Agreed::Frames(frames)
+        FRAMES => Agreed::Frames(frames(&mut reader)?),
+        TIMED => Agreed::Timed {
+            time: time(&mut reader)?,
+            frames: frames(&mut reader)?,
+        },
+        SEED => {
+            let seed = reader.take(SEED_BYTES)?;
+            let seed = seed[..].try_into();
+            Agreed::Seed(seed.map_err(|_| WireError::Invalid("seed"))?)
         }
         SYNC => Agreed::Sync {
             epoch: Epoch(reader.u64()?),
@@ -173,6 +219,9 @@ pub fn encode_state(state: &AgreedState) -> Bytes {
             put_hosts(&mut out, hosts);
         }
     }
+    if state.time != AgreedTime::default() {
+        put_time(&mut out, state.time);
+    }
     out.freeze()
 }
 
@@ -201,9 +250,17 @@ pub fn decode_state(bytes: Bytes) -> Result<AgreedState, WireError> {
             HOSTS => Some(hosts(&mut reader)?),
             _ => return Err(WireError::Invalid("hosts")),
         },
+        time: AgreedTime::default(),
     };
+    if reader.left() == 0 {
+        return Ok(state);
+    }
+    let time = time(&mut reader)?;
     reader.end()?;
-    Ok(state)
+    match time == AgreedTime::default() {
+        true => Err(WireError::Invalid("time")),
+        false => Ok(AgreedState { time, ..state }),
+    }
 }
 
 #[cfg(test)]
@@ -221,6 +278,13 @@ mod tests {
         prop::collection::vec(host, 0..=MOST_HOSTS).prop_map(Hosts::from)
     }
 
+    fn any_time() -> impl Strategy<Value = AgreedTime> {
+        any::<(u64, u64)>().prop_map(|(monotonic_ns, wall_ns)| AgreedTime {
+            monotonic_ns,
+            wall_ns,
+        })
+    }
+
     fn any_entry() -> impl Strategy<Value = Agreed> {
         let frame =
             (any::<u8>(), prop::collection::vec(any::<u8>(), 0..100)).prop_map(|(nic, bytes)| Frame {
@@ -228,7 +292,10 @@ mod tests {
                 bytes: bytes.into(),
             });
         prop_oneof![
-            prop::collection::vec(frame, 0..20).prop_map(Agreed::Frames),
+            prop::collection::vec(frame.clone(), 0..20).prop_map(Agreed::Frames),
+            (any_time(), prop::collection::vec(frame, 0..20))
+                .prop_map(|(time, frames)| Agreed::Timed { time, frames }),
+            any::<[u8; SEED_BYTES]>().prop_map(Agreed::Seed),
             any::<u64>().prop_map(|epoch| Agreed::Sync { epoch: Epoch(epoch) }),
             any::<u64>().prop_map(|epoch| Agreed::SyncDone { epoch: Epoch(epoch) }),
             any::<(u64, u64)>().prop_map(|(set, epoch)| Agreed::Complete {
@@ -253,8 +320,9 @@ mod tests {
             hosts in prop::option::of(any_hosts()),
             set: u64,
             epoch: u64,
+            time in any_time(),
         ) {
-            let state = AgreedState { life: Life::Running, complete: ReplicaSet(set), epoch: Epoch(epoch), policy, hosts };
+            let state = AgreedState { life: Life::Running, complete: ReplicaSet(set), epoch: Epoch(epoch), policy, hosts, time };
             prop_assert_eq!(decode_state(encode_state(&state)), Ok(state));
         }
 

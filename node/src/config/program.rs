@@ -34,6 +34,10 @@ pub struct ProgramSpec {
     pub order: Order,
     /// How long it waits for that.
     pub patience: Duration,
+    /// Its clock is the same in all copies.
+    pub agreed_clock: bool,
+    /// So is its chance.
+    pub agreed_chance: bool,
     /// What each copy may write, in memory, in MiB.
     pub scratch_mib: u32,
     /// Where what outlives the copies is, if there is such.
@@ -69,6 +73,10 @@ pub(super) struct ProgramFile {
     order: OrderName,
     #[serde(default = "patience_ms")]
     patience_ms: u64,
+    #[serde(default)]
+    clock: Source,
+    #[serde(default = "own")]
+    chance: Source,
     #[serde(default = "scratch_mib")]
     scratch_mib: u32,
     #[serde(default)]
@@ -108,6 +116,19 @@ enum OrderName {
     #[default]
     Read,
     Answer,
+}
+
+/// Where what no two hosts have alike comes from.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Source {
+    #[default]
+    Agreed,
+    Own,
+}
+
+fn own() -> Source {
+    Source::Own
 }
 
 fn root() -> PathBuf {
@@ -211,6 +232,8 @@ impl ProgramFile {
                 OrderName::Answer => Order::Answer,
             },
             patience: Duration::from_millis(self.patience_ms),
+            agreed_clock: self.clock == Source::Agreed,
+            agreed_chance: self.chance == Source::Agreed,
             scratch_mib: self.scratch_mib,
             data,
             limits: Limits {

@@ -11,6 +11,7 @@ use crate::vm::PRINTED;
 use dunlin_core::sync::compare::hash_block;
 use dunlin_program::guard::Criu;
 use dunlin_program::limits::Group;
+use dunlin_program::page::{self, Leads};
 use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
 use std::io::Write;
@@ -77,6 +78,22 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(St
             group.is_ok(),
             what,
             "mend that, or take memory_mib, cpus and tasks out of program's file: then nothing limits it",
+        );
+    }
+    if program.agreed_clock || program.agreed_chance {
+        let leads = Leads {
+            clock: program.agreed_clock,
+            chance: program.agreed_chance,
+        };
+        let can = page::can(leads);
+        let what = can.as_ref().err().map_or_else(
+            || "clock, chance: they can be agreed".to_owned(),
+            |why| format!("clock, chance: {why}"),
+        );
+        look(
+            can.is_ok(),
+            what,
+            "clock = \"own\" and chance = \"own\" in program's file: answers that tell them then cost the second copy",
         );
     }
     let cards = dunlin_guest::probe::network(&config.spec).into_iter();

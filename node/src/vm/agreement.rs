@@ -299,6 +299,8 @@ impl VmLoop {
                     }
                 }
             }
+            // A VM's clock and its chance are its own: its saved state has them.
+            Agreed::Timed { .. } | Agreed::Seed(_) => {}
             Agreed::Sync { epoch } => {
                 self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
                 self.sync_agreed(epoch);

@@ -10,7 +10,7 @@ use rustix::fs::{fstat, fstatvfs, statvfs};
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::linux::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -24,16 +24,7 @@ impl Place {
     /// # Errors
     /// Where it has just ended.
     pub fn bytes(&self) -> Result<u64, GuardError> {
-        let own = fstat(&self.processes).map_err(failed("its processes"))?;
-        let is_its = |process: &Path| {
-            let namespace = fs::metadata(process.join("ns/pid"));
-            namespace.is_ok_and(|it| (it.st_dev(), it.st_ino()) == (own.st_dev, own.st_ino))
-        };
-        let all = fs::read_dir("/proc").map_err(failed("its processes"))?;
-        let its = all
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| is_its(path));
+        let its = self.all_processes()?.into_iter();
         // One that ends meanwhile takes nothing.
         let in_memory =
             its.map(|path| in_memory(&fs::read_to_string(path.join("status")).unwrap_or_default()));
@@ -46,6 +37,18 @@ impl Place {
             None => 0,
         };
         Ok(in_memory + written)
+    }
+
+    /// Their folders in the host's /proc.
+    pub(super) fn all_processes(&self) -> Result<Vec<PathBuf>, GuardError> {
+        let own = fstat(&self.processes).map_err(failed("its processes"))?;
+        let is_its = |process: &Path| {
+            let namespace = fs::metadata(process.join("ns/pid"));
+            namespace.is_ok_and(|it| (it.st_dev(), it.st_ino()) == (own.st_dev, own.st_ino))
+        };
+        let all = fs::read_dir("/proc").map_err(failed("its processes"))?;
+        let paths = all.flatten().map(|entry| entry.path());
+        Ok(paths.filter(|path| is_its(path)).collect())
     }
 }
 

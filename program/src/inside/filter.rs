@@ -17,6 +17,11 @@ const X32: u32 = 0x4000_0000;
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 
+/// A signal does not take back a call that is being answered: what was drawn for it would be lost to one copy alone.
+pub(crate) const LISTENS: libc::c_ulong =
+    libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+const SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: libc::c_ulong = 1 << 5;
+
 const IO_URING: [libc::c_long; 3] = [
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -49,7 +54,7 @@ fn only_if_equal(k: u32) -> libc::sock_filter {
 
 impl Filter {
     /// Refuses io_uring; asks the listener about chance and the clock, where they are agreed.
-    pub(super) fn new(chance: bool, clock: bool) -> Self {
+    pub(crate) fn new(chance: bool, clock: bool) -> Self {
         let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);
         let not_there = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
         let load = |at| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at);
@@ -83,25 +88,40 @@ impl Filter {
         }
     }
 
+    /// As the kernel takes them, one after the other: eight bytes each.
+    pub(crate) fn statements(&self) -> Vec<u8> {
+        let bytes = |of: &libc::sock_filter| {
+            let mut bytes = [0; 8];
+            bytes[..2].copy_from_slice(&of.code.to_ne_bytes());
+            (bytes[2], bytes[3]) = (of.jt, of.jf);
+            bytes[4..].copy_from_slice(&of.k.to_ne_bytes());
+            bytes
+        };
+        self.program.iter().flat_map(bytes).collect()
+    }
+
     /// From now on this process and all that it starts are filtered. The listener, if something listens.
     pub(super) fn install(&self) -> io::Result<Option<OwnedFd>> {
         let program = libc::sock_fprog {
             len: self.program.len() as u16,
             filter: self.program.as_ptr().cast_mut(),
         };
-        let flags = if self.listens {
-            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER
-        } else {
-            0
-        };
         // SAFETY: the kernel reads the filter, which outlives the call.
-        let result = unsafe {
+        let install = |flags: libc::c_ulong| unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
                 libc::SECCOMP_SET_MODE_FILTER,
                 flags,
                 &raw const program,
             )
+        };
+        let result = match self.listens {
+            false => install(0),
+            // Linux before 5.19 does not know it.
+            true => match install(LISTENS) {
+                ..0 => install(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER),
+                fd => fd,
+            },
         };
         match result {
             ..0 => Err(io::Error::last_os_error()),

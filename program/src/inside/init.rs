@@ -9,7 +9,8 @@
 
 use super::filter::Filter;
 use super::ptrace::{Change, Traced};
-use super::{Failure, card, die_with_parent, failed, view};
+use super::{Failure, card, clock, die_with_parent, failed, view};
+use crate::chance::of_number;
 use crate::message::{Go, Heard, Spec, Walls, receive, send};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -39,7 +40,7 @@ pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failu
     die_with_parent(None)?;
     view::mount_proc()?;
     if let Some(seed) = spec.walls.as_ref().and_then(|walls| walls.agreed_chance) {
-        view::replace_chance(&crate::chance::device(seed, DEVICE_BYTES))?;
+        view::replace_chance(&crate::chance::device(of_number(seed), DEVICE_BYTES))?;
     }
     // Standard input becomes /dev/null in the program, before the listener is sent.
     let socket = socket
@@ -52,6 +53,10 @@ pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failu
             return Err(format!("{program}: {error}"));
         }
     };
+    if let Some(walls) = spec.walls.as_ref().filter(|walls| walls.has_page()) {
+        clock::give(child, walls.leads(), walls.chance)
+            .map_err(failed("its agreed clock or chance (\"own\" does without)"))?;
+    }
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
     let change = spec.walls.as_ref().and_then(change);
     let mut traced = change.map(|change| Traced::new(change, child));
@@ -110,8 +115,8 @@ fn start(socket: &OwnedFd, spec: &Spec) -> io::Result<Pid> {
         nix::unistd::setsid()?;
         let Some(walls) = &walls else { return Ok(()) };
         behind(walls)?;
-        let filter = Filter::new(walls.agreed_chance.is_some(), walls.agreed_clock);
-        if change(walls).is_some() {
+        let filter = Filter::new(walls.draws_agreed(), walls.agreed_clock);
+        if change(walls).is_some() || walls.has_page() {
             nix::sys::ptrace::traceme()?;
         }
         if let Some(listener) = filter.install()? {
@@ -132,7 +137,7 @@ pub(super) fn behind(walls: &Walls) -> io::Result<()> {
         // SAFETY: a plain system call. One that this kernel does not know is refused, and not had.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
-    if walls.agreed_chance.is_some() {
+    if walls.draws_agreed() {
         // Where it lies in memory is chance as well.
         // SAFETY: a plain system call.
         unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };

@@ -12,8 +12,11 @@
 //! Source: namespaces(7), user_namespaces(7), pid_namespaces(7). Not here: what the tester does with a copy.
 
 mod card;
+mod clock;
 mod filter;
 mod init;
+mod injected;
+pub(crate) mod listens;
 mod ptrace;
 pub(crate) mod signal;
 pub(crate) mod stranger;
@@ -21,6 +24,7 @@ mod view;
 mod visit;
 
 pub(crate) use card::address_of_host;
+pub(crate) use filter::Filter;
 pub(crate) use visit::enter;
 
 use crate::message::{Go, Heard, Spec, receive, send};
@@ -87,18 +91,18 @@ fn keep(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     .map_err(failed(
         "a sock_diag socket (is the kernel's module inet_diag there?)",
     ))?;
-    let (written, data) = match &spec.walls {
+    let view = match &spec.walls {
         Some(walls) => {
-            let (written, data) = view::build(walls, &spec.directory)?;
+            let view = view::build(walls, &spec.directory)?;
             sethostname("program").map_err(failed("its host name"))?;
-            (Some(written), data)
+            Some(view)
         }
-        None => (None, None),
+        None => None,
     };
     let mut descriptors = vec![tap.as_fd(), diag.as_fd()];
-    descriptors.extend([&written, &data].into_iter().flatten().map(AsFd::as_fd));
+    descriptors.extend(view.iter().flat_map(view::View::descriptors));
     send(socket, &Heard::Ready, &descriptors).map_err(failed("the tester's socket"))?;
-    drop((tap, diag, written, data));
+    drop((tap, diag, view));
     let begins = match receive::<Go>(socket).map_err(failed("the tester's word"))? {
         Some((Go::Start, _)) => true,
         Some((Go::Vacate, _)) => false,

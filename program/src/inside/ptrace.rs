@@ -95,7 +95,7 @@ impl Traced {
                 libc::AT_RANDOM => {
                     if let Some(seed) = self.change.chance {
                         let bytes = word(at + WORD)?;
-                        let chance = crate::chance::words(seed, self.execs);
+                        let chance = crate::chance::words(crate::chance::of_number(seed), self.execs);
                         write(bytes, chance[0])?;
                         write(bytes + WORD, chance[1])?;
                     }

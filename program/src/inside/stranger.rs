@@ -8,13 +8,13 @@
 //!             4. it takes no process id that the program would have had next.
 //! Source:     setns(2) and ptrace(2): only a process itself can change its mounts, so it is made to. Not here: what it is told (`guard`).
 
+use super::injected::{stopped, system_call};
 use super::visit::{fork_far_away, wait_in_its_place};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
-use nix::sys::ptrace::{self, AddressType, Options};
+use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -25,8 +25,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// What CRIU keeps of what it found out about the kernel: it takes the file for its own.
 const BELIEVED: &CStr = c"/run/criu.kdat";
-/// The machine's instruction for a system call, as the lowest bytes of a word.
-const SYSCALL: libc::c_long = 0x050f;
 /// How the forked child ends where it could not bring it in.
 const NOT_LET_IN: i32 = 125;
 const WORD: u8 = 1;
@@ -142,47 +140,8 @@ fn move_in(stranger: Pid, mounts: RawFd) -> Result<(), Errno> {
     ptrace::interrupt(stranger)?;
     stopped(stranger)?;
     let mounts = mounts as u64;
-    let calls = [
-        (libc::SYS_setns, mounts, libc::CLONE_NEWNS as u64),
-        (libc::SYS_close, mounts, 0),
-    ];
-    for (number, first, second) in calls {
-        system_call(stranger, number, first, second)?;
-    }
+    let enters = [mounts, libc::CLONE_NEWNS as u64, 0, 0, 0, 0];
+    system_call(stranger, libc::SYS_setns, enters)?;
+    system_call(stranger, libc::SYS_close, [mounts, 0, 0, 0, 0, 0])?;
     ptrace::detach(stranger, None)
-}
-
-/// In a process that is stopped, and is then as it was.
-fn system_call(stranger: Pid, number: libc::c_long, first: u64, second: u64) -> Result<(), Errno> {
-    let before = ptrace::getregs(stranger)?;
-    let here = before.rip as AddressType;
-    let code = ptrace::read(stranger, here)?;
-    ptrace::write(stranger, here, (code & !0xffff) | SYSCALL)?;
-    let mut registers = before;
-    registers.rax = number as u64;
-    // It was in no system call, as far as the kernel's repeating of interrupted ones goes.
-    registers.orig_rax = u64::MAX;
-    (registers.rdi, registers.rsi) = (first, second);
-    ptrace::setregs(stranger, registers)?;
-    ptrace::step(stranger, None)?;
-    stopped(stranger)?;
-    let result = ptrace::getregs(stranger)?.rax as i64;
-    ptrace::write(stranger, here, code)?;
-    ptrace::setregs(stranger, before)?;
-    match result {
-        0.. => Ok(()),
-        _ => Err(Errno::from_raw(result.wrapping_neg() as i32)),
-    }
-}
-
-fn stopped(stranger: Pid) -> Result<(), Errno> {
-    loop {
-        match waitpid(stranger, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::Stopped(_, Signal::SIGTRAP) | WaitStatus::PtraceEvent(..)) => return Ok(()),
-            Err(Errno::EINTR) => {}
-            // A signal, or its end: nobody has a reason for either.
-            Ok(_) => return Err(Errno::ECHILD),
-            Err(error) => return Err(error),
-        }
-    }
 }

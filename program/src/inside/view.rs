@@ -9,16 +9,18 @@
 
 use super::{Failure, failed};
 use crate::message::{Mounted, Walls};
+use crate::page;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Places that every Linux has, and hardly anybody keeps anything at.
 const PLACES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 /// What of /dev every program may have: none of it remembers anything.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+const CHANCE: [&str; 2] = ["urandom", "random"];
 /// File systems that hold a user's files; what is not here is the kernel's, or made anew.
 const FILES: [&str; 16] = [
     "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "nfs", "nfs4",
@@ -33,9 +35,28 @@ pub(super) fn make_private() -> Result<(), Failure> {
     mount(None as Nothing, "/", None as Nothing, flags, None as Nothing).map_err(failed("mounts of its own"))
 }
 
-/// Makes the view, and moves into it; the process then stands in `directory`. Returns the folder of what is written, to which no path
-/// leads any more, and the root of the data's file system, if there is one.
-pub(super) fn build(walls: &Walls, directory: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Failure> {
+/// What a view is known by from outside.
+pub(super) struct View {
+    /// The folder of what is written: no path leads there any more.
+    written: OwnedFd,
+    /// The root of the data's file system.
+    data: Option<OwnedFd>,
+    /// The page of the agreed clock.
+    clock: Option<OwnedFd>,
+    /// The pipe that agreed chance comes out of.
+    chance: Option<OwnedFd>,
+}
+
+impl View {
+    /// In the order in which they are told.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let rest = [&self.data, &self.clock, &self.chance];
+        std::iter::once(self.written.as_fd()).chain(rest.into_iter().flatten().map(AsFd::as_fd))
+    }
+}
+
+/// Makes the view, and moves into it; the process then stands in `directory`.
+pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let mounts = mounts()?;
     let needed = |place: &Path| {
         let data = walls.data.as_ref().map(|data| data.at.as_path());
@@ -76,7 +97,10 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<(OwnedFd, Option<
         .as_ref()
         .map(|data| mount_data(data, &root))
         .transpose()?;
-    devices(&root)?;
+    let own_chance = walls.chance.is_none();
+    devices(&root, own_chance)?;
+    let clock = walls.has_page().then(|| clock(&root)).transpose()?;
+    let chance = (!own_chance).then(|| chance(&root)).transpose()?;
     let sys = root.join("sys");
     if sys.is_dir() {
         let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
@@ -99,7 +123,12 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<(OwnedFd, Option<
     pivot_root(".", ".").map_err(failed("its root"))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(failed("the host's root"))?;
     chdir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    Ok((written.into(), data))
+    Ok(View {
+        written: written.into(),
+        data,
+        clock,
+        chance,
+    })
 }
 
 /// Invariant 1 does not hold for what is written here: it is for that. It covers a directory of the host's; its root is returned.
@@ -117,6 +146,31 @@ fn mount_data(data: &Mounted, root: &Path) -> Result<OwnedFd, Failure> {
     .map_err(failed(&step))?;
     let opened = fs::File::open(&at).map_err(failed(&step))?;
     Ok(opened.into())
+}
+
+/// A pipe that every user may read, under both names.
+fn chance(root: &Path) -> Result<OwnedFd, Failure> {
+    let [file, other] = CHANCE.map(|name| root.join("dev").join(name));
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o444);
+    nix::unistd::mkfifo(&file, mode).map_err(failed("/dev/urandom"))?;
+    fs::hard_link(&file, other).map_err(failed("/dev/random"))?;
+    let mut options = fs::File::options();
+    options.read(true).write(true);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    Ok(options.open(&file).map_err(failed("/dev/urandom"))?.into())
+}
+
+/// A file that every user may read.
+fn clock(root: &Path) -> Result<OwnedFd, Failure> {
+    let file = root.join(page::FILE.trim_start_matches('/'));
+    let fault = failed(page::FILE);
+    let mut options = fs::File::options();
+    let made = options.read(true).write(true).create_new(true).open(&file);
+    let clock = made.map_err(&fault)?;
+    page::make(&clock).map_err(&fault)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o444);
+    clock.set_permissions(mode).map_err(&fault)?;
+    Ok(clock.into())
 }
 
 /// A /proc of the new pid namespace.
@@ -178,11 +232,12 @@ fn overlay(from: &Path, to: &Path, place: &Path, number: usize) -> Result<(), St
     mount(Some("overlay"), to, Some("overlay"), flags, Some(&*data)).map_err(|error| error.to_string())
 }
 
-fn devices(root: &Path) -> Result<(), Failure> {
+fn devices(root: &Path, with_chance: bool) -> Result<(), Failure> {
     let dev = root.join("dev");
     let data = Some("mode=755,size=4m");
     mount(Some("dev"), &dev, Some("tmpfs"), MsFlags::MS_NOSUID, data).map_err(failed("/dev"))?;
-    for name in DEVICES {
+    let given = |name: &&str| with_chance || !CHANCE.contains(name);
+    for name in DEVICES.into_iter().filter(given) {
         let (from, to) = (Path::new("/dev").join(name), dev.join(name));
         fs::write(&to, []).map_err(failed("/dev"))?;
         mount(

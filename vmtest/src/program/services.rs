@@ -1,7 +1,7 @@
 //! Unmodified servers beside redis: each survives its host's death, kill after kill, with clients that check every answer.
 //!
 //! * **Decides:** what passes: nothing lost, doubled, reset or refused; each client keeps its one connection; the second copy says the
-//!   same (`backup-lost` for what it said is a failure, but where answers tell the time).
+//!   same (`backup-lost` for what it said is a failure).
 //! * **Flow:** a server on two hosts -> clients -> SIGKILL to the primary's host -> answers go on -> a copy comes to the host that is back -> again.
 //! * **Source:** memcached's protocol.txt; RFC 9112. **Not here:** which programs cannot be matched (docs/programs.md).
 
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
@@ -25,8 +25,6 @@ use crate::lab::{Lab, LabSpec, Node};
 use crate::paths;
 
 const CLIENTS: usize = 8;
-/// Between two questions to a server whose answers tell the time.
-const REST: Duration = Duration::from_millis(200);
 /// What nginx has to show: files of these many bytes.
 const FILES: [usize; 4] = [1, 700, 5_000, 60_000];
 
@@ -44,8 +42,6 @@ enum Speech {
 struct Service {
     name: &'static str,
     speech: Speech,
-    /// Its answers tell the second, in which copies may differ: then the backup is dropped and made anew, and clients notice nothing.
-    tells_time: bool,
     plan: fn(&Lab) -> Result<Option<Plan>>,
 }
 
@@ -53,25 +49,21 @@ const SERVICES: [Service; 4] = [
     Service {
         name: "memcached",
         speech: Speech::Memcached,
-        tells_time: false,
         plan: memcached,
     },
     Service {
         name: "nginx",
         speech: Speech::Files,
-        tells_time: true,
         plan: nginx,
     },
     Service {
         name: "go",
         speech: Speech::Counter,
-        tells_time: false,
         plan: go,
     },
     Service {
         name: "node",
         speech: Speech::Counter,
-        tells_time: false,
         plan: node,
     },
 ];
@@ -117,10 +109,7 @@ pub fn run(binary: &Path, named: &[String], kills: u32, say: &mut dyn FnMut(&str
 fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -> Result<String> {
     let (mut primary, _) = up(cluster, plan)?;
     let clients = Clients::start(cluster.lab().node("client"), service.speech)?;
-    let answers = match service.tells_time {
-        true => ACKNOWLEDGED / 5,
-        false => ACKNOWLEDGED,
-    };
+    let answers = ACKNOWLEDGED;
     let (mut gaps_ms, mut differences) = (Vec::new(), BTreeSet::new());
     for number in 1..=kills {
         clients.await_more(answers)?;
@@ -131,7 +120,7 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
         // A host keeps its events over restarts.
         differences.extend(lost.map(|event| (primary.clone(), event.time_ms)));
         ensure!(
-            differences.is_empty() || service.tells_time,
+            differences.is_empty(),
             "its copies differ: 'backup-lost' in the events of {differences:?}"
         );
         let killed = cluster.kill_host(&primary)?;
@@ -147,15 +136,8 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
     let said = clients.finish()?;
     down(cluster, &primary)?;
     let worst = gaps_ms.iter().max().copied().unwrap_or_default();
-    let differences = match service.tells_time {
-        true => format!(
-            ", the second copy differed {} times (answers tell the time)",
-            differences.len()
-        ),
-        false => String::new(),
-    };
     Ok(format!(
-        "{kills} kills, {said}{differences}; {answers} answers after a kill took at most {worst} ms"
+        "{kills} kills, {said}; {answers} answers after a kill took at most {worst} ms"
     ))
 }
 
@@ -196,7 +178,7 @@ fn nginx(lab: &Lab) -> Result<Option<Plan>> {
         std::fs::write(root.join(format!("{number}")), body(number, *bytes))?;
     }
     let file = lab.dir().join("nginx.conf");
-    // It has no setting that takes `Date` away, which tells each copy's own second.
+    // Its answers tell the second (`Date`): the agreed one.
     let text = format!(
         "daemon off; user root; worker_processes 2; pid /tmp/nginx.pid; error_log stderr;\n\
          events {{ worker_connections 256; }}\n\
@@ -342,7 +324,7 @@ impl Others {
                 done(),
                 PATIENCE.as_secs()
             );
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
         Ok(())
     }
@@ -392,8 +374,6 @@ fn counts(stream: &mut BufReader<TcpStream>, client: usize, turn: u64) -> Result
 
 /// A file, whole and byte by byte.
 fn fetches(stream: &mut BufReader<TcpStream>, client: usize, turn: u64) -> Result<()> {
-    // So that a second seldom begins between two copies' answers.
-    std::thread::sleep(REST);
     let number = (client + turn as usize) % FILES.len();
     stream
         .get_mut()

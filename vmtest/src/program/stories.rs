@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, up,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, time, up,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one lab, one after the other.
-const STORIES: [Story; 27] = [
+const STORIES: [Story; 30] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -35,6 +35,9 @@ const STORIES: [Story; 27] = [
     ("the primary's cable is pulled", away::primary_is_cut_off),
     ("nobody hears the primary's host", away::primary_is_mute),
     ("answers that no two copies give alike", differs),
+    ("answers that tell the agreed time", time::is_told_alike),
+    ("answers that are drawn by agreed chance", time::is_drawn_alike),
+    ("TLS handshakes by agreed chance", time::shakes_hands_alike),
     ("programs that do not serve", does_not_serve),
     ("a program that forks", oddities::forks),
     ("a program that executes itself anew", oddities::execs),
@@ -121,7 +124,16 @@ pub(super) fn under_counted_load(
     cluster: &mut Cluster<'_>,
     happens: impl FnOnce(&mut Cluster<'_>, &str, &str, &Counter) -> Result<()>,
 ) -> Result<()> {
-    let (primary, backup) = up(cluster, &Plan::redis(cluster.lab())?)?;
+    let plan = Plan::redis(cluster.lab())?;
+    under_load_of(&plan, cluster, happens)
+}
+
+fn under_load_of(
+    plan: &Plan,
+    cluster: &mut Cluster<'_>,
+    happens: impl FnOnce(&mut Cluster<'_>, &str, &str, &Counter) -> Result<()>,
+) -> Result<()> {
+    let (primary, backup) = up(cluster, plan)?;
     let counter = count(cluster, CONNECTIONS)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     happens(cluster, &primary, &backup, &counter)?;
@@ -200,7 +212,9 @@ fn daemon_ends(cluster: &mut Cluster<'_>) -> Result<()> {
 /// The copies have clocks of their own: a client that asks for the time makes them differ. The service goes on, and says that it is
 /// not protected, and why.
 fn differs(cluster: &mut Cluster<'_>) -> Result<()> {
-    under_load(cluster, |cluster, primary, _| {
+    let mut plan = Plan::redis(cluster.lab())?;
+    plan.lines.push("clock = \"own\"".to_owned());
+    under_load_of(&plan, cluster, |cluster, primary, _, _| {
         let asked = cluster.lab().node("client").spawn("time", || {
             let mut connection = Connection::open(service(), PATIENCE)?;
             let microseconds = "return redis.call('TIME')[2]";

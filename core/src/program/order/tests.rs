@@ -253,6 +253,7 @@ proptest! {
         let (mut delivered, mut unread, mut slow) = (0, [false; 2], slow.into_iter().cycle());
         loop {
             match gate.next(0) {
+                Next::Set(_) | Next::AskForRest => unreachable!("no time was agreed"),
                 Next::Deliver(frame) => {
                     prop_assert!(!unread.contains(&true));
                     prop_assert_eq!(&frame, &arrived[delivered].0);
@@ -423,5 +424,112 @@ proptest! {
         });
         let known = |place: u64| ranges.iter().any(|(from, to)| (*from..*to).contains(&place));
         prop_assert!((0..220).all(|place| said(place) == known(place)));
+    }
+}
+
+fn time(ns: u64) -> AgreedTime {
+    AgreedTime {
+        monotonic_ns: ns,
+        wall_ns: ns,
+    }
+}
+
+#[test]
+fn invariant_5_a_time_waits_until_the_copies_are_done_and_what_came_behind_it_waits_for_it() {
+    let mut gate = connected(Order::Read, &[1]);
+    let (first, second) = (client(1, ACK, 100, b"a"), client(1, ACK, 101, b"b"));
+    assert_eq!(gate.arrived(first.clone()), None);
+    gate.time(time(7));
+    assert_eq!(gate.arrived(second.clone()), None);
+    assert_eq!(gate.next(0), Next::Deliver(first));
+    answer(&mut gate, 0, &[socket(1, 0), socket(1, 0)], Of::Connection);
+    assert_eq!(gate.next(0), Next::AskForRest);
+    assert_eq!(gate.next(10), Next::AskForRest, "it is still at its input");
+    assert!(!gate.is_idle());
+    gate.are_at_rest();
+    assert_eq!(gate.next(20), Next::Set(time(7)));
+    assert_eq!(gate.next(20), Next::Deliver(second));
+}
+
+#[test]
+fn a_time_behind_nothing_is_set_at_once_and_of_several_the_last_one() {
+    let mut gate = connected(Order::Read, &[1]);
+    gate.time(time(1));
+    assert_eq!(gate.next(0), Next::AskForRest, "it has accepted a connection");
+    gate.are_at_rest();
+    assert_eq!(gate.next(0), Next::Set(time(1)));
+    gate.time(time(2));
+    gate.time(time(3));
+    assert_eq!(gate.next(0), Next::Set(time(3)));
+    assert_eq!(gate.next(0), Next::Idle);
+    assert_eq!(gate.counters().restless, 0);
+}
+
+#[test]
+fn a_program_that_is_never_at_rest_is_waited_for_once_and_then_for_less() {
+    let mut gate = connected(Order::Read, &[1]);
+    gate.time(time(1));
+    assert_eq!(gate.next(0), Next::AskForRest);
+    assert_eq!(gate.next(PATIENCE_US), Next::Set(time(1)));
+    assert!(gate.arrived(client(1, ACK, 100, b"a")).is_none());
+    gate.time(time(2));
+    assert!(matches!(gate.next(PATIENCE_US), Next::Deliver(_)));
+    answer(
+        &mut gate,
+        PATIENCE_US,
+        &[socket(1, 0), socket(1, 0)],
+        Of::Connection,
+    );
+    assert_eq!(gate.next(PATIENCE_US), Next::AskForRest);
+    let soon = PATIENCE_US + PATIENCE_US / REFUSED_SHARE;
+    assert_eq!(gate.next(soon), Next::Set(time(2)));
+    assert_eq!(gate.counters().restless, 2);
+}
+
+#[test]
+fn in_the_order_of_delivery_too_an_input_waits_for_the_time_before_it() {
+    let mut gate = connected(Order::Delivery, &[1]);
+    gate.time(time(1));
+    let input = client(1, ACK, 100, b"x");
+    assert_eq!(gate.arrived(input.clone()), None);
+    assert_eq!(gate.next(0), Next::AskForRest);
+    gate.are_at_rest();
+    assert_eq!(gate.next(0), Next::Set(time(1)));
+    assert_eq!(gate.next(0), Next::Deliver(input));
+    assert_eq!(gate.next(0), Next::Idle);
+}
+
+proptest! {
+    /// However inputs and times come, and whatever is found: what is set and delivered has the order in which it came, and a time that is
+    /// left out had nothing behind it.
+    #[test]
+    fn times_and_inputs_keep_their_order(steps in prop::collection::vec((any::<bool>(), any::<bool>()), 1..60)) {
+        let mut gate = connected(Order::Read, &[1]);
+        let (mut now_us, mut sent, mut delivered) = (0, 0_u32, 0_u32);
+        let (mut said, mut set) = (Vec::new(), Vec::new());
+        for (is_time, rests) in steps {
+            if is_time {
+                said.push((said.len() as u64 + 1, sent));
+                gate.time(time(said.len() as u64));
+            } else {
+                prop_assert!(gate.arrived(client(1, ACK, 100 + sent, b"x")).is_none());
+                sent += 1;
+            }
+            loop {
+                match gate.next(now_us) {
+                    Next::Idle => break,
+                    Next::Wait(until_us) => now_us = until_us,
+                    Next::AskForRest if rests => gate.are_at_rest(),
+                    Next::AskForRest => now_us += PATIENCE_US,
+                    Next::Set(time) => set.push((time.wall_ns, delivered)),
+                    Next::Deliver(_) => delivered += 1,
+                    Next::Ask(questions) => for question in questions {
+                        gate.told(question.copy, socket(u64::from(delivered), 0));
+                    },
+                }
+            }
+        }
+        prop_assert_eq!(delivered, sent);
+        prop_assert_eq!(set, said);
     }
 }

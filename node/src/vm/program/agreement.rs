@@ -19,7 +19,7 @@ use dunlin_fabric::group::GroupEvent;
 impl ProgramLoop {
     /// True: it is proposed, or will be as soon as the log takes it. Inputs that are refused are lost: the network sends them again.
     pub(super) fn propose(&mut self, entry: &Agreed) -> bool {
-        if matches!(entry, Agreed::Frames(_)) {
+        if matches!(entry, Agreed::Frames(_) | Agreed::Timed { .. } | Agreed::Seed(_)) {
             return self.group.propose(agreed::encode(entry)).is_ok();
         }
         match self.agreement.propose(&mut self.group, entry) {
@@ -173,7 +173,13 @@ impl ProgramLoop {
         }
         match entry {
             Agreed::Frames(frames) => {
-                self.inputs(index, frames);
+                self.inputs(index, None, frames);
+            }
+            Agreed::Seed(seed) => self.seed = seed,
+            Agreed::Timed { frames, .. } => {
+                let time = self.agreement.state.time;
+                self.time_is_agreed(time);
+                self.inputs(index, Some(time), frames);
             }
             Agreed::Complete { set, .. } => {
                 self.agreement.may_be_dropped = !set.contains(self.me);
@@ -207,6 +213,7 @@ impl ProgramLoop {
     fn install_snapshot(&mut self, index: Index, state: Bytes) {
         match agreed::decode_state(state) {
             Ok(state) => {
+                self.time_is_agreed(state.time);
                 self.agreement = Agreement::at(index, state);
                 self.expects_no_more("this host missed inputs");
                 if self.role != Role::None {

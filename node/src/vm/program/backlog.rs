@@ -3,50 +3,64 @@
 //! Invariant: it holds so many bytes at most. What finds no room is lost, as on any wire, and TCP sends it again.
 //! Not here: when a copy gets the next one (`frames`).
 
-use dunlin_core::agreed::Frame;
+use dunlin_core::agreed::{AgreedTime, Frame};
 use std::collections::VecDeque;
 
 /// As much again as may have been agreed while the copy was on its way (`joined`).
 const BACKLOG_BYTES: usize = 128 << 20;
 
+/// What a copy gets.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// It is that time.
+    Time(AgreedTime),
+    /// Its card gets that.
+    Frame(Frame),
+}
+
 #[derive(Default)]
 pub(super) struct Backlog {
-    frames: VecDeque<Frame>,
+    inputs: VecDeque<Input>,
     bytes: usize,
 }
 
 impl Backlog {
     pub(super) fn len(&self) -> usize {
-        self.frames.len()
+        self.inputs.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+        self.inputs.is_empty()
     }
 
-    pub(super) fn push(&mut self, frame: Frame) {
-        if self.bytes + weight(&frame) <= BACKLOG_BYTES {
-            self.bytes += weight(&frame);
-            self.frames.push_back(frame);
+    pub(super) fn push(&mut self, input: Input) {
+        if self.bytes + input.weight() <= BACKLOG_BYTES {
+            self.bytes += input.weight();
+            self.inputs.push_back(input);
         }
     }
 
-    pub(super) fn pop(&mut self) -> Option<Frame> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= weight(&frame);
-        Some(frame)
+    pub(super) fn pop(&mut self) -> Option<Input> {
+        let input = self.inputs.pop_front()?;
+        self.bytes -= input.weight();
+        Some(input)
     }
 }
 
-/// With what keeping it costs.
-fn weight(frame: &Frame) -> usize {
-    frame.bytes.len() + 64
+impl Input {
+    /// With what keeping it costs.
+    pub(super) fn weight(&self) -> usize {
+        64 + match self {
+            Self::Time(_) => 0,
+            Self::Frame(frame) => frame.bytes.len(),
+        }
+    }
 }
 
-impl FromIterator<Frame> for Backlog {
-    fn from_iter<T: IntoIterator<Item = Frame>>(frames: T) -> Self {
+impl FromIterator<Input> for Backlog {
+    fn from_iter<T: IntoIterator<Item = Input>>(inputs: T) -> Self {
         let mut backlog = Self::default();
-        frames.into_iter().for_each(|frame| backlog.push(frame));
+        inputs.into_iter().for_each(|input| backlog.push(input));
         backlog
     }
 }
@@ -59,18 +73,20 @@ mod tests {
     #[test]
     fn a_copy_that_takes_nothing_costs_a_bounded_backlog_and_gets_what_was_first() {
         let bytes = Bytes::from(vec![0; 1 << 20]);
-        let frame = |nic| Frame {
-            nic,
-            bytes: bytes.clone(),
+        let frame = |nic| {
+            let bytes = bytes.clone();
+            Input::Frame(Frame { nic, bytes })
+        };
+        let number = |input| match input {
+            Input::Frame(frame) => frame.nic,
+            Input::Time(_) => panic!("no time was kept"),
         };
         let mut backlog: Backlog = (0..200).map(frame).collect();
         assert_eq!(backlog.len(), 127, "a MiB each, and what keeping it costs");
         assert!(backlog.bytes <= BACKLOG_BYTES);
-        assert_eq!(backlog.pop().map(|first| first.nic), Some(0));
+        assert_eq!(backlog.pop().map(number), Some(0));
         backlog.push(frame(200));
-        let rest: Vec<_> = std::iter::from_fn(|| backlog.pop())
-            .map(|frame| frame.nic)
-            .collect();
+        let rest: Vec<_> = std::iter::from_fn(|| backlog.pop()).map(number).collect();
         assert_eq!((rest.len(), rest.last()), (127, Some(&200)));
         assert_eq!(backlog.bytes, 0);
     }

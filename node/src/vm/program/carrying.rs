@@ -15,13 +15,17 @@ use crate::vm::event::{LoopEvent, LoopSender};
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use dunlin_core::agreed::AgreedTime;
 use dunlin_core::policy::Manner;
 use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
+use dunlin_program::answers::Answers;
+use dunlin_program::chance::{Drawn, Seed};
 use dunlin_program::copy::Copy;
 use dunlin_program::data::Image;
 use dunlin_program::guard::{self, Criu, Place, Unpacking};
 use dunlin_program::message::Adopted;
+use dunlin_program::source::Source;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,6 +61,10 @@ pub(super) enum Word {
         shadow: Bytes,
         /// The order's own table.
         order: Bytes,
+        /// What time it is for the program.
+        time: AgreedTime,
+        /// What it draws its chance from, and how far it has, where that is agreed.
+        chance: Option<(Seed, Drawn)>,
     },
 }
 
@@ -87,6 +95,9 @@ struct About {
     prints_to: Option<String>,
     /// The life of its data's image.
     run: Option<u64>,
+    monotonic_ns: u64,
+    wall_ns: u64,
+    chance: Option<(Seed, Drawn)>,
     adopted: Adopted,
 }
 
@@ -102,6 +113,10 @@ pub struct Brought {
     pub shadow: Bytes,
     /// The order's own table.
     pub order: Bytes,
+    /// What time it is for it.
+    pub time: AgreedTime,
+    /// What answers its threads, where its chance is agreed.
+    pub answers: Option<(Answers, Arc<Source>)>,
     /// How long the restore took.
     pub took: Duration,
 }
@@ -221,6 +236,8 @@ impl Carrier {
             applied,
             shadow,
             order,
+            time,
+            chance,
         }) = self.words.recv_timeout(WORD_WITHIN)
         else {
             return Err("it was given up".to_owned());
@@ -238,6 +255,9 @@ impl Carrier {
                 .as_ref()
                 .map_or(Ok(None), Marks::read)?
                 .map(|mark| mark.run),
+            monotonic_ns: time.monotonic_ns,
+            wall_ns: time.wall_ns,
+            chance,
             adopted: Adopted {
                 neighbours,
                 last_pid: 0,
@@ -342,7 +362,7 @@ impl Fetcher {
             serde_json::from_slice(&read(ABOUT)?).map_err(|error| format!("{ABOUT}: {error}"))?;
         let order = Bytes::from(read(ORDER)?);
         let image = receiving.map(|receiving| receiving.load(folder, about.run.unwrap_or(0)));
-        let copy = match copy {
+        let mut copy = match copy {
             Some(copy) => copy,
             None => self.room(image.transpose()?)?,
         };
@@ -350,6 +370,24 @@ impl Fetcher {
         guard::load_written(&place, folder).map_err(told)?;
         criu.restore(&place, folder, about.prints_to.as_deref())
             .map_err(told)?;
+        let time = AgreedTime {
+            monotonic_ns: about.monotonic_ns,
+            wall_ns: about.wall_ns,
+        };
+        if let Some(page) = copy.clock() {
+            page.set(time)
+                .map_err(|error| format!("the program's clock: {error}"))?;
+            guard::lead_clocks(&place, copy.leads()).map_err(told)?;
+        }
+        let source = about.chance.and_then(|(seed, drawn)| copy.draws(seed, &drawn));
+        let answers = source.map(|source| {
+            let source = Arc::new(source);
+            let listeners = guard::listen(&place).map_err(told)?;
+            let answers = Answers::of_a_service(listeners, Arc::clone(&source));
+            let answers = answers.map_err(|error| format!("a thread for its chance: {error}"))?;
+            Ok::<_, String>((answers, source))
+        });
+        let answers = answers.transpose()?;
         copy.adopt(about.adopted).map_err(|error| error.to_string())?;
         Ok(Brought {
             copy,
@@ -357,13 +395,15 @@ impl Fetcher {
             epoch,
             shadow,
             order,
+            time,
+            answers,
             took: begun.elapsed(),
         })
     }
 
     /// The namespaces for it, with nothing in them.
     fn room(&self, image: Option<Image>) -> Result<Copy, String> {
-        let copy = copies::prepare(&self.program, self.printed.clone(), image)?;
+        let copy = copies::prepare(&self.program, [0; 32], self.printed.clone(), image)?;
         copy.vacate().map_err(|error| error.to_string())?;
         Ok(copy)
     }

@@ -15,6 +15,8 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
+use dunlin_program::answers::Answers;
+use dunlin_program::chance::{Seed, words};
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::data::Image;
 use dunlin_program::guard::GuardError;
@@ -24,6 +26,7 @@ use dunlin_program::printed::Printed;
 use dunlin_program::visit::{Order, Rooms};
 use dunlin_program::{options, sockets};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What `dunlin exec` needs of a copy.
 pub struct Visited {
@@ -59,10 +62,15 @@ impl ProgramLoop {
             return self.fails(&why);
         }
         let (keeper, kept) = bounded::<()>(0);
-        let (program, to_loop, marks) = (self.program.clone(), self.to_loop.clone(), self.marks());
+        let (program, to_loop, marks, seed) = (
+            self.program.clone(),
+            self.to_loop.clone(),
+            self.marks(),
+            self.seed,
+        );
         let work = move || {
             let image = marks.map(|marks| data::open(&program, &marks)).transpose();
-            let result = image.and_then(|image| prepare(&program, folder.join(PRINTED), image));
+            let result = image.and_then(|image| prepare(&program, seed, folder.join(PRINTED), image));
             to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
             // Invariant 1: until the loop lets go of its end.
             kept.iter().for_each(drop);
@@ -84,18 +92,27 @@ impl ProgramLoop {
         let (Some(keeper), true) = (self.starting.take(), self.role != Role::None) else {
             return;
         };
-        let copy = match result {
+        let mut copy = match result {
             Ok(copy) => *copy,
             Err(why) => return self.fails(&why),
         };
+        let time = self.agreement.state.time;
+        let timed = copy.clock().map_or(Ok(()), |page| page.set(time));
+        if let Err(error) = timed {
+            return self.fails(&format!("the program's clock: {error}"));
+        }
         if let Err(error) = copy.go() {
             return self.fails(&error.to_string());
         }
         let now_us = self.now_us();
+        let source = self.draw(&mut copy);
         self.running = Some(Running {
             copy,
             _keeper: keeper,
             gate: Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64),
+            time,
+            answers: None,
+            source,
             brought_at: Index(0),
             look_again_us: 0,
             look_at_us: u64::MAX,
@@ -109,6 +126,16 @@ impl ProgramLoop {
         loop {
             let Some(running) = &mut self.running else { return };
             let heard = match running.copy.heard() {
+                Ok(Some((Heard::Listener, listeners))) => match &running.source {
+                    Some(source) => {
+                        match Answers::of_a_service(listeners, Arc::clone(source)) {
+                            Ok(answers) => running.answers = Some(answers),
+                            Err(error) => return self.fails(&format!("a thread for its chance: {error}")),
+                        }
+                        continue;
+                    }
+                    None => continue,
+                },
                 Ok(Some((heard, _))) => heard,
                 Ok(None) => return,
                 Err(error) => return self.fails(&error.to_string()),
@@ -275,6 +302,8 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
         agreed_chance: None,
         agreed_clock: false,
         data: None,
+        clock_page: program.agreed_clock,
+        chance: None,
     })
 }
 
@@ -284,10 +313,16 @@ fn is_root(walls: &Walls) -> bool {
 }
 
 /// Its namespaces, with its data's image in them, if it has one.
-pub(super) fn prepare(program: &ProgramSpec, printed: PathBuf, image: Option<Image>) -> Result<Copy, String> {
+pub(super) fn prepare(
+    program: &ProgramSpec,
+    seed: Seed,
+    printed: PathBuf,
+    image: Option<Image>,
+) -> Result<Copy, String> {
     let told = |why: GuardError| format!("its data: {why}");
     let attached = image.map(Image::attach).transpose().map_err(told)?;
     let mut walls = walls(program)?;
+    walls.chance = program.agreed_chance.then(|| words(seed, 1));
     walls.data = program
         .data
         .as_ref()
@@ -337,6 +372,8 @@ mod tests {
             agreed_chance: None,
             agreed_clock: false,
             data: None,
+            clock_page: false,
+            chance: None,
         };
         assert!(is_root(&of(None)), "nobody is named");
         assert!(is_root(&of(Some((0, 0)))));

@@ -6,7 +6,8 @@
 //!
 //! Not here: what may leave and when (core's `output`), the order itself (core's `program::order`).
 
-use super::{ProgramLoop, Role};
+use super::backlog::Input;
+use super::{ProgramLoop, Role, Running};
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::output::gate::Voice;
@@ -33,6 +34,13 @@ const FRAMES_A_TURN: usize = 256;
 const LOOK_AGAIN_US: (u64, u64) = (20, 500);
 /// Inputs that were not read in time are told of once in this time.
 const QUIET_US: u64 = 60_000_000;
+
+impl Running {
+    fn look_a_little_later(&mut self, now_us: u64) {
+        self.look_at_us = now_us + self.look_again_us;
+        self.look_again_us = (self.look_again_us * 2).min(LOOK_AGAIN_US.1);
+    }
+}
 
 impl ProgramLoop {
     /// Whether frames from the network are taken (invariant 1).
@@ -69,15 +77,19 @@ impl ProgramLoop {
             frames.push(Frame { nic: 0, bytes });
         }
         if !frames.is_empty() {
-            self.propose(&Agreed::Frames(frames));
+            let entry = match self.time_with_inputs() {
+                Some(time) => Agreed::Timed { time, frames },
+                None => Agreed::Frames(frames),
+            };
+            self.propose(&entry);
         }
     }
 
-    /// An agreed frame, in log order.
-    pub(super) fn input(&mut self, frame: Frame) {
+    /// An agreed input, in log order.
+    pub(super) fn input(&mut self, input: Input) {
         match self.backlog.is_empty() {
-            true => self.input_now(frame),
-            false => self.backlog.push(frame),
+            true => self.input_now(input),
+            false => self.backlog.push(input),
         }
     }
 
@@ -85,14 +97,18 @@ impl ProgramLoop {
     fn work_off(&mut self) {
         while let Some(running) = &self.running
             && running.gate.waiting_bytes() < MOST_WAITING_BYTES
-            && let Some(frame) = self.backlog.pop()
+            && let Some(input) = self.backlog.pop()
         {
-            self.input_now(frame);
+            self.input_now(input);
         }
     }
 
-    fn input_now(&mut self, frame: Frame) {
+    fn input_now(&mut self, input: Input) {
         let Some(running) = &mut self.running else { return };
+        let frame = match input {
+            Input::Time(time) => return running.gate.time(time),
+            Input::Frame(frame) => frame,
+        };
         self.frames_in += 1;
         if let Some(frame) = running.gate.arrived(frame) {
             self.deliver(&frame);
@@ -131,6 +147,20 @@ impl ProgramLoop {
                     running.look_again_us = LOOK_AGAIN_US.0;
                     self.deliver(&frame);
                 }
+                Next::Set(time) => {
+                    running.look_again_us = LOOK_AGAIN_US.0;
+                    if let Err(error) = running.set_clock(time) {
+                        return self.fails(&format!("the program's clock: {error}"));
+                    }
+                }
+                Next::AskForRest => match running.copy.is_at_rest() {
+                    Ok(true) => running.gate.are_at_rest(),
+                    Ok(false) => {
+                        running.look_a_little_later(now_us);
+                        break;
+                    }
+                    Err(error) => return self.fails(&format!("whether the program is at rest: {error}")),
+                },
                 Next::Ask(questions) => {
                     let mut told = false;
                     for question in questions {
@@ -140,8 +170,7 @@ impl ProgramLoop {
                         }
                     }
                     if !told {
-                        running.look_at_us = now_us + running.look_again_us;
-                        running.look_again_us = (running.look_again_us * 2).min(LOOK_AGAIN_US.1);
+                        running.look_a_little_later(now_us);
                         break;
                     }
                 }

@@ -7,13 +7,14 @@
 //!   copy was taken, and is applied here later, means the one before it: it ends nothing.
 //! * **Not here:** the primary (`joining`).
 
+use super::backlog::Input;
 use super::carrying::{Brought, Fetcher};
 use super::joining::Tries;
 use super::{ProgramLoop, Role, Running, copies};
 use crate::vm::session::link::refuse;
 use crate::vm::session::talker::Talker;
 use crossbeam_channel::{Sender, bounded};
-use dunlin_core::agreed::{Frame, Life};
+use dunlin_core::agreed::{AgreedTime, Frame, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
@@ -33,7 +34,7 @@ pub(super) struct Expected {
     session: u64,
     /// Inputs behind this entry are kept.
     from: Index,
-    inputs: VecDeque<(Index, Vec<Frame>)>,
+    inputs: VecDeque<(Index, Vec<Input>)>,
     bytes: usize,
     keeper: Sender<()>,
 }
@@ -107,16 +108,19 @@ impl ProgramLoop {
     }
 
     /// Agreed inputs: for the copy that runs here, or for one that is on its way.
-    pub(super) fn inputs(&mut self, index: Index, frames: Vec<Frame>) {
+    pub(super) fn inputs(&mut self, index: Index, time: Option<AgreedTime>, frames: Vec<Frame>) {
+        let frames = frames.into_iter().map(Input::Frame);
+        let inputs = time.map(Input::Time).into_iter().chain(frames);
         let Some(expected) = &mut self.expected else {
             // Invariant 1.
             if !self.is_in_copy(index) {
-                frames.into_iter().for_each(|frame| self.input(frame));
+                inputs.for_each(|input| self.input(input));
             }
             return;
         };
-        expected.bytes += frames.iter().map(|frame| frame.bytes.len() + 64).sum::<usize>();
-        expected.inputs.push_back((index, frames));
+        let inputs: Vec<Input> = inputs.collect();
+        expected.bytes += inputs.iter().map(Input::weight).sum::<usize>();
+        expected.inputs.push_back((index, inputs));
         if expected.bytes > KEPT_BYTES {
             self.expects_no_more("more was agreed meanwhile than is kept here (64 MiB)");
         }
@@ -178,6 +182,7 @@ impl ProgramLoop {
             self.expected = Some(expected);
             return self.expects_no_more(&why);
         }
+        let (answers, source) = brought.answers.unzip();
         self.failure = None;
         self.tries = Tries::default();
         self.ran = true;
@@ -187,6 +192,9 @@ impl ProgramLoop {
             copy: brought.copy,
             _keeper: expected.keeper,
             gate,
+            time: brought.time,
+            answers,
+            source,
             brought_at: brought.applied,
             look_again_us: 0,
             look_at_us: u64::MAX,
@@ -197,7 +205,7 @@ impl ProgramLoop {
         let inputs = expected.inputs.into_iter();
         self.backlog = inputs
             .filter(|(index, _)| *index > brought.applied)
-            .flat_map(|(_, frames)| frames)
+            .flat_map(|(_, inputs)| inputs)
             .collect();
         let took_us = brought.took.as_micros() as u64;
         let text = format!(

@@ -100,6 +100,9 @@ impl ProgramLoop {
         if !self.other().is_some_and(|other| self.is_connected(other)) {
             return;
         }
+        if let Some(why) = self.waits_for_an_upgrade() {
+            return self.join_fails_before_it_began(&why);
+        }
         let (words, _) = bounded(WORDS);
         let join = Join {
             session: 0,
@@ -252,6 +255,12 @@ impl ProgramLoop {
         let (Some(join), Some(running)) = (&mut self.join, &self.running) else {
             return;
         };
+        let drawn = running.source.as_ref().map(|source| source.drawn()).transpose();
+        let drawn = match drawn {
+            Ok(drawn) => drawn,
+            Err(error) => return self.join_fails(&format!("how much chance it has drawn: {error}")),
+        };
+        let seed = running.source.as_ref().map(|source| source.seed());
         join.epoch = epoch;
         // A thread that has gone has told so.
         let _ = join.words.send(Word::LineDrawn {
@@ -259,6 +268,8 @@ impl ProgramLoop {
             applied: self.agreement.applied,
             shadow,
             order: running.gate.table(),
+            time: running.time,
+            chance: seed.zip(drawn),
         });
         // What was said before the line leaves as ever; invariant 2 for what comes.
         self.release();
@@ -318,8 +329,12 @@ impl ProgramLoop {
             // The group may have taken it in.
             return self.backup_is_lost(why);
         }
-        let now_us = self.now_us();
         self.join_is_void();
+        self.join_fails_before_it_began(why);
+    }
+
+    fn join_fails_before_it_began(&mut self, why: &str) {
+        let now_us = self.now_us();
         self.tries.failures += 1;
         self.tries.at_us = now_us + rest_us(self.tries.failures);
         // Once for each reason: it is tried again and again.

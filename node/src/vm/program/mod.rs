@@ -19,6 +19,7 @@
 mod agreement;
 mod backlog;
 pub mod carrying;
+mod clock;
 pub mod copies;
 mod data;
 mod ending;
@@ -40,17 +41,22 @@ use crate::config::{Durability, ProgramSpec, VmConfig};
 use crate::control::{Answer, FailoverStatus};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
-use dunlin_core::agreed::Life;
+use dunlin_core::agreed::{AgreedTime, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
+use dunlin_core::program::pace::Pace;
+use dunlin_core::program::time::Clock;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::{Announcer, Tap};
+use dunlin_program::answers::Answers;
+use dunlin_program::chance::Seed;
 use dunlin_program::copy::Copy;
+use dunlin_program::source::Source;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -84,6 +90,11 @@ struct Running {
     copy: Copy,
     _keeper: Sender<()>,
     gate: Gate,
+    /// What time it is for it, where that is agreed.
+    time: AgreedTime,
+    /// Answers what it asks for of chance, where that is agreed.
+    answers: Option<Answers>,
+    source: Option<Arc<Source>>,
     /// The newest entry of the log that it had applied when it was brought here; this host itself may be behind that.
     brought_at: Index,
     /// How long an unread socket is left alone before the next look, and when that is over.
@@ -162,6 +173,9 @@ pub struct ProgramLoop {
     door: Option<Tap>,
     announcer: Announcer,
     announcements: Announcements,
+    clock: Clock,
+    pace: Pace,
+    seed: Seed,
     output: Output,
     /// What was compared until the comparison ended.
     compared: Counters,
@@ -242,6 +256,9 @@ impl ProgramLoop {
             door: None,
             announcer: Announcer::new(program.mac),
             announcements: Announcements::default(),
+            clock: Clock::default(),
+            pace: Pace::default(),
+            seed: Seed::default(),
             output: Output::new(Voice::Shut, Epoch(1)),
             compared: Counters::default(),
             frames_in: 0,
@@ -301,6 +318,7 @@ impl ProgramLoop {
     fn step(&mut self) {
         self.read_card();
         self.read_door();
+        self.tick();
         self.follow_group();
         self.apply_agreed_entries();
         self.agreement.propose_unsaid(&mut self.group);
@@ -370,6 +388,7 @@ impl ProgramLoop {
             self.group.next_deadline_us(),
             copy_us,
             self.announcements.due_us(),
+            self.tick_due_us(),
         ];
         let deadline_us = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
         deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US)

@@ -59,6 +59,12 @@ impl ProgramLoop {
         if !self.agreement.leads || self.agreement.state.life != Life::Fresh || self.begun_in == Some(term) {
             return;
         }
+        if let Some(why) = self.waits_for_an_upgrade() {
+            if self.tries.is_news(&why) {
+                self.event("waiting", why);
+            }
+            return;
+        }
         if self.notes.is_some() {
             return self.ask_of_images();
         }
@@ -70,7 +76,7 @@ impl ProgramLoop {
         if let Some(other) = other {
             set = set.with(other);
         }
-        if self.propose(&Agreed::Complete { set, epoch: Epoch(1) }) {
+        if self.say_first_time_and_seed() && self.propose(&Agreed::Complete { set, epoch: Epoch(1) }) {
             self.begun_in = Some(term);
         }
     }

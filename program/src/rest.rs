@@ -1,0 +1,113 @@
+//! Whether the processes of a copy are done with what they have read: all of their threads sleep.
+//!
+//! A thread that hands work to another one has woken it before it sleeps itself, so there is no moment between the two in which all sleep.
+//!
+//! Decides:    nothing.
+//! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
+//!             that is done.
+//! Source:     proc(5): `stat`, `children`. Not here: what waits for rest (`dunlin_core::program::order`).
+
+use std::fs;
+use std::io;
+
+/// Processes of the copy whose first process is the only child of this one.
+pub(crate) fn is_at_rest(keeper: u32) -> io::Result<bool> {
+    let mut to_look_at = Vec::new();
+    // Invariant 1: it has one as long as there is something to look at.
+    if children(keeper, keeper)?.is_empty() {
+        return Ok(false);
+    }
+    for first in children(keeper, keeper)? {
+        to_look_at.extend(children(first, first)?);
+    }
+    sleep(to_look_at)
+}
+
+/// These, and all that they have started.
+fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
+    while let Some(process) = to_look_at.pop() {
+        let Some(threads) = gone_is_none(fs::read_dir(format!("/proc/{process}/task")))? else {
+            continue;
+        };
+        for thread in threads.flatten() {
+            let Some(thread) = thread.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let path = format!("/proc/{process}/task/{thread}/stat");
+            let Some(stat) = gone_is_none(fs::read_to_string(path))? else {
+                continue;
+            };
+            if !sleeps(&stat) {
+                return Ok(false);
+            }
+            to_look_at.extend(children(process, thread)?);
+        }
+    }
+    Ok(true)
+}
+
+fn children(process: u32, thread: u32) -> io::Result<Vec<u32>> {
+    let text = gone_is_none(fs::read_to_string(format!(
+        "/proc/{process}/task/{thread}/children"
+    )))?;
+    let words = text.as_deref().unwrap_or_default().split_whitespace();
+    Ok(words.filter_map(|word| word.parse().ok()).collect())
+}
+
+/// What has ended meanwhile does nothing.
+fn gone_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// By the letter behind the name, which may have any characters in it. A zombie does nothing either.
+fn sleeps(stat: &str) -> bool {
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| state.starts_with(['S', 'Z', 'X']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_thread_that_runs_or_waits_for_a_disk_is_not_done() {
+        assert!(sleeps("7 (redis) S 1 7"));
+        assert!(sleeps("7 (a) R (b) S 1 7"), "its name is odd");
+        assert!(!sleeps("7 (redis) R 1 7"));
+        assert!(!sleeps("7 (redis) D 1 7"));
+        assert!(!sleeps("7 (redis) T 1 7"), "it stands still, and is not done");
+        assert!(!sleeps("nonsense"));
+    }
+
+    fn is_found(script: &str, wanted: bool) {
+        let mut program = Command::new("/bin/bash")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let until = Instant::now() + Duration::from_secs(20);
+        let look = || sleep(vec![program.id()]).expect("proc");
+        // It is still being started.
+        while look() != wanted && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let found = look();
+        program.kill().expect("it runs");
+        program.wait().expect("it ends");
+        assert_eq!(found, wanted, "{script}");
+    }
+
+    #[test]
+    fn a_program_is_at_rest_while_it_waits_and_not_while_a_child_of_it_works() {
+        is_found("read", true);
+        // It ends with its parent's standard input, which nobody else has.
+        is_found("(while ! read -t 0; do :; done) <&0 & wait $!", false);
+    }
+}
