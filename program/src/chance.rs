@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// Streams of threads begin here; those below are the vectors' and the devices'.
 const FIRST_THREAD: u64 = 1 << 32;
+/// Streams that there can be: the kernel's own limit of ids (PID_MAX_LIMIT). An id comes again, and its stream must not.
+const MOST_THREADS: usize = 1 << 22;
 /// A stream counts in these.
 const WORD_BYTES: usize = 4;
 
@@ -29,7 +31,8 @@ pub fn of_number(number: u64) -> Seed {
 #[derive(Debug)]
 pub struct Chance {
     seed: Seed,
-    threads: BTreeMap<u32, ChaCha20Rng>,
+    /// How far each was drawn, in words.
+    threads: BTreeMap<u32, u64>,
 }
 
 /// How far it was drawn: a copy goes on from there.
@@ -52,32 +55,25 @@ impl Chance {
     /// That goes on where another one stood.
     #[must_use]
     pub fn drawn(seed: Seed, drawn: &Drawn) -> Self {
-        let at = |(thread, words): &(u32, u64)| {
-            let mut stream = stream(seed, FIRST_THREAD + u64::from(*thread));
-            stream.set_word_pos(u128::from(*words));
-            (*thread, stream)
-        };
-        let threads = drawn.threads.iter().map(at).collect();
+        let threads = drawn.threads.iter().copied().take(MOST_THREADS).collect();
         Self { seed, threads }
     }
 
     /// The next bytes for a thread.
     pub fn fill(&mut self, thread: u32, bytes: &mut [u8]) {
-        let seed = self.seed;
-        let stream = self
-            .threads
-            .entry(thread)
-            .or_insert_with(|| stream(seed, FIRST_THREAD + u64::from(thread)));
+        let words = self.threads.entry(thread).or_default();
+        let mut stream = stream(self.seed, FIRST_THREAD + u64::from(thread));
+        stream.set_word_pos(u128::from(*words));
         stream.fill_bytes(bytes);
+        *words += bytes.len().div_ceil(WORD_BYTES) as u64;
     }
 
     /// How far each thread has drawn.
     #[must_use]
     pub fn threads(&self) -> Vec<(u32, u64)> {
-        let words = |stream: &ChaCha20Rng| u64::try_from(stream.get_word_pos()).unwrap_or(u64::MAX);
         self.threads
             .iter()
-            .map(|(thread, stream)| (*thread, words(stream)))
+            .map(|(thread, words)| (*thread, *words))
             .collect()
     }
 }
