@@ -98,9 +98,8 @@ impl ProgramLoop {
             Life::Running | Life::Down => state.may_lead(self.me, alive, first),
         };
         let dropped = self.agreement.may_be_dropped && !self.agreement.leads;
-        !self.witness
-            && ((self.failure.is_none() && (by_life || self.has_mandate()) && !dropped)
-                || self.leads_to_end())
+        let by_data = self.has_mandate() || self.leads_for_the_other();
+        !self.witness && ((self.failure.is_none() && (by_life || by_data) && !dropped) || self.leads_to_end())
     }
 
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.

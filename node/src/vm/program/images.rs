@@ -19,6 +19,10 @@ use dunlin_program::data::mark::Mark;
 
 /// Between two questions.
 const AGAIN_US: u64 = 1_000_000;
+/// The other host begins within this time, or is looked for anew.
+const HANDED_WITHIN_US: u64 = 10_000_000;
+/// A host whose copy has not begun yet does not take the lead.
+const HAND_EVERY_US: u64 = 100_000;
 /// Nobody leads for this long: an election takes a tenth of it.
 const LEADERLESS_US: u64 = 1_000_000;
 
@@ -32,6 +36,8 @@ pub(super) struct Images {
     mandate: Option<ReplicaSet>,
     /// It was elected, and has said so, in that term.
     begins: Option<Term>,
+    /// It leads for the other host to begin: in that term, and until when.
+    elsewhere: Option<(Term, u64)>,
     complaint: String,
 }
 
@@ -205,6 +211,26 @@ impl ProgramLoop {
                 "begins-elsewhere",
                 format!("host '{host}' has the newer image of the program's data: it begins there"),
             );
+            let now_us = self.now_us();
+            self.images.elsewhere = Some((self.group.term(), now_us + HANDED_WITHIN_US));
+            self.images.next_us = now_us;
+        }
+    }
+
+    /// It leads until the other host has the entry by which it begins, and its copy: nobody else could pass that entry on.
+    pub(super) fn leads_for_the_other(&self) -> bool {
+        let term = self.group.term();
+        let until_us = self.images.elsewhere.filter(|(its, _)| *its == term);
+        self.agreement.leads && until_us.is_some_and(|(_, until_us)| self.now_us() < until_us)
+    }
+
+    fn hand_to_the_other(&mut self) {
+        let now_us = self.now_us();
+        if let Some(other) = self.other()
+            && self.leads_for_the_other()
+            && now_us >= self.images.next_us
+        {
+            self.images.next_us = now_us + HAND_EVERY_US;
             self.group.transfer_to(other);
         }
     }
@@ -248,6 +274,7 @@ impl ProgramLoop {
 
     /// No copy here and nobody leads: is that so everywhere?
     pub(super) fn look_after_loss(&mut self) {
+        self.hand_to_the_other();
         let forgotten = self.has_forgotten();
         if !self.is_lost() && !forgotten {
             self.images.leaderless_since_us = None;
