@@ -5,13 +5,13 @@
 
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/with_criu.rs"]
+mod with_criu;
 
 use dunlin_core::agreed::AgreedTime;
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::{Adopted, Card, Spec, Walls};
-use skipped::skip;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes so long, even on a machine that has much else to do.
@@ -117,21 +117,5 @@ fn a_clock_is_carried() {
 
 #[test]
 fn a_program_reads_the_clock_that_its_host_sets_and_so_does_a_copy_of_it() {
-    let criu = dunlin_vmtest::paths::criu();
-    if !rustix::process::geteuid().is_root() || !criu.exists() {
-        return skip("programs are copied as root, with CRIU (cargo xtask setup)");
-    }
-    let own = std::env::current_exe().expect("it runs");
-    let output = Command::new(own)
-        .args(["--exact", "a_clock_is_carried", "--ignored", "--nocapture"])
-        .env("DUNLIN_CRIU", criu)
-        .output()
-        .expect("it runs");
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        said(&output.stdout),
-        said(&output.stderr)
-    );
+    with_criu::play("a_clock_is_carried");
 }

@@ -5,6 +5,8 @@
 
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/with_criu.rs"]
+mod with_criu;
 
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::data::Data;
@@ -12,7 +14,6 @@ use dunlin_program::data::blocks::{self, Target};
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::{Adopted, Card, Mounted, Spec, Walls};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use skipped::skip;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -177,21 +178,5 @@ fn a_join() {
 
 #[test]
 fn a_running_program_is_copied_with_its_data() {
-    let criu = dunlin_vmtest::paths::criu();
-    if !rustix::process::geteuid().is_root() || !criu.exists() {
-        return skip("programs are copied as root, with CRIU (cargo xtask setup)");
-    }
-    let own = std::env::current_exe().expect("it runs");
-    let output = Command::new(own)
-        .args(["--exact", "a_join", "--ignored", "--nocapture"])
-        .env("DUNLIN_CRIU", criu)
-        .output()
-        .expect("it runs");
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        said(&output.stdout),
-        said(&output.stderr)
-    );
+    with_criu::play("a_join");
 }

@@ -4,17 +4,17 @@
 
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/with_criu.rs"]
+mod with_criu;
 
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::{Adopted, Card, Spec, Walls};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use skipped::skip;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// Nothing here takes so long, even on a machine that has much else to do.
@@ -143,21 +143,5 @@ fn resume_at_the_second_try(place: &Place) -> Option<u32> {
 
 #[test]
 fn nothing_that_a_program_has_written_runs_outside_its_walls_when_it_is_copied() {
-    let criu = dunlin_vmtest::paths::criu();
-    if !rustix::process::geteuid().is_root() || !criu.exists() {
-        return skip("programs are copied as root, with CRIU (cargo xtask setup)");
-    }
-    let own = std::env::current_exe().expect("it runs");
-    let output = Command::new(own)
-        .args(["--exact", "a_join", "--ignored", "--nocapture"])
-        .env("DUNLIN_CRIU", criu)
-        .output()
-        .expect("it runs");
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        said(&output.stdout),
-        said(&output.stderr)
-    );
+    with_criu::play("a_join");
 }

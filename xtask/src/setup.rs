@@ -9,7 +9,7 @@ use dunlin_vmtest::{image, paths};
 const SERVICES: [(&str, &str); 2] = [("memcached", "memcached"), ("nginx-light", "nginx")];
 
 /// Package, and what it is for.
-const PACKAGES: [(&str, &str); 23] = [
+const PACKAGES: [(&str, &str); 25] = [
     ("qemu-system-x86", "runs the VMs"),
     ("ovmf", "the UEFI of guests that have one"),
     ("qemu-utils", "qemu-img and qemu-io: the tests' disk images"),
@@ -51,7 +51,12 @@ const PACKAGES: [(&str, &str); 23] = [
         "openssl",
         "a certificate and a client of TLS: the tests of bare programs",
     ),
+    ("curl", "a client of TLS: the tests of bare programs"),
     ("procps", "looks at processes in the tests"),
+    (
+        "python3",
+        "a crowd of connections, and a program that tells its clocks, in the daemon's tests",
+    ),
     (
         "golang-go",
         "builds what is in Go: k8s, and the checker of linearizability (vmtest/linearizability)",

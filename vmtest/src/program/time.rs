@@ -78,10 +78,7 @@ fn play(cluster: &mut Cluster<'_>, plan: Plan, draws: bool) -> Result<()> {
 
 pub(super) fn shakes_hands_alike(cluster: &mut Cluster<'_>) -> Result<()> {
     let since_ms = now_ms()?;
-    let Some(plan) = nginx_with_tls(cluster)? else {
-        println!("program: nginx and openssl are not here: no TLS");
-        return Ok(());
-    };
+    let plan = nginx_with_tls(cluster)?;
     let (mut primary, _) = up(cluster, &plan)?;
     for number in 1..=2 {
         shake_hands(cluster)?;
@@ -113,7 +110,7 @@ fn shake_hands(cluster: &Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Option<Plan>> {
+fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Plan> {
     let folder = cluster.lab().dir();
     let at = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let made = Command::new("openssl")
@@ -126,10 +123,12 @@ fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Option<Plan>> {
             "-out",
             &at("certificate.pem"),
         ])
-        .output();
-    let (Ok(made), true) = (made, Path::new(NGINX).exists()) else {
-        return Ok(None);
-    };
+        .output()
+        .context("openssl (cargo xtask setup)")?;
+    ensure!(
+        Path::new(NGINX).exists(),
+        "{NGINX} is not here (cargo xtask setup)"
+    );
     ensure!(made.status.success(), "openssl: {made:?}");
     let settings = format!(
         "daemon off; user root; worker_processes 1; pid /tmp/nginx.pid; error_log stderr; events {{}}\n\
@@ -142,7 +141,7 @@ fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Option<Plan>> {
     std::fs::write(at("tls.conf"), settings)?;
     let command = [NGINX, "-c", &at("tls.conf")].map(str::to_owned).to_vec();
     let lines = ["port = 6379", "chance = \"agreed\""].map(str::to_owned).to_vec();
-    Ok(Some(Plan { command, lines }))
+    Ok(Plan { command, lines })
 }
 
 fn now_ms() -> Result<u64> {
