@@ -269,6 +269,9 @@ enum Command {
         /// Go on with what it prints, until Ctrl-C
         #[arg(short, long)]
         follow: bool,
+        /// Show where its copies have said something else while this host was the primary, and what both said there
+        #[arg(long, conflicts_with_all = ["lines", "follow"])]
+        differences: bool,
     },
     /// Runs a command beside a bare program, in the namespaces of its copy on this host alone: nothing of it is replicated
     #[command(after_help = exec::EXAMPLES)]
@@ -450,7 +453,20 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 code => Ok(code),
             }
         }
-        Command::Logs { vm, lines, follow } => talk::logs(socket, &Request::Logs { vm, lines, follow }),
+        Command::Logs {
+            vm,
+            lines,
+            follow,
+            differences,
+        } => {
+            let request = Request::Logs {
+                vm,
+                lines,
+                follow,
+                differences,
+            };
+            talk::logs(socket, &request)
+        }
         Command::Exec { vm, quiet, command } => exec::run(socket, vm, command, quiet),
         Command::Log { what } => log::run(socket, what),
         Command::Version { json } => Ok(manual::version(json)),

@@ -130,6 +130,9 @@ pub enum Request {
         /// Go on with what it will print.
         #[serde(default)]
         follow: bool,
+        /// In its place: where its copies have said something else, and what.
+        #[serde(default)]
+        differences: bool,
     },
     /// Run a command in the copy of a bare program on this host. After `Entered` the asker sends one byte with its standard streams.
     Exec {

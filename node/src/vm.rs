@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     /// Since the VM's hosts have moved.
     config: Mutex<Option<Arc<VmConfig>>>,
     recent_syncs: Mutex<VecDeque<SyncFigures>>,
+    /// Where the copies of a bare program differed, and what they said there.
+    differences: Mutex<program::difference::Differences>,
     /// Held while the disks are opened: by a start of the VM, or to see how new they are.
     opening_disks: Mutex<()>,
     /// Of machines that have ended here.
@@ -179,6 +181,13 @@ impl VmHandle {
     /// Tests only: a fault when this host comes to that line.
     pub fn fault_at(&self, asked: Asked) {
         self.shared.fault_at.choose(asked);
+    }
+
+    /// Where the copies of a bare program differed, and what both said there.
+    #[must_use]
+    pub fn differences(&self) -> String {
+        let differences = &self.shared.differences;
+        differences.lock().unwrap_or_else(PoisonError::into_inner).text()
     }
 
     /// How the VM is, with medians.

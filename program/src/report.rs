@@ -181,7 +181,8 @@ fn difference(first: &FirstDifference) -> String {
 }
 
 /// Sixteen bytes a line: where they lie, in hexadecimal, and as text where they are.
-fn hexdump(bytes: &[u8], from: usize) -> Vec<String> {
+/// Lines of sixteen bytes each, in digits and as text, with the place of the first one.
+pub fn hexdump(bytes: &[u8], from: usize) -> Vec<String> {
     let line = |(n, part): (usize, &[u8])| {
         let hex: String = part.iter().map(|byte| format!("{byte:02x} ")).collect();
         let is_text = |byte: &u8| (0x20..0x7f).contains(byte);

@@ -30,9 +30,10 @@ use crate::agreed::Frame;
 use crate::sync::change_over::Tally;
 use crate::units::Epoch;
 use answers::{Answers, Percentiles};
-use compare::{Comparer, Counters, Limits, Verdict};
+use compare::{Comparer, Counters, Limits, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use kept::Kept;
+use packet::FlowKey;
 use shadow::Shadow;
 
 /// What a comparer may keep: beyond it output waits for a sync, and nothing else happens.
@@ -313,6 +314,18 @@ impl Output {
         let differs =
             |comparison: &Comparison| matches!(comparison.comparer.verdict(), Verdict::Differs { .. });
         self.blind || self.comparison.as_ref().is_some_and(differs)
+    }
+
+    /// Where the first difference is, if it is in what was said on some flow.
+    #[must_use]
+    pub fn differs_at(&self) -> Option<&Place> {
+        self.comparison.as_ref()?.comparer.place()
+    }
+
+    /// The flow of what waits longest for the backup's word.
+    #[must_use]
+    pub fn waits_on(&self) -> Option<FlowKey> {
+        self.comparison.as_ref()?.comparer.waits_on()
     }
 
     /// What the comparison has counted.

@@ -195,6 +195,18 @@ fn describe(text: &mut String, vm: &VmStatus) {
             sync.change_overs,
         );
     }
+    if let Some(program) = &vm.program {
+        let _ = writeln!(
+            text,
+            "  outputs: {} compared, {} equal, {} differing; inputs: {}, of which {} were not read in time, {} frames lost",
+            program.matched + program.differing,
+            program.matched,
+            program.differing,
+            program.inputs,
+            program.not_read,
+            program.lost,
+        );
+    }
     if let Some(failover) = &vm.failover {
         let _ = writeln!(
             text,

@@ -102,9 +102,15 @@ impl Address {
                 vm,
                 json!({"disk": disk, "fault": fault}),
             ),
-            Request::Logs { vm, lines, follow } => Self::get("/api/v1/vms/{vm}/printed", vm)
+            Request::Logs {
+                vm,
+                lines,
+                follow,
+                differences,
+            } => Self::get("/api/v1/vms/{vm}/printed", vm)
                 .with("lines", Some(lines))
-                .with("follow", Some(follow)),
+                .with("follow", Some(follow))
+                .with("differences", differences.then_some(&true)),
             Request::Keys {
                 host,
                 ask: KeysStep::Show,
@@ -275,6 +281,13 @@ pub fn examples() -> Vec<Request> {
             vm: vm(),
             lines: 1,
             follow: true,
+            differences: false,
+        },
+        Request::Logs {
+            vm: vm(),
+            lines: 1,
+            follow: false,
+            differences: true,
         },
         keys(KeysStep::Show),
         keys(KeysStep::Begin),

@@ -89,9 +89,9 @@ impl SyncFigures {
 /// What a program's copy on this host read, and, on its primary, how it compared with the backup's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProgramStatus {
-    /// Outputs (frames) that both copies have said.
+    /// Outputs (frames) that both copies have said, while this host was the primary.
     pub matched: u64,
-    /// Differences.
+    /// Outputs that they have not: each costs the second copy.
     pub differing: u64,
     /// Inputs that were delivered: payloads, ends, new connections.
     pub inputs: u64,

@@ -101,24 +101,36 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(St
     found
 }
 
-/// The last lines that the copy on this host has printed, and with `follow` what it prints from then on, until the asker or the program goes.
-pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, to: &mut dyn Write) -> Answer {
+/// Whether this is a bare program of this host's; else why not.
+fn is_one(daemon: &Daemon, vm: &str) -> Result<(), Answer> {
     let is_program = daemon
         .vms()
         .get(vm)
         .map(|handle| handle.status().program.is_some());
     match is_program {
-        None => {
-            return Answer::refused(format!(
-                "there is no program '{vm}' on this host; 'dunlin status' lists them"
-            ));
-        }
-        Some(false) => {
-            return Answer::refused(format!(
-                "'{vm}' is a VM: 'dunlin events' has its console's last lines"
-            ));
-        }
-        Some(true) => {}
+        Some(true) => Ok(()),
+        None => Err(Answer::refused(format!(
+            "there is no program '{vm}' on this host; 'dunlin status' lists them"
+        ))),
+        Some(false) => Err(Answer::refused(format!(
+            "'{vm}' is a VM: 'dunlin events' has its console's last lines"
+        ))),
+    }
+}
+
+/// Where its copies have said something else while this host had the right one, and what they said there.
+pub fn differences(daemon: &Daemon, vm: &str) -> Answer {
+    if let Err(refused) = is_one(daemon, vm) {
+        return refused;
+    }
+    let text = daemon.vms().get(vm).map(|handle| handle.differences());
+    Answer::done(text.unwrap_or_default().trim_end())
+}
+
+/// The last lines that the copy on this host has printed, and with `follow` what it prints from then on, until the asker or the program goes.
+pub fn logs(daemon: &Daemon, vm: &str, lines: u32, follow: bool, to: &mut dyn Write) -> Answer {
+    if let Err(refused) = is_one(daemon, vm) {
+        return refused;
     }
     let path = store::folder(&daemon.host.state, vm).join(PRINTED);
     let failed = |error: std::io::Error| Answer::failed(format!("{}: {error}", path.display()));

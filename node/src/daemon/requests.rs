@@ -53,7 +53,14 @@ pub fn converse(daemon: &Arc<Daemon>, request: Request, to: &mut dyn Write) {
             peers::ask(daemon, &host.clone(), &Request::Keys { host, ask })
         }
         request @ Request::Keys { .. } => from_peer(daemon, request, &mut |_| {}),
-        Request::Logs { vm, lines, follow } => program::logs(daemon, &vm, lines, follow, to),
+        Request::Logs {
+            vm,
+            differences: true,
+            ..
+        } => program::differences(daemon, &vm),
+        Request::Logs {
+            vm, lines, follow, ..
+        } => program::logs(daemon, &vm, lines, follow, to),
         Request::Log(ask) => return super::logs::converse(daemon, ask, to),
         Request::Up { text, origin } => up(daemon, &text, &origin),
         Request::Check { text, origin } => examine::check(daemon, &text, &origin, &mut |found| {

@@ -2,11 +2,16 @@
 //! gauge; [docs/monitoring.md](../../../docs/monitoring.md) has all of them, and a test compares it with the page.
 
 use crate::control::{
-    BadInput, DiskFigures, FailoverStatus, NotifyStatus, QueueFigures, Reasons, Verified, VmStatus,
+    BadInput, DiskFigures, FailoverStatus, NotifyStatus, ProgramStatus, QueueFigures, Reasons, Verified,
+    VmStatus,
 };
 
 fn verified(vm: &VmStatus, figure: fn(&Verified) -> f64) -> f64 {
     vm.verify.last.as_ref().map_or(0.0, figure)
+}
+
+fn of_program(vm: &VmStatus, figure: fn(&ProgramStatus) -> u64) -> f64 {
+    vm.program.as_ref().map_or(0.0, |program| figure(program) as f64)
 }
 
 pub type Figure = (&'static str, &'static str, fn(&VmStatus) -> f64);
@@ -72,8 +77,8 @@ pub const FIGURES: &[Figure] = &[
     }),
     (
         "dunlin_outputs_matched_total",
-        "Frames that left because both VMs had said them",
-        |vm| vm.sync.compared.matched as f64,
+        "Frames that left because both VMs, or both copies of a program, had said them",
+        |vm| vm.sync.compared.matched as f64 + of_program(vm, |program| program.matched),
     ),
     (
         "dunlin_outputs_by_sync_total",
@@ -82,8 +87,23 @@ pub const FIGURES: &[Figure] = &[
     ),
     (
         "dunlin_output_differences_total",
-        "Times that the two VMs said something else",
-        |vm| vm.sync.compared.differences as f64,
+        "Times that the two VMs, or copies of a program, said something else",
+        |vm| vm.sync.compared.differences as f64 + of_program(vm, |program| program.differing),
+    ),
+    (
+        "dunlin_program_inputs_total",
+        "Inputs that the copy of a bare program here was given",
+        |vm| of_program(vm, |program| program.inputs),
+    ),
+    (
+        "dunlin_program_inputs_not_read_total",
+        "Of these, the ones that it did not read within its patience",
+        |vm| of_program(vm, |program| program.not_read),
+    ),
+    (
+        "dunlin_program_inputs_lost_total",
+        "Frames that were lost to the copy of a bare program here because too many waited to be read",
+        |vm| of_program(vm, |program| program.lost),
     ),
     (
         "dunlin_output_held_seconds_total",

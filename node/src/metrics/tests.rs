@@ -50,6 +50,12 @@ fn status() -> HostStatus {
             p99_us: 40_000,
         }),
         unsaid: 1,
+        program: Some(ProgramStatus {
+            matched: 40,
+            differing: 2,
+            not_read: 1,
+            ..ProgramStatus::default()
+        }),
         bad_input: BadInput {
             too_short: 3,
             links_broken: 1,
@@ -90,6 +96,9 @@ fn each_figure_has_its_labels_its_unit_and_its_value() {
         "dunlin_log_refused_total{vm=\"shop\"} 1",
         "dunlin_answer_median_seconds{vm=\"shop\"} 0.00125",
         "dunlin_answer_p99_seconds{vm=\"shop\"} 0.04",
+        "dunlin_outputs_matched_total{vm=\"shop\"} 40",
+        "dunlin_output_differences_total{vm=\"shop\"} 2",
+        "dunlin_program_inputs_not_read_total{vm=\"shop\"} 1",
         "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
         "dunlin_disk_light_seconds_total{disk=\"0\",vm=\"shop\"} 1.5",
         "dunlin_peer_connected{peer=\"b\",vm=\"shop\"} 1",

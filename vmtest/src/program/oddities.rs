@@ -148,8 +148,31 @@ pub(super) fn reads_the_tsc(cluster: &mut Cluster<'_>) -> Result<()> {
         &[
             "has said something else",
             "'dunlin program check' shows what differs",
+            "from port 6379, after ",
+            " bytes that are alike of the connection",
         ],
     )?;
+    // What it was is for operators: the rest of an answer ":DIGITS", and another one.
+    let shown = cluster.output(&primary, &["logs", "--differences", NAME])?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let lines = |words: &str| shown.lines().filter(|line| line.contains(words)).count();
+    ensure!(
+        lines("the copy on host 'a' says there:") == 1
+            && lines("the copy on host 'b' says there:") == 1
+            && lines("..|") == 2,
+        "both are shown: {shown:?}"
+    );
+    let events = events(cluster, &primary)?;
+    ensure!(
+        !events.iter().any(|event| event.text.contains("..|")),
+        "no event has a byte of an answer"
+    );
+    let matched = super::figure(cluster, &primary, "matched")?;
+    let differing = super::figure(cluster, &primary, "differing")?;
+    ensure!(
+        matched > 0 && differing > 0,
+        "{matched} equal, {differing} differing"
+    );
     let told_after = asked.elapsed();
     ensure!(told_after <= TOLD_WITHIN, "told after {told_after:?}");
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;

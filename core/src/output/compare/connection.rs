@@ -16,6 +16,7 @@
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
 //! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`shadow`).
 
+use super::place::{Found, SHOWN_BYTES, alike, shown};
 use super::said::{Said, after, later};
 use super::{Difference, FrameId};
 use crate::output::packet::Segment;
@@ -98,6 +99,8 @@ pub struct Connection {
     told_ack: Option<u32>,
     /// The SYN that the client was told: positions mean nothing across two connections of one name.
     told_isn: Option<u32>,
+    /// How many bytes the client was told; since its SYN, if that was told here.
+    told_bytes: u64,
     ours: Beginning,
     theirs: Beginning,
     said: Said,
@@ -126,6 +129,7 @@ impl Connection {
             told_to: self.told_to,
             told_ack: self.told_ack,
             told_isn: self.told_isn,
+            told_bytes: self.told_bytes,
             ours,
             theirs: ours,
             ..Self::default()
@@ -188,6 +192,21 @@ impl Connection {
                 self.differs = true;
                 Err(difference)
             }
+        }
+    }
+
+    /// How the oldest words that wait stand to what the backup has said at their place.
+    pub fn found(&self) -> Found {
+        let Some((_, words)) = self.waiting.front() else {
+            return Found::default();
+        };
+        let (from, new) = self.new_bytes(words);
+        let equal = alike(new, &self.said.bytes_from(from, new.len()));
+        Found {
+            at_byte: self.told_bytes + equal as u64,
+            from_beginning: self.told_isn.is_some() && self.told_isn == self.ours.isn,
+            primary: shown(new, equal),
+            backup: self.said.bytes_from(from.wrapping_add(equal as u32), SHOWN_BYTES),
         }
     }
 
@@ -288,7 +307,10 @@ impl Connection {
         let end = words.end();
         if words.syn && self.told_isn.replace(words.seq) != Some(words.seq) {
             (self.told_to, self.told_ack) = (None, None);
+            self.told_bytes = 0;
         }
+        let (_, new) = self.new_bytes(words);
+        self.told_bytes += new.len() as u64;
         self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
         if let Some(ack) = words.ack {
             self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
@@ -326,19 +348,22 @@ impl Connection {
         Ok(whole)
     }
 
-    fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {
+    /// What the client was not told of these words' bytes, and its place.
+    fn new_bytes<'a>(&self, words: &'a Words) -> (u32, &'a [u8]) {
         let at = words.payload_at();
         let from = self.told_to.map_or(at, |told| later(at, told));
         let known = from.wrapping_sub(at) as usize;
-        let Some(new) = words.payload.get(known..) else {
-            return Ok(true);
-        };
+        (from, words.payload.get(known..).unwrap_or_default())
+    }
+
+    fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {
+        let (from, new) = self.new_bytes(words);
         match self.said.compare(from, new) {
             Ordering::Equal => {}
             Ordering::Greater => return Err(Difference::Bytes),
             Ordering::Less => {
                 // It has ended its stream before these bytes.
-                let end = at.wrapping_add(words.payload.len() as u32);
+                let end = words.payload_at().wrapping_add(words.payload.len() as u32);
                 return match self.said_fin {
                     Some(fin) if after(end, fin) => Err(Difference::Flags),
                     _ => Ok(false),

@@ -2,6 +2,7 @@
 //! loaded last. There is no number in a datagram by which a lost or an additional one could be told from a different
 //! one, so anything else than the same sequence is a difference.
 
+use super::place::{Found, alike, shown};
 use super::{Difference, FrameId};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -61,6 +62,20 @@ impl Datagrams {
         self.primary.pop_front();
         self.backup.pop_front();
         Ok(Some(id))
+    }
+
+    /// How the oldest of both stand to each other.
+    pub fn found(&self) -> Found {
+        let (Some((_, ours)), Some(theirs)) = (self.primary.front(), self.backup.front()) else {
+            return Found::default();
+        };
+        let equal = alike(&ours.payload, &theirs.payload);
+        Found {
+            at_byte: equal as u64,
+            from_beginning: true,
+            primary: shown(&ours.payload, equal),
+            backup: shown(&theirs.payload, equal),
+        }
     }
 
     /// Says no more until the next sync.

@@ -18,12 +18,15 @@
 
 mod connection;
 mod datagrams;
+mod place;
 pub(crate) mod said;
 
 use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, parse};
 use connection::{Connection, Words};
 use datagrams::{Datagrams, Message};
+use place::Found;
+pub use place::Place;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A frame's name: rising in the order in which the primary's VM sent them.
@@ -103,6 +106,18 @@ impl Counters {
     }
 }
 
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.matched += other.matched;
+        self.free += other.free;
+        self.bytes += other.bytes;
+        self.flags += other.flags;
+        self.datagrams += other.datagrams;
+        self.not_understood += other.not_understood;
+        self.full += other.full;
+    }
+}
+
 /// The comparison of two outputs.
 pub struct Comparer {
     limits: Limits,
@@ -120,6 +135,8 @@ pub struct Comparer {
     after_line: Option<Vec<(FrameId, Frame)>>,
     kept_bytes: usize,
     difference: Option<Difference>,
+    /// Where the first of them is that is one of bytes, of an end or of datagrams.
+    place: Option<Place>,
     counters: Counters,
 }
 
@@ -139,6 +156,14 @@ impl FlowWords {
         match self {
             Self::Connection(connection) => connection.kept_bytes(),
             Self::Datagrams(datagrams) => datagrams.kept_bytes(),
+        }
+    }
+
+    /// What the primary's oldest words that wait here are, beside the backup's at that place.
+    fn found(&self) -> Found {
+        match self {
+            Self::Connection(connection) => connection.found(),
+            Self::Datagrams(datagrams) => datagrams.found(),
         }
     }
 
@@ -168,6 +193,7 @@ impl Comparer {
             after_line: None,
             kept_bytes: 0,
             difference: None,
+            place: None,
             counters: Counters::default(),
         }
     }
@@ -260,7 +286,12 @@ impl Comparer {
     /// The primary's VM stood still here: what it said before is covered by the sync under way.
     pub fn line_drawn(&mut self) {
         self.after_line.get_or_insert_default();
+        self.forget_difference();
+    }
+
+    fn forget_difference(&mut self) {
         self.difference = None;
+        self.place = None;
     }
 
     /// The sync is acknowledged: what was said before the line has left.
@@ -284,7 +315,7 @@ impl Comparer {
         self.sync_acknowledged();
         self.loads += 1;
         self.kept_bytes = 0;
-        self.difference = None;
+        self.forget_difference();
         if self.flows.len() > self.limits.flows / 2 {
             // Most of them have ended without a word. What is forgotten waits once more, and no longer.
             self.flows.clear();
@@ -330,6 +361,18 @@ impl Comparer {
         self.telling.first().copied()
     }
 
+    /// The flow on which that waits.
+    #[must_use]
+    pub fn waits_on(&self) -> Option<FlowKey> {
+        *self.waiting.get(self.telling.first()?)?
+    }
+
+    /// Where the first difference is, if it is in what was said on some flow.
+    #[must_use]
+    pub fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
+    }
+
     /// The newest frame that the backup has said, too.
     #[must_use]
     pub fn newest_said(&self) -> Option<FrameId> {
@@ -371,7 +414,13 @@ impl Comparer {
                     self.matched.push_back(id);
                 }
                 Ok(None) => return,
-                Err(why) => return self.differs(why),
+                Err(why) => {
+                    let found = self.flows.get(&key).map(|flow| flow.words.found());
+                    if let (Some(found), None) = (found, &self.place) {
+                        self.place = Some(found.on(key, why));
+                    }
+                    return self.differs(why);
+                }
             }
         }
     }

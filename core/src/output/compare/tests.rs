@@ -496,3 +496,5 @@ fn the_numbers_of_a_reset_that_answers_a_stray_segment_are_no_place_in_the_strea
         assert_eq!((both.out(), both.why().is_some()), (vec![], true));
     }
 }
+
+mod place;

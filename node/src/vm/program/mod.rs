@@ -22,6 +22,7 @@ pub mod carrying;
 mod clock;
 pub mod copies;
 mod data;
+pub(crate) mod difference;
 mod ending;
 mod frames;
 pub mod images;
@@ -44,7 +45,6 @@ use crossbeam_channel::{Receiver, Sender};
 use dunlin_core::agreed::{AgreedTime, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
-use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
 use dunlin_core::program::pace::Pace;
@@ -177,8 +177,8 @@ pub struct ProgramLoop {
     pace: Pace,
     seed: Seed,
     output: Output,
-    /// What was compared until the comparison ended.
-    compared: Counters,
+    /// What was compared with all second copies so far.
+    compared: difference::Compared,
     frames_in: u64,
     frames_out: u64,
     /// Inputs that were not read in time, as far as that was told.
@@ -260,7 +260,7 @@ impl ProgramLoop {
             pace: Pace::default(),
             seed: Seed::default(),
             output: Output::new(Voice::Shut, Epoch(1)),
-            compared: Counters::default(),
+            compared: difference::Compared::default(),
             frames_in: 0,
             frames_out: 0,
             impatient_told: (0, None),
@@ -336,6 +336,7 @@ impl ProgramLoop {
         self.apply_agreed_entries();
         self.pass();
         self.release();
+        self.compared.saw(self.output.counters());
         let now_us = self.now_us();
         if self.told.take() {
             self.shown_us = 0;

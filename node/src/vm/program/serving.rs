@@ -104,13 +104,13 @@ impl ProgramLoop {
             }
             return;
         }
+        self.compared.saw(self.output.counters());
         self.dropping = None;
         self.backup_ready = false;
         self.rests();
         match self.role {
             Role::Backup => self.speak_after_take_over(),
             Role::Primary => {
-                self.compared = self.counters();
                 self.session = None;
                 self.join = None;
                 self.output.set_voice(Voice::Alone);
@@ -258,19 +258,21 @@ impl ProgramLoop {
             return self.backup_is_lost("its host is silent");
         }
         if self.output.differs() {
-            let counters = self.counters();
-            return self.backup_is_lost(&format!(
-                "its copy has said something else (after {} outputs that were alike; differences in bytes {}, ends {}, datagrams {}, \
-                 not understood {}): 'dunlin program check' shows what differs",
-                counters.matched, counters.bytes, counters.flags, counters.datagrams, counters.not_understood
-            ));
+            // Told once: the group may take a while to agree.
+            if self.dropping != Some(self.group.term()) {
+                self.compared.saw(self.output.counters());
+                let why = self.tell_difference();
+                self.backup_is_lost(&why);
+            }
+            return;
         }
         // What was said while a copy was on its way waits for its word since it runs.
         let waited_us = self.output.waited_for_word_us(now_us);
         if waited_us.min(now_us - self.followed_us) > LATE_US {
             return self.backup_is_lost(&format!(
-                "its copy has not said within {} s what the one here has",
-                LATE_US / 1_000_000
+                "its copy has not said within {} s what the one here has{}",
+                LATE_US / 1_000_000,
+                self.told_who_waits()
             ));
         }
         let listens_by_us = self.running.as_ref().map(|running| running.until_us + SLACK_US);
@@ -289,7 +291,6 @@ impl ProgramLoop {
         let other = self.other().map_or("?", |other| self.config.host_name(other));
         let text = format!("host '{other}' is dropped as the backup: {why}");
         self.event("backup-lost", text);
-        self.compared = self.counters();
         self.session = None;
         self.join = None;
         let entry = Agreed::Complete {

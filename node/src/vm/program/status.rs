@@ -13,9 +13,9 @@ use dunlin_program::data::mark::Mark;
 use std::sync::PoisonError;
 
 impl ProgramLoop {
-    /// What was compared so far; after the comparison's end what it had come to.
+    /// What was compared so far.
     pub(super) fn counters(&self) -> Counters {
-        self.output.counters().copied().unwrap_or(self.compared)
+        self.compared.total()
     }
 
     /// What the loop itself knows, for another host.

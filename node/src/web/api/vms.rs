@@ -111,6 +111,9 @@ pub struct Printed {
     /// Go on with what it will print.
     #[serde(default)]
     follow: bool,
+    /// In its place: where its copies have said something else, and what.
+    #[serde(default)]
+    differences: bool,
 }
 
 fn usual_lines() -> u32 {
@@ -319,8 +322,18 @@ pub async fn printed(
     which: Result<Query<Printed>, QueryRejection>,
 ) -> Response {
     match which {
-        Ok(Query(Printed { lines, follow })) => {
-            lines::converse(web, who, Request::Logs { vm, lines, follow }).await
+        Ok(Query(Printed {
+            lines,
+            follow,
+            differences,
+        })) => {
+            let request = Request::Logs {
+                vm,
+                lines,
+                follow: follow && !differences,
+                differences,
+            };
+            lines::converse(web, who, request).await
         }
         Err(error) => refused(StatusCode::BAD_REQUEST, &error.body_text(), 2),
     }
