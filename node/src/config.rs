@@ -16,7 +16,7 @@ pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
 pub use host::{HostConfig, HostFile, PageAt, Trust};
 pub use hosts::newest;
-pub use program::ProgramSpec;
+pub use program::{ProgramSpec, RestartPolicy};
 pub use vm::{DiskReplication, VmConfig};
 
 use serde::de::DeserializeOwned;

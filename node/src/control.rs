@@ -365,6 +365,12 @@ pub struct Standing {
     /// The copy of a bare program has ended by itself, and these were the last inputs that it was given, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended_after: Vec<String>,
+    /// The copy of a bare program here has ended by itself, or could not begin.
+    #[serde(default)]
+    pub ended: bool,
+    /// It is to be begun again when it has ended everywhere.
+    #[serde(default)]
+    pub begins_again: bool,
 }
 
 /// How new an image is: ordered.

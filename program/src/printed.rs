@@ -47,6 +47,20 @@ impl Printed {
             most_bytes: MOST_BYTES,
         })
     }
+
+    /// Goes on in it, behind what is there.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn go_on(path: &Path) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            bytes: file.metadata()?.len(),
+            file,
+            most_bytes: MOST_BYTES,
+        })
+    }
 }
 
 impl Write for Printed {

@@ -13,6 +13,7 @@ pub mod data;
 mod guard;
 mod oddities;
 pub mod random;
+mod restart;
 pub mod server;
 pub mod services;
 mod stories;

@@ -189,7 +189,8 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
 
 /// What became of it, if that is clear yet.
 fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
-    if let Some(why) = vm.state.strip_prefix("failed: ") {
+    let failed = ["failed: ", "restarting: "];
+    if let Some(why) = failed.iter().find_map(|word| vm.state.strip_prefix(word)) {
         return Some(Outcome::Failed(why.to_owned()));
     }
     if !vm.wants_protection {

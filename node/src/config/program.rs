@@ -46,6 +46,8 @@ pub struct ProgramSpec {
     pub limits: Limits,
     /// How long it may take until it serves.
     pub start_within: Duration,
+    /// Whether it is begun again when it has ended on all hosts.
+    pub restart: RestartPolicy,
     /// Its address.
     pub address: Ipv4Addr,
     /// How many bits of that name the network.
@@ -54,6 +56,31 @@ pub struct ProgramSpec {
     pub gateway: Option<Ipv4Addr>,
     /// Its card's hardware address.
     pub mac: [u8; 6],
+}
+
+/// Whether a program that has ended on all of its hosts is begun again.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartPolicy {
+    /// A person begins it.
+    #[default]
+    Never,
+    /// Unless its exit code was 0.
+    OnFailure,
+    /// However it has ended.
+    Always,
+}
+
+impl RestartPolicy {
+    /// As in its file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::OnFailure => "on-failure",
+            Self::Always => "always",
+        }
+    }
 }
 
 /// The table's shape.
@@ -93,6 +120,8 @@ pub(super) struct ProgramFile {
     tasks: Option<u32>,
     #[serde(default = "start_within_s")]
     start_within_s: u64,
+    #[serde(default)]
+    restart: RestartPolicy,
     nics: Vec<ProgramNic>,
 }
 
@@ -242,6 +271,7 @@ impl ProgramFile {
                 tasks: self.tasks,
             },
             start_within: Duration::from_secs(self.start_within_s),
+            restart: self.restart,
             address,
             prefix,
             gateway: nic.gateway,

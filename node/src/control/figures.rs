@@ -99,6 +99,9 @@ pub struct ProgramStatus {
     pub not_read: u64,
     /// Frames lost because too many waited to be read.
     pub lost: u64,
+    /// How often it was begun again on this host, after it had ended everywhere.
+    #[serde(default)]
+    pub begun_again: u64,
 }
 
 /// How long clients waited for the VM in the last second, from their payload's arrival at this host to the VM's next frame out on the same connection:

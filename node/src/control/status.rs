@@ -45,7 +45,8 @@ pub struct VmStatus {
     pub name: String,
     /// `primary`, `backup`, `witness`, or `none` while this host has no part in running it.
     pub role: String,
-    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `stalled: ...` (a wait of docs/waits.md), `failed: ...`.
+    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `stalled: ...` (a wait of docs/waits.md), `failed: ...`;
+    /// of a bare program that has ended, and is to be begun again, `restarting: ...`.
     pub state: String,
     /// Whether a second complete copy exists, as agreed by the group.
     pub protected: bool,

@@ -106,6 +106,11 @@ pub const FIGURES: &[Figure] = &[
         |vm| of_program(vm, |program| program.lost),
     ),
     (
+        "dunlin_program_restarts_total",
+        "Times that a bare program that had ended everywhere was begun again on this host",
+        |vm| of_program(vm, |program| program.begun_again),
+    ),
+    (
         "dunlin_output_held_seconds_total",
         "How long all frames that left were held, together",
         |vm| vm.sync.compared.held_us as f64 / 1e6,

@@ -143,6 +143,8 @@ impl VmLoop {
             noted: self.notebook.newest(),
             recovering: self.group.role() == ConsensusRole::Recovering,
             ended_after: Vec::new(),
+            ended: false,
+            begins_again: false,
         }
     }
 

@@ -339,6 +339,17 @@ fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protecti
             ),
         };
     }
+    if best.state.starts_with("restarting") {
+        let why = sentence(&format!(
+            "It has ended, and is begun again: {}",
+            after_colon(&best.state)
+        ));
+        return says(
+            Protection::NotServed,
+            why,
+            "The events below say how it ended, and when it is begun again.",
+        );
+    }
     if best.state.starts_with("failed") {
         let why = sentence(&format!(
             "It has failed on its primary: {}",

@@ -292,3 +292,33 @@ fn die_and_come_back(cluster: &mut Cluster<'_>) -> Result<()> {
     die(cluster)?;
     come_back(cluster)
 }
+
+/// A program that has ended on both hosts is begun again with what it had written.
+pub(super) fn outlive_a_restart(cluster: &mut Cluster<'_>) -> Result<()> {
+    let mut plan = Plan::redis_with_data(cluster.lab())?;
+    let words: Vec<String> = plan.command.iter().map(|word| format!("'{word}'")).collect();
+    // Not by an input: five seconds after the last one at least.
+    let command = format!("{} & sleep 20; kill -9 $!; exit 1", words.join(" "));
+    plan.command = Plan::shell(&command).command;
+    plan.lines.push("restart = \"on-failure\"".to_owned());
+    let begun = Instant::now();
+    up(cluster, &plan)?;
+    write(cluster)?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(14),
+        "this machine is too slow for this story"
+    );
+    cluster.await_status("it is begun again", PATIENCE, |_| {
+        let has = |host| {
+            let events = cluster.events(host).unwrap_or_default();
+            events
+                .iter()
+                .rev()
+                .take(40)
+                .any(|event| event.kind == "begun-again")
+        };
+        (has("a") || has("b")).then_some(())
+    })?;
+    is_there(cluster, 1)?;
+    end(cluster)
+}

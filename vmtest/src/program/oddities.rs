@@ -61,7 +61,7 @@ pub(super) fn ask(
 }
 
 /// What a host has told of this program: the one before it had the same name, and is forgotten.
-fn events(cluster: &Cluster<'_>, host: &str) -> Result<Vec<Event>> {
+pub(super) fn events(cluster: &Cluster<'_>, host: &str) -> Result<Vec<Event>> {
     let mut events = cluster.events(host)?;
     let before = events.iter().rposition(|event| event.kind == "forgotten");
     events.drain(..before.map_or(0, |last| last + 1));
@@ -69,7 +69,7 @@ fn events(cluster: &Cluster<'_>, host: &str) -> Result<Vec<Event>> {
 }
 
 /// Within seconds an event of that host has all these words.
-fn told(cluster: &Cluster<'_>, host: &str, words: &[&str]) -> Result<()> {
+pub(super) fn told(cluster: &Cluster<'_>, host: &str, words: &[&str]) -> Result<()> {
     let what = format!("host {host} tells of {words:?}");
     cluster.await_status(&what, TOLD_WITHIN, |_| {
         let events = events(cluster, host).ok()?;
@@ -78,7 +78,7 @@ fn told(cluster: &Cluster<'_>, host: &str, words: &[&str]) -> Result<()> {
     })
 }
 
-fn failed_on_both(cluster: &Cluster<'_>, words: &str) -> Result<()> {
+pub(super) fn failed_on_both(cluster: &Cluster<'_>, words: &str) -> Result<()> {
     cluster.await_status(&format!("both hosts say {words:?}"), TOLD_WITHIN, |hosts| {
         let says = |name: &str| {
             let host = hosts.iter().find(|host| host.host == name);

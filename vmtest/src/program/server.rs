@@ -11,11 +11,14 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 /// No word of a request is longer.
 const LONGEST: usize = 1 << 16;
+/// So long after it was told to it ends: longer than what Dunlin takes for the input's doing (5 s).
+pub const LATER: Duration = Duration::from_secs(7);
 /// Its name as a command of xtask.
 pub const COMMAND: &str = "program-server";
 /// Where a server that has executed itself finds its listening socket.
@@ -92,6 +95,18 @@ fn answer(words: &[String], values: &Values, listener: i32) -> Result<String> {
         ["TSC"] => format!(":{}\r\n", time_stamp() >> 1),
         ["EXIT", code] => std::process::exit(code.parse()?),
         ["CRASH"] => std::process::abort(),
+        // Not by an input: long after it.
+        ["LATER", how] => {
+            let how = how.to_owned();
+            std::thread::spawn(move || {
+                std::thread::sleep(LATER);
+                match how.parse() {
+                    Ok(code) => std::process::exit(code),
+                    Err(_) => std::process::abort(),
+                }
+            });
+            ":1\r\n".to_owned()
+        }
         ["EXEC"] => {
             execute_itself(listener)?;
             String::new()

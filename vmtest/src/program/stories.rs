@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, time, up,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, restart,
+    time, up,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
@@ -21,7 +22,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one lab, one after the other.
-const STORIES: [Story; 30] = [
+const STORIES: [Story; 34] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -49,6 +50,10 @@ const STORIES: [Story; 30] = [
     ("a new copy is limited as well", oddities::a_new_copy_is_limited),
     ("commands beside a program", oddities::visitors),
     ("what it prints is followed", oddities::follows_logs),
+    ("a restart by each policy", restart::each_policy),
+    ("no restart after poison", restart::not_after_poison),
+    ("no restart after down", restart::not_after_down),
+    ("data outlive a restart", data::outlive_a_restart),
     ("data cannot be had", data::cannot_be_had),
     (
         "data outlive what was agreed in memory",

@@ -99,7 +99,8 @@ impl ProgramLoop {
         };
         let dropped = self.agreement.may_be_dropped && !self.agreement.leads;
         let by_data = self.has_mandate() || self.leads_for_the_other();
-        !self.witness && ((self.failure.is_none() && (by_life || by_data) && !dropped) || self.leads_to_end())
+        let by_life = by_life && self.failure.is_none();
+        !self.witness && (((by_life || by_data) && !dropped) || self.leads_to_end())
     }
 
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.

@@ -403,7 +403,12 @@ impl Fetcher {
 
     /// The namespaces for it, with nothing in them.
     fn room(&self, image: Option<Image>) -> Result<Copy, String> {
-        let copy = copies::prepare(&self.program, [0; 32], self.printed.clone(), image)?;
+        let copy = copies::prepare(
+            &self.program,
+            [0; 32],
+            copies::printed(&self.printed, false),
+            image,
+        )?;
         copy.vacate().map_err(|error| error.to_string())?;
         Ok(copy)
     }

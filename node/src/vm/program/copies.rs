@@ -1,12 +1,13 @@
 //! The copy of a program on this host: how it begins and how it ends.
 //!
-//! Invariants: 1. the thread that makes a copy outlives it: the copy's processes die with that thread; 2. a copy that has ended is never
-//! begun again by this host.
+//! Invariants: 1. the thread that makes a copy outlives it: the copy's processes die with that thread; 2. a copy that has ended is not
+//! begun again by this host alone.
 //!
 //! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
 
 use super::backlog::Backlog;
-use super::{PRINTED, ProgramLoop, RAN, Role, Running, data, joining};
+use super::restart::End;
+use super::{PRINTED, ProgramLoop, RAN, Role, Running, data, joining, poison};
 use crate::config::ProgramSpec;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
@@ -25,7 +26,7 @@ use dunlin_program::message::{Card, Heard, Mounted, Spec, Walls};
 use dunlin_program::printed::Printed;
 use dunlin_program::visit::{Order, Rooms};
 use dunlin_program::{options, sockets};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// What `dunlin exec` needs of a copy.
@@ -61,6 +62,11 @@ impl ProgramLoop {
         if let Err(why) = note_that_it_ran(&folder) {
             return self.fails(&why);
         }
+        self.failure = None;
+        self.last_inputs = poison::LastInputs::default();
+        let now_us = self.now_us();
+        self.restart.begins(now_us);
+        let again = self.restart.again;
         let (keeper, kept) = bounded::<()>(0);
         let (program, to_loop, marks, seed) = (
             self.program.clone(),
@@ -70,7 +76,8 @@ impl ProgramLoop {
         );
         let work = move || {
             let image = marks.map(|marks| data::open(&program, &marks)).transpose();
-            let result = image.and_then(|image| prepare(&program, seed, folder.join(PRINTED), image));
+            let result =
+                image.and_then(|image| prepare(&program, seed, printed(&folder.join(PRINTED), again), image));
             to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
             // Invariant 1: until the loop lets go of its end.
             kept.iter().for_each(drop);
@@ -152,7 +159,12 @@ impl ProgramLoop {
                 }
                 _ => String::new(),
             };
-            return self.fails(&format!("the program {how}{hint}{words}"));
+            let end = match &heard {
+                Heard::Ended { code: Some(0), .. } => End::Well,
+                Heard::Ended { .. } => End::Badly,
+                _ => End::OfDunlin,
+            };
+            return self.fails_by(end, &format!("the program {how}{hint}{words}"));
         }
     }
 
@@ -237,7 +249,13 @@ impl ProgramLoop {
 
     /// The copy here cannot go on. Another host's may.
     pub(super) fn fails(&mut self, why: &str) {
-        self.event("program-ended", why);
+        self.fails_by(End::OfDunlin, why);
+    }
+
+    fn fails_by(&mut self, end: End, why: &str) {
+        let plan = self.plan_restart(end);
+        self.event("program-ended", format!("{why}{plan}"));
+        self.last_inputs.ended();
         self.failure = Some(why.to_owned());
         let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
         if let Some(talker) = talker {
@@ -293,6 +311,15 @@ pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), String> {
     std::fs::write(folder.join(RAN), []).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
+/// The file for what it prints; what it printed before it was begun again stays.
+pub(super) fn printed(path: &Path, again: bool) -> Result<Printed, String> {
+    let printed = match again {
+        true => Printed::go_on(path),
+        false => Printed::create(path),
+    };
+    printed.map_err(|error| format!("{}: {error}", path.display()))
+}
+
 /// What the program is kept from, and so whoever runs something beside it.
 pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
     let user = program.user.as_deref().map(options::user).transpose();
@@ -316,7 +343,7 @@ fn is_root(walls: &Walls) -> bool {
 pub(super) fn prepare(
     program: &ProgramSpec,
     seed: Seed,
-    printed: PathBuf,
+    printed: Result<Printed, String>,
     image: Option<Image>,
 ) -> Result<Copy, String> {
     let told = |why: GuardError| format!("its data: {why}");
@@ -348,12 +375,11 @@ pub(super) fn prepare(
         program: "/proc/self/exe".into(),
         arguments: vec!["program".into(), "inside".into()],
     };
-    let printed = Printed::create(&printed).map_err(|error| format!("{}: {error}", printed.display()))?;
     Copy::prepare(
         "the program's copy",
         &inside,
         &spec,
-        Prints::Kept(Some(printed)),
+        Prints::Kept(Some(printed?)),
         group,
         attached,
     )

@@ -1,6 +1,6 @@
 //! Whose image counts: where a program with data begins, and where it begins again when no copy of it is alive anywhere.
 //!
-//! * **Decides:** on which host. It begins there alone; the other host gets a copy of the running program, and of its data.
+//! * **Decides:** on which host. So it is for a program that has ended everywhere and is to be begun again (`restart`), with data or without. It begins there alone; the other host gets a copy of the running program, and of its data.
 //! * **Flow:** a leader of a program that never ran, or nobody leads one that did -> the marks here and there -> `Agreed::Complete` of one
 //!   host, which begins.
 //! * **Invariants:** 1. a host whose image may be newer is waited for; 2. a torn image is never begun from; 3. nobody begins again while a
@@ -107,7 +107,7 @@ impl ProgramLoop {
         if self.images.asking || now_us < self.images.next_us {
             return;
         }
-        let Some(marks) = self.marks() else { return };
+        let marks = self.marks();
         let (host, config, to_loop, me) = (
             self.host.clone(),
             self.config.clone(),
@@ -128,7 +128,7 @@ impl ProgramLoop {
                 said.map(|(id, answer)| (id, answer.join().unwrap_or_else(|_| Err("no answer".into()))))
                     .collect()
             });
-            let own = marks.read();
+            let own = marks.map_or(Ok(None), |marks| marks.read());
             to_loop.send(LoopEvent::ProgramImages(Found { own, others }));
         };
         let spawned = std::thread::Builder::new()
@@ -177,6 +177,15 @@ impl ProgramLoop {
         Ok(())
     }
 
+    /// The input by which the copies of both hosts have ended.
+    fn ended_both(&self, found: &Found) -> Option<String> {
+        self.failure.as_ref()?;
+        let own = self.last_inputs.lines();
+        let said = found.others.iter().filter_map(|(_, said)| said.as_ref().ok());
+        let theirs: Vec<&String> = said.flat_map(|standing| &standing.ended_after).collect();
+        own.into_iter().find(|input| theirs.contains(&input))
+    }
+
     fn choose(
         &self,
         own: Option<Mark>,
@@ -187,12 +196,20 @@ impl ProgramLoop {
         };
         let said = others.iter().find(|(id, _)| *id == other);
         match said {
-            Some((_, Ok(standing))) => Ok(choose(own, heard(standing), self.me < other)),
+            Some((_, Ok(standing))) => {
+                // One that does not know any more that it is to be begun again does not begin it.
+                let first = self.me < other || (self.restart.waits() && !standing.begins_again);
+                Ok(choose(own, heard(standing), first))
+            }
             // Invariant 1.
-            Some((_, Err(why))) => Err(format!(
-                "the program has data, and those on host '{}' may be newer: it is waited for ({why})",
-                self.config.host_name(other)
-            )),
+            Some((_, Err(why))) => {
+                let host = self.config.host_name(other);
+                let may_be = match self.notes {
+                    Some(_) => format!("the program has data, and those on host '{host}' may be newer"),
+                    None => format!("host '{host}' may have a living copy of the program"),
+                };
+                Err(format!("{may_be}: it is waited for ({why})"))
+            }
             None => Ok(Choice::Here),
         }
     }
@@ -238,11 +255,12 @@ impl ProgramLoop {
     // After the loss of all copies.
 
     fn is_lost(&self) -> bool {
-        self.notes.is_some()
+        let by_data = self.notes.is_some() && self.failure.is_none();
+        let by_order = self.failure.is_some() && self.restart.is_due(self.now_us());
+        (by_data || by_order)
             && self.role == Role::None
             && self.starting.is_none()
             && self.expected.is_none()
-            && self.failure.is_none()
             && self.ending.is_none()
             // Before anybody leads again nothing counts as agreed: what was appended tells that it has lived.
             && !self.agreement.is_fresh()
@@ -296,17 +314,27 @@ impl ProgramLoop {
     fn judge_loss(&mut self, found: Found) -> Result<(), String> {
         self.images.mandate = None;
         let own = self.standing();
+        if let Some(input) = self.ended_both(&found) {
+            // `poison` tells it.
+            tracing::info!(program = self.config.name, "not begun again: {input}");
+            self.restart.never();
+            return Ok(());
+        }
         let mut newest = (own.last, own.complete);
         for (_, said) in &found.others {
             let Ok(standing) = said else { continue };
             // Invariant 3.
-            if standing.alive || standing.led {
+            let for_a_person = standing.ended && !standing.begins_again;
+            if standing.alive || standing.led || for_a_person {
                 return Ok(());
             }
             newest = newest.max((standing.last, standing.complete));
         }
         let complete = ReplicaSet(newest.1);
         if !complete.contains(self.me) {
+            if self.notes.is_none() {
+                return Ok(());
+            }
             return Err("no copy of the program is alive here, and another host's data are newer".to_owned());
         }
         let needs_other = self.other().is_some_and(|other| complete.contains(other));
@@ -319,6 +347,7 @@ impl ProgramLoop {
                 self.images.mandate = Some(complete);
                 Ok(())
             }
+            Choice::There if self.notes.is_none() => Ok(()),
             Choice::There => {
                 Err("no copy of the program is alive here, and another host's data are newer".to_owned())
             }
@@ -337,15 +366,26 @@ impl ProgramLoop {
         if self.images.mandate.take() != Some(self.agreement.state.complete) {
             return self.group.step_down();
         }
+        // What it draws now was never drawn in its life before.
+        let set = ReplicaSet::one(self.me);
+        let epoch = self.agreement.state.epoch;
+        if !self.say_first_time_and_seed() || !self.propose(&Agreed::Complete { set, epoch }) {
+            return;
+        }
+        self.images.begins = Some(self.group.term());
+        self.restart.again = true;
+        if self.restart.waits() {
+            self.restart.count += 1;
+            let text = format!(
+                "the program has ended on all of its hosts, and is begun again here (restart = \"{}\"): what was only in its memory is gone",
+                self.program.restart.name()
+            );
+            return self.event("begun-again", text);
+        }
         self.event(
             "cold-start",
             "no host holds a living copy of the program: it begins again here, from its data; what was only in its memory is gone",
         );
-        let set = ReplicaSet::one(self.me);
-        let epoch = self.agreement.state.epoch;
-        if self.propose(&Agreed::Complete { set, epoch }) {
-            self.images.begins = Some(self.group.term());
-        }
     }
 
     /// Whether the program begins here again by this agreed entry.

@@ -184,6 +184,8 @@ impl ProgramLoop {
         }
         let (answers, source) = brought.answers.unzip();
         self.failure = None;
+        let now_us = self.now_us();
+        self.restart.begins(now_us);
         self.tries = Tries::default();
         self.ran = true;
         self.role = Role::Backup;

@@ -12,7 +12,8 @@
 //!      outputs leave without it.
 //!   4. No input is taken before each copy that counts as complete listens: one that comes earlier would be refused by one and
 //!      taken by the other.
-//!   5. A program runs once: neither a restarted daemon nor an entry that was in its log before begins it again.
+//!   5. A program runs once: neither a restarted daemon nor an entry that was in its log before begins it again. What was lost on all
+//!      hosts is begun again by a new entry, where it has data or its file says so.
 //! * **Source:** APUS (SoCC'17): agree on inputs, compare outputs. docs/programs.md says how this differs.
 //! * **Not here:** data that outlives the copies; the namespaces, and how a running program is copied (`dunlin_program`).
 
@@ -29,6 +30,7 @@ pub mod images;
 mod joined;
 mod joining;
 mod poison;
+mod restart;
 mod serving;
 mod status;
 
@@ -185,6 +187,7 @@ pub struct ProgramLoop {
     impatient_told: (u64, Option<u64>),
     last_inputs: poison::LastInputs,
     failure: Option<String>,
+    restart: restart::Restart,
     failover: Option<FailoverStatus>,
     orders: Vec<ending::Order>,
     down_proposed: Option<Term>,
@@ -266,6 +269,7 @@ impl ProgramLoop {
             impatient_told: (0, None),
             last_inputs: poison::LastInputs::default(),
             failure: None,
+            restart: restart::Restart::default(),
             failover: None,
             orders: Vec::new(),
             down_proposed: None,

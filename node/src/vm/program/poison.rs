@@ -1,6 +1,6 @@
 //! An input that ends both copies: found where both hosts' copies have ended after the same one, and told.
 //!
-//! Decides:    nothing: a copy that has ended is never begun again, so no input is given to the program a third time.
+//! Decides:    whether an input has ended both copies: then the program is not begun again (`restart`), and the input not given to it a third time.
 //! Flow:       each delivery with a payload -> the last few are kept -> a copy ends -> the other host is asked whether its copy has ended
 //!             too, and after which -> event.
 //! Invariants: 1. (memory) [`KEPT`] frames are kept; 2. the asking ends after [`ASKS`] questions; 3. of what a client said nothing is told,
@@ -16,7 +16,7 @@ use dunlin_core::output::packet::{Direction, Parsed, parse};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A program may have been given a further input or two before its end was seen.
@@ -26,9 +26,15 @@ const ASKS: usize = 20;
 const BETWEEN: Duration = Duration::from_millis(500);
 const WITHIN: Duration = Duration::from_secs(2);
 
+/// An end that comes so long after the last input is not that one's: a program that ends by its own clock, or by what it has filled.
+const BY_INPUT: Duration = Duration::from_secs(5);
+
 /// The last inputs that a copy was given, as they were agreed: so they are the same on both hosts.
 #[derive(Default)]
-pub(super) struct LastInputs(VecDeque<Frame>);
+pub(super) struct LastInputs {
+    kept: VecDeque<Frame>,
+    given: Option<Instant>,
+}
 
 impl LastInputs {
     pub(super) fn given(&mut self, frame: &Frame) {
@@ -38,16 +44,24 @@ impl LastInputs {
             _ => return,
         };
         if !payload.is_empty() {
-            if self.0.len() == KEPT {
-                self.0.pop_front();
+            if self.kept.len() == KEPT {
+                self.kept.pop_front();
             }
-            self.0.push_back(frame.clone());
+            self.kept.push_back(frame.clone());
+            self.given = Some(Instant::now());
+        }
+    }
+
+    /// The copy has ended: what it was given long ago did not do that.
+    pub(super) fn ended(&mut self) {
+        if self.given.is_some_and(|given| given.elapsed() > BY_INPUT) {
+            self.kept.clear();
         }
     }
 
     /// Newest first, a line each.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.0.iter().rev().filter_map(line).collect()
+        self.kept.iter().rev().filter_map(line).collect()
     }
 }
 

@@ -34,6 +34,8 @@ impl ProgramLoop {
                 Some(_) => self.last_inputs.lines(),
                 None => Vec::new(),
             },
+            ended: self.failure.is_some(),
+            begins_again: self.failure.is_some() && self.restart.waits(),
         }
     }
 
@@ -64,6 +66,7 @@ impl ProgramLoop {
             Role::None => "none",
         };
         let state = match &self.failure {
+            Some(why) if self.restart.waits() => format!("restarting: {why}"),
             Some(why) => format!("failed: {why}"),
             None => self.state().to_owned(),
         };
@@ -133,6 +136,7 @@ impl ProgramLoop {
             inputs: inputs.inputs,
             not_read: inputs.impatient,
             lost: inputs.lost,
+            begun_again: self.restart.count,
         }
     }
 

@@ -1,0 +1,133 @@
+//! Programs that end by themselves, on both hosts, and what each policy makes of that.
+//!
+//! * **Decides:** what passes: begun again on one host, with a copy on the other one, or not at all, as the file says; never after an input
+//!   that has ended both copies.
+//! * **Flow:** [`super::server`] is told to end in a while, so that no input is to blame -> both copies end -> status and events.
+//! * **Not here:** the rest between two beginnings (a test of the node's), programs whose hosts die (`stories`).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::oddities::{ask, events, failed_on_both, told};
+use super::server::LATER;
+use super::{NAME, PATIENCE, Plan, down, figure, up};
+use crate::client::Answer;
+use crate::cluster::Cluster;
+
+/// What is not to come would have come within this time.
+const LONG_ENOUGH: Duration = Duration::from_secs(5);
+
+/// Serves anew after an end without a cause that a client could be.
+pub(super) fn each_policy(cluster: &mut Cluster<'_>) -> Result<()> {
+    for (policy, how, words, again) in [
+        ("never", ["LATER", "1"], "ended with exit code 1", false),
+        ("on-failure", ["LATER", "0"], "ended with exit code 0", false),
+        ("on-failure", ["LATER", "1"], "ended with exit code 1", true),
+        ("on-failure", ["LATER", "abort"], "was ended by signal 6", true),
+        ("always", ["LATER", "0"], "ended with exit code 0", true),
+    ] {
+        ends(cluster, policy, how, words, again).with_context(|| format!("restart = {policy:?}, {how:?}"))?;
+    }
+    Ok(())
+}
+
+fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str, again: bool) -> Result<()> {
+    up(
+        cluster,
+        &Plan::odd("threads", &[format!("restart = {policy:?}")])?,
+    )?;
+    ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(1)));
+    let told_to = match how[1] {
+        "0" => ask(cluster, &["LATER", "0"], PATIENCE)?,
+        "1" => ask(cluster, &["LATER", "1"], PATIENCE)?,
+        _ => ask(cluster, &["LATER", "abort"], PATIENCE)?,
+    };
+    ensure!(told_to == Some(Answer::Integer(1)), "{told_to:?}");
+    std::thread::sleep(LATER);
+    if !again {
+        failed_on_both(cluster, words)?;
+        std::thread::sleep(LONG_ENOUGH);
+        failed_on_both(cluster, words)?;
+        return down(cluster, "b");
+    }
+    let host = is_begun_again(cluster)?;
+    for host in ["a", "b"] {
+        told(cluster, host, &[words, "it is begun again, after 1 s at least"])?;
+    }
+    let poison = events(cluster, &host)?;
+    ensure!(!poison.iter().any(|event| event.kind == "poison-input"));
+    cluster
+        .await_protected(NAME, PATIENCE)
+        .context("a second copy of it")?;
+    // It is a new one, and survives its host.
+    ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(1)));
+    cluster.dunlin(&host, &["failover", NAME])?;
+    cluster.await_take_over(NAME, &host, PATIENCE)?;
+    ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(2)));
+    down(cluster, "c")
+}
+
+/// The host on which that was.
+fn is_begun_again(cluster: &Cluster<'_>) -> Result<String> {
+    let begun = Instant::now();
+    let host = cluster.await_status("the program is begun again", PATIENCE, |hosts| {
+        let has = |host: &str| {
+            let events = events(cluster, host).unwrap_or_default();
+            events.iter().any(|event| event.kind == "begun-again")
+        };
+        let hosts = hosts.iter().map(|host| host.host.clone());
+        hosts.into_iter().find(|host| host != "c" && has(host))
+    })?;
+    let took = begun.elapsed();
+    ensure!(took < Duration::from_secs(20), "only after {took:?}");
+    cluster.await_status("it serves", PATIENCE, |hosts| {
+        let vm = hosts.iter().find(|known| known.host == host)?.vm(NAME)?;
+        (vm.role == "primary" && ["alone", "running"].contains(&&*vm.state)).then_some(())
+    })?;
+    ensure!(figure(cluster, &host, "begun_again")? == 1);
+    Ok(host)
+}
+
+/// An input that ends both copies is poison under each policy.
+pub(super) fn not_after_poison(cluster: &mut Cluster<'_>) -> Result<()> {
+    up(
+        cluster,
+        &Plan::odd("threads", &["restart = \"always\"".to_owned()])?,
+    )?;
+    ask(cluster, &["CRASH"], Duration::from_secs(2))?;
+    for host in ["a", "b"] {
+        told(
+            cluster,
+            host,
+            &["the same input has ended the copies on both hosts"],
+        )?;
+    }
+    failed_on_both(cluster, "was ended by signal 6")?;
+    std::thread::sleep(LONG_ENOUGH);
+    failed_on_both(cluster, "was ended by signal 6")?;
+    down(cluster, "b")
+}
+
+/// A person who ends it while it waits has ended it.
+pub(super) fn not_after_down(cluster: &mut Cluster<'_>) -> Result<()> {
+    up(
+        cluster,
+        &Plan::odd("threads", &["restart = \"always\"".to_owned()])?,
+    )?;
+    ask(cluster, &["LATER", "1"], PATIENCE)?;
+    std::thread::sleep(LATER);
+    cluster.await_status("both copies have ended", PATIENCE, |hosts| {
+        let waits = |name: &str| {
+            let host = hosts.iter().find(|host| host.host == name);
+            let vm = host.and_then(|host| host.vm(NAME));
+            vm.is_some_and(|vm| vm.state.starts_with("restarting: "))
+        };
+        (waits("a") && waits("b")).then_some(())
+    })?;
+    down(cluster, "b")?;
+    std::thread::sleep(LONG_ENOUGH);
+    cluster.await_status("nobody begins it", PATIENCE, |hosts| {
+        hosts.iter().all(|host| host.vms.is_empty()).then_some(())
+    })
+}
