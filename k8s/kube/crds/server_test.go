@@ -132,6 +132,15 @@ var mistakes = []struct {
 	{"a network without room", sessions, "10.0.0.57/24", "10.0.0.57/31", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
 	{"an address that is none", sessions, "10.0.0.57/24", "10.0.0.257/24", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
 	{"a way to others that is none", sessions, "gateway: 10.0.0.1", `gateway: "fe80::1"`, "gateway is an IPv4 address, not fe80::1"},
+	{"an unknown clock", sessions, "port: 6379", "clock: mine", "clock is agreed or own, not mine"},
+	{"unknown chance", sessions, "port: 6379", "chance: good", "chance is agreed or own, not good"},
+	{"an unknown restart", sessions, "port: 6379", "restart: sometimes", "restart is never, on-failure or always, not sometimes"},
+	{"data without a place", sessions, "port: 6379", "data: /var/lib/dunlin/images/default/s.img", "data and dataAt belong together"},
+	{"a place without data", sessions, "port: 6379", "dataAt: /var/lib/redis", "data and dataAt belong together"},
+	{"the size of no data", sessions, "port: 6379", "dataMiB: 64", "dataMiB is for data"},
+	{"relative data", sessions, "port: 6379", "dataAt: /var/lib/redis\n    data: s.img", "data is an absolute path, such as /var/lib/dunlin/images/default/sessions.img, not s.img"},
+	{"data at the root", sessions, "port: 6379", "data: /s.img\n    dataAt: /", "dataAt is an absolute path, such as /var/lib/redis, not /"},
+	{"too little data", sessions, "port: 6379", "data: /s.img\n    dataAt: /var/lib/redis\n    dataMiB: 4", "dataMiB is from 8 to 65536 (64 GiB)"},
 	{"a program's long name", sessions, "name: sessions", "name: sessions-" + strings.Repeat("x", 44), "a ProtectedProgram's name has at most 48 characters"},
 	{"memory below nothing", host, "4096", "-1", "memoryMiB is from 0 to 1073741824 (1 PiB)"},
 }
@@ -243,7 +252,8 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	}
 	runs := program.Spec.Program
 	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Directory != "/" || runs.Order != "read" ||
-		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 {
+		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 ||
+		runs.Clock != "agreed" || runs.Chance != "own" || runs.Restart != "never" || runs.Data != "" || runs.DataMiB != 0 {
 		t.Errorf("%+v", program.Spec)
 	}
 }

@@ -70,6 +70,8 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 		program.Spec.Program.Command = append(program.Spec.Program.Command, text.String())
 		program.Spec.Program.Directory = text.String()
 		program.Spec.Program.Environment = map[string]string{"A_WORD": text.String()}
+		program.Spec.Program.Data, program.Spec.Program.DataAt, program.Spec.Program.DataMiB = "/images/shops/one two\"", text.String(), 64
+		program.Spec.Program.Clock, program.Spec.Program.Chance, program.Spec.Program.Restart = "own", "agreed", "on-failure"
 		if written, err = limits.File(program); err != nil {
 			t.Fatalf("%q: %v", text.String(), err)
 		}
@@ -80,6 +82,10 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 		}
 		if runs := read.Program; len(runs.Command) != 2 || runs.Command[1] != text.String() || runs.Directory != text.String() || len(runs.Environment) != 1 ||
 			runs.Environment["A_WORD"] != text.String() || runs.User != "nobody" || runs.MemoryMiB != 64 || runs.CPUs != 1.5 || len(runs.NICs) != 1 {
+			t.Fatalf("%q: %+v", text.String(), runs)
+		}
+		if runs := read.Program; runs.Data != "/images/shops/one two\"" || runs.DataAt != text.String() || runs.DataMiB != 64 || runs.Clock != "own" ||
+			runs.Chance != "agreed" || runs.Restart != "on-failure" {
 			t.Fatalf("%q: %+v", text.String(), runs)
 		}
 	}
@@ -124,6 +130,18 @@ func TestAProgramRunsAsWhomTheAdministratorNamed(t *testing.T) {
 	}
 	if err := mayBe(&user.User{Username: "toor", Uid: "0"}, []string{"toor"}); err == nil {
 		t.Error("root runs a program by another name")
+	}
+}
+
+func TestAProgramsDataLieAmongItsNamespacesImages(t *testing.T) {
+	for path, may := range map[string]bool{
+		"": true, "/images/shops/s.img": true, "/images/others/s.img": false, "/images/shops/../others/s.img": false, "/etc/shadow": false, "s.img": false,
+	} {
+		program := sessions()
+		program.Spec.Program.Data, program.Spec.Program.DataAt = path, "/var/lib/redis"
+		if _, err := limits.File(program); (err == nil) != may {
+			t.Errorf("%q: %v", path, err)
+		}
 	}
 }
 

@@ -16,11 +16,17 @@ type program struct {
 	Port         int               `toml:"port,omitempty"`
 	Order        string            `toml:"order,omitempty"`
 	PatienceMs   int64             `toml:"patience_ms,omitempty"`
+	Clock        string            `toml:"clock,omitempty"`
+	Chance       string            `toml:"chance,omitempty"`
+	Data         string            `toml:"data,omitempty"`
+	DataAt       string            `toml:"data_at,omitempty"`
+	DataMiB      int64             `toml:"data_mib,omitempty"`
 	ScratchMiB   int64             `toml:"scratch_mib,omitempty"`
 	MemoryMiB    int64             `toml:"memory_mib"`
 	CPUs         float64           `toml:"cpus"`
 	Tasks        int64             `toml:"tasks,omitempty"`
 	StartWithinS int64             `toml:"start_within_s,omitempty"`
+	Restart      string            `toml:"restart,omitempty"`
 	NICs         []programNIC      `toml:"nics"`
 }
 
@@ -35,7 +41,8 @@ func programOf(spec v1alpha1.Program) *program {
 	written := &program{
 		Command: spec.Command, Directory: spec.Directory, Environment: spec.Environment, User: spec.User, Port: spec.Port, Order: spec.Order,
 		PatienceMs: spec.PatienceMilliseconds, ScratchMiB: spec.ScratchMiB, MemoryMiB: spec.MemoryMiB, CPUs: float64(spec.MilliCPU) / 1000,
-		Tasks: spec.Tasks, StartWithinS: spec.StartWithinSeconds,
+		Tasks: spec.Tasks, StartWithinS: spec.StartWithinSeconds, Restart: spec.Restart,
+		Clock: spec.Clock, Chance: spec.Chance, Data: spec.Data, DataAt: spec.DataAt, DataMiB: spec.DataMiB,
 	}
 	for _, one := range spec.NICs {
 		written.NICs = append(written.NICs, programNIC(one))
@@ -46,9 +53,9 @@ func programOf(spec v1alpha1.Program) *program {
 // checkProgram says what a program may not have on this host. It sees the host's files, as the user that it runs as: so what matters is who that is, and
 // root is it nowhere unless the administrator named root, by any name that has root's number.
 func (limits Limits) checkProgram(object *v1alpha1.ProtectedProgram) error {
-	spec, own := object.Spec.Program, own(limits.Programs, object.Namespace)
-	if len(spec.Command) == 0 || !isIn(spec.Command[0], own) {
-		return fmt.Errorf("the command may not be run: executables of namespace '%s', or links to them, lie in %s", object.Namespace, own)
+	spec, programs, images := object.Spec.Program, own(limits.Programs, object.Namespace), own(limits.Images, object.Namespace)
+	if len(spec.Command) == 0 || !isIn(spec.Command[0], programs) {
+		return fmt.Errorf("the command may not be run: executables of namespace '%s', or links to them, lie in %s", object.Namespace, programs)
 	}
 	if !has(limits.Users, spec.User) {
 		return fmt.Errorf("a program may not run as user '%s' on this host: its operator lets programs run as %s", spec.User, either(limits.Users))
@@ -59,6 +66,10 @@ func (limits Limits) checkProgram(object *v1alpha1.ProtectedProgram) error {
 	}
 	if err := mayBe(account, limits.Users); err != nil {
 		return err
+	}
+	// A daemon makes it, and opens it, as root.
+	if spec.Data != "" && !isIn(spec.Data, images) {
+		return fmt.Errorf("%s may not be used: images of namespace '%s' lie in %s", spec.Data, object.Namespace, images)
 	}
 	for _, nic := range spec.NICs {
 		if err := limits.checkBridge(nic.Bridge); err != nil {

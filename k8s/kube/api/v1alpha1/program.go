@@ -36,6 +36,13 @@ type Program struct {
 	// Order is what the next input waits for, and PatienceMilliseconds how long it does.
 	Order                string `json:"order,omitempty"`
 	PatienceMilliseconds int64  `json:"patienceMilliseconds,omitempty"`
+	// Clock and Chance say where time and chance come from: agreed, or own.
+	Clock  string `json:"clock,omitempty"`
+	Chance string `json:"chance,omitempty"`
+	// Data is a file on each node, with a file system of DataMiB that outlives the copies, which see it at DataAt.
+	Data    string `json:"data,omitempty"`
+	DataAt  string `json:"dataAt,omitempty"`
+	DataMiB int64  `json:"dataMiB,omitempty"`
 	// ScratchMiB is what each copy may write to files, in memory.
 	ScratchMiB int64 `json:"scratchMiB,omitempty"`
 	// MemoryMiB, MilliCPU and Tasks bound each copy; a Pod holds the first two for it.
@@ -43,8 +50,10 @@ type Program struct {
 	MilliCPU  int64 `json:"milliCPU,omitempty"`
 	Tasks     int64 `json:"tasks,omitempty"`
 	// StartWithinSeconds is how long it may take until it serves.
-	StartWithinSeconds int64        `json:"startWithinSeconds,omitempty"`
-	NICs               []ProgramNIC `json:"nics"`
+	StartWithinSeconds int64 `json:"startWithinSeconds,omitempty"`
+	// Restart says whether it is begun again when it has ended in all copies.
+	Restart string       `json:"restart,omitempty"`
+	NICs    []ProgramNIC `json:"nics"`
 }
 
 // ProgramNIC is a program's network card.
