@@ -32,6 +32,7 @@ fn copy(name: &str) -> Copy {
         },
         walls: Some(Walls {
             user: None,
+            root: "/".into(),
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,

@@ -56,6 +56,7 @@ fn copy_of(name: &str, data: &Data, image: dunlin_program::data::Image) -> Copy 
         },
         walls: Some(Walls {
             user: None,
+            root: "/".into(),
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,

@@ -54,6 +54,7 @@ fn copy(name: &str, script: &str) -> Copy {
         },
         walls: Some(Walls {
             user: None,
+            root: "/".into(),
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,

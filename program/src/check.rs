@@ -152,6 +152,7 @@ impl Tester {
             card: card(options.address),
             walls: Some(Walls {
                 user: options.user,
+                root: "/".into(),
                 scratch_mib: options.scratch_mib,
                 agreed_chance: options.agreed_chance,
                 agreed_clock: options.agreed_clock,

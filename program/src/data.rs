@@ -73,12 +73,13 @@ fn failed<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> GuardError + '_ {
 
 impl Data {
     /// What this host lacks for it, or why its image cannot be used: a line each, and how to mend it. `may_be_in_use`: a copy may run here
-    /// already.
+    /// already. `root`: the directory that copies see as theirs.
     #[must_use]
-    pub fn lacks(&self, may_be_in_use: bool) -> Vec<(String, &'static str)> {
+    pub fn lacks(&self, root: &Path, may_be_in_use: bool) -> Vec<(String, &'static str)> {
         let mut lacks = Vec::new();
-        if !self.at.is_dir() {
-            let what = format!("data_at: {} is no directory on this host", self.at.display());
+        let at = root.join(self.at.strip_prefix("/").unwrap_or(&self.at));
+        if !at.is_dir() {
+            let what = format!("data_at: {} is no directory on this host", at.display());
             lacks.push((what, "make it, on both hosts, or correct program.data_at"));
         }
         if !fs::metadata(device::CONTROL).is_ok_and(|about| about.file_type().is_char_device()) {

@@ -50,6 +50,8 @@ pub struct Card {
 pub struct Walls {
     /// The user and group that it runs as; none keeps the ones in the namespace.
     pub user: Option<(u32, u32)>,
+    /// The directory of the host's that it sees as its root: "/" is the host's own.
+    pub root: PathBuf,
     /// What it may write to its own view of the file system, in memory.
     pub scratch_mib: u32,
     /// Answer what yields chance from an agreed seed.

@@ -5,9 +5,11 @@
 use crate::copy::{CopyError, Inside};
 use dunlin_core::program::order::Order;
 use dunlin_guest::frames::TapError;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What is to be tested, and how.
@@ -111,6 +113,20 @@ pub fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
         .ok_or_else(|| {
             format!("{text:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")
         })
+}
+
+/// A file that a copy with this root would find at that path: links lead nowhere else than there.
+///
+/// # Errors
+/// Those of the file system; before Linux 5.6 there is no such way.
+pub fn open_in(root: &Path, path: &Path) -> io::Result<File> {
+    if root == Path::new("/") {
+        return File::open(path);
+    }
+    let folder = File::open(root)?;
+    let (flags, mode) = (OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let below = path.strip_prefix("/").unwrap_or(path);
+    Ok(openat2(folder, below, flags, mode, ResolveFlags::IN_ROOT)?.into())
 }
 
 /// A user's numbers.

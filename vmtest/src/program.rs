@@ -14,6 +14,7 @@ mod guard;
 mod oddities;
 pub mod random;
 mod restart;
+mod root;
 pub mod server;
 pub mod services;
 mod stories;

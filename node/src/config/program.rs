@@ -11,7 +11,7 @@ use dunlin_program::options::network;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where a program is looked for, unless its file says otherwise. Not the daemon's: both hosts' copies have the same environment.
@@ -22,6 +22,8 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 pub struct ProgramSpec {
     /// The executable, by its whole path, and its arguments.
     pub command: Vec<String>,
+    /// The directory of each host that it sees as its root.
+    pub root: PathBuf,
     /// Where it starts.
     pub directory: PathBuf,
     /// All of its environment.
@@ -58,6 +60,14 @@ pub struct ProgramSpec {
     pub mac: [u8; 6],
 }
 
+impl ProgramSpec {
+    /// Whether it sees a directory of its host's as its root, and not the host's own.
+    #[must_use]
+    pub fn has_own_root(&self) -> bool {
+        self.root != Path::new("/")
+    }
+}
+
 /// Whether a program that has ended on all of its hosts is begun again.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -88,6 +98,8 @@ impl RestartPolicy {
 #[serde(deny_unknown_fields)]
 pub(super) struct ProgramFile {
     command: Vec<String>,
+    #[serde(default = "root")]
+    root: PathBuf,
     #[serde(default = "root")]
     directory: PathBuf,
     #[serde(default)]
@@ -189,6 +201,22 @@ impl ProgramFile {
                 );
             }
         }
+        let plain = |part| !matches!(part, std::path::Component::ParentDir);
+        if !self.root.is_absolute() || !self.root.components().all(plain) {
+            return wrong("root", format!("{:?} is no whole path", self.root));
+        }
+        if ["/proc", "/sys", "/dev"]
+            .iter()
+            .any(|taken| self.root.starts_with(taken))
+        {
+            return wrong("root", format!("{:?} is the kernel's", self.root));
+        }
+        if self.root.to_string_lossy().contains([',', ':', '\\']) {
+            return wrong(
+                "root",
+                format!("{:?} has a character that overlayfs does not take", self.root),
+            );
+        }
         if !self.directory.is_absolute() {
             return wrong("directory", format!("{:?} is no whole path", self.directory));
         }
@@ -251,6 +279,7 @@ impl ProgramFile {
             .or_insert_with(|| PATH.to_owned());
         let program = ProgramSpec {
             command: self.command,
+            root: self.root,
             directory: self.directory,
             environment: environment.into_iter().collect(),
             user: self.user,

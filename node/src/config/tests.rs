@@ -239,6 +239,21 @@ fn a_program_may_have_data_and_says_where() {
 }
 
 #[test]
+fn a_program_may_have_its_own_root_and_be_begun_again() {
+    let of = |lines: &str| {
+        let config = VmConfig::parse(&with_data(lines), "p.toml", &cluster()).expect("a good file");
+        config.program.expect("a program")
+    };
+    let plain = of("");
+    assert!(!plain.has_own_root() && plain.restart == RestartPolicy::Never);
+    let program = of("root = '/srv/images/redis'\nrestart = 'on-failure'");
+    assert!(program.has_own_root());
+    assert_eq!(program.root.to_str(), Some("/srv/images/redis"));
+    assert_eq!(program.restart, RestartPolicy::OnFailure);
+    assert_eq!(of("restart = 'always'").restart.name(), "always");
+}
+
+#[test]
 fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
     let card = &PROGRAM[PROGRAM.find("[[program.nics]]").expect("a card")..];
     let mistakes = [
@@ -261,7 +276,11 @@ fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
             PROGRAM.replace("[program]", "[program]\npatience_ms = 0"),
             "patience_ms",
         ),
-        (PROGRAM.replace("[program]", "[program]\nroot = '/srv'"), "root"),
+        (with_data("root = 'srv'"), "program.root"),
+        (with_data("root = '/srv/../etc'"), "program.root"),
+        (with_data("root = '/proc/1/root'"), "program.root"),
+        (with_data("root = '/srv/a:b'"), "program.root"),
+        (with_data("restart = 'on-abort'"), "on-abort"),
         (
             with_data("data = 'sessions.img'\ndata_at = '/srv'"),
             "program.data",

@@ -14,7 +14,8 @@ use dunlin_program::limits::Group;
 use dunlin_program::page::{self, Leads};
 use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,8 +29,19 @@ const ALIVE_EVERY: Duration = Duration::from_secs(5);
 /// The executable, as far as two hosts have to have the same: its bytes, by their hash.
 pub fn executable(program: &ProgramSpec) -> Result<String, String> {
     let path = Path::new(&program.command[0]);
-    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let (mut file, mut bytes) = (find(program)?, Vec::new());
+    file.read_to_end(&mut bytes)
+        .map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(format!("{:032x}", hash_block(&bytes)))
+}
+
+/// The executable, where a copy would find it.
+fn find(program: &ProgramSpec) -> Result<File, String> {
+    let path = Path::new(&program.command[0]);
+    options::open_in(&program.root, path).map_err(|error| match program.has_own_root() {
+        true => format!("{} in {}: {error}", path.display(), program.root.display()),
+        false => format!("{}: {error}", path.display()),
+    })
 }
 
 /// What this host has and lacks: a line each, and how to mend it; nothing to mend where it is there.
@@ -41,11 +53,24 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(St
         found.push((what, mend.to_owned()));
     };
     let path = &program.command[0];
-    let is_executable =
-        std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
+    let is_executable = |file: &File| {
+        let about = file.metadata();
+        about.is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+    };
+    if program.has_own_root() {
+        let root = &program.root;
+        look(
+            root.is_dir(),
+            format!("root: {}", root.display()),
+            "there is no such directory: unpack the program's root there, on both hosts, or correct program.root",
+        );
+    }
     look(
-        is_executable,
-        format!("program: {path}"),
+        find(program).is_ok_and(|file| is_executable(&file)),
+        match program.has_own_root() {
+            true => format!("program: {path} in {}", program.root.display()),
+            false => format!("program: {path}"),
+        },
         "install it, or correct program.command",
     );
     if let Some(user) = &program.user {
@@ -56,7 +81,7 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(St
         look(known.is_ok(), what, "make that user, or correct program.user");
     }
     if let Some(data) = &program.data {
-        let lacks = data.lacks(runs);
+        let lacks = data.lacks(&program.root, runs);
         if lacks.is_empty() {
             look(true, format!("data: {}", data.image.display()), "");
         }

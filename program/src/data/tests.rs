@@ -18,8 +18,12 @@ fn an_image_is_made_once_and_has_one_user() {
         assert!(mkfs().is_none(), "{:?}", data.open(None));
         return;
     };
-    assert!(data.lacks(true).iter().all(|(what, _)| what.contains("loop")));
-    let lacks = data.lacks(false);
+    assert!(
+        data.lacks(Path::new("/"), true)
+            .iter()
+            .all(|(what, _)| what.contains("loop"))
+    );
+    let lacks = data.lacks(Path::new("/"), false);
     let in_use = lacks.iter().find(|(what, _)| what.contains("in use"));
     assert!(in_use.is_some(), "{lacks:?}");
     assert_eq!(
@@ -55,7 +59,7 @@ fn what_is_no_image_of_that_size_is_told_in_one_line() {
         image: folder.path().join("none/sessions.img"),
         ..data.clone()
     };
-    let lacks = nowhere.lacks(false);
+    let lacks = nowhere.lacks(Path::new("/"), false);
     assert!(
         lacks.iter().any(|(what, _)| what.starts_with("data_at: "))
             && lacks.iter().any(|(what, _)| what.starts_with("data: ")),

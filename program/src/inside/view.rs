@@ -1,4 +1,4 @@
-//! A copy's own view of the file system: the host's, and what it writes is its own and in memory.
+//! A copy's own view of the file system: the host's, or a directory of the host's, and what it writes is its own and in memory.
 //!
 //! Decides:    what of the host a copy sees.
 //! Flow:       keeper, in its own mount namespace -> overlays of the host's file systems -> a new root.
@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 const PLACES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 /// What of /dev every program may have: none of it remembers anything.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+/// What is made where a root of its own has none: the kernel's file systems are put there, and programs take the last two for given.
+const MADE: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
 const CHANCE: [&str; 2] = ["urandom", "random"];
 /// File systems that hold a user's files; what is not here is the kernel's, or made anew.
 const FILES: [&str; 16] = [
@@ -60,8 +62,13 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let mounts = mounts()?;
     let needed = |place: &Path| {
         let data = walls.data.as_ref().map(|data| data.at.as_path());
-        [Some(directory), data]
+        // Of a root of its own all lies below.
+        let host = Path::new("/");
+        let below = [Some(directory), data].map(|path| path.filter(|_| walls.root == host));
+        let own = Some(walls.root.as_path()).filter(|root| *root != host);
+        below
             .into_iter()
+            .chain([own])
             .flatten()
             .any(|path| path.starts_with(place))
     };
@@ -72,6 +79,7 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let place = PLACES
         .into_iter()
         .find(|place| is_free(place))
+        .or_else(|| PLACES.into_iter().find(|place| !needed(Path::new(place))))
         .unwrap_or(PLACES[0]);
     let size = format!("size={}m,mode=755", walls.scratch_mib);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -81,12 +89,16 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let written = fs::File::open(place).map_err(failed("memory for what it writes"))?;
     let root = place.join("root");
     fs::create_dir(&root).map_err(failed("its root"))?;
-    overlay(Path::new("/"), &root, place, 0).map_err(|error| {
+    let lower = &walls.root;
+    overlay(lower, &root, place, 0).map_err(|error| {
         format!("a view of the host's files: {error}: overlayfs is missing (modprobe overlay), or this kernel lets only root use it: run it as root")
     })?;
     for (n, (at, kind)) in mounts.iter().enumerate() {
-        let inside = root.join(at.strip_prefix("/").unwrap_or(at));
-        let ours = at != Path::new("/") && !at.starts_with(place);
+        let Ok(below) = at.strip_prefix(lower) else {
+            continue;
+        };
+        let inside = root.join(below);
+        let ours = at != lower && !at.starts_with(place);
         if ours && FILES.contains(&kind.as_str()) && !is_kernels(at) && inside.is_dir() {
             // One that cannot be seen is an empty directory: as if it were not mounted.
             let _ = overlay(at, &inside, place, n + 1);
@@ -129,6 +141,24 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
         clock,
         chance,
     })
+}
+
+/// In the layer of what is written, before anybody looks: what an overlay has seen of a folder holds although a layer is changed behind its
+/// back, as it is when what another copy had written comes here.
+fn make_missing(lower: &Path, upper: &Path) -> Result<(), String> {
+    for name in MADE {
+        if fs::symlink_metadata(lower.join(name)).is_ok() {
+            continue;
+        }
+        let mode = if name == "tmp" { 0o1777 } else { 0o755 };
+        let folder = upper.join(name);
+        let made = fs::create_dir(&folder).and_then(|()| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&folder, mode)
+        });
+        made.map_err(|error| format!("/{name}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Invariant 1 does not hold for what is written here: it is for that. It covers a directory of the host's; its root is returned.
@@ -218,6 +248,9 @@ fn overlay(from: &Path, to: &Path, place: &Path, number: usize) -> Result<(), St
             Some(std::os::unix::fs::MetadataExt::uid(&about)),
             Some(std::os::unix::fs::MetadataExt::gid(&about)),
         );
+    }
+    if number == 0 {
+        make_missing(from, &upper)?;
     }
     let text = from.to_string_lossy();
     if text.contains([',', ':', '\\']) {

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::{
     ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, restart,
-    time, up,
+    root, time, up,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one lab, one after the other.
-const STORIES: [Story; 34] = [
+const STORIES: [Story; 35] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -54,6 +54,7 @@ const STORIES: [Story; 34] = [
     ("no restart after poison", restart::not_after_poison),
     ("no restart after down", restart::not_after_down),
     ("data outlive a restart", data::outlive_a_restart),
+    ("a root directory of its own", root::is_its_own),
     ("data cannot be had", data::cannot_be_had),
     (
         "data outlive what was agreed in memory",

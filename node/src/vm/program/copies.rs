@@ -325,6 +325,7 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
     let user = program.user.as_deref().map(options::user).transpose();
     Ok(Walls {
         user: user.map_err(|error| error.to_string())?,
+        root: program.root.clone(),
         scratch_mib: program.scratch_mib,
         agreed_chance: None,
         agreed_clock: false,
@@ -394,6 +395,7 @@ mod tests {
     fn whoever_has_roots_number_is_root_whatever_its_name() {
         let of = |user| Walls {
             user,
+            root: "/".into(),
             scratch_mib: 1,
             agreed_chance: None,
             agreed_clock: false,
