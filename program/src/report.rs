@@ -180,8 +180,7 @@ fn difference(first: &FirstDifference) -> String {
     text
 }
 
-/// Sixteen bytes a line: where they lie, in hexadecimal, and as text where they are.
-/// Lines of sixteen bytes each, in digits and as text, with the place of the first one.
+/// Sixteen bytes a line: where they lie (the first one at `from`), in hexadecimal, and as text where they are.
 pub fn hexdump(bytes: &[u8], from: usize) -> Vec<String> {
     let line = |(n, part): (usize, &[u8])| {
         let hex: String = part.iter().map(|byte| format!("{byte:02x} ")).collect();

@@ -149,7 +149,12 @@ pub fn differences(daemon: &Daemon, vm: &str) -> Answer {
         return refused;
     }
     let text = daemon.vms().get(vm).map(|handle| handle.differences());
-    Answer::done(text.unwrap_or_default().trim_end())
+    match text.filter(|text| !text.is_empty()) {
+        Some(text) => Answer::done(text.trim_end()),
+        None => Answer::done(
+            "no copies have differed while this host was the primary, since its daemon began; 'dunlin events' tells on which host they did",
+        ),
+    }
 }
 
 /// The last lines that the copy on this host has printed, and with `follow` what it prints from then on, until the asker or the program goes.

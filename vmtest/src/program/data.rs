@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::oddities::ask;
+use super::oddities::{ask, events, failed_on_both, told};
 use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, path, up};
 use crate::client::Answer;
 use crate::cluster::Cluster;
@@ -180,6 +180,29 @@ pub(super) fn outlive_all_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
     write(cluster)?;
     die_and_come_back(cluster)?;
     is_there(cluster, 2)?;
+    end(cluster)
+}
+
+/// A program that was ended on both hosts stays so, also where one of their daemons does not know it any more.
+pub(super) fn stay_ended(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    write(cluster)?;
+    // It closes the connection in place of an answer.
+    ask(cluster, &["SHUTDOWN", "NOSAVE"], Duration::from_secs(2))?;
+    failed_on_both(cluster, "ended with exit code 0")?;
+    cluster.kill_host(&primary)?;
+    cluster.start_host(&primary)?;
+    told(
+        cluster,
+        &primary,
+        &["has ended and is not begun again by itself", "'dunlin up'"],
+    )?;
+    ensure!(
+        !events(cluster, &primary)?
+            .iter()
+            .any(|event| event.kind == "cold-start"),
+        "it was begun again"
+    );
     end(cluster)
 }
 

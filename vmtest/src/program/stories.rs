@@ -64,10 +64,11 @@ const STORIES: [Story; 35] = [
 ];
 
 /// Those of data that outlive all hosts: what is agreed is on disks, too.
-const OF_DATA: [Story; 3] = [
+const OF_DATA: [Story; 4] = [
     ("data outlive two primaries", data::outlive_two_primaries),
     ("data outlive all hosts", data::outlive_all_hosts),
     ("a torn image is not begun from", data::torn_is_not_begun_from),
+    ("data of a program that was ended", data::stay_ended),
 ];
 
 /// Plays them all. Returns how many there were.

@@ -1,6 +1,7 @@
 //! Whose image counts: where a program with data begins, and where it begins again when no copy of it is alive anywhere.
 //!
-//! * **Decides:** on which host. So it is for a program that has ended everywhere and is to be begun again (`restart`), with data or without. It begins there alone; the other host gets a copy of the running program, and of its data.
+//! * **Decides:** on which host: also of a program that has ended everywhere and is to be begun again (`restart`), with data or without. It
+//!   begins there alone; the other host gets a copy of the running program, and of its data.
 //! * **Flow:** a leader of a program that never ran, or nobody leads one that did -> the marks here and there -> `Agreed::Complete` of one
 //!   host, which begins.
 //! * **Invariants:** 1. a host whose image may be newer is waited for; 2. a torn image is never begun from; 3. nobody begins again while a
@@ -320,13 +321,24 @@ impl ProgramLoop {
             self.restart.never();
             return Ok(());
         }
+        // It says a new time and a new seed.
+        if let Some(why) = self.waits_for_an_upgrade() {
+            return Err(why);
+        }
         let mut newest = (own.last, own.complete);
-        for (_, said) in &found.others {
+        for (id, said) in &found.others {
             let Ok(standing) = said else { continue };
             // Invariant 3.
-            let for_a_person = standing.ended && !standing.begins_again;
-            if standing.alive || standing.led || for_a_person {
+            if standing.alive || standing.led {
                 return Ok(());
+            }
+            // This host's daemon may have been started since, and does not know how it ended.
+            if standing.ended && !standing.begins_again {
+                let (host, name) = (self.config.host_name(*id), &self.config.name);
+                return Err(format!(
+                    "no copy of the program is alive here, and the one on host '{host}' has ended and is not begun again by itself: \
+                     'dunlin down {name}', then 'dunlin up'"
+                ));
             }
             newest = newest.max((standing.last, standing.complete));
         }
