@@ -8,12 +8,13 @@
 #![forbid(unsafe_code)]
 
 use dunlin_core::consensus::MAX_MEMBERS;
-use dunlin_sim::{Bug, Options, run_with, session, trace};
+use dunlin_sim::{Bug, Options, run_with, session, trace, whole};
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "dunlin-sim [--seeds N] [--seed S | --fresh] [--members N] [--sessions] [--bug NAME|all] [--strict] [--threads N] [--trace]
+    "dunlin-sim [--seeds N] [--seed S | --fresh] [--members N] [--sessions | --whole] [--bug NAME|all] [--strict] [--threads N] [--trace]
   --sessions   worlds of a primary and its backup (core's replica::sync) instead of the log's
+  --whole      worlds of a VM's three hosts: consensus, leadership and epochs together
   --seeds N    how many worlds (default 1000; 1 when --seed is given alone)
   --seed S     the first seed (default 1)
   --fresh      the first seed is taken from the clock: worlds that nobody has seen
@@ -26,15 +27,60 @@ struct Arguments {
     options: Options,
     all_bugs: bool,
     trace: bool,
-    sessions: bool,
-    session_bug: Option<session::Bug>,
+    /// Other worlds than the log's.
+    others: Option<Worlds>,
+    other_bug: Option<session::Bug>,
+}
+
+/// Worlds of replicas.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Worlds {
+    Sessions,
+    Whole,
+}
+
+impl Worlds {
+    fn flag(self) -> &'static str {
+        match self {
+            Self::Sessions => "--sessions",
+            Self::Whole => "--whole",
+        }
+    }
+
+    fn bugs(self) -> &'static [session::Bug] {
+        match self {
+            Self::Sessions => &session::Bug::ALL,
+            Self::Whole => &session::Bug::OF_LEADERSHIP,
+        }
+    }
+
+    fn trace(self, seed: u64, bug: Option<session::Bug>) -> String {
+        let verdict = match self {
+            Self::Sessions => session::play(seed, bug, true).map(|tally| format!("{tally:?}")),
+            Self::Whole => whole::play(seed, bug, true).map(|tally| format!("{tally:?}")),
+        };
+        verdict.unwrap_or_else(|what| format!("FAILED: {what}"))
+    }
+
+    fn run(self, seeds: u64, start: u64, bug: Option<session::Bug>) -> (u64, String, Option<(u64, String)>) {
+        match self {
+            Self::Sessions => {
+                let report = session::run(seeds, start, bug);
+                (report.seeds, format!("{:?}", report.tally), report.failure)
+            }
+            Self::Whole => {
+                let report = whole::run(seeds, start, bug);
+                (report.seeds, format!("{:?}", report.tally), report.failure)
+            }
+        }
+    }
 }
 
 fn parse() -> Result<Arguments, String> {
     let (mut seeds, mut start, mut bug, mut strict, mut threads) = (None, None, None, false, 0);
     let mut size = None;
-    let (mut all_bugs, mut trace, mut fresh, mut sessions) = (false, false, false, false);
-    let mut session_bug = None;
+    let (mut all_bugs, mut trace, mut fresh) = (false, false, false);
+    let (mut others, mut other_bug) = (None, None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
@@ -54,7 +100,8 @@ fn parse() -> Result<Arguments, String> {
                 }
                 size = Some(members as u8);
             }
-            "--sessions" => sessions = true,
+            "--sessions" => others = Some(Worlds::Sessions),
+            "--whole" => others = Some(Worlds::Whole),
             "--fresh" => {
                 fresh = true;
                 start = Some(fresh_seed());
@@ -64,10 +111,19 @@ fn parse() -> Result<Arguments, String> {
             "--trace" => trace = true,
             "--bug" => match value()?.as_str() {
                 "all" => all_bugs = true,
-                name => match session::Bug::ALL.iter().find(|bug| is_named(bug, name)) {
-                    Some(bug) => session_bug = Some(*bug),
-                    None => bug = Some(find_bug(name)?),
-                },
+                name => {
+                    let worlds = [Worlds::Sessions, Worlds::Whole].into_iter().find_map(|worlds| {
+                        let bug = worlds.bugs().iter().find(|bug| is_named(bug, name))?;
+                        Some((worlds, *bug))
+                    });
+                    match worlds {
+                        Some((worlds, found)) => {
+                            others = Some(worlds);
+                            other_bug = Some(found);
+                        }
+                        None => bug = Some(find_bug(name)?),
+                    }
+                }
             },
             _ => return Err(format!("unknown argument {word}\n{USAGE}")),
         }
@@ -77,7 +133,9 @@ fn parse() -> Result<Arguments, String> {
         println!(
             "fresh seeds from {}; repeat: cargo run -p dunlin-sim -- {}--seed {0} --seeds {many}{}",
             start.unwrap_or(1),
-            if sessions { "--sessions " } else { "" },
+            others
+                .map(|worlds| format!("{} ", worlds.flag()))
+                .unwrap_or_default(),
             of_size(size)
         );
     }
@@ -95,8 +153,8 @@ fn parse() -> Result<Arguments, String> {
         },
         all_bugs,
         trace,
-        sessions: sessions || session_bug.is_some(),
-        session_bug,
+        others,
+        other_bug,
     })
 }
 
@@ -112,47 +170,44 @@ fn fresh_seed() -> u64 {
 
 fn find_bug(name: &str) -> Result<Bug, String> {
     let known = Bug::ALL.iter().find(|bug| is_named(bug, name));
-    let (all, of_sessions) = (Bug::ALL, session::Bug::ALL);
-    known
-        .copied()
-        .ok_or_else(|| format!("no bug {name}; there are {all:?}, with --sessions {of_sessions:?}, and all"))
+    let (all, of_sessions, of_whole) = (Bug::ALL, Worlds::Sessions.bugs(), Worlds::Whole.bugs());
+    known.copied().ok_or_else(|| {
+        format!("no bug {name}; there are {all:?}, with --sessions {of_sessions:?}, with --whole {of_whole:?}, and all")
+    })
 }
 
 fn is_named(bug: &impl std::fmt::Debug, name: &str) -> bool {
     format!("{bug:?}").eq_ignore_ascii_case(name)
 }
 
-/// Worlds of sessions.
-fn play_sessions(arguments: &Arguments) -> ExitCode {
+/// Worlds of replicas.
+fn play_others(worlds: Worlds, arguments: &Arguments) -> ExitCode {
     let Options { seeds, start, .. } = arguments.options;
+    let flag = worlds.flag();
     if arguments.trace {
-        let verdict = session::play(start, arguments.session_bug, true);
-        println!("seed {start}: {verdict:?}");
-        return if verdict.is_ok() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
+        let verdict = worlds.trace(start, arguments.other_bug);
+        println!("seed {start}: {verdict}");
+        return match verdict.starts_with("FAILED") {
+            false => ExitCode::SUCCESS,
+            true => ExitCode::FAILURE,
         };
     }
     let bugs: Vec<Option<session::Bug>> = match arguments.all_bugs {
-        true => session::Bug::ALL.into_iter().map(Some).collect(),
-        false => vec![arguments.session_bug],
+        true => worlds.bugs().iter().copied().map(Some).collect(),
+        false => vec![arguments.other_bug],
     };
     let mut as_expected = true;
     for bug in bugs {
         let named = bug.map(|bug| format!(" --bug {bug:?}")).unwrap_or_default();
-        let report = session::run(seeds, start, bug);
-        match &report.failure {
-            None => println!(
-                "{} sessions from {start} passed{named}: {:?}",
-                report.seeds, report.tally
-            ),
+        let (played, tally, failure) = worlds.run(seeds, start, bug);
+        match &failure {
+            None => println!("{played} worlds from {start} passed {flag}{named}: {tally}"),
             Some((seed, what)) => {
                 println!("seed {seed} FAILED{named}: {what}");
-                println!("  repeat: cargo run -p dunlin-sim -- --sessions --seed {seed}{named} [--trace]");
+                println!("  repeat: cargo run -p dunlin-sim -- {flag} --seed {seed}{named} [--trace]");
             }
         }
-        as_expected &= report.failure.is_some() == bug.is_some();
+        as_expected &= failure.is_some() == bug.is_some();
     }
     if as_expected {
         ExitCode::SUCCESS
@@ -169,8 +224,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if arguments.sessions {
-        return play_sessions(&arguments);
+    if let Some(worlds) = arguments.others {
+        return play_others(worlds, &arguments);
     }
     let options = arguments.options;
     if arguments.trace {

@@ -85,6 +85,8 @@ enum Task {
 const FRESH_SEEDS: &str = "3000";
 /// The same, of a primary and its backup.
 const FRESH_SESSIONS: &str = "3000";
+/// Worlds of a VM's three hosts that nobody has seen.
+const FRESH_WHOLE: &str = "1000";
 /// The same with large groups: how many members, and how many seeds.
 const FRESH_LARGE: [(&str, &str); 5] = [("9", "60"), ("15", "30"), ("31", "10"), ("63", "4"), ("105", "2")];
 
@@ -130,6 +132,8 @@ fn run(task: Task) -> Result<()> {
             }
             let sessions = ["run", "--package", "dunlin-sim", "--", "--sessions", "--fresh"];
             cargo::run(&[&sessions[..], &["--seeds", FRESH_SESSIONS]].concat())?;
+            let whole = ["run", "--package", "dunlin-sim", "--", "--whole", "--fresh"];
+            cargo::run(&[&whole[..], &["--seeds", FRESH_WHOLE]].concat())?;
             // Three real replicas, one killed (SIGKILL) and started again every second.
             dunlin_vmtest::bench_consensus::run(&["crash".into(), "--entries".into(), "16000".into()])?;
             skipped.extend(scenarios::run(&scenarios::Scenarios::quick())?);

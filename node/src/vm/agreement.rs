@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. A frame reaches the VM only from a committed entry (where inputs are agreed: core's `replica::epoch`), and in log order.
 //! 2. An entry is applied once.
-//! 3. A host that an applied entry drops from the complete set ends its copy of the VM; so does one that gets a snapshot instead of
-//!    entries, whatever its role: its copy never saw the inputs below it.
+//! 3. A host that an applied entry drops from the complete set ends its copy of the VM (core's `replica::leadership` says so); so does
+//!    one that gets a snapshot instead of entries, whatever its role: its copy never saw the inputs below it.
 //! 4. The log never holds more than its limit: a sync cuts it, or, where no backup needs it, every eighth of the limit does.
 //! 5. An entry of ours that the log refuses is said again until it is taken, or another term decides what holds.
 //!
@@ -18,21 +18,18 @@ use super::{Line, NEWCOMER, group};
 use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
-use dunlin_core::consensus::{EntryKind, Refusal};
-use dunlin_core::output::gate::Voice;
+use dunlin_core::consensus::{EntryKind, Member, Refusal};
+use dunlin_core::replica::leadership::{Candidacy, Leadership, Settled};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::{WireError, agreed};
 use dunlin_fabric::group::{GroupEvent, KeptGroup};
 
 /// Where this host is in the log.
-#[derive(Default)]
 pub struct Agreement {
-    /// The log's entries so far, folded.
-    pub state: AgreedState,
+    /// What the log says of the VM, and this host's place in that: who leads, and who speaks.
+    pub leadership: Leadership,
     /// The newest applied entry.
     pub applied: Index,
-    /// This host leads, and has applied everything of earlier terms: what it knows is up to date.
-    pub leads: bool,
     /// Where to cut the log when the sync that was agreed there is done, and the state there.
     cut: Option<(Index, Bytes)>,
     /// Up to where it was cut.
@@ -53,39 +50,51 @@ pub struct Agreement {
     pub(super) unsaid: Unsaid,
     refuses: bool,
     pub refused: u64,
-    /// Entries appended so far were looked at for one that drops this host.
+    /// Entries appended so far were looked at for what counts before it is agreed.
     looked_at: Index,
-    /// An entry that is appended here, agreed or not, drops this host.
-    pub(super) may_be_dropped: bool,
-    /// The newest entry appended here that ends the VM, agreed or not.
-    pub end_appended: Option<Index>,
-    /// Who holds a complete copy by the newest such entry that is appended here, agreed or not; nobody in a VM's youth.
-    pub appended_complete: ReplicaSet,
 }
 
 impl Agreement {
-    /// What the log that was found on disk stands for.
-    pub fn found(group: &KeptGroup) -> Result<Self, WireError> {
+    /// Of a member that finds this in its log.
+    pub fn found(group: &KeptGroup, member: &Member, first: ReplicaId) -> Result<Self, WireError> {
         let snapshot = group.snapshot();
-        Ok(Self::at(
-            snapshot.last.index,
-            agreed::decode_state(snapshot.state)?,
-        ))
+        let state = agreed::decode_state(snapshot.state)?;
+        let leadership = Leadership::new(member.id, member.witness, first, state);
+        Ok(Self::at(snapshot.last.index, leadership))
     }
 
-    pub(super) fn at(index: Index, state: AgreedState) -> Self {
+    pub(super) fn at(index: Index, leadership: Leadership) -> Self {
         Self {
+            leadership,
             applied: index,
-            looked_at: index,
+            cut: None,
             cut_at: index,
-            appended_complete: state.complete,
-            state,
-            ..Self::default()
+            mark: None,
+            since_mark_bytes: 0,
+            log_is_full: false,
+            log_full_told_us: None,
+            log_full_is_last: false,
+            log_waits: 0,
+            another_policy: false,
+            unsaid: Unsaid::default(),
+            refuses: false,
+            refused: 0,
+            looked_at: index,
         }
     }
 
-    /// Entries count as soon as they are appended where they drop this host, and where they say that the VM has lived.
-    pub(super) fn look_at_appended(&mut self, group: &KeptGroup, me: ReplicaId) {
+    /// What the group knows of the VM.
+    pub fn state(&self) -> &AgreedState {
+        self.leadership.state()
+    }
+
+    /// Whether this host leads, and what it knows is up to date.
+    pub fn leads(&self) -> bool {
+        self.leadership.leads()
+    }
+
+    /// What is appended here, agreed or not.
+    pub(super) fn look_at_appended(&mut self, group: &KeptGroup) {
         self.looked_at = self.looked_at.max(self.applied);
         while self.looked_at < group.appended().index {
             self.looked_at = self.looked_at.next();
@@ -93,20 +102,15 @@ impl Agreement {
                 continue;
             };
             // The tag alone tells frames, by far the most, from the rest.
-            match agreed::decode(entry.payload.clone()) {
-                Ok(Agreed::Complete { set, .. }) => {
-                    self.appended_complete = set;
-                    self.may_be_dropped = !set.contains(me);
-                }
-                Ok(Agreed::Down) => self.end_appended = Some(self.looked_at),
-                _ => {}
+            if let Ok(entry) = agreed::decode(entry.payload.clone()) {
+                self.leadership.entry_appended(self.looked_at, &entry);
             }
         }
     }
 
     /// Never started, as far as this host can know.
     pub fn is_fresh(&self) -> bool {
-        self.state.life == Life::Fresh && self.appended_complete.is_empty()
+        self.leadership.is_fresh()
     }
 }
 
@@ -165,10 +169,7 @@ impl VmLoop {
                 | GroupEvent::ReadReady { .. }
                 | GroupEvent::ReadRefused { .. } => {}
                 GroupEvent::BecameLeader { term, .. } => self.became_leader(term),
-                GroupEvent::BecameFollower { term, leader } => {
-                    self.agreement.leads = false;
-                    self.follows(term, leader);
-                }
+                GroupEvent::BecameFollower { term, leader } => self.follows(term, leader),
                 // One that broke its last link may go on like that.
                 GroupEvent::LinkUp { peer } if self.broke.remove(&peer) => {}
                 GroupEvent::LinkLost { peer, why, broken } => {
@@ -201,31 +202,38 @@ impl VmLoop {
         self.tell_full_log();
     }
 
-    /// Invariant 1 of `agreed`, and more careful: an entry that drops this host counts as soon as it is *appended*
-    /// here, since it may be agreed without this host knowing.
-    pub(super) fn may_lead(&mut self) -> bool {
-        self.agreement.look_at_appended(&self.group, self.me);
-        let alive = match &self.role {
+    /// What this host would bring to an election.
+    pub(super) fn candidacy(&self) -> Candidacy {
+        let whole = match &self.role {
             Role::Primary(primary) => primary.is_whole(),
             Role::Backup(_) if self.shared.fault_at.always_fails(Line::BackupCampaigns) => false,
             Role::Backup(backup) => backup.may_lead() && !self.take_over_stalls(),
             Role::None => false,
         };
-        let first = self.config.group[0].member.id;
-        let by_life = self.agreement.state.may_lead(self.me, alive, first)
-            && (!self.agreement.may_be_dropped || self.agreement.leads)
-            && (self.agreement.state.life != Life::Fresh
-                || self.agreement.is_fresh()
-                || self.agreement.leads);
-        let serves = self.failure.is_none() && (by_life || self.cold.has_mandate());
-        !self.witness && (serves || self.leads_to_end())
+        Candidacy {
+            whole,
+            failed: self.failure.is_some(),
+            mandate: self.cold.mandate(),
+            ends: self.leads_to_end(),
+        }
+    }
+
+    pub(super) fn may_lead(&mut self) -> bool {
+        self.agreement.look_at_appended(&self.group);
+        self.agreement.leadership.may_lead(self.candidacy())
     }
 
     fn became_leader(&mut self, term: Term) {
-        self.agreement.leads = false;
+        self.agreement.leadership.elected();
         self.agreement.unsaid.clear();
         self.event("elected", format!("this host leads the group in term {}", term.0));
         self.elected();
+        self.speaks_as_it_may();
+    }
+
+    /// The gate has the voice that this host has.
+    pub(super) fn speaks_as_it_may(&mut self) {
+        self.output.set_voice(self.agreement.leadership.voice());
     }
 
     /// Applies what is agreed, as far as no sync holds it back.
@@ -243,7 +251,6 @@ impl VmLoop {
                 EntryKind::Members => {}
                 EntryKind::Barrier => {
                     if entry.stamp.term == self.group.term() && self.group.is_leader() {
-                        self.agreement.leads = true;
                         self.leads();
                     }
                 }
@@ -284,7 +291,7 @@ impl VmLoop {
 
     fn apply(&mut self, index: Index, term: Term, entry: Agreed) {
         // Nothing follows the VM's end.
-        if !self.agreement.state.apply(&entry) {
+        if !self.agreement.leadership.apply(&entry) {
             return;
         }
         if let Agreed::Complete { set, .. } = &entry {
@@ -302,7 +309,7 @@ impl VmLoop {
             // A VM's clock and its chance are its own: its saved state has them.
             Agreed::Timed { .. } | Agreed::Seed(_) => {}
             Agreed::Sync { epoch } => {
-                self.agreement.cut = Some((index, agreed::encode_state(&self.agreement.state)));
+                self.agreement.cut = Some((index, agreed::encode_state(self.agreement.state())));
                 self.sync_agreed(epoch);
             }
             Agreed::SyncDone { .. } => {
@@ -335,23 +342,27 @@ impl VmLoop {
     }
 
     fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
-        self.agreement.may_be_dropped = !set.contains(self.me);
-        self.agreement.appended_complete = set;
         if set.len() > 1 {
             self.join_complaint = None;
         }
-        if self.agreement.leads {
-            self.primary_set_agreed(set, epoch);
-        } else if matches!(self.role, Role::Backup(_)) {
-            self.backup_set_agreed(set);
-        } else if matches!(self.role, Role::Primary(_)) && !set.contains(self.me) {
-            self.hand_over_done();
-            self.event(
-                "ended-here",
-                "another host serves the VM now; the copy here is ended",
-            );
-            self.drop_machine();
+        let settled = self.agreement.leadership.complete_agreed();
+        match settled {
+            Settled::Nothing => {}
+            Settled::Boots => self.boot(),
+            Settled::Speaks => self.speak_after_take_over(),
+            Settled::Alone => self.is_alone(),
+            Settled::Protected => self.is_protected(epoch),
+            Settled::Follows | Settled::Dropped => self.backup_set_agreed(settled == Settled::Dropped),
+            Settled::EndedHere => {
+                self.hand_over_done();
+                self.event(
+                    "ended-here",
+                    "another host serves the VM now; the copy here is ended",
+                );
+                self.drop_machine();
+            }
         }
+        self.speaks_as_it_may();
     }
 
     fn install_snapshot(&mut self, term: Term, index: Index, state: Bytes) {
@@ -361,7 +372,9 @@ impl VmLoop {
                     self.notebook.note((term.0, index.0), state.complete, now_ms());
                 }
                 // Backwards, too: what this host held counts no more when it was declared dead.
-                self.agreement = Agreement::at(index, state);
+                let mut leadership = self.agreement.leadership.clone();
+                leadership.installed(state);
+                self.agreement = Agreement::at(index, leadership);
                 if index == Index(0) {
                     self.event(
                         "overruled",
@@ -372,7 +385,7 @@ impl VmLoop {
                 self.end_stale_copy();
                 self.follow_hosts();
                 self.group.applied(self.agreement.applied);
-                if self.agreement.state.life == Life::Down {
+                if self.agreement.state().life == Life::Down {
                     self.forget_vm();
                 }
             }
@@ -408,6 +421,8 @@ impl VmLoop {
 
     /// Another host leads, or nobody.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
+        self.agreement.leadership.deposed();
+        self.speaks_as_it_may();
         self.policy_order_failed("this host leads the group no more; say it again");
         if leader.is_some() {
             self.order_failed("another host leads the group now; see 'dunlin status'");
@@ -415,8 +430,6 @@ impl VmLoop {
         if !matches!(self.role, Role::Primary(_)) {
             return;
         }
-        // The copy here is kept until the group has agreed that it is not needed: a new leader may fail yet.
-        self.output.set_voice(Voice::Shut);
         if self
             .primary()
             .is_some_and(|primary| primary.deposed(leader.is_some()))

@@ -28,10 +28,10 @@ use super::session::waiting::Waiting;
 use super::speculating::Speculating;
 use crate::control::FailoverStatus;
 use bytes::Bytes;
-use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Manner;
 use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
+use dunlin_core::replica::leadership::{Invited, Leadership};
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
@@ -75,14 +75,9 @@ struct StagedSync {
     shadow: Bytes,
 }
 
-/// A take-over, with the times of its steps.
+/// The times of a take-over's steps. How far it is, core's `leadership` knows.
 struct TakeOver {
     elected_us: u64,
-    begun: bool,
-    /// The VM here is an ordinary one now.
-    over: bool,
-    /// The term in which the group was asked to agree that this host alone is complete: a later one must be asked again.
-    claimed_in: Option<Term>,
     status: FailoverStatus,
     speaks_at_us: u64,
 }
@@ -151,15 +146,16 @@ impl BackupRole {
 
     /// The take-over under way, for the watchdog: inputs that reach the VM, then the work of the session's thread, and what of
     /// the disks is done. Where the VM is an ordinary one only the group's word is missing.
-    pub fn take_over_flow(&self, applied: Index) -> Flow {
-        let under_way = self.take_over.as_ref().filter(|take_over| !take_over.over);
-        under_way.map_or_else(Flow::default, |take_over| {
-            let steps = self.machine.as_ref().map_or(0, |machine| machine.disks.steps());
-            Flow {
-                waits: true,
-                progress: applied.0.wrapping_add(steps) ^ (u64::from(take_over.begun) << 63),
-            }
-        })
+    pub fn take_over_flow(&self, applied: Index, leadership: &Leadership) -> Flow {
+        let (begun, over) = leadership.take_over_is();
+        if !leadership.takes_over() || over {
+            return Flow::default();
+        }
+        let steps = self.machine.as_ref().map_or(0, |machine| machine.disks.steps());
+        Flow {
+            waits: true,
+            progress: applied.0.wrapping_add(steps) ^ (u64::from(begun) << 63),
+        }
     }
 
     /// Where words for the primary wait.
@@ -185,15 +181,28 @@ impl VmLoop {
     /// The leader wants this host as its backup.
     pub(super) fn accept_join(&mut self, primary: ReplicaId, hello: &Hello, stream: Stream) {
         let term = hello.term;
-        let free = matches!(self.role, Role::None)
-            && !self.witness
-            && self.failure.is_none()
-            && self.ending.is_none();
         // A policy that was agreed a moment ago may not have come here yet.
         let knows_policy = hello.extra == self.policy_name().as_bytes();
         let follows = term == self.group.term().0 && self.group.leader() == Some(primary) && knows_policy;
-        if !free || !follows || self.agreement.state.complete.contains(self.me) {
-            tracing::debug!(vm = self.config.name, free, follows, "a join is not taken yet");
+        let orphaned = self
+            .backup()
+            .is_some_and(|backup| backup.epochs.phase() == Phase::Orphaned);
+        let well = self.failure.is_none() && self.ending.is_none();
+        let invited = self.agreement.leadership.invited(follows && well, orphaned);
+        if invited == Invited::EndsStaleCopy {
+            self.event(
+                "dropped",
+                "the primary goes on without this host; its copy of the VM is ended",
+            );
+            self.drop_machine();
+        }
+        if invited != Invited::Joins {
+            tracing::debug!(
+                vm = self.config.name,
+                ?invited,
+                follows,
+                "a join is not taken yet"
+            );
             let why = match &self.failure {
                 Some(failure) => format!("it has failed: {failure}"),
                 None => NOT_READY.to_owned(),
@@ -202,6 +211,7 @@ impl VmLoop {
             return refuse(stream, &why);
         }
         let session = self.new_session();
+        self.agreement.leadership.joins();
         self.role = Role::Backup(BackupRole {
             session,
             tenure: Tenure::new(primary, Term(term)),
@@ -319,7 +329,8 @@ impl VmLoop {
                 self.nics = Some(nics);
                 let total_bytes = self.config.memory.outbound_bytes();
                 self.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
-                self.output = self.new_output(Voice::Kept, self.agreement.state.epoch.next());
+                self.agreement.leadership.keeps_output();
+                self.output = self.new_output(Voice::Kept, self.agreement.state().epoch.next());
                 self.join_begins("this host is being brought in as backup");
             }
             Err(why) => {
@@ -363,7 +374,7 @@ impl VmLoop {
     /// The backup's turn.
     pub(super) fn run_backup(&mut self) {
         let applied = self.agreement.applied;
-        let (leads, now_us) = (self.agreement.leads, self.now_us());
+        let (leads, now_us) = (self.agreement.leads(), self.now_us());
         let agreed = self.policy().inputs_are_agreed();
         let Role::Backup(backup) = &mut self.role else {
             return;
@@ -406,7 +417,7 @@ impl VmLoop {
         }
         self.give_leave();
         if leads {
-            self.begin_take_over();
+            self.go_on_taking_over();
         }
     }
 
@@ -470,22 +481,23 @@ impl VmLoop {
         }
         // Its last sync is dropped whole; what was agreed since the one before goes on.
         self.forget_cut();
-        if leads && self.agreement.leads {
-            self.begin_take_over();
+        if leads && self.agreement.leads() {
+            self.go_on_taking_over();
         }
     }
 
     /// The group has agreed on who holds a complete copy, and another host leads.
-    pub(super) fn backup_set_agreed(&mut self, set: ReplicaSet) {
-        let dropped = !set.contains(self.me) && self.backup().is_some_and(|backup| backup.is_whole());
-        if dropped {
+    pub(super) fn backup_set_agreed(&mut self, dropped: bool) {
+        if !dropped {
+            return self.event("protected", "this host holds a complete second copy of the VM");
+        }
+        // One that is being brought in is not complete yet: the entry is of before it.
+        if self.backup().is_some_and(|backup| backup.is_whole()) {
             self.event(
                 "dropped",
                 "the primary goes on without this host; its copy of the VM is ended",
             );
             self.drop_machine();
-        } else if set.contains(self.me) {
-            self.event("protected", "this host holds a complete second copy of the VM");
         }
     }
 }

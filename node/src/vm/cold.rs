@@ -26,8 +26,9 @@ use super::{Host, Shared, command};
 use crate::config::VmConfig;
 use crate::control::{Answer, DiskStanding, Request, Standing};
 use crossbeam_channel::Sender;
-use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
+use dunlin_core::agreed::Life;
 use dunlin_core::consensus::Role as ConsensusRole;
+use dunlin_core::replica::leadership::Mandate;
 use dunlin_core::units::ReplicaId;
 use judgement::{Verdict, judge};
 use std::path::PathBuf;
@@ -69,8 +70,12 @@ impl Cold {
     }
 
     /// Whether this host may be elected to boot the VM.
-    pub fn has_mandate(&self) -> bool {
-        self.mandate.is_some()
+    pub fn mandate(&self) -> Mandate {
+        match (&self.mandate, self.stale) {
+            (None, _) => Mandate::None,
+            (Some(_), false) => Mandate::Newest,
+            (Some(_), true) => Mandate::Stale,
+        }
     }
 }
 
@@ -138,7 +143,7 @@ impl VmLoop {
             alive: !matches!(self.role, Role::None),
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
-            complete: self.agreement.appended_complete.0,
+            complete: self.agreement.leadership.appended_complete().0,
             disks: Vec::new(),
             noted: self.notebook.newest(),
             recovering: self.group.role() == ConsensusRole::Recovering,
@@ -154,7 +159,7 @@ impl VmLoop {
         let lost = matches!(self.role, Role::None)
             && !self.witness
             && self.failure.is_none()
-            && self.agreement.state.life != Life::Down
+            && self.agreement.state().life != Life::Down
             && self.group.leader().is_none_or(|leader| leader == me);
         if !lost {
             if self.cold.leaderless_since_us.is_some() {
@@ -305,24 +310,6 @@ impl VmLoop {
         });
         self.cold.next_us = 0;
         None
-    }
-
-    /// Elected with a mandate, and the agreed state does not contradict it.
-    pub(super) fn may_boot_cold(&self) -> bool {
-        let state = &self.agreement.state;
-        let agreed = match state.life {
-            Life::Fresh => true,
-            Life::Running => self.cold.stale || state.complete.contains(self.me),
-            Life::Down => false,
-        };
-        self.cold.has_mandate() && agreed
-    }
-
-    pub(super) fn boot_cold(&mut self) {
-        self.propose(&Agreed::Complete {
-            set: ReplicaSet::one(self.me),
-            epoch: self.agreement.state.epoch,
-        });
     }
 }
 

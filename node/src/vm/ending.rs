@@ -65,13 +65,13 @@ impl VmLoop {
 
     /// Whether this host may lead although it has nothing to serve (invariant 1).
     pub(super) fn leads_to_end(&self) -> bool {
-        !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
+        !self.witness && !self.orders.is_empty() && self.agreement.state().life != Life::Down
     }
 
     /// Invariant 5: a sync whose guest takes nothing any more would hold it back for good, and the
     /// hosts that have ended the VM already would look as if they were lost.
     pub(super) fn skip_to_agreed_end(&mut self) {
-        let end = self.agreement.end_appended.filter(|end| {
+        let end = self.agreement.leadership.appended_end().filter(|end| {
             self.log_is_held() && self.agreement.applied < *end && *end <= self.group.committed()
         });
         // An entry that was never agreed may have been replaced.
@@ -88,7 +88,7 @@ impl VmLoop {
     /// The group has agreed, and if it is for this host to tell the others, that is done (invariant 4).
     pub(super) fn answer_ended(&mut self) {
         let still_tells = self.tells_end && self.ending.is_none();
-        if self.agreement.state.life == Life::Down && !still_tells {
+        if self.agreement.state().life == Life::Down && !still_tells {
             let answer = self.how_it_ended();
             self.answer_orders(&answer);
         }
@@ -116,14 +116,14 @@ impl VmLoop {
         if self.has_let_go() {
             self.answer_ended();
         }
-        if self.orders.is_empty() || self.agreement.state.life == Life::Down {
+        if self.orders.is_empty() || self.agreement.state().life == Life::Down {
             return;
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
             let why = format!("host '{}' leads the VM's group", self.config.host_name(leader));
             return self.answer_orders(&Answer::Failed { why, code: AGAIN });
         }
-        if self.agreement.leads && self.group.is_leader() {
+        if self.agreement.leads() && self.group.is_leader() {
             let now = self.orders.iter().any(|order| order.now);
             if let Some(answer) = self.begin_down(now) {
                 return self.answer_orders(&answer);

@@ -21,7 +21,7 @@ impl VmLoop {
     /// Whether frames from the network are taken (invariant 1).
     pub(super) fn takes_inputs(&self) -> bool {
         matches!(&self.role, Role::Primary(primary) if primary.has_machine())
-            && self.agreement.leads
+            && self.agreement.leads()
             && self.group.is_leader()
             && self.output.voice() != Voice::Shut
             && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
@@ -194,7 +194,7 @@ impl VmLoop {
     /// Whether the network may hear this host now (invariant 1). While another complete copy exists that could be elected, only
     /// for as long as a majority has promised to elect nobody: this is looked at before each single frame.
     pub(super) fn may_speak(&self, now_us: u64) -> bool {
-        let leads = self.group.is_leader() && self.agreement.leads;
+        let leads = self.group.is_leader() && self.agreement.leads();
         leads
             && match self.output.voice() {
                 Voice::Alone => true,

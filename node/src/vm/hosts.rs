@@ -49,7 +49,7 @@ pub struct Gone {
 impl VmLoop {
     /// Invariant 1.
     pub(super) fn follow_hosts(&mut self) {
-        let Some(hosts) = self.agreement.state.hosts.clone() else {
+        let Some(hosts) = self.agreement.state().hosts.clone() else {
             return;
         };
         let newest = newest(&hosts);
@@ -98,10 +98,10 @@ impl VmLoop {
     /// Who leads tells those who are gone; a dead host hears it when it comes back.
     pub(super) fn tell_who_is_gone(&mut self) {
         let now_us = self.now_us();
-        if !self.agreement.leads || self.gone.under_way || now_us < self.gone.next_us {
+        if !self.agreement.leads() || self.gone.under_way || now_us < self.gone.next_us {
             return;
         }
-        let Some(hosts) = &self.agreement.state.hosts else {
+        let Some(hosts) = &self.agreement.state().hosts else {
             return;
         };
         let is_due = |host: &&HostPart| host.part == Part::Gone && !self.gone.told.contains(&host.id);

@@ -33,10 +33,10 @@ use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use crate::control::{Answer, Progress, SyncStatus};
 use crossbeam_channel::Sender;
-use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::{Phase, PrimaryEpochs};
+use dunlin_core::replica::leadership::{Lead, Resumes};
 use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::cost::SyncCost;
@@ -204,9 +204,10 @@ impl VmLoop {
         }
         self.close_backup_session();
         self.role = Role::None;
+        self.agreement.leadership.ends();
         self.speculating = None;
         self.nics = None;
-        self.output = self.new_output(Voice::Shut, self.agreement.state.epoch.next());
+        self.output = self.new_output(Voice::Shut, self.agreement.state().epoch.next());
         self.forget_cut();
     }
 
@@ -235,20 +236,16 @@ impl VmLoop {
 
     /// This host leads, and has applied everything that was agreed before.
     pub(super) fn leads(&mut self) {
-        let state = &self.agreement.state;
-        match &self.role {
-            // All that it was elected for; the order is carried out in this step.
-            Role::None if self.leads_to_end() => {}
-            Role::None if self.may_boot_cold() => self.boot_cold(),
-            Role::None if state.life == Life::Fresh => {
-                self.propose(&Agreed::Complete {
-                    set: ReplicaSet::one(self.me),
-                    epoch: Epoch(0),
-                });
+        let candidacy = self.candidacy();
+        match self.agreement.leadership.leads_now(candidacy) {
+            // The order is carried out in this step.
+            Lead::Ends => {}
+            Lead::Boots => {
+                self.say_it_is_alone();
             }
-            Role::Backup(_) if state.complete.contains(self.me) => self.begin_take_over(),
-            Role::Primary(_) if state.complete.contains(self.me) => self.speak_again(),
-            Role::Primary(_) | Role::Backup(_) | Role::None => {
+            Lead::TakesOver => self.go_on_taking_over(),
+            Lead::GoesOn => self.speak_again(),
+            Lead::StepsDown => {
                 self.event(
                     "cannot-lead",
                     "this host was elected without a complete copy of the VM; it steps down",
@@ -271,57 +268,47 @@ impl VmLoop {
                 "the group has begun a new term, and the session cannot go on in it",
             );
         }
-        let survived = session.is_some_and(|(_, survives)| survives);
-        let AgreedState { complete, epoch, .. } = self.agreement.state.clone();
-        if complete == ReplicaSet::one(self.me) {
-            // The entry may have been agreed between two terms, when nobody led who could have acted on it.
-            self.primary_set_agreed(complete, epoch);
-        } else if survived {
-            self.output.set_voice(Voice::Protected);
-        } else {
-            // The other copy is no longer followed: it has to be dropped first (invariant 2).
-            self.drop_backup();
+        let survives = session.is_some_and(|(_, survives)| survives);
+        match self.agreement.leadership.resumes(survives) {
+            Resumes::Alone => self.is_alone(),
+            Resumes::Protected => {}
+            Resumes::DropsBackup => self.drop_backup(),
+        }
+        self.speaks_as_it_may();
+    }
+
+    /// The group has agreed that nobody else is complete.
+    pub(super) fn is_alone(&mut self) {
+        if let Some(machine) = self.machine() {
+            machine.disks.hold_errors(false);
+        }
+        self.speaks_as_it_may();
+        self.stands_alone();
+        self.policy_settled();
+        if self.policy().is_replicated() {
+            self.event(
+                "unprotected",
+                "the VM runs without a backup: if this host dies now, it is lost",
+            );
         }
     }
 
-    /// The group has agreed on who holds a complete copy; this host leads.
-    pub(super) fn primary_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
-        let alone = set == ReplicaSet::one(self.me);
-        match &self.role {
-            Role::None if alone => self.boot(),
-            Role::Backup(_) if alone => self.speak_after_take_over(),
-            Role::Primary(primary) if alone => {
-                if let Some(machine) = &primary.machine {
-                    machine.disks.hold_errors(false);
-                }
-                self.output.set_voice(Voice::Alone);
-                self.stands_alone();
-                self.policy_settled();
-                if self.policy().is_replicated() {
-                    self.event(
-                        "unprotected",
-                        "the VM runs without a backup: if this host dies now, it is lost",
-                    );
-                }
-            }
-            Role::Primary(_) => {
-                self.output.set_voice(Voice::Protected);
-                if self.output.epoch() > epoch {
-                    self.output.acknowledged(epoch);
-                }
-                let now_us = self.now_us();
-                if let Some(primary) = self.primary() {
-                    primary.progress = None;
-                    primary.last_sync_us = now_us;
-                    primary.epochs.backup_is_complete();
-                    if let Some(machine) = &primary.machine {
-                        machine.disks.hold_errors(true);
-                    }
-                }
-                self.event("protected", "a complete second copy of the VM follows");
-            }
-            Role::None | Role::Backup(_) => {}
+    /// The group has agreed that the backup is complete since `epoch`.
+    pub(super) fn is_protected(&mut self, epoch: Epoch) {
+        self.speaks_as_it_may();
+        if self.output.epoch() > epoch {
+            self.output.acknowledged(epoch);
         }
+        let now_us = self.now_us();
+        if let Some(primary) = self.primary() {
+            primary.progress = None;
+            primary.last_sync_us = now_us;
+            primary.epochs.backup_is_complete();
+            if let Some(machine) = &primary.machine {
+                machine.disks.hold_errors(true);
+            }
+        }
+        self.event("protected", "a complete second copy of the VM follows");
     }
 
     /// The guest was asked to switch itself off; it has only so long.

@@ -159,7 +159,9 @@ impl VmLoop {
         let compare_every = config.disks.verify_every.filter(|_| config.spec.images() > 0);
         let care = Care::open(&folder, compare_every, now_ms());
         let group = group::open(&host, &config, member.id, members, durability)?;
-        let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
+        let first = config.group[0].member.id;
+        let agreement = Agreement::found(&group, &member, first)
+            .map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let mut this = Self {
             me: member.id,
@@ -243,7 +245,7 @@ impl VmLoop {
         self.drop_machine();
         self.tell_of_remains();
         self.answer_ended();
-        if self.agreement.state.life == Life::Down {
+        if self.agreement.state().life == Life::Down {
             self.to_loop.vm_is_shut_down();
         }
         // Whoever forgets the VM removes its folder.
@@ -459,7 +461,7 @@ impl VmLoop {
         let answer = match command {
             Command::Remove => {
                 // Whoever says so knows that it is agreed; this host's own log may not have come to that entry.
-                self.agreement.state.life = Life::Down;
+                self.agreement.leadership.is_told_of_the_end();
                 self.forget_vm();
                 Some(Answer::done("removed"))
             }
@@ -530,7 +532,7 @@ impl VmLoop {
             name: self.config.name.clone(),
             role: role.to_owned(),
             state,
-            protected: self.agreement.state.complete.len() > 1
+            protected: self.agreement.state().complete.len() > 1
                 && !self.agreement.another_policy
                 && self.group.leader().is_some(),
             wants_protection: self.policy().is_replicated(),
@@ -577,7 +579,7 @@ impl VmLoop {
         match &self.role {
             Role::Primary(primary) => ("primary", self.primary_state(primary), Some(primary)),
             Role::Backup(backup) => ("backup", backup.state(), None),
-            Role::None if self.agreement.state.life == Life::Down => ("none", "stopped", None),
+            Role::None if self.agreement.state().life == Life::Down => ("none", "stopped", None),
             Role::None if self.witness => ("witness", "waiting", None),
             Role::None => ("none", "waiting", None),
         }

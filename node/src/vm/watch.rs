@@ -27,7 +27,7 @@ impl VmLoop {
         let log_is_full = self.agreement.log_is_full && self.group.is_leader();
         let input = Flow::of_inputs(self.agreement.applied, self.group.committed(), log_is_full);
         match &self.role {
-            Role::Primary(primary) if self.output.voice() == Voice::Protected && self.agreement.leads => {
+            Role::Primary(primary) if self.output.voice() == Voice::Protected && self.agreement.leads() => {
                 Sight {
                     input,
                     sync: primary.sync_flow(),
@@ -45,7 +45,7 @@ impl VmLoop {
                 ..Sight::default()
             },
             Role::Backup(backup) => Sight {
-                take_over: backup.take_over_flow(self.agreement.applied),
+                take_over: backup.take_over_flow(self.agreement.applied, &self.agreement.leadership),
                 ..Sight::default()
             },
             // Without a majority a primary is to stand still.
@@ -80,7 +80,7 @@ impl VmLoop {
 
     /// A sync whose entry the group does not agree on.
     fn miss_agreement(&mut self, now_us: u64) {
-        let leads = self.agreement.leads;
+        let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
         let late = primary.waits_for_agreement_us(now_us) >= Wait::SyncAgreed.bound_us();
         if let Some(id) = primary.session_id().filter(|_| late && leads) {

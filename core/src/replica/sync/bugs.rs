@@ -30,10 +30,23 @@ pub enum Bug {
     LosesEarlySync,
     /// A join's last sync is acknowledged before the log has passed it on the backup.
     JoinsBeforeItsEntry,
+    /// A primary that leads again speaks before the group has dropped the backup that it no longer follows.
+    SpeaksBeforeTheDrop,
+    /// A primary that leads no more goes on speaking.
+    SpeaksWhenDeposed,
+    /// A host keeps the copy of a join that broke after its last sync, whoever asks it to join anew.
+    KeepsStaleCopy,
 }
 
 impl Bug {
-    /// All of them.
+    /// Those of who leads and who speaks.
+    pub const OF_LEADERSHIP: [Self; 3] = [
+        Self::SpeaksBeforeTheDrop,
+        Self::SpeaksWhenDeposed,
+        Self::KeepsStaleCopy,
+    ];
+
+    /// Those of the session and its epochs.
     pub const ALL: [Self; 12] = [
         Self::AcknowledgesUnasked,
         Self::AcknowledgesBeforeDisk,
@@ -75,5 +88,10 @@ impl Bugs {
     #[cfg(not(feature = "bugs"))]
     pub(in crate::replica) fn has(self, _bug: Bug) -> bool {
         false
+    }
+
+    /// Whether this is one of several: then what is asserted elsewhere must not hide the damage.
+    pub(in crate::replica) fn are_any(self, bugs: &[Bug]) -> bool {
+        bugs.iter().any(|bug| self.has(*bug))
     }
 }

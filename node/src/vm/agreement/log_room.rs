@@ -36,7 +36,7 @@ impl Agreement {
         }
         self.since_mark_bytes = 0;
         self.mark
-            .replace((self.applied, agreed::encode_state(&self.state)))
+            .replace((self.applied, agreed::encode_state(self.state())))
     }
 }
 
@@ -96,7 +96,7 @@ impl VmLoop {
 
     /// Where no backup executes the inputs, applied entries are not needed again.
     pub(in crate::vm) fn cut_log_where_nothing_syncs(&mut self, entry_bytes: usize) {
-        let nobody_else_needs_it = self.agreement.state.complete.len() < 2 && self.agreement.cut.is_none();
+        let nobody_else_needs_it = self.agreement.state().complete.len() < 2 && self.agreement.cut.is_none();
         let limits = self.group.log_limits();
         if nobody_else_needs_it && let Some((index, state)) = self.agreement.cut_alone(entry_bytes, limits) {
             self.cut_log(index, state);
@@ -126,14 +126,21 @@ impl VmLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_core::agreed::AgreedState;
+    use dunlin_core::replica::leadership::Leadership;
     use dunlin_core::units::ReplicaId;
+
+    fn fresh() -> Agreement {
+        let leadership = Leadership::new(ReplicaId(0), false, ReplicaId(0), AgreedState::default());
+        Agreement::at(Index(0), leadership)
+    }
 
     /// What is not cut is never more than two parts of eight, by bytes as by entries, and is cut a part behind what is applied.
     #[test]
     fn a_log_that_no_sync_cuts_is_cut_by_bytes_and_by_entries() {
         const LIMITS: (usize, usize) = (65_536, 64 << 20);
         for (entry_bytes, most_entries) in [(400_000, 45), (60, 16_384)] {
-            let mut agreement = Agreement::default();
+            let mut agreement = fresh();
             let mut cuts = 0;
             for index in 1..100_000 {
                 agreement.applied = Index(index);
@@ -157,7 +164,7 @@ mod tests {
         let alone = ReplicaSet::one(ReplicaId(1));
         let agreed_sync = || Agreement {
             cut: Some((Index(7), Bytes::new())),
-            ..Agreement::default()
+            ..fresh()
         };
         let mut joined = agreed_sync();
         assert_eq!(

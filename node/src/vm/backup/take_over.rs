@@ -10,9 +10,8 @@ use super::TakeOver;
 use crate::control::FailoverStatus;
 use crate::vm::Line;
 use crate::vm::run::VmLoop;
-use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::announcements::Announcements;
-use dunlin_core::output::gate::Voice;
+use dunlin_core::replica::leadership::Step;
 use dunlin_core::replica::sync::backup::Word;
 
 impl VmLoop {
@@ -39,9 +38,6 @@ impl VmLoop {
             };
             backup.take_over = Some(TakeOver {
                 elected_us: now_us,
-                begun: false,
-                over: false,
-                claimed_in: None,
                 status,
                 speaks_at_us: 0,
             });
@@ -54,25 +50,26 @@ impl VmLoop {
         }
     }
 
-    /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it.
-    pub(in crate::vm) fn begin_take_over(&mut self) {
+    /// Hands the VM over to the session's thread to be made an ordinary one, once all agreed inputs are with it; and asks the group to agree
+    /// when it is one. This host may have been deposed and elected again meanwhile.
+    pub(in crate::vm) fn go_on_taking_over(&mut self) {
         let term = self.group.term();
         let all_applied = !self.log_is_held() && self.agreement.applied >= self.group.committed();
         let Some(backup) = self.backup() else { return };
-        let settled = backup.epochs.is_settled();
-        let (Some(take_over), true, true) = (&mut backup.take_over, settled, all_applied) else {
-            return;
-        };
-        if take_over.begun {
-            return self.claim_vm();
-        }
-        take_over.begun = true;
-        if backup
-            .jobs
-            .as_ref()
-            .is_none_or(|jobs| jobs.send(Word::TakeOver(term)).is_err())
-        {
-            self.take_over_failed("the session's thread has gone");
+        let settled = all_applied && backup.epochs.is_settled();
+        match self.agreement.leadership.take_over_step(settled, term) {
+            Step::Nothing => {}
+            Step::Begins => {
+                let jobs = self.backup().and_then(|backup| backup.jobs.as_ref());
+                if jobs.is_none_or(|jobs| jobs.send(Word::TakeOver(term)).is_err()) {
+                    self.take_over_failed("the session's thread has gone");
+                }
+            }
+            Step::Claims => {
+                if self.say_it_is_alone() {
+                    self.agreement.leadership.claimed(term);
+                }
+            }
         }
     }
 
@@ -88,7 +85,7 @@ impl VmLoop {
             Ok(()) => {
                 take_over.status.applied_us = now_us - take_over.elected_us;
                 take_over.speaks_at_us = now_us;
-                take_over.over = true;
+                self.agreement.leadership.took_over();
                 if self.shared.fault_at.steps_down(Line::BackupTookOver) {
                     self.event(
                         "stepped-down",
@@ -96,29 +93,9 @@ impl VmLoop {
                     );
                     self.group.step_down();
                 }
-                self.claim_vm();
+                self.go_on_taking_over();
             }
             Err(why) => self.take_over_failed(&why),
-        }
-    }
-
-    /// The VM was taken over: nobody else is complete now. This host may have been deposed and elected again meanwhile.
-    pub(in crate::vm) fn claim_vm(&mut self) {
-        let term = self.group.term();
-        let claim = Agreed::Complete {
-            set: ReplicaSet::one(self.me),
-            epoch: self.agreement.state.epoch,
-        };
-        let due = |take_over: &TakeOver| take_over.over && take_over.claimed_in != Some(term);
-        let claims = self
-            .backup()
-            .is_some_and(|backup| backup.take_over.as_ref().is_some_and(due));
-        if claims
-            && self.agreement.leads
-            && self.propose(&claim)
-            && let Some(take_over) = self.backup().and_then(|backup| backup.take_over.as_mut())
-        {
-            take_over.claimed_in = Some(term);
         }
     }
 
@@ -171,7 +148,7 @@ impl VmLoop {
         if self.speculating.is_none() {
             self.output.take_over(now_us);
         }
-        self.output.set_voice(Voice::Alone);
+        self.speaks_as_it_may();
         self.speculation_takes_over();
         let overheard = self.take_in_overheard() as u64;
         if let Some(failover) = &mut self.failover {

@@ -133,7 +133,7 @@ impl VmLoop {
     pub(super) fn readmit_hosts(&mut self) {
         let someone_leaves = self.primary().is_some_and(|primary| primary.leaving.is_some());
         let members = self.group.members();
-        if someone_leaves || !self.agreement.leads || members.len() == self.config.group.len() {
+        if someone_leaves || !self.agreement.leads() || members.len() == self.config.group.len() {
             return;
         }
         let absent = |member: &Member| members.iter().all(|known| known.id != member.id);

@@ -73,11 +73,11 @@ impl VmLoop {
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }
-                self.output = self.new_output(Voice::Alone, self.agreement.state.epoch.next());
-                if self.agreement.leads {
+                self.agreement.leadership.booted();
+                let voice = self.agreement.leadership.voice();
+                self.output = self.new_output(voice, self.agreement.state().epoch.next());
+                if voice == Voice::Alone {
                     self.stands_alone();
-                } else {
-                    self.output.set_voice(Voice::Shut);
                 }
             }
             Err(why) => {

@@ -29,7 +29,7 @@ impl VmLoop {
         command: Command,
         reply: &Sender<Answer>,
     ) -> Option<Answer> {
-        if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
+        if !self.agreement.leads() || !matches!(self.role, Role::Primary(_)) {
             return Some(Answer::failed(match self.group.leader() {
                 Some(leader) => format!(
                     "this host does not serve the VM now: host '{}' leads its group ('dunlin status')",
@@ -191,7 +191,7 @@ impl VmLoop {
 
     /// A sync has ended, and a hand-over was asked for while it was under way: no other sync goes before it.
     pub(super) fn begin_waiting_hand_over(&mut self) {
-        let leads = self.agreement.leads;
+        let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
         if primary.hand_over.is_some() && leads && primary.epochs.may_begin() {
             self.begin_sync(true);

@@ -47,9 +47,13 @@ impl VmLoop {
         let lone = self.primary().is_some_and(|primary| {
             primary.session.is_none() && !primary.epochs.is_handed() && now_us >= primary.rejoin_at_us
         });
-        if lone && self.agreement.leads && self.output.voice() == Voice::Protected {
-            if !self.group.may_speak(now_us) {
-                return; // Who could agree does not answer.
+        if lone && self.agreement.leads() && self.output.voice() == Voice::Protected {
+            if !self
+                .agreement
+                .leadership
+                .may_drop_backup(self.group.may_speak(now_us))
+            {
+                return;
             }
             // The lost backup is not dropped yet: nobody answered who could agree, or the entry was refused (invariant 2).
             if let Some(primary) = self.primary() {
@@ -58,7 +62,7 @@ impl VmLoop {
             self.drop_backup();
             return;
         }
-        if !self.policy().is_replicated() || !self.agreement.leads || self.output.voice() != Voice::Alone {
+        if !self.policy().is_replicated() || !self.agreement.leads() || self.output.voice() != Voice::Alone {
             return;
         }
         let members = self.group.members();
@@ -213,7 +217,7 @@ impl VmLoop {
 
     /// The group may not take the sync's entry at once: then it is tried again.
     pub(super) fn begin_last_sync(&mut self) {
-        let leads = self.agreement.leads;
+        let leads = self.agreement.leads();
         let copied = |primary: &mut PrimaryRole| primary.epochs.session() == Some(Phase::Copied);
         if leads && self.primary().is_some_and(copied) {
             self.begin_sync(false);
@@ -312,7 +316,7 @@ impl VmLoop {
             return;
         }
         let host = self.session_host();
-        let complete = self.agreement.state.complete;
+        let complete = self.agreement.state().complete;
         let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
         let (Some(session), Some(ended)) = (primary.session.take(), primary.epochs.session_ended()) else {
@@ -356,11 +360,11 @@ impl VmLoop {
         }
     }
 
-    /// A host that stood still meanwhile finds on its socket what this one has proposed. Proposed to nobody, the drop would keep a
-    /// backup from standing in for a primary that died before anybody agreed: so it waits for somebody who could.
+    /// Now, or as soon as somebody answers who could agree.
     fn drop_backup_once_answered(&mut self) {
         let now_us = self.now_us();
-        if self.output.voice() != Voice::Protected || self.group.may_speak(now_us) {
+        let answered = self.group.may_speak(now_us);
+        if self.agreement.leadership.may_drop_backup(answered) {
             return self.drop_backup();
         }
         if let Some(primary) = self.primary() {
@@ -402,10 +406,14 @@ impl VmLoop {
 
     /// Invariant 2: outputs wait until this is agreed.
     pub(super) fn drop_backup(&mut self) {
-        let epoch = self.agreement.state.epoch;
+        self.say_it_is_alone();
+    }
+
+    /// Proposes that nobody else is complete.
+    pub(in crate::vm) fn say_it_is_alone(&mut self) -> bool {
         self.propose(&Agreed::Complete {
             set: ReplicaSet::one(self.me),
-            epoch,
-        });
+            epoch: self.agreement.state().epoch,
+        })
     }
 }

@@ -120,7 +120,7 @@ impl VmLoop {
     /// This host's disk cannot serve the VM. A complete backup can: it has never seen the request that failed, and the VM here is
     /// not told of it either.
     pub(in crate::vm) fn leave_to_the_backup(&mut self, why: &str) {
-        let protected = self.agreement.state.complete.len() > 1;
+        let protected = self.agreement.state().complete.len() > 1;
         let primary = self.primary();
         if protected && primary.is_some_and(|primary| primary.epochs.is_synced()) {
             self.event("left-to-backup", format!("{why}: the backup goes on with the VM"));
@@ -146,7 +146,7 @@ impl VmLoop {
 
     pub(in crate::vm) fn end_copy(&mut self, why: &str) {
         let was_primary = matches!(self.role, Role::Primary(_));
-        let protected = self.agreement.state.complete.len() > 1;
+        let protected = self.agreement.state().complete.len() > 1;
         self.drop_machine();
         if was_primary {
             self.group.may_lead(false);

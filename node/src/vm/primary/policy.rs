@@ -20,7 +20,7 @@ impl VmLoop {
         match self.config.speculative {
             // Its shadow sockets are for `remus` alone, whatever was agreed before its file said so.
             true => self.config.policy,
-            false => self.agreement.state.policy.unwrap_or(self.config.policy),
+            false => self.agreement.state().policy.unwrap_or(self.config.policy),
         }
     }
 
@@ -92,7 +92,7 @@ impl VmLoop {
 
     /// Nobody follows under the policy of before: whoever asked may wait for the next backup.
     pub(super) fn policy_settled(&mut self) {
-        if self.agreement.state.complete.len() > 1 {
+        if self.agreement.state().complete.len() > 1 {
             return;
         }
         if let Some(reply) = self.policy_ordered.take() {

@@ -68,7 +68,7 @@ impl VmLoop {
             ));
         }
         let host = self.config.host_name(leaves);
-        let is_well = self.is_connected(leaves) && self.agreement.state.complete.contains(leaves);
+        let is_well = self.is_connected(leaves) && self.agreement.state().complete.contains(leaves);
         if is_well && !unprotected_meanwhile {
             return Some(Answer::refused(format!(
                 "host '{host}' is the VM's backup, and well: without it the VM is NOT protected until the new host has its copy. \
@@ -79,7 +79,7 @@ impl VmLoop {
     }
 
     fn may_let_go(&mut self) -> Option<Answer> {
-        if !self.agreement.leads || !matches!(self.role, Role::Primary(_)) {
+        if !self.agreement.leads() || !matches!(self.role, Role::Primary(_)) {
             return Some(Answer::failed(
                 "this host does not serve the VM; ask the one that does ('dunlin status')",
             ));
@@ -132,7 +132,7 @@ impl VmLoop {
 
     /// Invariants 1 and 2.
     pub(super) fn follow_leaving(&mut self) {
-        let (committed, term, leads) = (self.group.committed(), self.group.term(), self.agreement.leads);
+        let (committed, term, leads) = (self.group.committed(), self.group.term(), self.agreement.leads());
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
@@ -140,7 +140,7 @@ impl VmLoop {
             return;
         };
         let leads = leads && term == leaving.term;
-        let agreed = &self.agreement.state.hosts;
+        let agreed = &self.agreement.state().hosts;
         let is_known = match (&leaving.hosts, agreed) {
             (None, _) => true,
             (Some(hosts), Some(agreed)) => newest(agreed) >= newest(hosts),

@@ -22,7 +22,7 @@ impl VmLoop {
         if let Some(primary) = self.primary()
             && primary.switched_off
         {
-            return self.agreement.leads;
+            return self.agreement.leads();
         }
         let Some(machine) = self.machine().cloned() else {
             return false;

@@ -53,7 +53,7 @@ impl VmLoop {
     /// The log did not take a sync's beginning: once more. Whoever waits for a hand-over, or for a join's last sync, is waiting
     /// for that.
     pub(super) fn begin_refused_sync(&mut self) {
-        let leads = self.agreement.leads;
+        let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
         if let Some(hand_over) = primary.epochs.take_refused(leads) {
             self.begin_sync(hand_over);
@@ -72,7 +72,7 @@ impl VmLoop {
     }
 
     fn worked_ahead(&mut self) {
-        let leads = self.agreement.leads;
+        let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
         let waits_for_hand_over = primary.hand_over.is_some();
         if !primary.epochs.precopied() {
@@ -137,7 +137,7 @@ impl VmLoop {
         let silent_us = now_us.saturating_sub(self.output.matched_us());
         let (log_fills_up, output_fills_up) = (self.log_is_half_full(), self.output.is_half_full());
         let applied = self.agreement.applied;
-        if self.output.voice() != Voice::Protected || !self.agreement.leads {
+        if self.output.voice() != Voice::Protected || !self.agreement.leads() {
             return;
         }
         let config = self.config.clone();
@@ -372,7 +372,8 @@ impl VmLoop {
         }
         if last_of_join {
             // From here on outputs belong to the first protected epoch; they wait for the group's word.
-            self.output.set_voice(Voice::Protected);
+            self.agreement.leadership.join_line_drawn();
+            self.speaks_as_it_may();
         }
     }
 

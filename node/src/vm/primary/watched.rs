@@ -59,7 +59,7 @@ impl PrimaryRole {
 impl VmLoop {
     /// This host leads in a new term. Its session, if there is one, and whether that goes on; then its backup is told.
     pub(super) fn session_survives(&mut self) -> Option<(u64, bool)> {
-        let (term, complete, me) = (self.group.term(), self.agreement.state.complete, self.me);
+        let (term, complete, me) = (self.group.term(), self.agreement.state().complete, self.me);
         let primary = self.primary()?;
         let epochs = &primary.epochs;
         let session = primary.session.as_ref()?;

@@ -39,13 +39,13 @@ impl ProgramLoop {
                 | GroupEvent::ReadReady { .. }
                 | GroupEvent::ReadRefused { .. } => {}
                 GroupEvent::BecameLeader { term, .. } => {
-                    self.agreement.leads = false;
+                    self.agreement.leadership.elected();
                     self.agreement.unsaid.clear();
                     self.event("elected", format!("this host leads the group in term {}", term.0));
                     self.elected();
                 }
                 GroupEvent::BecameFollower { term, leader } => {
-                    self.agreement.leads = false;
+                    self.agreement.leadership.deposed();
                     self.follows(term, leader);
                 }
                 GroupEvent::LinkLost { peer, why, .. } => {
@@ -86,18 +86,18 @@ impl ProgramLoop {
 
     /// Whether this host may win an election (invariant 2).
     fn may_lead(&mut self) -> bool {
-        self.agreement.look_at_appended(&self.group, self.me);
+        self.agreement.look_at_appended(&self.group);
         let alive = self.role != Role::None && (self.running.is_some() || self.starting.is_some());
         let first = self.config.group[0].member.id;
-        let state = &self.agreement.state;
+        let state = &self.agreement.state();
         let by_life = match state.life {
             // A program that has run here before has lost what it knew: a person begins it anew.
             Life::Fresh => {
-                !self.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads)
+                !self.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads())
             }
             Life::Running | Life::Down => state.may_lead(self.me, alive, first),
         };
-        let dropped = self.agreement.may_be_dropped && !self.agreement.leads;
+        let dropped = self.agreement.leadership.may_be_dropped();
         let by_data = self.has_mandate() || self.leads_for_the_other();
         let by_life = by_life && self.failure.is_none();
         !self.witness && (((by_life || by_data) && !dropped) || self.leads_to_end())
@@ -141,7 +141,7 @@ impl ProgramLoop {
                 EntryKind::Members => {}
                 EntryKind::Barrier => {
                     if entry.stamp.term == self.group.term() && self.group.is_leader() {
-                        self.agreement.leads = true;
+                        self.agreement.leadership.leads_from_here();
                         self.leads();
                     }
                 }
@@ -166,9 +166,9 @@ impl ProgramLoop {
     }
 
     fn apply(&mut self, index: Index, entry: Agreed) {
-        let life = self.agreement.state.life;
+        let life = self.agreement.state().life;
         // Nothing follows the program's end.
-        if !self.agreement.state.apply(&entry) {
+        if !self.agreement.leadership.apply(&entry) {
             return;
         }
         match entry {
@@ -177,20 +177,18 @@ impl ProgramLoop {
             }
             Agreed::Seed(seed) => self.seed = seed,
             Agreed::Timed { frames, .. } => {
-                let time = self.agreement.state.time;
+                let time = self.agreement.state().time;
                 self.time_is_agreed(time);
                 self.inputs(index, Some(time), frames);
             }
             Agreed::Complete { set, .. } => {
-                self.agreement.may_be_dropped = !set.contains(self.me);
-                self.agreement.appended_complete = set;
                 let begins = life == Life::Fresh && index > self.found;
                 let begins_again = self.begins_again(set);
                 if begins_again || (begins && set.contains(self.me) && !self.witness && !self.ran) {
                     self.start_copy();
-                } else if begins && self.agreement.leads && self.notes.is_some() {
+                } else if begins && self.agreement.leads() && self.notes.is_some() {
                     self.begins_elsewhere();
-                } else if self.agreement.leads {
+                } else if self.agreement.leads() {
                     self.set_agreed(set);
                 } else if !set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index) {
                     self.end_here("another host serves the program now; the copy here is ended");
@@ -214,13 +212,15 @@ impl ProgramLoop {
         match agreed::decode_state(state) {
             Ok(state) => {
                 self.time_is_agreed(state.time);
-                self.agreement = Agreement::at(index, state);
+                let mut leadership = self.agreement.leadership.clone();
+                leadership.installed(state);
+                self.agreement = Agreement::at(index, leadership);
                 self.expects_no_more("this host missed inputs");
                 if self.role != Role::None {
                     self.end_here("this host missed inputs; its copy of the program is ended");
                 }
                 self.group.applied(self.agreement.applied);
-                if self.agreement.state.life == Life::Down {
+                if self.agreement.state().life == Life::Down {
                     self.ending = Some(Ended {
                         vm: self.config.name.clone(),
                         forget: true,

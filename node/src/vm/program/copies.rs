@@ -47,8 +47,8 @@ const ONLY_EPOCH: Epoch = Epoch(2);
 impl ProgramLoop {
     /// The group has agreed that both copies begin.
     pub(super) fn start_copy(&mut self) {
-        let is_backed = self.agreement.state.complete.len() > 1;
-        self.role = if self.agreement.leads {
+        let is_backed = self.agreement.state().complete.len() > 1;
+        self.role = if self.agreement.leads() {
             Role::Primary
         } else {
             Role::Backup
@@ -103,7 +103,7 @@ impl ProgramLoop {
             Ok(copy) => *copy,
             Err(why) => return self.fails(&why),
         };
-        let time = self.agreement.state.time;
+        let time = self.agreement.state().time;
         let timed = copy.clock().map_or(Ok(()), |page| page.set(time));
         if let Err(error) = timed {
             return self.fails(&format!("the program's clock: {error}"));

@@ -32,13 +32,13 @@ impl ProgramLoop {
 
     /// Whether this host may lead although it has nothing to serve: all that it does is to have the end agreed.
     pub(super) fn leads_to_end(&self) -> bool {
-        !self.witness && !self.orders.is_empty() && self.agreement.state.life != Life::Down
+        !self.witness && !self.orders.is_empty() && self.agreement.state().life != Life::Down
     }
 
     /// The group has agreed, and if it is for this host to tell the others, that is done.
     pub(super) fn answer_ended(&mut self) {
         let still_tells = self.tells_end && self.ending.is_none();
-        if self.agreement.state.life == Life::Down && !still_tells {
+        if self.agreement.state().life == Life::Down && !still_tells {
             self.answer_orders(&Answer::done("the program is ended"));
         }
     }
@@ -50,7 +50,7 @@ impl ProgramLoop {
         if self.forgets_at_us.is_some_and(|at_us| at_us <= now_us) {
             self.forget();
         }
-        if self.orders.is_empty() || self.agreement.state.life == Life::Down {
+        if self.orders.is_empty() || self.agreement.state().life == Life::Down {
             return;
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
@@ -61,7 +61,7 @@ impl ProgramLoop {
             return self.answer_orders(&Answer::Failed { why, code: AGAIN });
         }
         let term = self.group.term();
-        if self.agreement.leads
+        if self.agreement.leads()
             && self.group.is_leader()
             && self.down_proposed != Some(term)
             && self.propose(&Agreed::Down)

@@ -46,7 +46,7 @@ impl ProgramLoop {
     /// Whether frames from the network are taken (invariant 1).
     pub(super) fn takes_inputs(&self) -> bool {
         self.role == Role::Primary
-            && self.agreement.leads
+            && self.agreement.leads()
             && self.group.is_leader()
             && !self.is_quiet()
             && self.output.voice() != Voice::Shut
@@ -259,7 +259,7 @@ impl ProgramLoop {
     /// majority has promised to elect nobody.
     fn may_speak(&self, now_us: u64) -> bool {
         self.group.is_leader()
-            && self.agreement.leads
+            && self.agreement.leads()
             && match self.output.voice() {
                 Voice::Alone => true,
                 Voice::Protected => self.group.may_speak(now_us),

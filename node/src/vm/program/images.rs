@@ -145,7 +145,7 @@ impl ProgramLoop {
     pub(super) fn images_found(&mut self, found: Found) {
         self.images.asking = false;
         self.images.next_us = self.now_us() + AGAIN_US;
-        let judged = if self.agreement.state.life == Life::Fresh && self.agreement.leads {
+        let judged = if self.agreement.state().life == Life::Fresh && self.agreement.leads() {
             self.judge_first(found)
         } else if self.is_lost() {
             self.judge_loss(found)
@@ -239,7 +239,7 @@ impl ProgramLoop {
     pub(super) fn leads_for_the_other(&self) -> bool {
         let term = self.group.term();
         let until_us = self.images.elsewhere.filter(|(its, _)| *its == term);
-        self.agreement.leads && until_us.is_some_and(|(_, until_us)| self.now_us() < until_us)
+        self.agreement.leads() && until_us.is_some_and(|(_, until_us)| self.now_us() < until_us)
     }
 
     fn hand_to_the_other(&mut self) {
@@ -265,7 +265,7 @@ impl ProgramLoop {
             && self.ending.is_none()
             // Before anybody leads again nothing counts as agreed: what was appended tells that it has lived.
             && !self.agreement.is_fresh()
-            && self.agreement.state.life != Life::Down
+            && self.agreement.state().life != Life::Down
             && self.group.leader().is_none_or(|leader| leader == self.me)
     }
 
@@ -375,12 +375,12 @@ impl ProgramLoop {
 
     /// Elected for that. What is agreed has to be what it was judged by.
     pub(super) fn begin_again(&mut self) {
-        if self.images.mandate.take() != Some(self.agreement.state.complete) {
+        if self.images.mandate.take() != Some(self.agreement.state().complete) {
             return self.group.step_down();
         }
         // What it draws now was never drawn in its life before.
         let set = ReplicaSet::one(self.me);
-        let epoch = self.agreement.state.epoch;
+        let epoch = self.agreement.state().epoch;
         if !self.say_first_time_and_seed() || !self.propose(&Agreed::Complete { set, epoch }) {
             return;
         }
@@ -402,7 +402,7 @@ impl ProgramLoop {
 
     /// Whether the program begins here again by this agreed entry.
     pub(super) fn begins_again(&self, set: ReplicaSet) -> bool {
-        self.agreement.leads
+        self.agreement.leads()
             && self.is_lost()
             && set == ReplicaSet::one(self.me)
             && self.images.begins == Some(self.group.term())

@@ -42,14 +42,14 @@ pub(super) struct Expected {
 impl ProgramLoop {
     /// The primary wants to bring a copy of the running program here.
     pub(super) fn accept_join(&mut self, primary: ReplicaId, stream: Stream) {
-        let is_complete = self.agreement.appended_complete.contains(self.me);
+        let is_complete = self.agreement.leadership.appended_complete().contains(self.me);
         let why = if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
             Some("it is no backup for that host")
         } else if is_complete && self.role != Role::None {
             Some("its copy still counts")
         } else if self.starting.is_some() || self.is_carrying() {
             Some("it is busy with an earlier copy")
-        } else if self.agreement.state.life != Life::Running || self.ending.is_some() {
+        } else if self.agreement.state().life != Life::Running || self.ending.is_some() {
             Some("it does not know the program as a running one yet")
         } else {
             None
@@ -228,8 +228,8 @@ impl ProgramLoop {
     /// Invariant 3.
     pub(super) fn end_untaken_copy(&mut self) {
         let now_us = self.now_us();
-        let is_taken = self.agreement.state.complete.contains(self.me)
-            || self.agreement.appended_complete.contains(self.me);
+        let is_taken = self.agreement.state().complete.contains(self.me)
+            || self.agreement.leadership.appended_complete().contains(self.me);
         if self.role != Role::Backup || self.session.is_some() || is_taken {
             self.untaken_at_us = None;
             return;

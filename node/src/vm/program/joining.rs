@@ -90,9 +90,9 @@ impl ProgramLoop {
             return self.get_on();
         }
         let now_us = self.now_us();
-        let serves = self.role == Role::Primary && self.agreement.leads && self.door.is_some();
+        let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
         let alone = self.output.voice() == Voice::Alone && self.session.is_none();
-        let lives = self.agreement.state.life == Life::Running && self.ending.is_none();
+        let lives = self.agreement.state().life == Life::Running && self.ending.is_none();
         let asked_for_else = !self.orders.is_empty() || self.hand_over.is_some() || self.is_carrying();
         if !serves || !alone || !lives || asked_for_else || now_us < self.tries.at_us {
             return;
@@ -176,7 +176,7 @@ impl ProgramLoop {
 
     fn get_on(&mut self) {
         let now_us = self.now_us();
-        let leads = self.agreement.leads && self.role == Role::Primary;
+        let leads = self.agreement.leads() && self.role == Role::Primary;
         let Some(join) = &mut self.join else { return };
         if !leads {
             return self.join_is_void();

@@ -224,7 +224,9 @@ impl ProgramLoop {
         };
         let folder = host.state.join("vms").join(&config.name);
         let group = group::open(&host, &config, member.id, members, durability)?;
-        let agreement = Agreement::found(&group).map_err(|error| format!("the log's snapshot: {error}"))?;
+        let first = config.group[0].member.id;
+        let agreement = Agreement::found(&group, &member, first)
+            .map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let marks = data::Marks::of(&program).filter(|_| !member.witness);
         let notes = marks.map(data::Notes::begin).transpose()?;
@@ -308,7 +310,7 @@ impl ProgramLoop {
         }
         self.drop_copy();
         self.answer_ended();
-        if self.agreement.state.life == Life::Down {
+        if self.agreement.state().life == Life::Down {
             self.to_loop.vm_is_shut_down();
         }
         self.show(u64::MAX);
@@ -467,7 +469,7 @@ impl ProgramLoop {
     fn command(&mut self, command: Command, reply: Sender<Answer>) {
         let answer = match command {
             Command::Remove => {
-                self.agreement.state.life = Life::Down;
+                self.agreement.leadership.is_told_of_the_end();
                 self.forget();
                 Answer::done("removed")
             }

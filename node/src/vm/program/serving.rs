@@ -31,7 +31,7 @@ const SLACK_US: u64 = 5_000_000;
 impl ProgramLoop {
     /// This host leads, and has applied everything that was agreed before.
     pub(super) fn leads(&mut self) {
-        let state = &self.agreement.state;
+        let state = &self.agreement.state();
         match self.role {
             // All that it was elected for; the order is carried out in this step.
             Role::None if self.leads_to_end() => {}
@@ -56,7 +56,10 @@ impl ProgramLoop {
     pub(super) fn begin(&mut self) {
         let Some(until_us) = self.begins_by_us else { return };
         let term = self.group.term();
-        if !self.agreement.leads || self.agreement.state.life != Life::Fresh || self.begun_in == Some(term) {
+        if !self.agreement.leads()
+            || self.agreement.state().life != Life::Fresh
+            || self.begun_in == Some(term)
+        {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
@@ -128,7 +131,7 @@ impl ProgramLoop {
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
         let voice = self.output.voice();
         let due = voice == Voice::Alone || (voice == Voice::Protected && self.backup_ready);
-        if self.door.is_some() || self.role != Role::Primary || !self.agreement.leads || !listens || !due {
+        if self.door.is_some() || self.role != Role::Primary || !self.agreement.leads() || !listens || !due {
             return;
         }
         if !self.make_door() {
@@ -285,7 +288,7 @@ impl ProgramLoop {
     pub(super) fn backup_is_lost(&mut self, why: &str) {
         let term = self.group.term();
         let is_followed = self.role == Role::Primary && self.output.voice() == Voice::Protected;
-        if !is_followed || self.is_bringing() || !self.agreement.leads || self.dropping == Some(term) {
+        if !is_followed || self.is_bringing() || !self.agreement.leads() || self.dropping == Some(term) {
             return;
         }
         let other = self.other().map_or("?", |other| self.config.host_name(other));
@@ -295,7 +298,7 @@ impl ProgramLoop {
         self.join = None;
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
-            epoch: self.agreement.state.epoch,
+            epoch: self.agreement.state().epoch,
         };
         if self.propose(&entry) {
             self.dropping = Some(term);
@@ -304,7 +307,7 @@ impl ProgramLoop {
 
     /// A person's order, or the daemon's end.
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), String> {
-        let serves = self.role == Role::Primary && self.agreement.leads && self.door.is_some();
+        let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
         let is_backed = self.output.voice() == Voice::Protected
             && self.backup_ready
             && self.dropping.is_none()
@@ -380,7 +383,7 @@ impl ProgramLoop {
         let now_us = self.now_us();
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
-            epoch: self.agreement.state.epoch,
+            epoch: self.agreement.state().epoch,
         };
         if self.propose(&entry)
             && let Some(take_over) = &mut self.take_over

@@ -25,7 +25,7 @@ impl ProgramLoop {
             alive: self.role != Role::None,
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
-            complete: self.agreement.appended_complete.0,
+            complete: self.agreement.leadership.appended_complete().0,
             // One that cannot be read counts as half of one.
             disks: super::images::told(self.mark()),
             noted: None,
@@ -70,7 +70,7 @@ impl ProgramLoop {
             Some(why) => format!("failed: {why}"),
             None => self.state().to_owned(),
         };
-        let complete = self.agreement.state.complete.len() > 1;
+        let complete = self.agreement.state().complete.len() > 1;
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
         let serves = match self.role {
             Role::Primary => self.door.is_some(),
@@ -111,7 +111,7 @@ impl ProgramLoop {
     fn state(&self) -> &'static str {
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
         match (self.role, self.output.voice()) {
-            (Role::None, _) if self.agreement.state.life == Life::Down => "stopped",
+            (Role::None, _) if self.agreement.state().life == Life::Down => "stopped",
             (Role::None, _) if self.expected.is_some() => "joining",
             (Role::None, _) if !self.witness && self.ran && self.notes.is_none() => {
                 "lost: its copy here has ended with the daemon"

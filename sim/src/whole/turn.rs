@@ -1,0 +1,450 @@
+//! A loop's turn: it hears what its consensus has told, applies what is agreed, works on its session, and lets out what may leave.
+
+use super::host::{BackupCopy, Copy, Heard, Host, PrimaryCopy};
+use super::world::{World, state_of};
+use bytes::Bytes;
+use dunlin_core::agreed::{Agreed, AgreedState, Frame, ReplicaSet};
+use dunlin_core::consensus::{Consensus, EntryKind, Event, Role};
+use dunlin_core::output::gate::Voice;
+use dunlin_core::replica::epoch::Inputs;
+use dunlin_core::replica::leadership::{Lead, Part, Resumes, Settled, Step};
+use dunlin_core::units::{Epoch, Index, ReplicaId};
+use dunlin_core::wire::agreed;
+
+/// Where nobody follows the log is cut so many entries behind.
+const CUT_EVERY: u64 = 16;
+/// A VM boots for so long.
+const BOOT_US: u64 = 20_000;
+
+impl World {
+    pub(super) fn turn(&mut self, id: u8) {
+        self.hear(id);
+        self.look_at_appended(id);
+        self.set_may_lead(id);
+        self.apply(id);
+        self.propose_unsaid(id);
+        match self.host(id).leadership.part() {
+            Part::Primary => self.primary_turn(id),
+            Part::Backup => self.backup_turn(id),
+            Part::None => self.hear_joins(id),
+        }
+        self.hear(id);
+        self.apply(id);
+        self.release(id);
+        self.look_at_appended(id);
+        self.set_may_lead(id);
+    }
+
+    pub(super) fn host(&mut self, id: u8) -> &mut Host {
+        &mut self.hosts[usize::from(id)]
+    }
+
+    fn hear(&mut self, id: u8) {
+        while let Some(heard) = self.host(id).heard.pop_front() {
+            match heard {
+                Heard::Leads => self.elected(id),
+                Heard::Follows(leader) => self.follows(id, leader),
+                Heard::Snapshot(snapshot) => {
+                    self.note(|| format!("{id} gets a snapshot of {:?}", snapshot.last));
+                    let host = self.host(id);
+                    host.leadership.installed(state_of(&snapshot));
+                    host.applied = snapshot.last.index;
+                    (host.cut, host.mark) = (None, None);
+                    host.looked_at = host.looked_at.max(host.applied);
+                    // Its copy never saw the inputs below it.
+                    self.end_copy(id);
+                    let through = snapshot.last.index;
+                    self.step(id, Event::Applied { through });
+                }
+            }
+        }
+    }
+
+    fn elected(&mut self, id: u8) {
+        self.note(|| format!("{id} is elected"));
+        let host = self.host(id);
+        host.leadership.elected();
+        host.unsaid.clear();
+        let mut stream = None;
+        match &mut host.copy {
+            Some(Copy::Backup(backup)) => {
+                stream = Some(backup.session);
+                if backup.epochs.elected() {
+                    host.cut = None;
+                }
+            }
+            Some(Copy::Primary(primary)) => primary.epochs.elected(),
+            None => {}
+        }
+        if let Some(stream) = stream {
+            self.close(stream);
+        }
+    }
+
+    fn follows(&mut self, id: u8, leader: Option<ReplicaId>) {
+        let host = self.host(id);
+        host.leadership.deposed();
+        let over = match host.primary() {
+            Some(primary) => primary.epochs.deposed(leader.is_some()),
+            None => false,
+        };
+        if over {
+            self.forget_cut(id);
+        }
+    }
+
+    fn look_at_appended(&mut self, id: u8) {
+        let host = self.host(id);
+        host.looked_at = host.looked_at.max(host.applied);
+        let Some(node) = &host.node else { return };
+        while host.looked_at < node.appended().index {
+            host.looked_at = host.looked_at.next();
+            if let Some(entry) = node.entry(host.looked_at)
+                && let Ok(entry) = agreed::decode(entry.payload.clone())
+            {
+                host.leadership.entry_appended(host.looked_at, &entry);
+            }
+        }
+    }
+
+    /// Applies what is agreed, as far as no sync holds it back.
+    fn apply(&mut self, id: u8) {
+        loop {
+            let host = self.host(id);
+            let Some(node) = &host.node else { return };
+            if host.holds_log() || host.applied >= node.committed() {
+                return;
+            }
+            let index = host.applied.next();
+            let Some(entry) = node.entry(index).cloned() else {
+                // Below a snapshot that is about to be heard of.
+                return;
+            };
+            let leads = entry.stamp.term == node.term() && node.role() == Role::Leader;
+            host.applied = index;
+            match entry.kind {
+                EntryKind::Members => {}
+                EntryKind::Barrier if leads => self.leads(id),
+                EntryKind::Barrier => {}
+                EntryKind::Data => {
+                    let entry = agreed::decode(entry.payload).expect("this world's own");
+                    self.apply_entry(id, index, entry);
+                }
+            }
+            self.step(id, Event::Applied { through: index });
+            self.cut_alone(id);
+        }
+    }
+
+    fn apply_entry(&mut self, id: u8, index: Index, entry: Agreed) {
+        if !self.host(id).leadership.apply(&entry) {
+            return;
+        }
+        match entry {
+            Agreed::Frames(frames) => {
+                for frame in frames {
+                    let input = frame.bytes.as_ref().try_into().map_or(0, u64::from_be_bytes);
+                    self.takes_input(id, input);
+                }
+            }
+            Agreed::Sync { epoch } => {
+                let host = self.host(id);
+                host.cut = Some((index, host.leadership.state().clone()));
+                self.sync_agreed(id, epoch);
+            }
+            Agreed::SyncDone { .. } => self.cut_at_sync(id),
+            Agreed::Complete { set, epoch } => {
+                if set.len() > 1 {
+                    self.cut_at_sync(id);
+                } else {
+                    self.host(id).cut = None;
+                }
+                self.complete_agreed(id, epoch);
+            }
+            Agreed::Timed { .. } | Agreed::Seed(_) | Agreed::Policy(_) | Agreed::Hosts(_) | Agreed::Down => {}
+        }
+    }
+
+    /// Its VM takes an input, and says a word.
+    pub(super) fn takes_input(&mut self, id: u8, input: u64) {
+        let whim = match self.random.chance(self.whims) {
+            true => self.random.draw(),
+            false => 0,
+        };
+        let mut said = None;
+        match &mut self.host(id).copy {
+            Some(Copy::Primary(primary)) if primary.boots_at_us.is_none() => {
+                let word = primary.vm.input(input, whim);
+                primary.held.push_back((primary.epoch, word));
+            }
+            Some(Copy::Backup(backup)) if backup.epochs.executes_inputs() => {
+                let word = backup.vm.input(input, whim);
+                said = backup
+                    .epochs
+                    .tells_output()
+                    .then_some((backup.session, backup.epoch, word));
+            }
+            Some(Copy::Primary(_) | Copy::Backup(_)) | None => {}
+        }
+        if let Some((stream, epoch, word)) = said {
+            self.say(stream, id, super::host::Word::Said(epoch, word));
+        }
+    }
+
+    fn complete_agreed(&mut self, id: u8, epoch: Epoch) {
+        let first = self.first;
+        let settled = self.host(id).leadership.complete_agreed();
+        self.note(|| format!("{id}: {settled:?}"));
+        match settled {
+            Settled::Nothing | Settled::Follows => {}
+            Settled::Boots => {
+                let boots_at_us = self.now_us + BOOT_US;
+                let host = self.host(id);
+                let epoch = host.leadership.state().epoch.next();
+                let mut primary = PrimaryCopy::new(Default::default(), first, epoch);
+                primary.boots_at_us = Some(boots_at_us);
+                host.copy = Some(Copy::Primary(Box::new(primary)));
+            }
+            Settled::Speaks => self.speaks(id),
+            Settled::Alone => self.tally.drops += 1,
+            Settled::Protected => {
+                self.tally.joins += 1;
+                if let Some(primary) = self.host(id).primary() {
+                    primary.acknowledged = primary.acknowledged.max(epoch);
+                    primary.epochs.backup_is_complete();
+                }
+            }
+            Settled::Dropped => {
+                if self
+                    .host(id)
+                    .backup()
+                    .is_some_and(|backup| backup.epochs.is_whole())
+                {
+                    self.end_copy(id);
+                }
+            }
+            Settled::EndedHere => self.end_copy(id),
+        }
+    }
+
+    /// A take-over is agreed: the VM has to explain all that clients were told.
+    fn speaks(&mut self, id: u8) {
+        let first = self.first;
+        let host = self.host(id);
+        let Some(Copy::Backup(backup)) = host.copy.take() else {
+            return self.verdict(format!("{id} speaks without a backup's copy"));
+        };
+        let BackupCopy { vm, epoch, .. } = *backup;
+        host.copy = Some(Copy::Primary(Box::new(PrimaryCopy::new(vm, first, epoch))));
+        self.tally.take_overs += 1;
+        self.check_explains(id, "that took over");
+    }
+
+    fn check_explains(&mut self, id: u8, which: &str) {
+        let Some(Copy::Primary(primary)) = &self.hosts[usize::from(id)].copy else {
+            return;
+        };
+        let unexplained = self.released.difference(&primary.vm.said).count();
+        if unexplained > 0 {
+            self.verdict(format!(
+                "the VM {which}, on {id}, does not explain {unexplained} words that clients were told"
+            ));
+        }
+    }
+
+    fn leads(&mut self, id: u8) {
+        let host = self.host(id);
+        let candidacy = host.candidacy();
+        let lead = host.leadership.leads_now(candidacy);
+        self.note(|| format!("{id} leads: {lead:?}"));
+        match lead {
+            Lead::Ends => {}
+            Lead::Boots => {
+                self.say_it_is_alone(id);
+            }
+            Lead::TakesOver => self.go_on_taking_over(id),
+            Lead::GoesOn => self.speak_again(id),
+            Lead::StepsDown => {
+                self.end_copy(id);
+                self.step(id, Event::StepDown);
+            }
+        }
+    }
+
+    fn speak_again(&mut self, id: u8) {
+        let survives = self.session_survives(id);
+        let resumes = self.host(id).leadership.resumes(survives);
+        self.note(|| format!("{id} goes on: {resumes:?}"));
+        match resumes {
+            Resumes::Alone | Resumes::Protected => self.tally.resumed += 1,
+            Resumes::DropsBackup => {
+                self.say_it_is_alone(id);
+                self.may_die_soon(id, 300_000);
+            }
+        }
+        self.check_explains(id, "that leads again");
+    }
+
+    pub(super) fn go_on_taking_over(&mut self, id: u8) {
+        let work_us = self.random.between(100, 20_000);
+        let now_us = self.now_us;
+        let host = self.host(id);
+        let term = host.term();
+        let all_applied = !host.holds_log()
+            && host
+                .node
+                .as_ref()
+                .is_some_and(|node| host.applied >= node.committed());
+        let Some(backup) = host.backup() else { return };
+        let settled = all_applied && backup.epochs.is_settled();
+        match self.host(id).leadership.take_over_step(settled, term) {
+            Step::Nothing => {}
+            Step::Begins => {
+                if let Some(backup) = self.host(id).backup() {
+                    backup.ordinary_at_us = Some(now_us + work_us);
+                }
+            }
+            Step::Claims => {
+                if self.say_it_is_alone(id) {
+                    self.host(id).leadership.claimed(term);
+                }
+                self.may_die_soon(id, 50_000);
+            }
+        }
+    }
+
+    /// Proposes that nobody else is complete.
+    pub(super) fn say_it_is_alone(&mut self, id: u8) -> bool {
+        let epoch = self.host(id).leadership.state().epoch;
+        let set = ReplicaSet::one(ReplicaId(id));
+        self.propose(id, &Agreed::Complete { set, epoch })
+    }
+
+    pub(super) fn end_copy(&mut self, id: u8) {
+        let host = self.host(id);
+        let stream = match host.copy.take() {
+            Some(Copy::Backup(backup)) => Some(backup.session),
+            Some(Copy::Primary(primary)) => primary.session,
+            None => None,
+        };
+        host.leadership.ends();
+        host.cut = None;
+        if let Some(stream) = stream {
+            self.close(stream);
+        }
+    }
+
+    pub(super) fn forget_cut(&mut self, id: u8) {
+        let host = self.host(id);
+        host.cut = None;
+        match &mut host.copy {
+            Some(Copy::Primary(primary)) => primary.epochs.let_log_go(),
+            Some(Copy::Backup(backup)) => backup.epochs.let_log_go(),
+            None => {}
+        }
+    }
+
+    fn cut_at_sync(&mut self, id: u8) {
+        if let Some(cut) = self.host(id).cut.take() {
+            self.truncate(id, cut);
+        }
+    }
+
+    fn cut_alone(&mut self, id: u8) {
+        let host = self.host(id);
+        let needed = host.leadership.state().complete.len() > 1 || host.cut.is_some();
+        let from = host.mark.as_ref().map_or(Index(0), |(index, _)| *index);
+        if needed || host.applied.0 < from.0 + CUT_EVERY {
+            return;
+        }
+        let here = (host.applied, host.leadership.state().clone());
+        if let Some(mark) = host.mark.replace(here) {
+            self.truncate(id, mark);
+        }
+    }
+
+    fn truncate(&mut self, id: u8, (through, state): (Index, AgreedState)) {
+        let first = self.host(id).node.as_ref().map_or(Index(0), Consensus::first);
+        if through >= first {
+            let state = agreed::encode_state(&state);
+            self.step(id, Event::Truncate { through, state });
+        }
+    }
+
+    /// A client's input reaches whoever speaks for the VM.
+    pub(super) fn input_arrives(&mut self) {
+        for id in 0..self.hosts.len() as u8 {
+            let now_us = self.now_us;
+            let host = self.host(id);
+            let takes = host.leadership.leads()
+                && host.leadership.voice() != Voice::Shut
+                && host.asleep_until_us <= now_us
+                && host.node.as_ref().is_some_and(|node| node.role() == Role::Leader);
+            let Some(primary) = host
+                .primary()
+                .filter(|primary| takes && primary.boots_at_us.is_none())
+            else {
+                continue;
+            };
+            let how = primary.epochs.inputs();
+            self.inputs += 1;
+            self.tally.inputs += 1;
+            let input = self.inputs;
+            match how {
+                Inputs::Direct => self.takes_input(id, input),
+                Inputs::Agreed => {
+                    let bytes = Bytes::copy_from_slice(&input.to_be_bytes());
+                    self.propose(id, &Agreed::Frames(vec![Frame { nic: 0, bytes }]));
+                }
+            }
+        }
+    }
+
+    /// What may leave, leaves.
+    fn release(&mut self, id: u8) {
+        let clock_us = self.clock_us(id);
+        let host = self.host(id);
+        let (voice, leads) = (host.leadership.voice(), host.leadership.leads());
+        let Some(node) = &host.node else { return };
+        let promised = node.speaks_until_us().is_some_and(|until_us| clock_us < until_us);
+        // The daemon asks its group as well whether it leads; here leadership has to know.
+        let may_speak = match voice {
+            Voice::Alone => leads,
+            Voice::Protected => leads && promised,
+            Voice::Kept | Voice::Shut => false,
+        };
+        let term = node.term();
+        if !may_speak {
+            return;
+        }
+        let mut words = Vec::new();
+        if let Some(primary) = self.host(id).primary() {
+            while let Some((epoch, word)) = primary.held.front().copied() {
+                let matched = primary.epochs.rules().compares()
+                    && epoch == primary.epoch
+                    && primary.matched.front() == Some(&word);
+                if voice == Voice::Protected && epoch > primary.acknowledged && !matched {
+                    break;
+                }
+                if matched {
+                    primary.matched.pop_front();
+                }
+                primary.held.pop_front();
+                words.push(word);
+            }
+        }
+        if words.is_empty() {
+            return;
+        }
+        if term < self.spoken_in {
+            let newer = self.spoken_in.0;
+            self.verdict(format!(
+                "{id} speaks in term {} after term {newer} has spoken",
+                term.0
+            ));
+        }
+        self.spoken_in = self.spoken_in.max(term);
+        self.tally.released += words.len() as u64;
+        self.released.extend(words);
+    }
+}

@@ -1,0 +1,31 @@
+//! A VM's three hosts in worlds that lie: the promises are kept, and the bugs put back on purpose are found. More worlds:
+//! `cargo xtask sim --whole --seeds 10000`.
+
+use dunlin_sim::session::Bug;
+use dunlin_sim::whole::run;
+
+#[test]
+fn a_vms_hosts_keep_every_promise() {
+    let report = run(400, 1, None);
+    assert_eq!(
+        report.failure, None,
+        "repeat: cargo run -p dunlin-sim -- --whole --seed N --trace"
+    );
+    let tally = report.tally;
+    // Each of it has happened often: otherwise nothing was shown.
+    assert!(
+        tally.take_overs > 300 && tally.joins > 600 && tally.resumed > 300 && tally.deaths > 600,
+        "{tally:?}"
+    );
+    assert!(tally.syncs > 1_000 && tally.released > 50_000, "{tally:?}");
+    assert!(tally.lost * 4 < report.seeds, "{tally:?}");
+}
+
+#[test]
+fn bugs_put_back_on_purpose_are_found() {
+    for bug in Bug::OF_LEADERSHIP {
+        let report = run(10_000, 1, Some(bug));
+        let (seed, what) = report.failure.unwrap_or_else(|| panic!("{bug:?} is not found"));
+        println!("{bug:?}: seed {seed}: {what}");
+    }
+}
