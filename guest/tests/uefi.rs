@@ -96,7 +96,7 @@ fn variables_are_the_guests(machine: Machine) {
     );
     // Another QEMU on that host, later, from the image alone.
     drop(pair.backup);
-    drop(theirs.disk);
+    theirs.close();
     let image = dir.join("b.fd");
     let again = HostDisk::open(&dir, "b", image);
     again.disk.start_alone(Term(3)).unwrap();

@@ -3,8 +3,8 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use dunlin_core::units::Epoch;
 use dunlin_guest::disk::{AttachOptions, Disk, DiskConfig, DiskEvent, MirrorStream};
@@ -61,6 +61,16 @@ impl HostDisk {
             .attach_backup(MirrorStream::from_unix(left).unwrap(), AttachOptions::default())
             .unwrap();
         self.wait(DiskEvent::Copied);
+    }
+
+    /// The disk is let go: threads that served it hold it, and its image's lock, until they have seen QEMU's end.
+    pub fn close(self) {
+        drop(self.disk);
+        let until = Instant::now() + WAIT;
+        // Whoever tells events goes with the disk.
+        while let Ok(_) | Err(RecvTimeoutError::Timeout) = self.events.recv_timeout(WAIT) {
+            assert!(Instant::now() < until, "{} is held", self.image.display());
+        }
     }
 
     pub fn wait(&self, wanted: DiskEvent) {
