@@ -113,6 +113,12 @@ var mistakes = []struct {
 	{"a command that is looked for", sessions, "/var/lib/dunlin/programs/default/redis-server", "redis-server", "command begins with the executable's whole path"},
 	{"a variable that is none", sessions, "LANG: C", "1LANG: C", "a variable's name has letters, digits and _"},
 	{"a relative directory", sessions, "port: 6379", "directory: tmp", "directory is an absolute path, not tmp"},
+	{"a relative root", sessions, "port: 6379", "root: srv", "root is an absolute path without .., such as /var/lib/dunlin/programs/default/redis, not srv"},
+	{"a root that leads elsewhere", sessions, "port: 6379", "root: /srv/../etc", "root is an absolute path without .., such as /var/lib/dunlin/programs/default/redis, not /srv/../etc"},
+	{"a root that leads up", sessions, "port: 6379", "root: /srv/..", "root is an absolute path without .."},
+	{"the kernel's files as a root", sessions, "port: 6379", "root: /proc/1/root", "root is a directory with a program's files, and /proc, /sys and /dev are the kernel's"},
+	{"a root with a colon", sessions, "port: 6379", "root: '/srv/a:b'", "root has no comma, colon or backslash"},
+	{"a root with a backslash", sessions, "port: 6379", `root: '/srv/a\b'`, "root has no comma, colon or backslash"},
 	{"a user by number", sessions, "user: nobody", `user: "0"`, "user is a user's name on each node, such as nobody, not 0"},
 	{"a port of a program that is none", sessions, "6379", "70000", "port is from 1 to 65535"},
 	{"an unknown order", sessions, "order: read", "order: sometimes", "order is delivery, read or answer, not sometimes"},
@@ -251,7 +257,7 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 		t.Fatal(err)
 	}
 	runs := program.Spec.Program
-	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Directory != "/" || runs.Order != "read" ||
+	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Root != "/" || runs.Directory != "/" || runs.Order != "read" ||
 		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 ||
 		runs.Clock != "agreed" || runs.Chance != "own" || runs.Restart != "never" || runs.Data != "" || runs.DataMiB != 0 {
 		t.Errorf("%+v", program.Spec)

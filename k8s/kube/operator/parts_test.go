@@ -68,7 +68,7 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 
 		program := sessions()
 		program.Spec.Program.Command = append(program.Spec.Program.Command, text.String())
-		program.Spec.Program.Directory = text.String()
+		program.Spec.Program.Directory, program.Spec.Program.Root = text.String(), "/programs/shops/one two\""
 		program.Spec.Program.Environment = map[string]string{"A_WORD": text.String()}
 		program.Spec.Program.Data, program.Spec.Program.DataAt, program.Spec.Program.DataMiB = "/images/shops/one two\"", text.String(), 64
 		program.Spec.Program.Clock, program.Spec.Program.Chance, program.Spec.Program.Restart = "own", "agreed", "on-failure"
@@ -85,7 +85,7 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 			t.Fatalf("%q: %+v", text.String(), runs)
 		}
 		if runs := read.Program; runs.Data != "/images/shops/one two\"" || runs.DataAt != text.String() || runs.DataMiB != 64 || runs.Clock != "own" ||
-			runs.Chance != "agreed" || runs.Restart != "on-failure" {
+			runs.Root != "/programs/shops/one two\"" || runs.Chance != "agreed" || runs.Restart != "on-failure" {
 			t.Fatalf("%q: %+v", text.String(), runs)
 		}
 	}
@@ -104,6 +104,30 @@ func TestANamespaceHasItsOwnExecutables(t *testing.T) {
 	}
 	none := sessions()
 	none.Spec.Program.Command = nil
+	if _, err := limits.File(none); err == nil {
+		t.Error("a program without a command is allowed")
+	}
+}
+
+// What is in a root directory of the namespace's is the namespace's, by whatever path the program knows it.
+func TestANamespaceHasItsOwnRoots(t *testing.T) {
+	for _, one := range []struct {
+		root, executable string
+		may              bool
+	}{
+		{"", "/bin/sh", false}, {"/", "/bin/sh", false}, {"", "/programs/shops/p", true}, {"/", "/programs/shops/p", true},
+		{"/programs/shops/redis", "/bin/sh", true}, {"/programs/shops/redis", "/programs/shops/p", true}, {"/programs/others/redis", "/bin/sh", false},
+		{"/programs/shops/", "/bin/sh", false}, {"/programs/shops/../others", "/bin/sh", false}, {"/srv", "/bin/sh", false}, {"//", "/bin/sh", false},
+		{"/.", "/programs/shops/p", false}, {"/srv", "/programs/shops/p", false}, {"srv", "/bin/sh", false},
+	} {
+		program := sessions()
+		program.Spec.Program.Root, program.Spec.Program.Command = one.root, []string{one.executable}
+		if _, err := limits.File(program); (err == nil) != one.may {
+			t.Errorf("'%s' in '%s': allowed is %v; it said: %v", one.executable, one.root, one.may, err)
+		}
+	}
+	none := sessions()
+	none.Spec.Program.Root, none.Spec.Program.Command = "/programs/shops/redis", nil
 	if _, err := limits.File(none); err == nil {
 		t.Error("a program without a command is allowed")
 	}

@@ -10,6 +10,7 @@ import (
 // program is a program's part of its file.
 type program struct {
 	Command      []string          `toml:"command"`
+	Root         string            `toml:"root,omitempty"`
 	Directory    string            `toml:"directory,omitempty"`
 	Environment  map[string]string `toml:"environment,omitempty"`
 	User         string            `toml:"user"`
@@ -39,7 +40,7 @@ type programNIC struct {
 
 func programOf(spec v1alpha1.Program) *program {
 	written := &program{
-		Command: spec.Command, Directory: spec.Directory, Environment: spec.Environment, User: spec.User, Port: spec.Port, Order: spec.Order,
+		Command: spec.Command, Root: spec.Root, Directory: spec.Directory, Environment: spec.Environment, User: spec.User, Port: spec.Port, Order: spec.Order,
 		PatienceMs: spec.PatienceMilliseconds, ScratchMiB: spec.ScratchMiB, MemoryMiB: spec.MemoryMiB, CPUs: float64(spec.MilliCPU) / 1000,
 		Tasks: spec.Tasks, StartWithinS: spec.StartWithinSeconds, Restart: spec.Restart,
 		Clock: spec.Clock, Chance: spec.Chance, Data: spec.Data, DataAt: spec.DataAt, DataMiB: spec.DataMiB,
@@ -51,10 +52,15 @@ func programOf(spec v1alpha1.Program) *program {
 }
 
 // checkProgram says what a program may not have on this host. It sees the host's files, as the user that it runs as: so what matters is who that is, and
-// root is it nowhere unless the administrator named root, by any name that has root's number.
+// root is it nowhere unless the administrator named root, by any name that has root's number. One with a root directory of its own sees what is in that, and
+// its executable is: so the directory is the namespace's, and not the executable's path.
 func (limits Limits) checkProgram(object *v1alpha1.ProtectedProgram) error {
 	spec, programs, images := object.Spec.Program, own(limits.Programs, object.Namespace), own(limits.Images, object.Namespace)
-	if len(spec.Command) == 0 || !isIn(spec.Command[0], programs) {
+	ownRoot := spec.Root != "" && spec.Root != "/"
+	if ownRoot && !isIn(spec.Root, programs) {
+		return fmt.Errorf("%s may not be a program's root: root directories of namespace '%s', or links to them, lie in %s", spec.Root, object.Namespace, programs)
+	}
+	if len(spec.Command) == 0 || !ownRoot && !isIn(spec.Command[0], programs) {
 		return fmt.Errorf("the command may not be run: executables of namespace '%s', or links to them, lie in %s", object.Namespace, programs)
 	}
 	if !has(limits.Users, spec.User) {

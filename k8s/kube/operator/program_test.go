@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,6 +76,40 @@ func (cluster *cluster) executable() {
 	}
 }
 
+// root makes a root directory with redis, the libraries that it is linked to, and nothing else, among the namespace's executables.
+func (cluster *cluster) root() string {
+	cluster.Helper()
+	root := filepath.Join(cluster.programs, "default", "root")
+	redis, err := exec.LookPath("redis-check-rdb")
+	if err != nil {
+		cluster.Fatal(err)
+	}
+	linked, err := exec.Command("ldd", redis).Output()
+	if err != nil {
+		cluster.Fatalf("ldd %s: %v", redis, err)
+	}
+	files := map[string]string{redis: "/bin/redis-server"}
+	for _, word := range strings.Fields(string(linked)) {
+		if filepath.IsAbs(word) {
+			files[word] = word
+		}
+	}
+	for from, to := range files {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			cluster.Fatal(err)
+		}
+		place := filepath.Join(root, to)
+		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
+			cluster.Fatal(err)
+		}
+		if err := os.WriteFile(place, data, 0o755); err != nil {
+			cluster.Fatal(err)
+		}
+	}
+	return root
+}
+
 // untilSaysOf waits for a condition of a program with these words.
 func (cluster *cluster) untilSaysOf(program *v1alpha1.ProtectedProgram, kind string, status metav1.ConditionStatus, words string) {
 	cluster.Helper()
@@ -98,8 +133,11 @@ func (cluster *cluster) runsNothingThatIsNotAllowed() {
 	other.Spec.Program.User = "daemon"
 	bridge := cluster.sessions("bridge")
 	bridge.Spec.Program.NICs[0].Bridge = "br1"
+	root := cluster.sessions("root")
+	root.Spec.Program.Root, root.Spec.Program.Command = "/usr", []string{"/bin/sh", "-c", "cat /share/common-licenses/BSD"}
 	for words, program := range map[string]*v1alpha1.ProtectedProgram{
 		"executables of namespace 'default', or links to them, lie in": shell, "may not run as user 'daemon'": other, "bridge 'br1' may not be used": bridge,
+		"/usr may not be a program's root": root,
 	} {
 		cluster.create(program)
 		cluster.untilSaysOf(program, operator.Running, metav1.ConditionFalse, words)
@@ -159,9 +197,10 @@ func (cluster *cluster) keepsAProgramAlive() {
 	cluster.nothingIsLeft(dies)
 }
 
-// saysThatAProgramHasEnded: a client ends both copies, nobody begins the program anew, and its object can be deleted.
+// saysThatAProgramHasEnded: a client ends both copies, which have a root directory of their own; nobody begins the program anew, and its object can be deleted.
 func (cluster *cluster) saysThatAProgramHasEnded() {
 	program := cluster.sessions("ends")
+	program.Spec.Program.Root, program.Spec.Program.Command[0] = cluster.root(), "/bin/redis-server"
 	cluster.create(program)
 	cluster.untilSaysOf(program, operator.Protected, metav1.ConditionTrue, "complete second copy")
 	line := "exec 3<>/dev/tcp/" + service + "/6379 && printf 'SHUTDOWN NOSAVE\\r\\n' >&3 && cat <&3"

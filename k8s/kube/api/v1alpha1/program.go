@@ -25,6 +25,8 @@ type ProtectedProgramSpec struct {
 type Program struct {
 	// Command is the executable by its whole path, and its arguments.
 	Command []string `json:"command"`
+	// Root is the directory of each node that the copies see as their root; / is the node's own.
+	Root string `json:"root,omitempty"`
 	// Directory is where it starts.
 	Directory string `json:"directory,omitempty"`
 	// Environment is all of its environment, but for a usual PATH.
