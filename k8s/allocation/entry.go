@@ -46,6 +46,11 @@ type Change struct {
 	Gone    *Word   `json:"gone,omitempty"`
 }
 
+// MovesCopies says whether a change may be of where copies are, or of who leads: after it a look of before may lack something.
+func (change Change) MovesCopies() bool {
+	return change.SetNode == nil && change.SetApplication == nil && change.DropApplication == ""
+}
+
 // Node is what a node reports (S1).
 type Node struct {
 	Name string `json:"name"`

@@ -21,7 +21,7 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 		changes, _ = cut(append(changes, beside...))
 		return changes, effects
 	}
-	// What the cluster places by itself changes all the time, and no place waits for it to be agreed: the planner knows it.
+	// What the cluster places by itself changes all the time, and no place waits for it to be agreed: the planner knows it, and what it leaves of the nodes.
 	changes = beside
 	effects = controller.endStrays(effects)
 	ahead := make([]Placed, 0, len(controller.ahead))
@@ -29,15 +29,18 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 		ahead = append(ahead, placed)
 	}
 	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
-	controller.planner.beside, controller.planner.wishes = controller.beside, controller.cluster.Wishes
+	controller.planner.beside, controller.planner.wishes, controller.planner.nodes = controller.beside, controller.cluster.Wishes, controller.cluster.Nodes
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
+	used, others := controller.capacities(plan)
+	changes = append(changes, used...)
 	for at := range plan.Moves {
 		changes = append(changes, Change{Move: &plan.Moves[at]})
 	}
 	for at := range plan.Assignments {
 		changes = append(changes, Change{Assign: &plan.Assignments[at]})
 	}
+	changes = append(changes, others...)
 	// Without agreement, so only while nobody else can lead.
 	if now < controller.lease {
 		for _, assignment := range plan.AtOnce {
@@ -82,13 +85,42 @@ func (controller *Controller) replaceControllers() []Change {
 	return changes
 }
 
-// follow makes what is agreed follow what is seen: nodes, applications, tasks that are not wanted any more; and beside them, what the cluster has placed by
-// itself.
+// capacities are what nodes are seen to have now, where something else is agreed: of those that a plan uses, which everybody judges its places by; and of all
+// others where a task waits, since it is agreed in which zones it would have room. Otherwise nobody needs them, and a cluster in which ordinary Pods come and go
+// would agree on nothing else.
+func (controller *Controller) capacities(plan Plan) (used, others []Change) {
+	places := map[string]bool{}
+	for _, move := range plan.Moves {
+		places[move.Node] = true
+	}
+	for _, assignment := range plan.Assignments {
+		for _, place := range assignment.Places {
+			places[place.Node] = true
+		}
+	}
+	if len(places) == 0 && len(plan.Waits) == 0 {
+		return nil, nil
+	}
+	for at, node := range controller.cluster.Nodes {
+		known, change := controller.state.Nodes[node.Name], Change{SetNode: &controller.cluster.Nodes[at]}
+		switch {
+		case known == nil || known.Capacity == node.Capacity:
+		case places[node.Name]:
+			used = append(used, change)
+		case len(plan.Waits) > 0:
+			others = append(others, change)
+		}
+	}
+	return used, others
+}
+
+// follow makes what is agreed follow what is seen: which nodes there are, applications, tasks that are not wanted any more; and beside them, what the cluster has
+// placed by itself. What nodes have comes with the places that need it ([Controller.capacities]).
 func (controller *Controller) follow() (changes, beside []Change) {
 	nodes, applications := map[string]bool{}, map[string]bool{}
 	for at, node := range controller.cluster.Nodes {
 		nodes[node.Name] = true
-		if known := controller.state.Nodes[node.Name]; known == nil || *known != node {
+		if known := controller.state.Nodes[node.Name]; known == nil || known.Zone != node.Zone {
 			changes = append(changes, Change{SetNode: &controller.cluster.Nodes[at]})
 		}
 	}

@@ -19,6 +19,8 @@ type Planner struct {
 	beside map[string]Resources
 	// wishes are what the cluster says of copies that have no node yet. They are not agreed: a copy that is bound has been judged by the cluster too.
 	wishes []Wish
+	// nodes are what they are seen to have: it is ahead of what is agreed.
+	nodes []Node
 	// aside are nodes on which nothing else is placed until this task is. There is one such task at most in the cluster, so no two
 	// can each hold what the other needs.
 	asideFor string
@@ -43,10 +45,12 @@ type view struct {
 	state *State
 	names []string
 	room  map[string]Resources
-	free  map[string]Resources
-	whole Resources
-	next  int
-	alive []string
+	// capacity is what each node has in all.
+	capacity map[string]Resources
+	free     map[string]Resources
+	whole    Resources
+	next     int
+	alive    []string
 }
 
 // Plan places lost copies anew, and then of the queue, which is in the order of arrival, as many tasks as fit: first the next one of the application
@@ -58,6 +62,12 @@ func (planner *Planner) Plan(state *State, queue []Task, ahead []Placed, full ma
 	for name, beside := range planner.beside {
 		if application := state.Applications[name]; application != nil {
 			now.free[name] = now.free[name].Minus(beside.Minus(application.Beside).OrNothing())
+		}
+	}
+	for _, node := range planner.nodes {
+		if room, known := now.room[node.Name]; known {
+			now.room[node.Name] = room.Plus(node.Capacity.Minus(now.capacity[node.Name]))
+			now.capacity[node.Name] = node.Capacity
 		}
 	}
 	for name := range full {
@@ -83,10 +93,10 @@ func (planner *Planner) Plan(state *State, queue []Task, ahead []Placed, full ma
 }
 
 func newView(state *State, ahead []Placed) *view {
-	now := &view{state: state, room: map[string]Resources{}, free: map[string]Resources{}, alive: state.living()}
-	for name := range state.Nodes {
+	now := &view{state: state, room: map[string]Resources{}, capacity: map[string]Resources{}, free: map[string]Resources{}, alive: state.living()}
+	for name, node := range state.Nodes {
 		now.names = append(now.names, name)
-		now.room[name] = state.Room(name)
+		now.room[name], now.capacity[name] = state.Room(name), node.Capacity
 	}
 	sort.Strings(now.names)
 	now.whole, _ = state.Whole()
@@ -369,10 +379,10 @@ func (now *view) pickIn(task Task, count int, kept []string, aside map[string]bo
 	for _, name := range now.names {
 		room := now.room[name]
 		if byCapacity {
-			room = now.state.Nodes[name].Capacity
+			room = now.capacity[name]
 		}
 		if !not[name] && !aside[name] && task.Demand.Fits(room) {
-			candidates = append(candidates, candidate{name, freeShare(now.room[name], now.state.Nodes[name].Capacity)})
+			candidates = append(candidates, candidate{name, freeShare(now.room[name], now.capacity[name])})
 		}
 	}
 	sort.SliceStable(candidates, func(i, j int) bool { return candidates[i].free > candidates[j].free })

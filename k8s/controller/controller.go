@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -30,8 +31,9 @@ const (
 
 // Cluster is where copies run.
 type Cluster interface {
-	// Look returns what the cluster looks like. It may wait for news, for a moment.
-	Look(ctx context.Context) (allocation.Cluster, error)
+	// Look returns what the cluster looks like. It may wait for news, for a moment. Where copies are is no older than the moment at which it was told of this
+	// entry, the newest that may have changed that; it is told of no older one later.
+	Look(ctx context.Context, newest uint64) (allocation.Cluster, error)
 	// Bind and Unbind carry out an effect, as [allocation.Effect] says. An error means that nobody knows what came of it.
 	Bind(ctx context.Context, bind allocation.BindTask) (allocation.Outcome, error)
 	Unbind(ctx context.Context, binding allocation.Binding) (allocation.Outcome, error)
@@ -88,6 +90,8 @@ type controller struct {
 	ctx     context.Context
 	begun   time.Time
 	applied atomic.Uint64
+	// moved is the newest entry that may have changed where copies are; it is written before applied, and read after it.
+	moved   atomic.Uint64
 	entries chan read
 	looks   chan seen
 	results chan did
@@ -199,12 +203,16 @@ func (controller *controller) take(item read) error {
 		}
 		controller.Say(fmt.Sprintf("begins with the checkpoint that is whole at entry %d", item.index))
 		controller.decides = allocation.NewController(controller.Name, life, controller.Timing, item.state, item.index, controller.now())
+		controller.moved.Store(item.index)
 		controller.applied.Store(item.index)
 		return nil
 	}
 	led := controller.decides.Leads()
 	for _, refusal := range controller.decides.Agreed(controller.now(), item.index, item.entry) {
 		controller.Say(fmt.Sprintf("entry %d by %s: change %d does nothing: %v", item.index, item.entry.By, refusal.Change, refusal.Why))
+	}
+	if slices.ContainsFunc(item.entry.Changes, allocation.Change.MovesCopies) {
+		controller.moved.Store(item.index)
 	}
 	controller.applied.Store(item.index)
 	if leads := controller.decides.Leads(); leads != led {
@@ -265,7 +273,7 @@ func (controller *controller) lookAround() {
 	for controller.ctx.Err() == nil {
 		asOf := controller.applied.Load()
 		ctx, end := context.WithTimeout(controller.ctx, answer)
-		cluster, err := controller.Cluster.Look(ctx)
+		cluster, err := controller.Cluster.Look(ctx, controller.moved.Load())
 		end()
 		if err != nil {
 			if problem := fmt.Sprintf("the cluster: %v", err); problem != said && controller.ctx.Err() == nil {

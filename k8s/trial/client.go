@@ -27,7 +27,7 @@ func NewClient(by, socket string) *Client {
 }
 
 // Look returns what the cluster looks like, when there are news, or after a moment.
-func (client *Client) Look(ctx context.Context) (allocation.Cluster, error) {
+func (client *Client) Look(ctx context.Context, _ uint64) (allocation.Cluster, error) {
 	said, err := client.ask(ctx, "look", request{After: client.revision})
 	client.revision = said.Revision
 	return said.Cluster, err

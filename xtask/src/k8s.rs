@@ -49,6 +49,9 @@ pub enum K8s {
         /// Tasks of each course, with one to three Pods each.
         #[arg(long, default_value_t = 5000)]
         tasks: u32,
+        /// What to measure between two courses of the plain kube-scheduler: tasks with R = 1, R = 3, or from 1 to 3; all of it, if it is left out.
+        #[arg(long = "course", value_name = "COURSE", value_parser = ["single", "triple", "mixed"])]
+        courses: Vec<String>,
     },
 }
 
@@ -66,8 +69,12 @@ pub fn run(task: &K8s) -> Result<()> {
             test(&tools, run.as_deref(), *verbose, *count)?;
             "test"
         }
-        K8s::Scale { nodes, tasks } => {
-            scale(&tools, *nodes, *tasks)?;
+        K8s::Scale {
+            nodes,
+            tasks,
+            courses,
+        } => {
+            scale(&tools, *nodes, *tasks, courses)?;
             "scale"
         }
     };
@@ -102,12 +109,13 @@ fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()
     succeeds(go)
 }
 
-fn scale(tools: &Path, nodes: u32, tasks: u32) -> Result<()> {
+fn scale(tools: &Path, nodes: u32, tasks: u32, courses: &[String]) -> Result<()> {
     let dunlin = cargo::build_dunlin(true)?;
     let arguments = ["-vet=off", "-count=1", SCALE_PATIENCE, "-v", "./scale"];
     let mut go = go_test(&arguments, tools, &dunlin);
     go.env("DUNLIN_SCALE_NODES", nodes.to_string())
-        .env("DUNLIN_SCALE_TASKS", tasks.to_string());
+        .env("DUNLIN_SCALE_TASKS", tasks.to_string())
+        .env("DUNLIN_SCALE_COURSES", courses.join(","));
     succeeds(go)
 }
 

@@ -222,7 +222,7 @@ func (course *course) run(what string, of processes, pods []*v1.Pod) row {
 	course.mutex.Unlock()
 	sort.Slice(row.waits, func(i, j int) bool { return row.waits[i] < row.waits[j] })
 	course.Logf("%s: %d Pods in %.1f s", what, len(pods), row.took.Seconds())
-	course.empty()
+	course.empty(pods)
 	return row
 }
 
@@ -247,20 +247,22 @@ func (course *course) allBound(what string, pods []*v1.Pod) time.Time {
 	}
 }
 
-// empty lets all Pods go, as nobody else does it here.
-func (course *course) empty() {
+// empty lets all Pods go, as nobody else does it here: the server deletes a collection one by one.
+func (course *course) empty(pods []*v1.Pod) {
 	course.Helper()
 	var now int64
-	pods := course.client.CoreV1().Pods("default")
+	there := course.client.CoreV1().Pods("default")
+	course.all(len(pods), func(ctx context.Context, at int) error {
+		err := there.Delete(ctx, pods[at].Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
 	testbed.Until(course.T, "the cluster is empty", func() error {
 		ctx, end := patient(context.Background())
 		defer end()
-		// A server ends a request that takes long, and goes on with the next one.
-		err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
-		if err != nil && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) {
-			return err
-		}
-		left, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
+		left, err := there.List(ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
 			return err
 		}

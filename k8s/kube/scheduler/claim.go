@@ -96,7 +96,11 @@ func (claims claims) write(ctx context.Context, pod *v1.Pod, claim claim) (*v1.P
 // besideOthers looks at the task's other Pods, after the own claim is written.
 func (claims claims) besideOthers(ctx context.Context, own *v1.Pod, of copyOf, wanted claim) error {
 	selector := labels.SelectorFromSet(labels.Set{TaskLabel: own.Labels[TaskLabel]}).String()
-	all, err := claims.client.CoreV1().Pods(own.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	// All that was written before the own claim is what counts, so the server may answer from what it has, once it has that: from etcd it would read every Pod of the
+	// namespace for each copy.
+	all, err := claims.client.CoreV1().Pods(own.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: selector, ResourceVersion: own.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+	})
 	if err != nil {
 		return err
 	}

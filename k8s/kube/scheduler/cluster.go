@@ -31,13 +31,13 @@ type cluster struct{ *Plugin }
 // Look returns what the cluster looks like, when there are news, or after a moment.
 //
 // Copies are read from what is agreed in etcd: what an informer has may be older than an entry that tells of a bind, and a copy that is missing there
-// would be taken for one that is gone. Nodes and ordinary Pods may be a little old.
-func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
+// would be taken for one that is gone. They are not read again while neither an informer nor an entry tells of a change. Nodes and ordinary Pods may be a little old.
+func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Cluster, error) {
 	cluster.openGate()
 	cluster.await(ctx)
 	begun := time.Now()
 	defer func() { cluster.tired = time.Now().Add(min(restOfLook*time.Since(begun), quiet)) }()
-	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
+	list, err := cluster.readCopies(ctx, newest)
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
@@ -45,11 +45,8 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
-	seen := allocation.Cluster{Nodes: cluster.look(limits)}
-	var whole allocation.Resources
-	for _, node := range seen.Nodes {
-		whole = whole.Plus(node.Capacity)
-	}
+	nodes, whole := cluster.look(limits)
+	seen := allocation.Cluster{Nodes: nodes}
 	quotas, err := cluster.readQuotas(ctx)
 	if err != nil {
 		return allocation.Cluster{}, err
@@ -58,8 +55,8 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	for namespace := range quotas {
 		applications[namespace] = true
 	}
-	for at := range list.Items {
-		pod := &list.Items[at]
+	for at := range list {
+		pod := &list[at]
 		of, err := readCopy(pod)
 		if err != nil || !isCopy(pod) || hasEnded(pod) {
 			continue
@@ -99,6 +96,29 @@ func (cluster cluster) Look(ctx context.Context) (allocation.Cluster, error) {
 	}
 	sort.Slice(seen.Applications, func(i, j int) bool { return seen.Applications[i].Name < seen.Applications[j].Name })
 	return seen, nil
+}
+
+// copiesRead are copies as they were read last, and what was known then of changes.
+type copiesRead struct {
+	pods   []v1.Pod
+	asOf   uint64
+	newest uint64
+}
+
+// readCopies reads all copies' Pods, unless the last time was after all that is known of. The API server may look at every Pod for it, and ordinary Pods come and go.
+func (cluster cluster) readCopies(ctx context.Context, newest uint64) ([]v1.Pod, error) {
+	cluster.mutex.Lock()
+	asOf := cluster.copyChanges
+	cluster.mutex.Unlock()
+	if last := cluster.read; last != nil && last.asOf == asOf && last.newest == newest {
+		return last.pods, nil
+	}
+	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
+	if err != nil {
+		return nil, err
+	}
+	cluster.read = &copiesRead{list.Items, asOf, newest}
+	return list.Items, nil
 }
 
 // await waits for something that the last look has not seen, for a moment.
@@ -158,15 +178,17 @@ func (task *task) wanted() bool {
 	return !task.unlike && (task.placed || len(task.copies) == task.strength)
 }
 
-// look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave.
-func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) []allocation.Node {
-	var nodes []allocation.Node
+// look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave. The whole is what copies might take if there were none of
+// those: it does not change whenever one comes or goes, so that what a namespace without a quota may have does not either.
+func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) (nodes []allocation.Node, whole allocation.Resources) {
 	for _, object := range cluster.nodes.List() {
 		node, ok := object.(*v1.Node)
 		if !ok || ready(node) == v1.ConditionUnknown {
 			continue
 		}
-		room := amounts(node.Status.Allocatable, false)
+		limit := limits[node.Name]
+		all := amounts(node.Status.Allocatable, false)
+		room := all
 		pods, err := cluster.pods.ByIndex(byNode, node.Name)
 		if err != nil {
 			continue
@@ -176,16 +198,16 @@ func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) []allocat
 				room = room.Minus(demand(pod))
 			}
 		}
-		limit := limits[node.Name]
-		room = within(room, limit)
+		room, all = within(room, limit), within(all, limit)
 		if ready(node) != v1.ConditionTrue || node.Spec.Unschedulable || keepsOut(node) || limit.Copies != nil && !*limit.Copies {
 			// What is there stays; nothing comes.
-			room = allocation.Resources{}
+			room, all = allocation.Resources{}, allocation.Resources{}
 		}
+		whole = whole.Plus(most(all, allocation.Resources{}))
 		nodes = append(nodes, allocation.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Capacity: most(room, allocation.Resources{})})
 	}
 	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
-	return nodes
+	return nodes, whole
 }
 
 // names says whether a Pod asks for certain nodes.

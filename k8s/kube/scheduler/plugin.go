@@ -86,13 +86,16 @@ type Plugin struct {
 	say    func(string)
 
 	mutex sync.Mutex
-	// news is closed when something has changed; changes counts how often.
-	news    chan struct{}
-	changes uint64
+	// news is closed when something has changed; changes counts how often, and copyChanges how often it was a copy's Pod.
+	news        chan struct{}
+	changes     uint64
+	copyChanges uint64
 	// looked is how many changes the last look has seen.
 	looked uint64
 	// tired is until when the next look waits; only looks use it, one at a time.
 	tired time.Time
+	// read are the copies that the last look has read; only looks use it.
+	read *copiesRead
 	// wanted are the binds under way, by the Pod; allocation bounds them.
 	wanted map[types.UID]*attempt
 	// gated are ordinary Pods that wait for this controller to lead; the API server bounds them, and a Pod that is gone is taken out.
@@ -161,7 +164,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 	}
 	for _, informer := range []cache.SharedIndexInformer{pods, nodes} {
 		handler := cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { plugin.change() }, UpdateFunc: func(any, any) { plugin.change() }, DeleteFunc: plugin.gone,
+			AddFunc: func(now any) { plugin.change(now) }, UpdateFunc: func(before, now any) { plugin.change(before, now) }, DeleteFunc: plugin.gone,
 		}
 		if _, err := informer.AddEventHandler(handler); err != nil {
 			return nil, err
@@ -212,22 +215,32 @@ func nodeOf(object any) ([]string, error) {
 // Name is the plugin's.
 func (plugin *Plugin) Name() string { return Name }
 
-// change tells everybody who waits.
-func (plugin *Plugin) change() {
+// change tells everybody who waits. It is told what has changed, as it was and as it is.
+func (plugin *Plugin) change(objects ...any) {
 	plugin.mutex.Lock()
 	defer plugin.mutex.Unlock()
 	close(plugin.news)
 	plugin.news = make(chan struct{})
 	plugin.changes++
+	for _, object := range objects {
+		if pod, ok := object.(*v1.Pod); ok && isCopy(pod) {
+			plugin.copyChanges++
+			return
+		}
+	}
 }
 
 func (plugin *Plugin) gone(object any) {
+	// Where the end of a Pod was missed, only its last state is known.
+	if late, is := object.(cache.DeletedFinalStateUnknown); is {
+		object = late.Obj
+	}
 	if pod, ok := object.(*v1.Pod); ok {
 		plugin.mutex.Lock()
 		delete(plugin.gated, pod.UID)
 		plugin.mutex.Unlock()
 	}
-	plugin.change()
+	plugin.change(object)
 }
 
 // next is closed with the next change.
