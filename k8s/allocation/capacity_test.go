@@ -107,3 +107,35 @@ func TestNoTaskWaitsForNodesThatChangeAllTheTime(t *testing.T) {
 		t.Fatalf("it waits: %+v", controller.Waits())
 	}
 }
+
+// A cluster may use a name again, before anybody has seen that the first task is gone.
+func TestATaskThatIsMadeAgainAsAnotherOneIsPlacedAsThat(t *testing.T) {
+	cluster := Cluster{
+		Nodes:        []Node{{"node-0", "", one(100)}, {"node-1", "", one(100)}, {"node-2", "", one(100)}},
+		Applications: []Application{{Name: "shop", Quota: one(90), MostStrength: 3}},
+	}
+	controller := leading(cluster)
+	now := time.Duration(1)
+	for _, made := range []Task{task("again", "shop", 2, one(2)), task("again", "shop", 3, one(2)), task("again", "shop", 3, one(5)), task("again", "shop", 2, one(1))} {
+		now++
+		cluster.Tasks, cluster.Bound = []Task{made}, nil
+		proposed(t, controller, now, cluster)
+		placed := controller.State().Tasks["again"]
+		if placed == nil || placed.Strength != made.Strength || placed.Demand != made.Demand || len(placed.Copies) != made.Strength {
+			t.Fatalf("%+v is placed as %+v", made, placed)
+		}
+		// All of it is bound, and stays so whatever its Pods say that they are now.
+		var words []Change
+		for at, copy := range placed.Copies {
+			cluster.Bound = append(cluster.Bound, Binding{"again", at, copy.Node, copy.Ticket})
+			words = append(words, Change{Bound: &Word{"again", at, copy.Ticket}})
+		}
+		controller.Agreed(now, controller.Applied()+1, Entry{By: "b", Changes: words})
+		other := made
+		other.Strength = 5 - made.Strength
+		cluster.Tasks = []Task{other}
+		if changes := proposed(t, controller, now, cluster); len(changes) > 0 || controller.State().Tasks["again"] != placed {
+			t.Fatalf("what is bound is ended: %+v", changes)
+		}
+	}
+}

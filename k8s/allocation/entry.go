@@ -69,7 +69,7 @@ type Application struct {
 	Beside Resources `json:"beside"`
 }
 
-// Task is what an application submits (S3). A name is used once for ever.
+// Task is what an application submits (S3). A name is one task's at a time: when none of its copies is there any more, it may be another one's.
 type Task struct {
 	Name        string `json:"name"`
 	Application string `json:"application"`

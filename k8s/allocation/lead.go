@@ -149,8 +149,15 @@ func (controller *Controller) follow() (changes, beside []Change) {
 			changes = append(changes, Change{DropApplication: name})
 		}
 	}
+	bound := map[string]bool{}
+	for _, binding := range controller.cluster.Bound {
+		bound[binding.Task] = true
+	}
 	for name, task := range controller.state.Tasks {
-		if _, wanted := controller.wanted[name]; !wanted && !task.Ending {
+		wanted, is := controller.wanted[name]
+		// One that was ended and made again as another one, before anybody saw that it was gone: none of its copies would be bound as it is agreed.
+		another := is && !bound[name] && (wanted.Strength != task.Strength || wanted.Demand != task.Demand)
+		if (!is || another) && !task.Ending {
 			changes = append(changes, Change{End: name})
 		}
 	}

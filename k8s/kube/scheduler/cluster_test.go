@@ -254,8 +254,8 @@ func (cluster *cluster) settled() {
 				continue
 			}
 			task := agreed.Tasks["default/"+wanted.Labels["dunlin.dev/task"]]
-			if task == nil {
-				return fmt.Errorf("nothing is agreed of Pod '%s'", name)
+			if task == nil || fmt.Sprint(task.Strength) != wanted.Labels["dunlin.dev/strength"] {
+				return fmt.Errorf("of Pod '%s' is agreed %+v", name, task)
 			}
 			copy := task.Copies[int(wanted.Labels["dunlin.dev/copy"][0]-'0')]
 			if claim := fmt.Sprintf("%d %s", copy.Ticket, copy.Node); copy.Phase != allocation.Bound || pod.Annotations["dunlin.dev/claim"] != claim || pod.Spec.NodeName != copy.Node {
