@@ -36,7 +36,7 @@ type file struct {
 
 type hardware struct {
 	MemoryMiB int64  `toml:"memory_mib"`
-	VCPUs     int    `toml:"vcpus,omitempty"`
+	VCPUs     int    `toml:"vcpus,omitzero"`
 	Machine   string `toml:"machine,omitempty"`
 	Firmware  string `toml:"firmware,omitempty"`
 	Accel     string `toml:"accel,omitempty"`

@@ -91,6 +91,22 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 	}
 }
 
+// A daemon refuses a number that is nothing, and knows what happens where there is none.
+func TestAFileSaysNothingOfWhatIsLeftOut(t *testing.T) {
+	for _, object := range []v1alpha1.Protected{sessions(), shop()} {
+		written, err := limits.File(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range strings.Split(written, "\n") {
+			key, value, _ := strings.Cut(strings.TrimSpace(line), " = ")
+			if value == "0" || value == "0.0" || value == `""` || value == "[]" {
+				t.Errorf("%s has %s = %s", object.GetName(), key, value)
+			}
+		}
+	}
+}
+
 func TestANamespaceHasItsOwnExecutables(t *testing.T) {
 	for path, may := range map[string]bool{
 		"/programs/shops/p": true, "/programs/shops/more/p": true, "/programs/shops": false, "/programs/shops/": false, "/programs/others/p": false,

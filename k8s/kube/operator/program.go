@@ -14,19 +14,19 @@ type program struct {
 	Directory    string            `toml:"directory,omitempty"`
 	Environment  map[string]string `toml:"environment,omitempty"`
 	User         string            `toml:"user"`
-	Port         int               `toml:"port,omitempty"`
+	Port         int               `toml:"port,omitzero"`
 	Order        string            `toml:"order,omitempty"`
-	PatienceMs   int64             `toml:"patience_ms,omitempty"`
+	PatienceMs   int64             `toml:"patience_ms,omitzero"`
 	Clock        string            `toml:"clock,omitempty"`
 	Chance       string            `toml:"chance,omitempty"`
 	Data         string            `toml:"data,omitempty"`
 	DataAt       string            `toml:"data_at,omitempty"`
-	DataMiB      int64             `toml:"data_mib,omitempty"`
-	ScratchMiB   int64             `toml:"scratch_mib,omitempty"`
+	DataMiB      int64             `toml:"data_mib,omitzero"`
+	ScratchMiB   int64             `toml:"scratch_mib,omitzero"`
 	MemoryMiB    int64             `toml:"memory_mib"`
 	CPUs         float64           `toml:"cpus"`
-	Tasks        int64             `toml:"tasks,omitempty"`
-	StartWithinS int64             `toml:"start_within_s,omitempty"`
+	Tasks        int64             `toml:"tasks,omitzero"`
+	StartWithinS int64             `toml:"start_within_s,omitzero"`
 	Restart      string            `toml:"restart,omitempty"`
 	NICs         []programNIC      `toml:"nics"`
 }
