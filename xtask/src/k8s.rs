@@ -53,6 +53,18 @@ pub enum K8s {
         #[arg(long = "course", value_name = "COURSE", value_parser = ["single", "triple", "mixed"])]
         courses: Vec<String>,
     },
+    /// Measure redis with copies beside redis alone, both placed by the same scheduler: throughput and response time, as in TRIPOD's own figure.
+    Figure {
+        /// What redis runs in; both, if it is left out.
+        #[arg(long = "kind", value_name = "KIND", value_parser = ["program", "vm"])]
+        kinds: Vec<String>,
+        /// Pairs of windows, one with copies and one without, for each number of connections.
+        #[arg(long, default_value_t = 5)]
+        pairs: u32,
+        /// Requests of a window with 50 connections; with one it is a tenth.
+        #[arg(long, default_value_t = 20_000)]
+        requests: u32,
+    },
 }
 
 /// Runs it.
@@ -77,6 +89,14 @@ pub fn run(task: &K8s) -> Result<()> {
             scale(&tools, *nodes, *tasks, courses)?;
             "scale"
         }
+        K8s::Figure {
+            kinds,
+            pairs,
+            requests,
+        } => {
+            figure(&tools, kinds, *pairs, *requests)?;
+            "figure"
+        }
     };
     println!(
         "xtask: k8s {what} passed in {:.0} s",
@@ -100,13 +120,18 @@ fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()
     }
     arguments.push("./...");
     let mut go = go_test(&arguments, tools, &dunlin);
+    with_guest(&mut go, &guest);
+    succeeds(go)
+}
+
+/// What VMs and programs need: the redis guest, and what copies a running program.
+fn with_guest(go: &mut Command, guest: &image::GuestImage) {
     go.env("DUNLIN_GUEST_KERNEL", &guest.kernel)
         .env("DUNLIN_GUEST_INITRD", &guest.initrd)
         .env("DUNLIN_GUEST_APPEND", &guest.append);
     if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
         go.env("DUNLIN_CRIU", paths::criu());
     }
-    succeeds(go)
 }
 
 fn scale(tools: &Path, nodes: u32, tasks: u32, courses: &[String]) -> Result<()> {
@@ -116,6 +141,31 @@ fn scale(tools: &Path, nodes: u32, tasks: u32, courses: &[String]) -> Result<()>
     go.env("DUNLIN_SCALE_NODES", nodes.to_string())
         .env("DUNLIN_SCALE_TASKS", tasks.to_string())
         .env("DUNLIN_SCALE_COURSES", courses.join(","));
+    succeeds(go)
+}
+
+fn figure(tools: &Path, kinds: &[String], pairs: u32, requests: u32) -> Result<()> {
+    let dunlin = cargo::build_dunlin(true)?;
+    let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let arguments = [
+        "-vet=off",
+        "-count=1",
+        SCALE_PATIENCE,
+        "-run",
+        "TestRedisWithCopiesBesideRedisAlone",
+        "-v",
+        "./operator",
+    ];
+    let mut go = go_test(&arguments, tools, &dunlin);
+    with_guest(&mut go, &guest);
+    let kinds = if kinds.is_empty() {
+        "program,vm".to_owned()
+    } else {
+        kinds.join(",")
+    };
+    go.env("DUNLIN_FIGURE_KINDS", kinds)
+        .env("DUNLIN_FIGURE_PAIRS", pairs.to_string())
+        .env("DUNLIN_FIGURE_REQUESTS", requests.to_string());
     succeeds(go)
 }
 

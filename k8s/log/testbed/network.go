@@ -98,6 +98,16 @@ func (hosts *Hosts) Interfaces(t testing.TB, name string) []string {
 	return all
 }
 
+// Address is a host's in the network of all; it is for hosts that are [Apart].
+func (hosts *Hosts) Address(name string) string {
+	for at, other := range hosts.apart.names {
+		if other == name {
+			return hosts.apart.address(at)
+		}
+	}
+	return ""
+}
+
 // Command is one that runs on a host; it is for hosts that are [Apart].
 func (hosts *Hosts) Command(name string, command ...string) *exec.Cmd {
 	inside := hosts.apart.inside(name, command)
