@@ -16,6 +16,7 @@ use crate::copy::{Copy, CopyError, Prints};
 use crate::message::{Card, Heard, Spec, Walls};
 use crate::options::{CheckError, Clients, Options, mac_of, neighbour};
 use crate::printed::Printed;
+use crate::quiet::Quiet;
 use crate::report::Report;
 use crate::sockets;
 use bytes::Bytes;
@@ -414,6 +415,16 @@ impl Tester {
                 }
                 // No time is agreed here.
                 Next::AskForRest => self.gate.are_at_rest(),
+                Next::AskForQuiet => {
+                    let found: Vec<Quiet> = self.copies.iter_mut().map(Copy::is_quiet).collect();
+                    if found.iter().any(|found| matches!(found, Quiet::Unknown(_))) {
+                        self.gate.cannot_be_quiet(now_us);
+                    } else if found.contains(&Quiet::NotYet) {
+                        return Ok(self.look_a_little_later());
+                    } else {
+                        self.gate.are_quiet();
+                    }
+                }
                 Next::Set(_) => {}
                 Next::Deliver(frame) => {
                     self.deliver(&frame)?;
@@ -422,18 +433,25 @@ impl Tester {
                 Next::Ask(questions) => {
                     let mut told = false;
                     for question in questions {
-                        let found = sockets::look(self.copies[question.copy].queues(), &question)
+                        let queues = self.copies[question.copy].queues();
+                        let found = sockets::look(queues, std::slice::from_ref(&question))
                             .map_err(|error| CheckError::Host("sock_diag", error))?;
-                        told |= self.gate.told(question.copy, found);
+                        for found in found {
+                            told |= self.gate.told(&question, found);
+                        }
                     }
                     if !told {
-                        let wait = Duration::from_micros(self.look_again_us);
-                        self.look_again_us = (self.look_again_us * 2).min(LOOK_AGAIN_US.1);
-                        return Ok(wait);
+                        return Ok(self.look_a_little_later());
                     }
                 }
             }
         }
+    }
+
+    fn look_a_little_later(&mut self) -> Duration {
+        let wait = Duration::from_micros(self.look_again_us);
+        self.look_again_us = (self.look_again_us * 2).min(LOOK_AGAIN_US.1);
+        wait
     }
 
     /// Until something can be read, or so long.

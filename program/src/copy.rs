@@ -13,6 +13,7 @@ use crate::limits::Group;
 use crate::message::{Adopted, Go, Heard, Spec, Walls, receive, send};
 use crate::page::{Leads, Page};
 use crate::printed::Printed;
+use crate::quiet::{Quiet, Watcher};
 use crate::source::Source;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -63,6 +64,7 @@ pub struct Copy {
     /// Closed when nobody can print any more.
     printing: Option<Receiver<()>>,
     ended: Option<Heard>,
+    quiet: Watcher,
     /// What limits it; removed when all else has ended.
     group: Option<Group>,
 }
@@ -195,6 +197,7 @@ impl Copy {
             printed,
             printing,
             ended: None,
+            quiet: Watcher::default(),
             group,
         })
     }
@@ -285,6 +288,11 @@ impl Copy {
     /// Where the kernel does not tell.
     pub fn is_at_rest(&self) -> io::Result<bool> {
         crate::rest::is_at_rest(self.keeper())
+    }
+
+    /// Whether it waits for its next input and has been told of all that it got.
+    pub fn is_quiet(&mut self) -> Quiet {
+        self.quiet.look(self.keeper.id())
     }
 
     /// What of its vDSO leads to its page.

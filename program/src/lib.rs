@@ -5,8 +5,7 @@
 //! first copy's -> the client. What decides is in the core; here is what touches the host: `inside` makes a copy's
 //! namespaces and runs in them, `copy` holds it from outside, `sockets` looks at its queues, `answers` answers the system calls
 //! that yield chance and time, `data` are the
-//! images of files that outlive a copy, `guard` copies one that runs, `check` drives the tester.
-//! that yield chance and time, `page` is the clock that a service's program reads, `source` its chance, `guard` copies one that runs, `check` drives the tester.
+//! images of files that outlive a copy, `quiet` and `rest` say whether a program is done, `page` is the clock that a service's program reads, `source` its chance, `guard` copies one that runs, `check` drives the tester.
 //!
 //! Not here: agreement between hosts, fail-over.
 
@@ -22,6 +21,7 @@ pub mod message;
 pub mod options;
 pub mod page;
 pub mod printed;
+pub mod quiet;
 pub mod report;
 mod rest;
 pub mod sockets;

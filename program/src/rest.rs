@@ -10,29 +10,51 @@
 use std::fs;
 use std::io;
 
-/// Processes of the copy whose first process is the only child of this one.
-pub(crate) fn is_at_rest(keeper: u32) -> io::Result<bool> {
-    let mut to_look_at = Vec::new();
+/// The program's first processes: those that its copy's own first process has started, the only child of this one. None where there is no such copy.
+fn first_of(keeper: u32) -> io::Result<Option<Vec<u32>>> {
+    let mut all = Vec::new();
     // Invariant 1: it has one as long as there is something to look at.
     if children(keeper, keeper)?.is_empty() {
-        return Ok(false);
+        return Ok(None);
     }
     for first in children(keeper, keeper)? {
-        to_look_at.extend(children(first, first)?);
+        all.extend(children(first, first)?);
     }
-    sleep(to_look_at)
+    Ok(Some(all))
+}
+
+/// Whether all processes of the copy whose first process is the only child of this one are.
+pub(crate) fn is_at_rest(keeper: u32) -> io::Result<bool> {
+    first_of(keeper)?.map_or(Ok(false), sleep)
+}
+
+/// All processes of the program of that copy.
+pub(crate) fn processes(keeper: u32) -> io::Result<Vec<u32>> {
+    let mut all = first_of(keeper)?.unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = all.get(next).copied() {
+        next += 1;
+        for thread in threads(process)? {
+            all.extend(children(process, thread)?);
+        }
+    }
+    Ok(all)
+}
+
+fn threads(process: u32) -> io::Result<Vec<u32>> {
+    let found = gone_is_none(fs::read_dir(format!("/proc/{process}/task")))?;
+    let names = found
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|thread| thread.file_name());
+    Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
 /// These, and all that they have started.
 fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
     while let Some(process) = to_look_at.pop() {
-        let Some(threads) = gone_is_none(fs::read_dir(format!("/proc/{process}/task")))? else {
-            continue;
-        };
-        for thread in threads.flatten() {
-            let Some(thread) = thread.file_name().to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
+        for thread in threads(process)? {
             let path = format!("/proc/{process}/task/{thread}/stat");
             let Some(stat) = gone_is_none(fs::read_to_string(path))? else {
                 continue;

@@ -27,18 +27,33 @@ const ANY: [u8; 8] = [0xff; 8];
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// The kernel fills at most this much at once (Documentation/userspace-api/netlink).
 const ANSWER_BYTES: usize = 32 << 10;
+/// Questions in one request: their answers, of less than a KiB each, have room in a socket of the usual size before anybody reads them.
+const MOST_AT_ONCE: usize = 32;
 
-/// Answers a question by the queues of the copy that it is about.
+/// Answers questions by the queues of the copy that they are about, in their order.
 ///
 /// # Errors
 /// Those of the netlink socket.
-pub fn look(queues: BorrowedFd<'_>, question: &Question) -> io::Result<Found> {
+pub fn look(queues: BorrowedFd<'_>, questions: &[Question]) -> io::Result<Vec<Found>> {
+    let mut all = Vec::with_capacity(questions.len());
+    for questions in questions.chunks(MOST_AT_ONCE) {
+        let mut found = vec![Found::Gone; questions.len()];
+        let requests: Vec<InetRequest> = questions.iter().map(request_of).collect();
+        ask(queues, &requests, NLM_F_REQUEST, &mut |number, socket| {
+            found[number] = found_of(&socket, questions[number].of);
+        })?;
+        all.extend(found);
+    }
+    Ok(all)
+}
+
+fn request_of(question: &Question) -> InetRequest {
     let key = &question.key;
     let (peer, peer_port) = match question.of {
         Of::Listener => (NOBODY, 0),
         Of::Connection | Of::Datagrams => (key.peer, key.peer_port),
     };
-    let request = InetRequest {
+    InetRequest {
         family: AF_INET,
         protocol: if question.of == Of::Datagrams {
             IPPROTO_UDP
@@ -55,13 +70,7 @@ pub fn look(queues: BorrowedFd<'_>, question: &Question) -> io::Result<Found> {
             interface_id: 0,
             cookie: ANY,
         },
-    };
-    let mut found = Found::Gone;
-    let of = question.of;
-    ask(queues, request, NLM_F_REQUEST, &mut |socket| {
-        found = found_of(&socket, of)
-    })?;
-    Ok(found)
+    }
 }
 
 /// The ports that the copy listens at, TCP.
@@ -88,13 +97,13 @@ pub fn listeners(queues: BorrowedFd<'_>) -> io::Result<BTreeSet<u16>> {
                 cookie: ANY,
             },
         };
-        let mut add = |socket: InetResponse| {
+        let mut add = |_, socket: InetResponse| {
             let id = &socket.header.socket_id;
             if !id.source_address.is_loopback() {
                 ports.insert(id.source_port);
             }
         };
-        ask(queues, request, NLM_F_REQUEST | NLM_F_DUMP, &mut add)?;
+        ask(queues, &[request], NLM_F_REQUEST | NLM_F_DUMP, &mut add)?;
     }
     Ok(ports)
 }
@@ -121,47 +130,57 @@ fn found_of(socket: &InetResponse, of: Of) -> Found {
     }
 }
 
-/// Hands each socket of the answer to `each`; none where there is no such socket.
+/// Hands each socket of the answers to `each`, with the number of its request; none where there is no such socket.
 fn ask(
     queues: BorrowedFd<'_>,
-    request: InetRequest,
+    requests: &[InetRequest],
     flags: u16,
-    each: &mut dyn FnMut(InetResponse),
+    each: &mut dyn FnMut(usize, InetResponse),
 ) -> io::Result<()> {
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
+    let mut bytes = Vec::new();
+    for (number, request) in requests.iter().enumerate() {
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = number as u32;
+        let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request.clone()).into());
+        message.finalize();
+        let begin = bytes.len();
+        bytes.resize(begin + message.buffer_len(), 0);
+        message.serialize(&mut bytes[begin..]);
+    }
     send(queues, &bytes, SendFlags::empty())?;
     let bad = |error: netlink_packet_core::DecodeError| {
         io::Error::new(io::ErrorKind::InvalidData, error.to_string())
     };
+    let is_dump = flags & NLM_F_DUMP != 0;
     let mut answer = vec![0; ANSWER_BYTES];
-    loop {
+    let (mut left, mut wrong) = (requests.len(), None);
+    while left > 0 {
         // The kernel answers before `send` returns, or as soon as there is room: it never waits for anybody.
         let (length, _) = recv(queues, &mut answer[..], RecvFlags::empty())?;
         let mut at = 0;
         while at < length {
             let message = NetlinkMessage::<SockDiagMessage>::deserialize(&answer[at..length]).map_err(bad)?;
-            let more = flags & NLM_F_DUMP != 0;
-            match message.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(socket)) => each(*socket),
-                NetlinkPayload::Done(_) => return Ok(()),
-                NetlinkPayload::Error(error) => {
-                    let error = error.to_io();
-                    return match error.kind() {
-                        io::ErrorKind::NotFound => Ok(()),
-                        _ => Err(error),
-                    };
-                }
-                _ => {}
-            }
-            if !more {
-                return Ok(());
-            }
+            let number = message.header.sequence_number as usize;
             at += (message.header.length as usize).next_multiple_of(4).max(16);
+            let is_last = match message.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(socket)) => {
+                    if number < requests.len() {
+                        each(number, *socket);
+                    }
+                    !is_dump
+                }
+                NetlinkPayload::Done(_) => true,
+                NetlinkPayload::Error(error) => {
+                    // All answers are read before an error is told: the next question would get what is left of them.
+                    let error = error.to_io();
+                    wrong = wrong.or((error.kind() != io::ErrorKind::NotFound).then_some(error));
+                    true
+                }
+                _ => !is_dump,
+            };
+            left = left.saturating_sub(usize::from(is_last));
         }
     }
+    wrong.map_or(Ok(()), Err)
 }

@@ -5,11 +5,13 @@
 //!
 //! An agreed order of *delivery* is no order of *processing*: a copy that is woken for one connection finds a second one
 //! ready or not, by its host's timing, and `epoll` tells them in another order. So the next input waits until the last one was
-//! read by every copy. It never waits for an *answer* unless that is asked for: a program may owe none.
+//! read by every copy. It never waits for an *answer* unless that is asked for: a program may owe none. Where a program waits in
+//! one `epoll`, inputs of several connections may be unread together (`batch`).
 //!
 //! Invariants:
 //! 1. Every copy gets the same frames in the same order.
-//! 2. At most one input is unread at any time, unless a copy did not read within the patience; that is counted.
+//! 2. At most one input is unread at any time, or one of each connection in a batch, unless a copy did not read within the patience; that
+//!    is counted.
 //! 3. What is no input to the program (an acknowledgement, a SYN, ARP) never waits: a copy that waits for room to write would
 //!    otherwise wait for a frame that waits for it.
 //! 4. (memory) What waits is bounded; what is beyond is lost, as on any network, and counted.
@@ -19,10 +21,12 @@
 //! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at; what a copy of a running
 //! program needs to go on from here (`carried`).
 
+mod batch;
 mod carried;
 
 use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
+use batch::Batch;
 use std::collections::{BTreeMap, VecDeque};
 
 /// TCP's flag "the end of what was written at once".
@@ -45,6 +49,8 @@ pub enum Order {
     /// Until every copy has read the last one.
     #[default]
     Read,
+    /// The same for a connection's next one; inputs of several connections may be unread together (`batch`).
+    Batch,
     /// Until every copy has answered it.
     Answer,
 }
@@ -94,6 +100,9 @@ pub enum Next {
     Set(AgreedTime),
     /// Look whether every copy is done with what it has read, and say so by [`Gate::are_at_rest`]; if not, look again a little later.
     AskForRest,
+    /// Look whether every copy waits for inputs and has been told of all of them, and say so by [`Gate::are_quiet`], or by
+    /// [`Gate::cannot_be_quiet`] where nobody can know; if not yet, look again a little later.
+    AskForQuiet,
     /// Look at these sockets, and tell what was found; if it is not what is waited for, look again a little later.
     Ask(Vec<Question>),
     /// Nothing until a copy says something; look again at this time at the latest, in microseconds.
@@ -107,6 +116,8 @@ pub enum Next {
 pub struct Counters {
     /// Payloads, ends and new connections that were delivered.
     pub inputs: u64,
+    /// Of these, the ones that were delivered while others were unread.
+    pub together: u64,
     /// Of these, the ones that some copy did not read (or answer) within the patience.
     pub impatient: u64,
     /// Frames lost because too many waited.
@@ -126,7 +137,9 @@ pub struct Gate {
     beyond: usize,
     queue: VecDeque<Queued>,
     queue_bytes: usize,
-    waiting: Option<Waiting>,
+    /// What was delivered and is not known to be read, in this order; more than one only in a batch.
+    waiting: VecDeque<Waiting>,
+    batch: Batch,
     /// A time that waits until the copies are done.
     resting: Option<Resting>,
     /// Something was delivered since the time was set.
@@ -162,6 +175,10 @@ struct Heard {
     opening: bool,
     /// Some copy did not read within the patience: that is not waited for again before it has.
     refused: bool,
+    /// Every copy has read it at least once.
+    was_read: bool,
+    /// The batch that it had its last input in.
+    batch: u64,
     /// The client has ended it: it may be forgotten.
     ended: bool,
 }
@@ -226,6 +243,8 @@ struct Waiting {
     /// What TCP must have taken in.
     received: u64,
     until_us: u64,
+    /// Nothing joins it before it is read.
+    is_alone: bool,
     /// Which copies have not read it.
     unread: Vec<bool>,
     /// Which copies have not answered it.
@@ -244,7 +263,8 @@ impl Gate {
             beyond: 0,
             queue: VecDeque::new(),
             queue_bytes: 0,
-            waiting: None,
+            waiting: VecDeque::new(),
+            batch: Batch::default(),
             resting: None,
             stirred: false,
             restless: false,
@@ -261,7 +281,7 @@ impl Gate {
     /// Whether nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.waiting.is_none() && self.resting.is_none()
+        self.queue.is_empty() && self.waiting.is_empty() && self.resting.is_none()
     }
 
     /// What waits to be delivered.
@@ -344,6 +364,8 @@ impl Gate {
                     beyond: BTreeMap::new(),
                     opening: true,
                     refused: false,
+                    was_read: false,
+                    batch: 0,
                     ended: false,
                 };
                 let before = self.heard.insert(segment.key, heard);
@@ -417,16 +439,18 @@ impl Gate {
 
     /// A copy said something on this connection: bytes, or its end.
     pub fn answered(&mut self, copy: usize, key: &FlowKey) {
-        if let Some(waiting) = self.waiting.as_mut().filter(|waiting| waiting.key == *key) {
+        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.key == *key) {
             waiting.unanswered[copy] = false;
         }
     }
 
-    /// What the driver found where `Next::Ask` asked about this copy. Whether that is what was waited for.
-    pub fn told(&mut self, copy: usize, found: Found) -> bool {
-        let Some(waiting) = &mut self.waiting else {
+    /// What the driver found where `Next::Ask` asked this. Whether that is what was waited for.
+    pub fn told(&mut self, question: &Question, found: Found) -> bool {
+        let is_meant = |waiting: &&mut Waiting| waiting.key == question.key && waiting.of == question.of;
+        let Some(waiting) = self.waiting.iter_mut().find(is_meant) else {
             return false;
         };
+        let copy = question.copy;
         match found {
             Found::Gone => {
                 waiting.unread[copy] = false;
@@ -443,16 +467,10 @@ impl Gate {
     /// What is to be done next; call it until it is `Wait` or `Idle`, or a question's answer was not the one hoped for.
     #[must_use]
     pub fn next(&mut self, now_us: u64) -> Next {
-        if let Some(waiting) = &self.waiting {
-            let unread = waiting.unread.contains(&true);
-            let unanswered = waiting.unanswered.contains(&true);
-            if (unread || unanswered) && now_us < waiting.until_us {
-                return match unread {
-                    true => Next::Ask(self.questions()),
-                    false => Next::Wait(waiting.until_us),
-                };
-            }
-            self.stop_waiting(unread, unread || unanswered);
+        if !self.joins()
+            && let Some(next) = self.wait_for_reads(now_us)
+        {
+            return next;
         }
         if let Some(resting) = &self.resting {
             if !resting.done && now_us < resting.until_us {
@@ -462,6 +480,10 @@ impl Gate {
             self.counters.restless += u64::from(self.restless);
             return self.set(resting.time);
         }
+        if self.wants_quiet(now_us) {
+            return Next::AskForQuiet;
+        }
+        let is_alone = !self.joins();
         let input = match self.queue.pop_front() {
             None => return Next::Idle,
             Some(Queued::Time(time)) if !self.stirred => return self.set(time),
@@ -481,19 +503,46 @@ impl Gate {
             self.deliver(&input);
             return Next::Deliver(input.frame);
         }
-        if let Some((of, received)) = self.deliver(&input) {
+        let delivered = self.deliver(&input);
+        self.batch.delivered(&input.key, delivered.is_some());
+        if let Some((of, received)) = delivered {
             let wants_answer = self.order == Order::Answer && input.pushed && of != Of::Listener;
-            let refused = self.heard.get(&input.key).is_some_and(|heard| heard.refused);
-            self.waiting = Some(Waiting {
+            let number = self.batch.number;
+            let refused = self.heard.get_mut(&input.key).is_some_and(|heard| {
+                heard.batch = number;
+                heard.refused
+            });
+            self.counters.together += u64::from(!self.waiting.is_empty());
+            self.waiting.push_back(Waiting {
                 key: input.key,
                 of,
                 received,
                 until_us: now_us + self.patience_us / if refused { REFUSED_SHARE } else { 1 },
+                is_alone,
                 unread: vec![true; self.copies],
                 unanswered: vec![wants_answer; self.copies],
             });
         }
         Next::Deliver(input.frame)
+    }
+
+    /// While something that was delivered is unread, or not answered where that is waited for.
+    fn wait_for_reads(&mut self, now_us: u64) -> Option<Next> {
+        let until_us = self.waiting.back()?.until_us;
+        let unread = self.waiting.iter().any(|waiting| waiting.unread.contains(&true));
+        let unanswered = self
+            .waiting
+            .iter()
+            .any(|waiting| waiting.unanswered.contains(&true));
+        if (unread || unanswered) && now_us < until_us {
+            return Some(match unread {
+                true if self.is_quiet_asked_first(now_us, until_us) => Next::AskForQuiet,
+                true => Next::Ask(self.questions()),
+                false => Next::Wait(until_us),
+            });
+        }
+        self.stop_waiting();
+        None
     }
 
     fn set(&mut self, time: AgreedTime) -> Next {
@@ -503,29 +552,32 @@ impl Gate {
     }
 
     fn questions(&self) -> Vec<Question> {
-        let Some(waiting) = &self.waiting else {
-            return Vec::new();
+        let of_one = |waiting: &Waiting| {
+            let (key, of) = (waiting.key, waiting.of);
+            let unread = waiting.unread.clone().into_iter().enumerate();
+            unread
+                .filter(|(_, unread)| *unread)
+                .map(move |(copy, _)| Question { copy, key, of })
         };
-        let unread = waiting.unread.iter().enumerate().filter(|(_, unread)| **unread);
-        unread
-            .map(|(copy, _)| Question {
-                copy,
-                key: waiting.key,
-                of: waiting.of,
-            })
-            .collect()
+        self.waiting.iter().flat_map(of_one).collect()
     }
 
-    fn stop_waiting(&mut self, unread: bool, impatient: bool) {
-        let Some(waiting) = self.waiting.take() else {
-            return;
-        };
-        self.counters.impatient += u64::from(impatient);
-        if let Some(heard) = self.heard.get_mut(&waiting.key) {
-            heard.refused = unread;
+    fn stop_waiting(&mut self) {
+        for waiting in self.waiting.drain(..) {
+            let unread = waiting.unread.contains(&true);
+            self.counters.impatient += u64::from(unread || waiting.unanswered.contains(&true));
+            if unread {
+                self.batch.is_over();
+            }
+            if let Some(heard) = self.heard.get_mut(&waiting.key) {
+                heard.refused = unread;
+                heard.was_read |= !unread && waiting.of == Of::Connection;
+            }
         }
     }
 }
 
+#[cfg(test)]
+mod epoll;
 #[cfg(test)]
 mod tests;

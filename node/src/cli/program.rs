@@ -98,6 +98,8 @@ enum OrderName {
     Delivery,
     /// Until every copy has read the last input
     Read,
+    /// The same of one connection; several connections' inputs may be unread together, for a program with one thread in epoll
+    Batch,
     /// Until every copy has answered it
     Answer,
 }
@@ -169,6 +171,7 @@ fn options_of(arguments: Check, say: &mut dyn FnMut(&str)) -> anyhow::Result<Opt
         order: match arguments.order {
             OrderName::Delivery => Order::Delivery,
             OrderName::Read => Order::Read,
+            OrderName::Batch => Order::Batch,
             OrderName::Answer => Order::Answer,
         },
         patience: Duration::from_millis(arguments.patience_ms),

@@ -198,11 +198,12 @@ fn describe(text: &mut String, vm: &VmStatus) {
     if let Some(program) = &vm.program {
         let _ = writeln!(
             text,
-            "  outputs: {} compared, {} equal, {} differing; inputs: {}, of which {} were not read in time, {} frames lost",
+            "  outputs: {} compared, {} equal, {} differing; inputs: {}, of which {} went beside others and {} were not read in time, {} frames lost",
             program.matched + program.differing,
             program.matched,
             program.differing,
             program.inputs,
+            program.together,
             program.not_read,
             program.lost,
         );

@@ -156,6 +156,7 @@ enum OrderName {
     Delivery,
     #[default]
     Read,
+    Batch,
     Answer,
 }
 
@@ -287,6 +288,7 @@ impl ProgramFile {
             order: match self.order {
                 OrderName::Delivery => Order::Delivery,
                 OrderName::Read => Order::Read,
+                OrderName::Batch => Order::Batch,
                 OrderName::Answer => Order::Answer,
             },
             patience: Duration::from_millis(self.patience_ms),

@@ -226,6 +226,14 @@ fn a_program_stands_in_a_vms_place() {
     assert!(vm(GOOD).expect("a VM").program.is_none());
 }
 
+#[test]
+fn a_program_may_have_its_inputs_in_batches() {
+    let text = PROGRAM.replace("[program]", "[program]\norder = 'batch'");
+    let config = VmConfig::parse(&text, "p.toml", &cluster()).expect("a good file");
+    let order = config.program.expect("a program").order;
+    assert_eq!(order, dunlin_core::program::order::Order::Batch);
+}
+
 fn with_data(lines: &str) -> String {
     PROGRAM.replace("[program]", &format!("[program]\n{lines}"))
 }

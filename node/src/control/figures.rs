@@ -95,7 +95,10 @@ pub struct ProgramStatus {
     pub differing: u64,
     /// Inputs that were delivered: payloads, ends, new connections.
     pub inputs: u64,
-    /// Of these, the ones that were not read within the program's patience.
+    /// Of these, the ones that were delivered while others were unread (`order = "batch"`).
+    #[serde(default)]
+    pub together: u64,
+    /// Of all, the ones that were not read within the program's patience.
     pub not_read: u64,
     /// Frames lost because too many waited to be read.
     pub lost: u64,

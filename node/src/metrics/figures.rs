@@ -96,8 +96,13 @@ pub const FIGURES: &[Figure] = &[
         |vm| of_program(vm, |program| program.inputs),
     ),
     (
+        "dunlin_program_inputs_together_total",
+        "Of these, the ones that it was given while others were unread",
+        |vm| of_program(vm, |program| program.together),
+    ),
+    (
         "dunlin_program_inputs_not_read_total",
-        "Of these, the ones that it did not read within its patience",
+        "Of all, the ones that it did not read within its patience",
         |vm| of_program(vm, |program| program.not_read),
     ),
     (

@@ -53,6 +53,7 @@ fn status() -> HostStatus {
         program: Some(ProgramStatus {
             matched: 40,
             differing: 2,
+            together: 4,
             not_read: 1,
             ..ProgramStatus::default()
         }),
@@ -98,6 +99,7 @@ fn each_figure_has_its_labels_its_unit_and_its_value() {
         "dunlin_answer_p99_seconds{vm=\"shop\"} 0.04",
         "dunlin_outputs_matched_total{vm=\"shop\"} 40",
         "dunlin_output_differences_total{vm=\"shop\"} 2",
+        "dunlin_program_inputs_together_total{vm=\"shop\"} 4",
         "dunlin_program_inputs_not_read_total{vm=\"shop\"} 1",
         "dunlin_refused_connections_total{what=\"other-cluster\"} 7",
         "dunlin_disk_light_seconds_total{disk=\"0\",vm=\"shop\"} 1.5",

@@ -58,6 +58,9 @@ impl Gate {
                 beyond: BTreeMap::new(),
                 opening: flags & OPENING != 0,
                 refused: flags & REFUSED != 0,
+                // The first input here goes alone.
+                was_read: false,
+                batch: 0,
                 ended: flags & ENDED != 0,
             };
             heard.push((key, of_it));

@@ -5,9 +5,9 @@ use crate::output::packet::testing::{Seg, segment};
 use crate::output::packet::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
-const PATIENCE_US: u64 = 1000;
+pub(super) const PATIENCE_US: u64 = 1000;
 
-fn client(port: u16, flags: u8, seq: u32, payload: &[u8]) -> Frame {
+pub(super) fn client(port: u16, flags: u8, seq: u32, payload: &[u8]) -> Frame {
     let seg = Seg {
         port,
         ..Seg::to_vm(flags, seq, 1).with(payload)
@@ -15,7 +15,7 @@ fn client(port: u16, flags: u8, seq: u32, payload: &[u8]) -> Frame {
     seg.frame()
 }
 
-fn key(port: u16) -> FlowKey {
+pub(super) fn key(port: u16) -> FlowKey {
     segment(&client(port, ACK, 1, b""), Direction::ToVm).key
 }
 
@@ -24,7 +24,7 @@ fn gate(order: Order) -> Gate {
 }
 
 /// A gate whose client `port` has connected: its first number is 99, and both copies have accepted it.
-fn connected(order: Order, ports: &[u16]) -> Gate {
+pub(super) fn connected(order: Order, ports: &[u16]) -> Gate {
     let mut gate = gate(order);
     for port in ports {
         assert!(
@@ -47,18 +47,24 @@ fn connected(order: Order, ports: &[u16]) -> Gate {
     gate
 }
 
-fn socket(received: u64, unread: u32) -> Found {
+/// The question about the first client's connection.
+fn of_first(copy: usize) -> Question {
+    let (key, of) = (key(1), Of::Connection);
+    Question { copy, key, of }
+}
+
+pub(super) fn socket(received: u64, unread: u32) -> Found {
     Found::Socket { received, unread }
 }
 
 /// The gate asks both copies, and is told this.
-fn answer(gate: &mut Gate, now_us: u64, found: &[Found; 2], of: Of) {
+pub(super) fn answer(gate: &mut Gate, now_us: u64, found: &[Found; 2], of: Of) {
     let Next::Ask(questions) = gate.next(now_us) else {
         panic!("no question");
     };
     for question in questions {
         assert_eq!(question.of, of);
-        gate.told(question.copy, found[question.copy]);
+        gate.told(&question, found[question.copy]);
     }
 }
 
@@ -89,8 +95,8 @@ fn the_next_input_waits_until_every_copy_has_read_the_last() {
             of: Of::Connection
         }])
     );
-    assert!(!gate.told(1, socket(5, 5)), "it is there, and unread");
-    assert!(gate.told(1, socket(5, 0)));
+    assert!(!gate.told(&of_first(1), socket(5, 5)), "it is there, and unread");
+    assert!(gate.told(&of_first(1), socket(5, 0)));
     assert_eq!(gate.next(3), Next::Deliver(second));
     assert_eq!(gate.counters().impatient, 0);
 }
@@ -114,7 +120,7 @@ fn what_is_behind_a_hole_is_not_waited_for_and_what_fills_it_is() {
     // Both have come together now, and one copy has read the first alone.
     answer(&mut gate, 3, &[socket(11, 0), socket(11, 6)], Of::Connection);
     assert!(matches!(gate.next(4), Next::Ask(_)));
-    assert!(gate.told(1, socket(11, 0)));
+    assert!(gate.told(&of_first(1), socket(11, 0)));
     assert_eq!(gate.next(5), Next::Idle);
     // Said once more, it is no news.
     assert_eq!(gate.arrived(behind.clone()), None);
@@ -224,7 +230,7 @@ fn an_end_is_read_like_bytes() {
     assert!(matches!(gate.next(0), Next::Deliver(_)));
     answer(&mut gate, 0, &[socket(4, 1), socket(4, 0)], Of::Connection);
     assert!(matches!(gate.next(0), Next::Ask(_)));
-    gate.told(0, socket(4, 0));
+    gate.told(&of_first(0), socket(4, 0));
     assert_eq!(gate.next(0), Next::Idle);
 }
 
@@ -253,7 +259,7 @@ proptest! {
         let (mut delivered, mut unread, mut slow) = (0, [false; 2], slow.into_iter().cycle());
         loop {
             match gate.next(0) {
-                Next::Set(_) | Next::AskForRest => unreachable!("no time was agreed"),
+                Next::Set(_) | Next::AskForRest | Next::AskForQuiet => unreachable!("no time was agreed"),
                 Next::Deliver(frame) => {
                     prop_assert!(!unread.contains(&true));
                     prop_assert_eq!(&frame, &arrived[delivered].0);
@@ -264,7 +270,7 @@ proptest! {
                     let reads = slow.next() == Some(0);
                     unread[question.copy] &= !reads;
                     let received = arrived[delivered - 1].1;
-                    gate.told(question.copy, socket(received, u32::from(!reads)));
+                    gate.told(&question, socket(received, u32::from(!reads)));
                 },
                 Next::Idle => break,
                 Next::Wait(_) => prop_assert!(false, "nothing waits for an answer"),
@@ -519,12 +525,13 @@ proptest! {
                 match gate.next(now_us) {
                     Next::Idle => break,
                     Next::Wait(until_us) => now_us = until_us,
+                    Next::AskForQuiet => unreachable!("no batches"),
                     Next::AskForRest if rests => gate.are_at_rest(),
                     Next::AskForRest => now_us += PATIENCE_US,
                     Next::Set(time) => set.push((time.wall_ns, delivered)),
                     Next::Deliver(_) => delivered += 1,
                     Next::Ask(questions) => for question in questions {
-                        gate.told(question.copy, socket(u64::from(delivered), 0));
+                        gate.told(&question, socket(u64::from(delivered), 0));
                     },
                 }
             }

@@ -123,6 +123,7 @@ impl ProgramLoop {
             brought_at: Index(0),
             look_again_us: 0,
             look_at_us: u64::MAX,
+            told_unbatched: false,
             ready: false,
             until_us: now_us + self.program.start_within.as_micros() as u64,
         });

@@ -16,6 +16,7 @@ use dunlin_core::program::order::Next;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::agreed::MOST_FRAMES;
 use dunlin_core::wire::sync::{SyncMessage, parts};
+use dunlin_program::quiet::Quiet;
 use dunlin_program::sockets;
 use std::io::{ErrorKind, Read, Write};
 
@@ -161,13 +162,26 @@ impl ProgramLoop {
                     }
                     Err(error) => return self.fails(&format!("whether the program is at rest: {error}")),
                 },
+                Next::AskForQuiet => match running.copy.is_quiet() {
+                    Quiet::Yes => running.gate.are_quiet(),
+                    Quiet::NotYet => {
+                        running.look_a_little_later(now_us);
+                        break;
+                    }
+                    Quiet::Unknown(why) => {
+                        running.gate.cannot_be_quiet(now_us);
+                        self.tell_unbatched(&why);
+                    }
+                },
                 Next::Ask(questions) => {
                     let mut told = false;
-                    for question in questions {
-                        match sockets::look(running.copy.queues(), &question) {
-                            Ok(found) => told |= running.gate.told(question.copy, found),
-                            Err(error) => return self.fails(&format!("sock_diag: {error}")),
+                    match sockets::look(running.copy.queues(), &questions) {
+                        Ok(found) => {
+                            for (question, found) in questions.iter().zip(found) {
+                                told |= running.gate.told(question, found);
+                            }
                         }
+                        Err(error) => return self.fails(&format!("sock_diag: {error}")),
                     }
                     if !told {
                         running.look_a_little_later(now_us);
@@ -177,6 +191,23 @@ impl ProgramLoop {
             }
         }
         self.tell_unread(now_us);
+    }
+
+    /// Once for each copy: it may be so for a while (a child that saves) or always.
+    fn tell_unbatched(&mut self, why: &str) {
+        let is_new = self
+            .running
+            .as_mut()
+            .is_some_and(|running| !std::mem::replace(&mut running.told_unbatched, true));
+        if is_new {
+            self.event(
+                "not-batched",
+                format!(
+                    "the program's inputs are given to the copy here one at a time, as by order = \"read\": {why} (order = \"batch\" is \
+                     for one thread that waits for its connections in one epoll)"
+                ),
+            );
+        }
     }
 
     fn tell_unread(&mut self, now_us: u64) {

@@ -200,6 +200,7 @@ impl ProgramLoop {
             brought_at: brought.applied,
             look_again_us: 0,
             look_at_us: u64::MAX,
+            told_unbatched: false,
             ready: true,
             until_us: self.born.elapsed().as_micros() as u64,
         });

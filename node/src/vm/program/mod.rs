@@ -102,6 +102,8 @@ struct Running {
     /// How long an unread socket is left alone before the next look, and when that is over.
     look_again_us: u64,
     look_at_us: u64,
+    /// It was told why its inputs are not given to it in batches.
+    told_unbatched: bool,
     /// It listens.
     ready: bool,
     until_us: u64,

@@ -134,6 +134,7 @@ impl ProgramLoop {
             matched: counters.matched,
             differing: counters.differences(),
             inputs: inputs.inputs,
+            together: inputs.together,
             not_read: inputs.impatient,
             lost: inputs.lost,
             begun_again: self.restart.count,

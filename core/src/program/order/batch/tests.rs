@@ -1,0 +1,156 @@
+//! What goes into a batch and what goes alone, frame by frame, as the driver would play it.
+
+use crate::output::packet::{ACK, FIN, SYN};
+use crate::program::order::tests::{PATIENCE_US, answer, client, connected, key, socket};
+use crate::program::order::{Gate, Next, Of, Order, REFUSED_SHARE};
+
+/// A gate for batches whose clients were read once, and whose copies are quiet.
+fn batching(ports: &[u16]) -> Gate {
+    let mut gate = connected(Order::Batch, ports);
+    for port in ports {
+        assert_eq!(gate.arrived(client(*port, ACK, 100, b"a")), None);
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+        answer(&mut gate, 0, &[socket(1, 0), socket(1, 0)], Of::Connection);
+    }
+    assert_eq!(gate.next(0), Next::Idle);
+    gate
+}
+
+#[test]
+fn a_batch_has_one_input_of_a_connection_and_the_next_one_waits_until_all_are_read_and_quiet() {
+    let mut gate = batching(&[1, 2, 3]);
+    for (port, seq) in [(1, 101), (2, 101), (1, 102), (3, 101)] {
+        assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    assert_eq!(gate.next(0), Next::AskForQuiet, "not yet");
+    gate.are_quiet();
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert_eq!(
+        gate.next(0),
+        Next::Deliver(client(2, ACK, 101, b"b")),
+        "of another"
+    );
+    assert_eq!(
+        gate.next(0),
+        Next::AskForQuiet,
+        "the first one's second, and what is behind it"
+    );
+    gate.are_quiet();
+    let Next::Ask(questions) = gate.next(0) else {
+        panic!("quiet is not read: it may have refused to");
+    };
+    assert_eq!(questions.len(), 4, "both inputs, both copies");
+    for question in questions {
+        assert!(gate.told(&question, socket(2, 0)));
+    }
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert_eq!(gate.next(0), Next::Deliver(client(3, ACK, 101, b"b")));
+    assert_eq!(gate.counters().together, 2);
+}
+
+#[test]
+fn what_is_new_large_or_an_end_goes_alone() {
+    let mut gate = batching(&[1, 2]);
+    assert!(gate.arrived(client(3, SYN, 99, b"")).is_some());
+    let large = vec![b'x'; 1461];
+    let alone = [
+        client(3, ACK, 100, b""),
+        client(3, ACK, 100, b"first"),
+        client(1, ACK, 101, &large),
+        client(2, ACK | FIN, 101, b""),
+    ];
+    let (ofs, received) = (
+        [Of::Listener, Of::Connection, Of::Connection, Of::Connection],
+        2000,
+    );
+    for frame in alone.iter().chain([&client(1, ACK, 1562, b"x")]) {
+        assert_eq!(gate.arrived(frame.clone()), None);
+    }
+    for (frame, of) in alone.into_iter().zip(ofs) {
+        assert_eq!(gate.next(0), Next::Deliver(frame));
+        answer(&mut gate, 0, &[socket(received, 0), socket(received, 0)], of);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+}
+
+#[test]
+fn where_nobody_can_know_that_copies_are_quiet_or_they_are_not_for_long_inputs_go_alone() {
+    let mut gate = batching(&[1, 2]);
+    let say = |gate: &mut Gate, seq: u32| {
+        for port in [1, 2] {
+            assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
+        }
+    };
+    let read_alone = |gate: &mut Gate, now_us: u64, received: u64| {
+        for _ in 0..2 {
+            assert!(matches!(gate.next(now_us), Next::Deliver(_)));
+            answer(
+                gate,
+                now_us,
+                &[socket(received, 0), socket(received, 0)],
+                Of::Connection,
+            );
+        }
+        assert_eq!(gate.next(now_us), Next::Idle);
+    };
+    say(&mut gate, 101);
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.cannot_be_quiet(0);
+    read_alone(&mut gate, 1, 2);
+    // It is asked again a while later.
+    let now_us = 1_000_001;
+    say(&mut gate, 102);
+    assert_eq!(gate.next(now_us), Next::AskForQuiet);
+    read_alone(&mut gate, now_us + PATIENCE_US / REFUSED_SHARE, 3);
+    assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
+fn a_client_who_asks_alone_waits_for_no_batch() {
+    let mut gate = batching(&[1]);
+    for n in 0..3 {
+        assert_eq!(gate.arrived(client(1, ACK, 101 + n, b"b")), None);
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+        let read = socket(2 + u64::from(n), 0);
+        answer(&mut gate, 0, &[read, read], Of::Connection);
+    }
+}
+
+#[test]
+fn who_does_not_read_in_a_batch_is_waited_for_once_and_then_goes_alone() {
+    let mut gate = batching(&[1, 2, 3]);
+    for (port, seq) in [(1, 101), (2, 101), (1, 102)] {
+        assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    for _ in 0..2 {
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+    // The copies are at work for long: their sockets are asked then.
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    let Next::Ask(questions) = gate.next(PATIENCE_US / 2) else {
+        panic!("no question");
+    };
+    for question in questions {
+        gate.told(&question, socket(2, u32::from(question.key == key(2))));
+    }
+    assert!(matches!(gate.next(PATIENCE_US - 1), Next::Ask(_)));
+    assert!(matches!(gate.next(PATIENCE_US), Next::AskForQuiet));
+    assert_eq!(gate.counters().impatient, 1, "the second client's");
+    assert!(gate.heard[&key(2)].refused && !gate.heard[&key(1)].refused);
+}
+
+#[test]
+fn a_batch_is_bounded() {
+    let ports: Vec<u16> = (1..=200).collect();
+    let mut gate = batching(&ports);
+    for port in &ports {
+        assert_eq!(gate.arrived(client(*port, ACK, 101, b"b")), None);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    let delivered = std::iter::from_fn(|| matches!(gate.next(0), Next::Deliver(_)).then_some(())).count();
+    assert_eq!(delivered, 128);
+}
