@@ -56,6 +56,9 @@ pub struct Programs {
     /// About how long one load takes.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
+    /// What the next input waits for (`[program] order`): read, batch, answer, delivery.
+    #[arg(long, default_value = "read")]
+    order: String,
     /// Write every figure to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -325,6 +328,7 @@ fn programs(options: &Programs) -> Result<()> {
         &options.connections,
         options.rounds,
         about,
+        &options.order,
         &mut |line| {
             println!("{line}");
         },

@@ -59,11 +59,13 @@ pub fn run(
     connections: &[u32],
     rounds: usize,
     about: Duration,
+    order: &str,
     say: &mut dyn FnMut(&str),
 ) -> Result<Vec<Figures>> {
     in_a_lab("bench-programs", &LabSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
-        let plan = Plan::redis(cluster.lab())?;
+        let mut plan = Plan::redis(cluster.lab())?;
+        plan.lines.push(format!("order = {order:?}"));
         let (primary, _) = up(cluster, &plan)?;
         let mut plain = Plain::start(cluster, &plan)?;
         let mut all = Vec::new();
