@@ -11,6 +11,7 @@ mod away;
 pub mod bench;
 pub mod data;
 mod guard;
+mod holds;
 mod oddities;
 pub mod random;
 mod restart;

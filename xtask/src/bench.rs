@@ -26,7 +26,7 @@ pub enum Bench {
     /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
     /// Fails if the whole 95 % interval of p50's or p99's ratio lies above 1.05.
     Page(Watched),
-    /// What running a bare program on two hosts costs: redis, beside the same redis without Dunlin.
+    /// What running a bare program on two hosts costs: servers, each beside the same one without Dunlin.
     Programs(Programs),
     /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
     /// For figures: `cargo run --release -p xtask -- bench consensus`.
@@ -47,6 +47,9 @@ pub enum Bench {
 /// The options of `bench programs`.
 #[derive(clap::Args)]
 pub struct Programs {
+    /// Only these, by commas: redis, memcached, nginx, node.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    programs: Vec<String>,
     /// Numbers of parallel connections, by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,16,50")]
     connections: Vec<u32>,
@@ -322,17 +325,14 @@ fn page(options: &Watched) -> Result<()> {
 
 fn programs(options: &Programs) -> Result<()> {
     let dunlin = super::ready(true)?;
-    let about = Duration::from_secs_f64(options.seconds);
-    let figures = program::bench::run(
-        &dunlin,
-        &options.connections,
-        options.rounds,
-        about,
-        &options.order,
-        &mut |line| {
-            println!("{line}");
-        },
-    )?;
+    let spec = program::bench::BenchSpec {
+        programs: options.programs.clone(),
+        connections: options.connections.clone(),
+        rounds: options.rounds,
+        about: Duration::from_secs_f64(options.seconds),
+        order: options.order.clone(),
+    };
+    let figures = program::bench::run(&dunlin, &spec, &mut |line| println!("{line}"))?;
     match &options.json {
         Some(file) => {
             let text = serde_json::to_string_pretty(&figures)?;

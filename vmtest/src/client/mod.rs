@@ -13,6 +13,7 @@ pub mod counter;
 pub mod downloads;
 pub mod ledger;
 pub mod load;
+pub mod mariadb;
 pub mod passers;
 pub mod postgres;
 pub mod registers;

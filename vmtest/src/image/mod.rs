@@ -15,6 +15,7 @@ mod disk;
 mod kernel;
 mod packages;
 mod rootfs;
+pub mod roots;
 mod services;
 mod tree;
 

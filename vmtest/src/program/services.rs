@@ -1,70 +1,124 @@
 //! Unmodified servers beside redis: each survives its host's death, kill after kill, with clients that check every answer.
 //!
 //! * **Decides:** what passes: nothing lost, doubled, reset or refused; each client keeps its one connection; the second copy says the
-//!   same (`backup-lost` for what it said is a failure).
+//!   same (`backup-lost` for what it said is a failure, but for a database, whose copies may differ: how often is told).
 //! * **Flow:** a server on two hosts -> clients -> SIGKILL to the primary's host -> answers go on -> a copy comes to the host that is back -> again.
-//! * **Source:** memcached's protocol.txt; RFC 9112. **Not here:** which programs cannot be matched (docs/programs.md).
+//! * **Not here:** the clients (`clients`, `ledger`); what the servers' directories are made of ([`crate::image::roots`]).
+
+pub(super) mod clients;
+mod ledger;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up};
+use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up, user};
 use crate::client::{Counter, CounterSpec};
 use crate::cluster::{Cluster, in_a_lab};
 use crate::demo::service;
+use crate::image::roots::{self, Root};
 use crate::lab::{Lab, LabSpec, Node};
 use crate::paths;
+use clients::{FILES, Open, Others, body};
+use ledger::Kind;
 
 const CLIENTS: usize = 8;
-/// What nginx has to show: files of these many bytes.
-const FILES: [usize; 4] = [1, 700, 5_000, 60_000];
+/// Where they serve.
+const PORT: u16 = 6379;
+/// So long a server whose copies may differ is watched between two kills: to say how often they do in a minute.
+const WATCHED: Duration = Duration::from_secs(20);
 
 /// How clients speak with it.
 #[derive(Clone, Copy)]
 enum Speech {
     /// INCR and GET of redis' protocol.
     Counter,
-    /// `incr` of memcached's.
-    Memcached,
-    /// GET of files, on one connection.
-    Files,
+    /// Any other, on connections that are never renewed.
+    Other(Open),
+    /// Transactions; in `common`: with a row that all of them write.
+    Ledger { kind: Kind, common: bool, open: Open },
 }
 
 struct Service {
     name: &'static str,
     speech: Speech,
-    plan: fn(&Lab) -> Result<Option<Plan>>,
+    clients: usize,
+    plan: fn(&Lab, u16) -> Result<Option<Plan>>,
 }
 
-const SERVICES: [Service; 4] = [
+const SERVICES: [Service; 9] = [
     Service {
         name: "memcached",
-        speech: Speech::Memcached,
+        speech: Speech::Other(clients::counts),
+        clients: CLIENTS,
         plan: memcached,
     },
     Service {
         name: "nginx",
-        speech: Speech::Files,
+        speech: Speech::Other(clients::fetches),
+        clients: CLIENTS,
         plan: nginx,
     },
     Service {
         name: "go",
         speech: Speech::Counter,
+        clients: CLIENTS,
         plan: go,
     },
     Service {
         name: "node",
         speech: Speech::Counter,
+        clients: CLIENTS,
         plan: node,
+    },
+    Service {
+        name: "lighttpd",
+        speech: Speech::Other(clients::asks_pages),
+        clients: CLIENTS,
+        plan: lighttpd,
+    },
+    Service {
+        name: "mariadb",
+        speech: Speech::Ledger {
+            kind: Kind::Mariadb,
+            common: false,
+            open: |_, client| ledger::writes(Kind::Mariadb, client, false),
+        },
+        clients: 1,
+        plan: mariadb,
+    },
+    Service {
+        name: "mariadb-2",
+        speech: Speech::Ledger {
+            kind: Kind::Mariadb,
+            common: true,
+            open: |_, client| ledger::writes(Kind::Mariadb, client, true),
+        },
+        clients: 2,
+        plan: mariadb,
+    },
+    Service {
+        name: "postgresql",
+        speech: Speech::Ledger {
+            kind: Kind::Postgres,
+            common: false,
+            open: |_, client| ledger::writes(Kind::Postgres, client, false),
+        },
+        clients: 1,
+        plan: postgresql,
+    },
+    Service {
+        name: "postgresql-2",
+        speech: Speech::Ledger {
+            kind: Kind::Postgres,
+            common: true,
+            open: |_, client| ledger::writes(Kind::Postgres, client, true),
+        },
+        clients: 2,
+        plan: postgresql,
     },
 ];
 
@@ -89,9 +143,9 @@ pub fn run(binary: &Path, named: &[String], kills: u32, say: &mut dyn FnMut(&str
             .iter()
             .filter(|service| named.is_empty() || named.iter().any(|name| name == service.name))
         {
-            let Some(plan) = (service.plan)(cluster.lab())? else {
+            let Some(plan) = (service.plan)(cluster.lab(), PORT)? else {
                 say(&format!(
-                    "program-services: {} is not on this machine: not played",
+                    "program-services: {} cannot be played on this machine: not played",
                     service.name
                 ));
                 continue;
@@ -108,37 +162,93 @@ pub fn run(binary: &Path, named: &[String], kills: u32, say: &mut dyn FnMut(&str
 
 fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -> Result<String> {
     let (mut primary, _) = up(cluster, plan)?;
-    let clients = Clients::start(cluster.lab().node("client"), service.speech)?;
-    let answers = ACKNOWLEDGED;
-    let (mut gaps_ms, mut differences) = (Vec::new(), BTreeSet::new());
+    let client = cluster.lab().node("client");
+    let clients = Clients::start(client, service)?;
+    let (begun, mut gaps_ms, mut losses) = (Instant::now(), Vec::new(), Losses::default());
     for number in 1..=kills {
-        clients.await_more(answers)?;
-        await_second_copy(cluster, &primary).with_context(|| format!("before kill {number}"))?;
-        let events = cluster.events(&primary)?.into_iter();
-        let differs = |text: &str| text.contains("something else");
-        let lost = events.filter(|event| event.kind == "backup-lost" && differs(&event.text));
-        // A host keeps its events over restarts.
-        differences.extend(lost.map(|event| (primary.clone(), event.time_ms)));
+        clients.await_more(ACKNOWLEDGED)?;
+        if service.may_differ() {
+            clients.go_on_for(WATCHED)?;
+        }
+        await_second_copy(cluster, &primary)
+            .with_context(|| format!("before kill {number}; {}", losses.told(begun.elapsed())))?;
+        losses.look(cluster, &primary)?;
         ensure!(
-            differences.is_empty(),
-            "its copies differ: 'backup-lost' in the events of {differences:?}"
+            service.may_differ() || losses.differing.is_empty(),
+            "its copies differ: 'backup-lost' in the events of {:?}",
+            losses.differing
         );
         let killed = cluster.kill_host(&primary)?;
         clients
-            .await_more(answers)
+            .await_more(ACKNOWLEDGED)
             .with_context(|| format!("no answers after kill {number}"))?;
         gaps_ms.push(killed.elapsed().as_millis());
         let (took_over, _) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
         let dead = std::mem::replace(&mut primary, took_over);
         cluster.start_host(&dead)?;
-        await_second_copy(cluster, &primary).with_context(|| format!("after kill {number}"))?;
+        await_second_copy(cluster, &primary)
+            .with_context(|| format!("after kill {number}; {}", losses.told(begun.elapsed())))?;
     }
-    let said = clients.finish()?;
+    if service.may_differ() {
+        clients.go_on_for(WATCHED)?;
+        losses.look(cluster, &primary)?;
+    }
+    let watched = begun.elapsed();
+    let said = clients.finish(cluster.lab().node("client"), service)?;
     down(cluster, &primary)?;
     let worst = gaps_ms.iter().max().copied().unwrap_or_default();
+    let differed = match service.may_differ() {
+        true => format!("; {}", losses.told(watched)),
+        false => String::new(),
+    };
     Ok(format!(
-        "{kills} kills, {said}; {answers} answers after a kill took at most {worst} ms"
+        "{kills} kills, {said}; {ACKNOWLEDGED} answers after a kill took at most {worst} ms{differed}"
     ))
+}
+
+/// Second copies that were lost while no host died: on which host it was told, and when. A host keeps its events over restarts.
+#[derive(Default)]
+struct Losses {
+    /// For what they said.
+    differing: BTreeSet<(String, u64)>,
+    /// For what they did not say in time.
+    late: BTreeSet<(String, u64)>,
+    /// Copies that were brought in anew, after kills too.
+    joined: BTreeSet<(String, u64)>,
+    /// It was told that it cannot be matched.
+    unmatched: BTreeSet<(String, u64)>,
+}
+
+impl Losses {
+    fn look(&mut self, cluster: &Cluster<'_>, primary: &str) -> Result<()> {
+        for event in cluster.events(primary)? {
+            let at = (primary.to_owned(), event.time_ms);
+            match event.kind.as_str() {
+                "backup-lost" if event.text.contains("something else") => self.differing.insert(at),
+                "backup-lost" if event.text.contains("has not said within") => self.late.insert(at),
+                "joined" => self.joined.insert(at),
+                "cannot-be-matched" => self.unmatched.insert(at),
+                _ => false,
+            };
+        }
+        Ok(())
+    }
+
+    /// For people, of that time.
+    fn told(&self, watched: Duration) -> String {
+        let minutes = watched.as_secs_f64() / 60.0;
+        let lost = self.differing.len() + self.late.len();
+        format!(
+            "in {:.1} minutes the second copy was lost {} times for what it said and {} times for what it did not say ({:.1} a minute), \
+             brought in anew {} times, told that it cannot be matched {} times",
+            minutes,
+            self.differing.len(),
+            self.late.len(),
+            lost as f64 / minutes,
+            self.joined.len(),
+            self.unmatched.len()
+        )
+    }
 }
 
 fn await_second_copy(cluster: &Cluster<'_>, primary: &str) -> Result<()> {
@@ -154,21 +264,28 @@ fn installed(program: &str) -> Option<String> {
     paths.find(|path| Path::new(path).exists())
 }
 
-fn plan(command: &[&str], more: &[&str]) -> Plan {
-    let lines = ["port = 6379"].iter().chain(more);
+fn plan(port: u16, command: &[&str], more: &[&str]) -> Plan {
+    let lines = more.iter().map(|line| (*line).to_owned());
     Plan {
         command: command.iter().map(|word| (*word).to_owned()).collect(),
-        lines: lines.map(|line| (*line).to_owned()).collect(),
+        lines: std::iter::once(format!("port = {port}")).chain(lines).collect(),
     }
 }
 
-fn memcached(_: &Lab) -> Result<Option<Plan>> {
+pub(super) fn memcached(_: &Lab, port: u16) -> Result<Option<Plan>> {
     // Its clock: items do not expire here. Threads: the order of reading is not the order of work, so each connection's key is its own.
     let program = installed("memcached");
-    Ok(program.map(|program| plan(&[&program, "-u", "root", "-p", "6379", "-U", "0", "-t", "4"], &[])))
+    let at = port.to_string();
+    Ok(program.map(|program| {
+        plan(
+            port,
+            &[&program, "-u", "root", "-p", &at, "-U", "0", "-t", "4"],
+            &[],
+        )
+    }))
 }
 
-fn nginx(lab: &Lab) -> Result<Option<Plan>> {
+pub(super) fn nginx(lab: &Lab, port: u16) -> Result<Option<Plan>> {
     let Some(program) = installed("nginx") else {
         return Ok(None);
     };
@@ -177,28 +294,23 @@ fn nginx(lab: &Lab) -> Result<Option<Plan>> {
     for (number, bytes) in FILES.iter().enumerate() {
         std::fs::write(root.join(format!("{number}")), body(number, *bytes))?;
     }
-    let file = lab.dir().join("nginx.conf");
+    let file = lab.dir().join(format!("nginx-{port}.conf"));
     // Its answers tell the second (`Date`): the agreed one.
     let text = format!(
-        "daemon off; user root; worker_processes 2; pid /tmp/nginx.pid; error_log stderr;\n\
+        "daemon off; user root; worker_processes 2; pid /tmp/nginx-{port}.pid; error_log stderr;\n\
          events {{ worker_connections 256; }}\n\
          http {{ access_log off; etag off; server_tokens off; keepalive_requests 1000000; keepalive_timeout 600s;\n\
            client_body_temp_path /tmp/b; proxy_temp_path /tmp/p; fastcgi_temp_path /tmp/f; uwsgi_temp_path /tmp/u; scgi_temp_path /tmp/s;\n\
-           server {{ listen 6379 reuseport; root {}; }} }}\n",
+           server {{ listen {port} reuseport; root {}; }} }}\n",
         root.display()
     );
     std::fs::write(&file, text)?;
     let file = file.to_str().context("a path of text")?;
     Ok(Some(plan(
+        port,
         &[&program, "-c", file],
         &["order = \"answer\"", "patience_ms = 100"],
     )))
-}
-
-fn body(number: usize, bytes: usize) -> Vec<u8> {
-    (0..bytes)
-        .map(|at| b'a' + ((at * 7 + number) % 26) as u8)
-        .collect()
 }
 
 fn sources() -> PathBuf {
@@ -206,7 +318,7 @@ fn sources() -> PathBuf {
 }
 
 /// A static one: no libc that anything could be preloaded into.
-fn go(lab: &Lab) -> Result<Option<Plan>> {
+fn go(lab: &Lab, port: u16) -> Result<Option<Plan>> {
     let program = lab.dir().join("counter");
     let built = Command::new("go")
         .args(["build", "-o"])
@@ -220,13 +332,76 @@ fn go(lab: &Lab) -> Result<Option<Plan>> {
         "vmtest/programs/counter: {}",
         String::from_utf8_lossy(&built.stderr).trim()
     );
-    Ok(Some(plan(&[program.to_str().context("a path of text")?], &[])))
+    Ok(Some(plan(
+        port,
+        &[program.to_str().context("a path of text")?],
+        &[],
+    )))
 }
 
-fn node(_: &Lab) -> Result<Option<Plan>> {
+pub(super) fn node(_: &Lab, port: u16) -> Result<Option<Plan>> {
     let script = sources().join("counter.js");
     let script = script.to_str().context("a path of text")?.to_owned();
-    Ok(installed("node").map(|program| plan(&[&program, &script, "6379"], &[])))
+    Ok(installed("node").map(|program| plan(port, &[&program, &script, &port.to_string()], &[])))
+}
+
+/// A directory of Debian's packages is the program's root: nothing of it is installed.
+fn in_its_root(root: &Root, port: u16, command: &[&str], more: &[&str]) -> Result<Plan> {
+    let folder = roots::ensure(root, &paths::guest_images(), &mut |line| {
+        println!("program-services: making {line}")
+    })?;
+    let mut plan = plan(port, command, more);
+    plan.lines.push(format!("root = {folder:?}"));
+    Ok(plan)
+}
+
+/// Its pages are made by one of four processes: which one is nobody's business, since the session's file has the count.
+fn lighttpd(_: &Lab, port: u16) -> Result<Option<Plan>> {
+    let command = ["/usr/sbin/lighttpd", "-D", "-f", "/etc/dunlin/lighttpd.conf"];
+    let more = ["user = \"root\"", "order = \"answer\"", "patience_ms = 200"];
+    in_its_root(&roots::PHP, port, &command, &more).map(Some)
+}
+
+/// What a login is asked is drawn: agreed chance.
+const FOR_A_DATABASE: [&str; 4] = [
+    "order = \"answer\"",
+    "patience_ms = 200",
+    "chance = \"agreed\"",
+    "scratch_mib = 512",
+];
+
+fn mariadb(_: &Lab, port: u16) -> Result<Option<Plan>> {
+    let command = [
+        "/usr/sbin/mariadbd",
+        "--no-defaults",
+        "--user=root",
+        "--datadir=/data/mysql",
+        "--socket=/tmp/my.sock",
+        "--port=6379",
+        "--skip-name-resolve",
+        "--innodb-buffer-pool-size=16M",
+        "--innodb-log-file-size=4M",
+        "--innodb-use-native-aio=0",
+        "--performance-schema=off",
+    ];
+    let more = [&["user = \"root\""], &FOR_A_DATABASE[..]].concat();
+    in_its_root(&roots::MARIADB, port, &command, &more).map(Some)
+}
+
+/// It refuses to be root. Where a program of another user cannot be copied it is played only by a CRIU that somebody has named, who knows why.
+fn postgresql(_: &Lab, port: u16) -> Result<Option<Plan>> {
+    if user().contains("root") && std::env::var_os("DUNLIN_CRIU").is_none() {
+        return Ok(None);
+    }
+    let command = [
+        "/usr/lib/postgresql/15/bin/postgres",
+        "-D",
+        "/data/pg",
+        "-p",
+        "6379",
+    ];
+    let more = [&["user = \"nobody\""], &FOR_A_DATABASE[..]].concat();
+    in_its_root(&roots::POSTGRESQL, port, &command, &more).map(Some)
 }
 
 /// Clients of either kind.
@@ -235,20 +410,40 @@ enum Clients {
     Others(Others),
 }
 
+impl Service {
+    /// Its copies take locks in an order of their own: how often they differ for that is told.
+    fn may_differ(&self) -> bool {
+        matches!(self.speech, Speech::Ledger { .. })
+    }
+}
+
 impl Clients {
-    fn start(node: &Node, speech: Speech) -> Result<Self> {
-        match speech {
+    fn start(node: &Node, server: &Service) -> Result<Self> {
+        match server.speech {
             Speech::Counter => {
                 let spec = CounterSpec {
                     target: service(),
-                    connections: CLIENTS,
+                    connections: server.clients,
                     together: false,
                     give_up: PATIENCE,
                 };
                 Ok(Self::Counter(Counter::start(node, &spec)?))
             }
-            Speech::Memcached => Ok(Self::Others(Others::start(node, counts)?)),
-            Speech::Files => Ok(Self::Others(Others::start(node, fetches)?)),
+            Speech::Other(open) => Ok(Self::Others(Others::start(
+                node,
+                service(),
+                server.clients,
+                open,
+            )?)),
+            Speech::Ledger { kind, open, .. } => {
+                ledger::set_up(node, kind, server.clients)?;
+                Ok(Self::Others(Others::start(
+                    node,
+                    service(),
+                    server.clients,
+                    open,
+                )?))
+            }
         }
     }
 
@@ -259,147 +454,38 @@ impl Clients {
         }
     }
 
+    /// Until that time is over, with answers all the while.
+    fn go_on_for(&self, time: Duration) -> Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.await_more(1)?;
+        }
+        Ok(())
+    }
+
     /// What they saw, if it was all as it should be.
-    fn finish(self) -> Result<String> {
+    fn finish(self, node: &Node, server: &Service) -> Result<String> {
         let acknowledged = match self {
             Self::Counter(counter) => {
                 let (clients, _) = counter.finish()?;
                 ensure!(clients.is_clean(), "clients were let down: {clients:?}");
                 clients.acknowledged
             }
-            Self::Others(others) => others.finish()?,
+            Self::Others(others) => {
+                let told = others.finish()?;
+                if let Speech::Ledger { kind, common, .. } = server.speech {
+                    ledger::check(node, kind, &told, common)?;
+                }
+                told.iter().sum()
+            }
+        };
+        let what = match server.speech {
+            Speech::Ledger { .. } => "commits",
+            _ => "answers",
         };
         Ok(format!(
-            "{acknowledged} answers on {CLIENTS} connections, 0 lost, 0 wrong, 0 broken"
+            "{acknowledged} {what} on {} connections, 0 lost, 0 wrong, 0 broken",
+            server.clients
         ))
     }
-}
-
-/// Asks the `turn`th question of a client's, and checks its answer: an error is a promise that was broken.
-type Ask = fn(&mut BufReader<TcpStream>, client: usize, turn: u64) -> Result<()>;
-
-/// Workers, each with one connection that is never renewed.
-struct Others {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    workers: Vec<JoinHandle<Result<Result<()>>>>,
-}
-
-impl Others {
-    fn start(node: &Node, ask: Ask) -> Result<Self> {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let mut workers = Vec::new();
-        for client in 0..CLIENTS {
-            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
-            workers.push(node.spawn(&format!("service-{client}"), move || -> Result<()> {
-                let stream = TcpStream::connect_timeout(&service(), PATIENCE)?;
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                let mut stream = BufReader::new(stream);
-                let mut turn = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    turn += 1;
-                    ask(&mut stream, client, turn)
-                        .with_context(|| format!("client {client}, question {turn}"))?;
-                    done.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(())
-            })?);
-        }
-        Ok(Self { stop, done, workers })
-    }
-
-    fn await_more(&self, more: u64) -> Result<()> {
-        let done = || self.done.load(Ordering::Relaxed);
-        let (goal, until) = (done() + more, Instant::now() + PATIENCE);
-        while done() < goal {
-            let gone = self.workers.iter().filter(|worker| worker.is_finished()).count();
-            ensure!(
-                gone == 0,
-                "{gone} clients gave up; they say why at the end of the run"
-            );
-            ensure!(
-                Instant::now() < until,
-                "{} of {goal} answers within {} s",
-                done(),
-                PATIENCE.as_secs()
-            );
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        for worker in self.workers.drain(..) {
-            worker.join().map_err(|_| anyhow!("a client panicked"))???;
-        }
-        Ok(self.done.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for Others {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for worker in self.workers.drain(..).filter(JoinHandle::is_finished) {
-            if let Ok(Ok(Err(error)) | Err(error)) = worker.join() {
-                eprintln!("program-services: {error:#}");
-            }
-        }
-    }
-}
-
-fn line(stream: &mut BufReader<TcpStream>) -> Result<String> {
-    let mut line = String::new();
-    ensure!(stream.read_line(&mut line)? > 0, "the connection is closed");
-    Ok(line.trim_end().to_owned())
-}
-
-/// `incr` of the client's own key: each answer is the last one plus one, or something is lost or doubled.
-fn counts(stream: &mut BufReader<TcpStream>, client: usize, turn: u64) -> Result<()> {
-    if turn == 1 {
-        stream
-            .get_mut()
-            .write_all(format!("set key{client} 0 0 1\r\n0\r\n").as_bytes())?;
-        let said = line(stream)?;
-        ensure!(said == "STORED", "{said}");
-    }
-    stream
-        .get_mut()
-        .write_all(format!("incr key{client} 1\r\n").as_bytes())?;
-    let said = line(stream)?;
-    ensure!(said == turn.to_string(), "{said} instead of {turn}");
-    Ok(())
-}
-
-/// A file, whole and byte by byte.
-fn fetches(stream: &mut BufReader<TcpStream>, client: usize, turn: u64) -> Result<()> {
-    let number = (client + turn as usize) % FILES.len();
-    stream
-        .get_mut()
-        .write_all(format!("GET /{number} HTTP/1.1\r\nHost: lab\r\n\r\n").as_bytes())?;
-    let status = line(stream)?;
-    ensure!(status == "HTTP/1.1 200 OK", "{status}");
-    let mut length = None;
-    loop {
-        let header = line(stream)?;
-        if header.is_empty() {
-            break;
-        }
-        if let Some((name, value)) = header.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            length = Some(value.trim().parse::<usize>()?);
-        }
-    }
-    let wanted = body(number, FILES[number]);
-    ensure!(
-        length == Some(wanted.len()),
-        "a body of {length:?} bytes instead of {}",
-        wanted.len()
-    );
-    let mut bytes = vec![0; wanted.len()];
-    stream.read_exact(&mut bytes)?;
-    ensure!(bytes == wanted, "file {number} came otherwise");
-    Ok(())
 }

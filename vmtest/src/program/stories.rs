@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
+use super::holds::Holds;
 use super::{
     ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, restart,
     root, time, up,
@@ -261,42 +262,6 @@ fn leaves_nothing(cluster: &mut Cluster<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// What a process holds.
-#[derive(Debug)]
-pub(super) struct Holds {
-    descriptors: usize,
-    threads: usize,
-    mounts: usize,
-}
-
-impl Holds {
-    /// The daemons of both hosts that run the program.
-    pub(super) fn of_both(cluster: &Cluster<'_>) -> Result<Vec<Self>> {
-        let of = |host| Self::of(cluster.pid(host).context("a daemon")?);
-        ["a", "b"].into_iter().map(of).collect()
-    }
-
-    fn of(pid: u32) -> Result<Self> {
-        let entries =
-            |of: &str| Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{pid}/{of}"))?.count());
-        Ok(Self {
-            descriptors: entries("fd")?,
-            threads: entries("task")?,
-            mounts: std::fs::read_to_string(format!("/proc/{pid}/mountinfo"))?
-                .lines()
-                .count(),
-        })
-    }
-
-    /// Links and requests come and go: a few of each are no leak, one for each start is.
-    pub(super) fn is_more_than(&self, then: &Self) -> bool {
-        const FEW: usize = 8;
-        self.descriptors > then.descriptors + FEW
-            || self.threads > then.threads + FEW
-            || self.mounts > then.mounts
-    }
 }
 
 pub(super) fn await_alone(cluster: &Cluster<'_>, primary: &str) -> Result<()> {

@@ -28,7 +28,7 @@ pub(super) struct Programs {
     /// Only the stories of `program` with this in their names.
     #[arg(long, value_name = "TEXT")]
     story: Option<String>,
-    /// Only these in `program-services`, by commas: memcached, nginx, go, node.
+    /// Only these in `program-services`, by commas: memcached, nginx, go, node, lighttpd, mariadb, mariadb-2, postgresql, postgresql-2.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
 }
@@ -58,11 +58,7 @@ pub(super) fn play(
     if arguments.wants("program-joins", false) {
         let begun = Instant::now();
         let outcome = program::joins(dunlin, own.joins);
-        tell(
-            "program-joins",
-            begun,
-            outcome.map(|joins| format!(", {joins} joins")),
-        );
+        tell("program-joins", begun, outcome.map(|told| format!(", {told}")));
     }
     if arguments.wants("program-services", false) {
         let begun = Instant::now();
