@@ -176,6 +176,23 @@ pub(super) fn reads_the_tsc(cluster: &mut Cluster<'_>) -> Result<()> {
     let told_after = asked.elapsed();
     ensure!(told_after <= TOLD_WITHIN, "told after {told_after:?}");
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    // Once may be chance; whoever asks again and again makes it plain.
+    let again = Instant::now();
+    for _ in 0..2 {
+        cluster.await_protected(NAME, PATIENCE).context("another copy")?;
+        ask(cluster, &["TSC"], PATIENCE)?;
+    }
+    told(
+        cluster,
+        &primary,
+        &[
+            "of the last 3 second copies within 10 minutes 3 have said something else",
+            "may help",
+            "keep it in a VM",
+        ],
+    )?;
+    let told_after = again.elapsed();
+    ensure!(told_after <= 3 * TOLD_WITHIN, "told after {told_after:?}");
     let (clients, _) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
     down(cluster, &primary)

@@ -33,6 +33,7 @@ mod poison;
 mod restart;
 mod serving;
 mod status;
+mod unmatched;
 
 use super::agreement::{Agreement, Election};
 use super::connect::Connector;
@@ -161,6 +162,8 @@ pub struct ProgramLoop {
     /// Primary: a second copy is brought in.
     join: Option<joining::Join>,
     tries: joining::Tries,
+    /// Second copies that did not say the same.
+    drops: unmatched::Drops,
     /// Held by each thread that carries a copy.
     busy: Arc<()>,
     /// A copy is on its way here.
@@ -252,6 +255,7 @@ impl ProgramLoop {
             dropping: None,
             join: None,
             tries: joining::Tries::default(),
+            drops: unmatched::Drops::default(),
             busy: Arc::new(()),
             expected: None,
             notes,

@@ -5,6 +5,7 @@
 //!
 //! Not here: the copy itself (`copies`), frames (`frames`).
 
+use super::unmatched::Mismatch;
 use super::{ProgramLoop, Role, Session, TakeOver};
 use crate::control::{Answer, FailoverStatus};
 use crate::vm::connect::open;
@@ -266,17 +267,22 @@ impl ProgramLoop {
                 self.compared.saw(self.output.counters());
                 let why = self.tell_difference();
                 self.backup_is_lost(&why);
+                self.second_copy_did_not_match(Mismatch::Differed);
             }
             return;
         }
         // What was said while a copy was on its way waits for its word since it runs.
         let waited_us = self.output.waited_for_word_us(now_us);
         if waited_us.min(now_us - self.followed_us) > LATE_US {
-            return self.backup_is_lost(&format!(
-                "its copy has not said within {} s what the one here has{}",
-                LATE_US / 1_000_000,
-                self.told_who_waits()
-            ));
+            if self.dropping != Some(self.group.term()) {
+                let who = self.told_who_waits();
+                self.backup_is_lost(&format!(
+                    "its copy has not said within {} s what the one here has{who}",
+                    LATE_US / 1_000_000
+                ));
+                self.second_copy_did_not_match(Mismatch::Late);
+            }
+            return;
         }
         let listens_by_us = self.running.as_ref().map(|running| running.until_us + SLACK_US);
         if !self.backup_ready && listens_by_us.is_some_and(|by_us| now_us > by_us) {
