@@ -9,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
 	"dunlin.dev/k8s/allocation"
@@ -181,14 +180,16 @@ func (cluster cluster) Unbind(ctx context.Context, binding allocation.Binding) (
 
 // bound is a copy's Pod that is bound by exactly this ticket, if there is one.
 func (cluster cluster) bound(ctx context.Context, binding allocation.Binding) (*v1.Pod, error) {
-	namespace, task := split(binding.Task)
-	selector := labels.SelectorFromSet(labels.Set{TaskLabel: task}).String()
-	list, err := cluster.claims.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	pods, err := cluster.readings.read(ctx, cluster.listCopies)
 	if err != nil {
 		return nil, err
 	}
-	for at := range list.Items {
-		pod := &list.Items[at]
+	namespace, task := split(binding.Task)
+	for at := range pods {
+		pod := &pods[at]
+		if pod.Namespace != namespace || pod.Labels[TaskLabel] != task {
+			continue
+		}
 		of, err := readCopy(pod)
 		if err == nil && of.copy == binding.Copy && pod.Spec.NodeName == binding.Node && !hasEnded(pod) &&
 			(claimOf(pod) == claim{binding.Ticket, binding.Node}) {

@@ -37,7 +37,7 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 	cluster.await(ctx)
 	begun := time.Now()
 	defer func() { cluster.tired = time.Now().Add(min(restOfLook*time.Since(begun), quiet)) }()
-	list, err := cluster.readCopies(ctx, newest)
+	list, err := cluster.copies(ctx, newest)
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
@@ -96,29 +96,6 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 	}
 	sort.Slice(seen.Applications, func(i, j int) bool { return seen.Applications[i].Name < seen.Applications[j].Name })
 	return seen, nil
-}
-
-// copiesRead are copies as they were read last, and what was known then of changes.
-type copiesRead struct {
-	pods   []v1.Pod
-	asOf   uint64
-	newest uint64
-}
-
-// readCopies reads all copies' Pods, unless the last time was after all that is known of. The API server may look at every Pod for it, and ordinary Pods come and go.
-func (cluster cluster) readCopies(ctx context.Context, newest uint64) ([]v1.Pod, error) {
-	cluster.mutex.Lock()
-	asOf := cluster.copyChanges
-	cluster.mutex.Unlock()
-	if last := cluster.read; last != nil && last.asOf == asOf && last.newest == newest {
-		return last.pods, nil
-	}
-	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
-	if err != nil {
-		return nil, err
-	}
-	cluster.read = &copiesRead{list.Items, asOf, newest}
-	return list.Items, nil
 }
 
 // await waits for something that the last look has not seen, for a moment.

@@ -86,7 +86,7 @@ type Plugin struct {
 	say    func(string)
 
 	mutex sync.Mutex
-	// news is closed when something has changed; changes counts how often, and copyChanges how often it was a copy's Pod.
+	// news is closed when something has changed; changes counts how often it was more than a Pod that nothing waits for, and copyChanges how often it was a copy's Pod.
 	news        chan struct{}
 	changes     uint64
 	copyChanges uint64
@@ -95,7 +95,8 @@ type Plugin struct {
 	// tired is until when the next look waits; only looks use it, one at a time.
 	tired time.Time
 	// read are the copies that the last look has read; only looks use it.
-	read *copiesRead
+	read     *copiesRead
+	readings readings
 	// wanted are the binds under way, by the Pod; allocation bounds them.
 	wanted map[types.UID]*attempt
 	// gated are ordinary Pods that wait for this controller to lead; the API server bounds them, and a Pod that is gone is taken out.
@@ -221,13 +222,26 @@ func (plugin *Plugin) change(objects ...any) {
 	defer plugin.mutex.Unlock()
 	close(plugin.news)
 	plugin.news = make(chan struct{})
-	plugin.changes++
+	ordinary := len(objects) > 0
 	for _, object := range objects {
-		if pod, ok := object.(*v1.Pod); ok && isCopy(pod) {
+		pod, ok := object.(*v1.Pod)
+		if ok && isCopy(pod) {
 			plugin.copyChanges++
-			return
+			ordinary = false
+			break
 		}
+		// An ordinary Pod in a namespace without a quota changes what its node has left, and no more: a look comes within a moment anyway.
+		ordinary = ordinary && ok && !plugin.hasQuota(pod.Namespace)
 	}
+	if !ordinary {
+		plugin.changes++
+	}
+}
+
+// hasQuota says whether a namespace has one, as the last look has found. The mutex is held.
+func (plugin *Plugin) hasQuota(namespace string) bool {
+	_, limited := plugin.statuses[namespace]
+	return limited
 }
 
 func (plugin *Plugin) gone(object any) {
