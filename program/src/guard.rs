@@ -6,8 +6,8 @@
 //! Invariants: 1. only processes are carried: both copies' namespaces, cards and mounts are made alike, by `inside`; 2. whatever became
 //!             of a dump, `resume` lets the program run; 3. each step has a bound, and what it started is killed and collected there;
 //!             4. of what the program has written nothing runs with the host's rights (`criu`, `inside::signal`).
-//! Source:     tar(1). CRIU enters the copy's own namespaces, and takes the tree of its process 2: so it meets no namespace, no TAP and no
-//!             mount that it would have to carry.
+//! Source:     tar(1). CRIU enters the copy's own namespaces, and takes the tree of its process 2: so it meets no namespace but System V's, no
+//!             TAP and no mount that it would have to carry.
 //! Not here:   CRIU itself (`criu`); when (`node`); connections in translation, the order of reading (core).
 
 mod bounded;
@@ -84,8 +84,9 @@ pub struct Place {
     groups: Vec<OwnedFd>,
 }
 
-/// The namespaces that a copy has, but for its processes' and its mounts.
-const NAMESPACES: [&str; 4] = ["net", "ipc", "uts", "cgroup"];
+/// What CRIU enters, but for the processes' namespace and the mounts. Not that of System V's shared memory: CRIU carries what is there only
+/// where that is another one than its own, and begins the processes in a new one.
+const NAMESPACES: [&str; 3] = ["net", "uts", "cgroup"];
 
 impl Place {
     /// Of this copy, which runs or is vacated.

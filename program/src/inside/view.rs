@@ -22,6 +22,8 @@ const PLACES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What is made where a root of its own has none: the kernel's file systems are put there, and programs take the last two for given.
 const MADE: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
+/// Beside the layers of what is written: what lies in /dev/shm.
+const SHARED: &str = "shm";
 const CHANCE: [&str; 2] = ["urandom", "random"];
 /// File systems that hold a user's files; what is not here is the kernel's, or made anew.
 const FILES: [&str; 16] = [
@@ -110,7 +112,7 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
         .map(|data| mount_data(data, &root))
         .transpose()?;
     let own_chance = walls.chance.is_none();
-    devices(&root, own_chance)?;
+    devices(&root, place, own_chance)?;
     let clock = walls.has_page().then(|| clock(&root)).transpose()?;
     let chance = (!own_chance).then(|| chance(&root)).transpose()?;
     let sys = root.join("sys");
@@ -265,7 +267,7 @@ fn overlay(from: &Path, to: &Path, place: &Path, number: usize) -> Result<(), St
     mount(Some("overlay"), to, Some("overlay"), flags, Some(&*data)).map_err(|error| error.to_string())
 }
 
-fn devices(root: &Path, with_chance: bool) -> Result<(), Failure> {
+fn devices(root: &Path, place: &Path, with_chance: bool) -> Result<(), Failure> {
     let dev = root.join("dev");
     let data = Some("mode=755,size=4m");
     mount(Some("dev"), &dev, Some("tmpfs"), MsFlags::MS_NOSUID, data).map_err(failed("/dev"))?;
@@ -291,14 +293,19 @@ fn devices(root: &Path, with_chance: bool) -> Result<(), Failure> {
     for (name, to) in links {
         std::os::unix::fs::symlink(to, dev.join(name)).map_err(failed("/dev"))?;
     }
-    let shm = dev.join("shm");
-    fs::create_dir(&shm).map_err(failed("/dev/shm"))?;
+    // With what else it writes: it goes along with a copy, and is bounded.
+    let (kept, shm) = (place.join(SHARED), dev.join("shm"));
+    let fault = failed("/dev/shm");
+    for folder in [&kept, &shm] {
+        fs::create_dir(folder).map_err(&fault)?;
+    }
+    fs::set_permissions(&kept, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).map_err(&fault)?;
     mount(
-        Some("shm"),
+        Some(&kept),
         &shm,
-        Some("tmpfs"),
-        MsFlags::MS_NODEV,
-        Some("mode=1777"),
+        None as Nothing,
+        MsFlags::MS_BIND,
+        None as Nothing,
     )
     .map_err(failed("/dev/shm"))
 }
