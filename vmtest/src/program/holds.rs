@@ -45,7 +45,10 @@ impl Holds {
             .flat_map(|pid| NAMESPACES.map(|name| format!("/proc/{pid}/ns/{name}")));
         // A process that has just ended has none.
         let namespaces: BTreeSet<_> = of_processes.filter_map(|link| fs::read_link(link).ok()).collect();
-        let taps = node.command("ip")?.args(["-o", "tuntap", "show"]).output()?;
+        let taps = node
+            .command("ip")?
+            .args(["-o", "link", "show", "type", "tun"])
+            .output()?;
         Ok(Self {
             descriptors: entries("fd")?,
             threads: entries("task")?,

@@ -3,8 +3,8 @@ PATH=/usr/sbin:/usr/bin
 export PATH
 mkdir /data/mysql
 mariadb-install-db --no-defaults --datadir=/data/mysql --auth-root-authentication-method=normal --skip-test-db \
-    --skip-name-resolve --force --innodb-log-file-size=4M >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }
-mariadbd --no-defaults --datadir=/data/mysql --socket=/tmp/my.sock --skip-networking --innodb-log-file-size=4M \
+    --skip-name-resolve --force --user=root --innodb-log-file-size=4M >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }
+mariadbd --no-defaults --user=root --datadir=/data/mysql --socket=/tmp/my.sock --skip-networking --innodb-log-file-size=4M \
     --innodb-flush-log-at-trx-commit=0 >/tmp/log 2>&1 &
 server=$!
 for try in $(seq 300); do
