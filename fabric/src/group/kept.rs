@@ -315,6 +315,12 @@ impl KeptGroup {
         self.lock().group.protocol()
     }
 
+    /// As [`Group::heard_us`].
+    #[must_use]
+    pub fn heard_us(&self, id: ReplicaId) -> Option<u64> {
+        self.lock().group.heard_us(id)
+    }
+
     /// As [`Group::links`].
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {

@@ -122,6 +122,12 @@ impl Group {
         spoken.try_fold(PROTOCOL_VERSION, |lowest, one| Some(lowest.min(one?)))
     }
 
+    /// When something was last heard from this host, by `poll`'s clock, on a link that stands.
+    #[must_use]
+    pub fn heard_us(&self, id: ReplicaId) -> Option<u64> {
+        self.peers.iter().find(|p| p.id == id).and_then(Peer::heard_us)
+    }
+
     /// The state of the links to all other members, and to hosts that are to be members (again).
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {

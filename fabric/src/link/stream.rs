@@ -49,6 +49,18 @@ impl Write for SockRef<'_> {
     }
 }
 
+/// Reads without waiting, whatever was set for the socket.
+struct AtOnce<'a>(&'a Sock);
+
+impl Read for AtOnce<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let fd = on_sock!(self.0, s => s.as_raw_fd());
+        // SAFETY: the buffer lives across the call, and no more is written than it holds.
+        let n = unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), buf.len(), libc::MSG_DONTWAIT) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}
+
 struct Shared {
     sock: Sock,
     tls: Option<Session>,
@@ -68,10 +80,10 @@ impl Shared {
             .as_ref()
             .map_or(Ok(()), |tls| tls.flush(SockRef(&self.sock)))
     }
-    fn read(&self, raw: &mut Option<Raw>, buf: &mut [u8]) -> io::Result<usize> {
+    fn read(&self, raw: &mut Option<Raw>, mut sock: impl Read, buf: &mut [u8]) -> io::Result<usize> {
         match (&self.tls, raw) {
-            (Some(tls), Some(raw)) => tls.read(raw, SockRef(&self.sock), buf),
-            _ => SockRef(&self.sock).read(buf),
+            (Some(tls), Some(raw)) => tls.read(raw, sock, buf),
+            _ => sock.read(buf),
         }
     }
     fn shutdown(&self) {
@@ -236,7 +248,7 @@ impl Stream {
 
 impl Read for Stream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.shared.read(&mut self.raw, buf)
+        self.shared.read(&mut self.raw, SockRef(&self.shared.sock), buf)
     }
 }
 
@@ -262,6 +274,17 @@ impl AsRawFd for Stream {
 }
 
 impl ReadHalf {
+    /// As `read`, and never waits, though the stream is one that blocks: `WouldBlock` says that nothing is there.
+    pub fn read_now(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.shared.read(&mut self.raw, AtOnce(&self.shared.sock), buf)
+    }
+
+    /// After a read that did not fill its buffer: whether the socket was empty then, so that another read would only say so.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.raw.as_ref().is_none_or(Raw::is_drained)
+    }
+
     /// Ends both directions of the stream.
     pub fn shutdown(&self) {
         self.shared.shutdown();
@@ -270,7 +293,7 @@ impl ReadHalf {
 
 impl Read for ReadHalf {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.shared.read(&mut self.raw, buf)
+        self.shared.read(&mut self.raw, SockRef(&self.shared.sock), buf)
     }
 }
 

@@ -295,7 +295,7 @@ impl VmLoop {
             let colo = started.colo.ok_or("QEMU was not started as a backup")?;
             let nics = Nics::open(&config, started.ports)?;
             let (link, closer) =
-                SyncLink::open(stream, session, to_loop.clone()).map_err(|error| error.to_string())?;
+                SyncLink::open(stream, session, to_loop.clone(), false).map_err(|error| error.to_string())?;
             let talker = Talker::start(link.writer.clone())
                 .map_err(|error| format!("a thread to talk to the primary: {error}"))?;
             let machine = started.machine;

@@ -6,6 +6,7 @@ use crate::vm::machine::{FramePorts, Machine};
 use crate::vm::program::carrying::{Brought, JoinStep};
 use crate::vm::program::copies::Visited;
 use crate::vm::program::images::Found;
+use crate::vm::session::reader::Lent;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
@@ -124,6 +125,13 @@ pub enum LoopEvent {
     },
     /// Tests only: a fault that was asked for has come.
     Fault(String),
+    /// What the backup says next is for the loop: it reads the stream itself until something else comes.
+    StreamLent {
+        /// Which session.
+        session: u64,
+        /// The stream.
+        stream: Lent,
+    },
     /// A disk of this backup cannot take its primary's mirror.
     CannotFollow {
         /// Which session.

@@ -20,6 +20,7 @@ use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
 use dunlin_guest::frames::{Announcer, FrameError, FramePort, RxFilter, Tap};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// No Ethernet frame with an MTU up to 64 KiB is larger.
 const FRAME_BYTES: usize = 65_600;
@@ -36,6 +37,8 @@ const OVERHEAR_US: u64 = 2_000;
 /// All NICs of a VM.
 pub struct Nics {
     nics: Vec<Nic>,
+    /// No other cards of this process have it.
+    number: u64,
     buffer: Vec<u8>,
     drain: Drain,
     /// What each NIC's queue may take.
@@ -60,6 +63,7 @@ struct Nic {
 impl Nics {
     /// Makes a TAP for each port.
     pub fn open(config: &VmConfig, ports: FramePorts) -> Result<Self, String> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut nics = Vec::with_capacity(ports.len());
         for (port, spec) in ports.into_iter().zip(&config.spec.nics) {
             let name = spec.tap.as_deref().unwrap_or("dunlin%d");
@@ -79,6 +83,7 @@ impl Nics {
         Ok(Self {
             share_bytes: config.memory.inbound_bytes() / nics.len().max(1),
             nics,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             buffer: vec![0; FRAME_BYTES],
             drain: Drain::default(),
             dropped: 0,
@@ -86,6 +91,11 @@ impl Nics {
             overheard: Overheard::new(config.memory.inbound_bytes() / 2),
             overheard_us: 0,
         })
+    }
+
+    /// Tells these cards' descriptors from those of others that had the same numbers before.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Descriptors that are readable when the VM has sent something.

@@ -29,6 +29,7 @@ use super::machine::Machine;
 use super::run::{Role, VmLoop};
 use super::session::jobs::Jobs;
 use super::session::link::Closer;
+use super::session::reader::Lent;
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use crate::control::{Answer, Progress, SyncStatus};
@@ -100,6 +101,8 @@ struct Session {
     closer: Option<Closer>,
     /// What the loop itself has to say to the backup.
     talker: Option<Talker>,
+    /// The stream, as long as what comes by it is for the loop.
+    lent: Option<Lent>,
     /// What the session's thread waits for.
     waiting: Waiting,
 }
@@ -159,6 +162,12 @@ impl PrimaryRole {
     /// throws away what it could not write when it stops the VM, and may have written a part of it.)
     pub fn is_stopping(&self) -> bool {
         self.epochs.is_stopping()
+    }
+
+    /// The stream from the backup, as long as the loop has it, and its session.
+    pub fn lent(&self) -> Option<(u64, &Lent)> {
+        let session = self.session.as_ref()?;
+        session.lent.as_ref().map(|lent| (session.id, lent))
     }
 
     /// Whether there is a VM here.

@@ -14,7 +14,7 @@ use super::nics::Nics;
 use super::noted::Notebook;
 use super::primary::PrimaryRole;
 use super::speculating::Speculating;
-use super::wait::Ready;
+use super::wait::{Ready, Watched};
 use super::{Ended, Host, NEWCOMER, Shared, group};
 use crate::config::{Durability, VmConfig};
 use crate::control::{Answer, AnswerFigures, BadInput, FailoverStatus, JoinProblem, VmStatus};
@@ -123,6 +123,7 @@ pub struct VmLoop {
     /// An event was told in this step.
     told: Cell<bool>,
     pub(super) ready: Ready,
+    pub(super) watched: Watched,
 }
 
 /// The loop's thread goes before the guests' threads.
@@ -214,6 +215,7 @@ impl VmLoop {
             shown_us: 0,
             told: Cell::new(false),
             ready: Ready::ALL,
+            watched: Watched::default(),
             host,
             config,
         };
@@ -270,6 +272,9 @@ impl VmLoop {
 
     /// Everything that is not an event: descriptors and deadlines.
     fn step(&mut self) {
+        if self.ready.words {
+            self.hear_backup();
+        }
         if self.ready.ports && !self.output_waits {
             self.read_ports();
         }
@@ -379,6 +384,7 @@ impl VmLoop {
             LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
             LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
             LoopEvent::Fault(text) => self.event("fault", text),
+            LoopEvent::StreamLent { session, stream } => self.stream_lent(session, stream),
             LoopEvent::CannotFollow { session, why } => self.cannot_follow(session, why),
             // It was waited for; the loop looks in this turn (`is_over`).
             LoopEvent::NothingRemains => {}

@@ -9,6 +9,7 @@ mod drive;
 pub mod jobs;
 pub mod link;
 pub mod primary;
+pub mod reader;
 pub mod talker;
 pub mod waiting;
 

@@ -27,14 +27,11 @@ impl VmLoop {
     /// A backup that is cut off says nothing, and its stream breaks only much later.
     pub(super) fn miss_silent_backup(&mut self) {
         let now_us = self.now_us();
-        let links = self.group.links();
+        let Some(peer) = self.session_peer() else { return };
+        let heard_us = self.group.heard_us(peer);
         let Some(primary) = self.primary() else { return };
         let connecting = primary.epochs.session() == Some(Phase::Connecting);
         let Some(session) = &primary.session else { return };
-        let heard_us = links
-            .iter()
-            .find(|link| link.peer == session.peer)
-            .and_then(|link| link.heard_us);
         let silent = heard_us.is_none_or(|heard_us| now_us.saturating_sub(heard_us) > SILENCE_US);
         if silent && !connecting {
             let id = session.id;
@@ -84,6 +81,7 @@ impl VmLoop {
             jobs: None,
             closer: None,
             talker: None,
+            lent: None,
             waiting: Waiting::default(),
         });
         primary.rejoin_at_us = now_us + REJOIN_US;
@@ -140,7 +138,7 @@ impl VmLoop {
         let (jobs, receiver) = Jobs::pair();
         let started = result.and_then(|stream| {
             let (link, closer) =
-                SyncLink::open(stream, id, to_loop.clone()).map_err(|error| error.to_string())?;
+                SyncLink::open(stream, id, to_loop.clone(), true).map_err(|error| error.to_string())?;
             let talker = Talker::start(link.writer.clone())
                 .map_err(|error| format!("a thread to talk to the backup: {error}"))?;
             let waiting = link.waiting.clone();

@@ -9,6 +9,7 @@ use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::Line;
 use crate::vm::event::SyncStep;
 use crate::vm::run::{Role, VmLoop};
+use crate::vm::session::reader::Lent;
 use crate::vm::status::remember;
 use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::output::compare::Counters;
@@ -20,6 +21,7 @@ use dunlin_core::replica::sync::primary::{Order, Word};
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index};
+use dunlin_core::wire::sync::SyncMessage;
 use std::sync::PoisonError;
 
 impl VmLoop {
@@ -448,6 +450,40 @@ impl VmLoop {
                 self.output.backup_was_not_heard(lost);
             }
             self.output.backup_said(epoch, frames);
+        }
+    }
+
+    /// The stream from the backup is the loop's. One of an earlier session goes back at once.
+    pub(in crate::vm) fn stream_lent(&mut self, id: u64, stream: Lent) {
+        if self.is_session(id)
+            && let Some(session) = self.primary().and_then(|primary| primary.session.as_mut())
+        {
+            session.lent = Some(stream);
+            self.hear_backup();
+        }
+    }
+
+    /// What the backup says between syncs.
+    pub(in crate::vm) fn hear_backup(&mut self) {
+        let Some(session) = self.primary().and_then(|primary| primary.session.as_mut()) else {
+            return;
+        };
+        let (id, Some(lent)) = (session.id, &mut session.lent) else {
+            return;
+        };
+        let mut heard = Vec::new();
+        lent.hear(|message| heard.push(message));
+        if lent.fd().is_none() {
+            session.lent = None;
+        }
+        for message in heard {
+            match message {
+                SyncMessage::Said { epoch, frames } => self.output.backup_said(epoch, frames),
+                SyncMessage::Idle { applied } => self.backup_is_idle(id, applied),
+                SyncMessage::NewTerm { term } => self.session_term_told(id, term),
+                // All others are the session's thread's.
+                _ => {}
+            }
         }
     }
 

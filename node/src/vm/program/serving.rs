@@ -220,7 +220,7 @@ impl ProgramLoop {
     }
 
     pub(super) fn opened(&self, id: u64, stream: Stream) -> Result<(SyncLink, Closer), String> {
-        SyncLink::open(stream, id, self.to_loop.clone()).map_err(|error| error.to_string())
+        SyncLink::open(stream, id, self.to_loop.clone(), false).map_err(|error| error.to_string())
     }
 
     pub(super) fn backup_listens(&mut self, id: u64) {

@@ -1,23 +1,23 @@
 //! The stream between a primary and its backup, as messages.
+//!
+//! Not here: who reads it (`reader`).
 
 use super::Broken;
+use super::reader::{Reader, Readers, read_for_session};
 use super::waiting::Waiting;
-use crate::vm::event::{LoopEvent, LoopSender};
-use bytes::{Bytes, BytesMut};
+use crate::vm::event::LoopSender;
+use bytes::BytesMut;
 use crossbeam_channel::{Receiver, bounded};
 use dunlin_core::waits::Wait;
-use dunlin_core::wire::sync::{MOST_BYTES, SyncMessage, decode, encode};
-use dunlin_fabric::link::{ReadHalf, Stream, WriteHalf};
-use std::io::{self, BufReader, Read, Write};
+use dunlin_core::wire::sync::{SyncMessage, encode};
+use dunlin_fabric::link::{Stream, WriteHalf};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
 const AT_ONCE_BYTES: usize = 16 << 10;
-
-/// One read takes a small message whole; most of a large one goes straight where it belongs.
-const READ_BYTES: usize = 16 << 10;
 
 /// Messages that wait for the session's thread; beyond them the stream is not read.
 const MOST_WAITING: usize = 64;
@@ -126,36 +126,26 @@ pub struct SyncLink {
 }
 
 impl SyncLink {
-    /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`, `NewTerm`) go there, stamped with `session`.
-    pub fn open(stream: Stream, session: u64, to_loop: LoopSender) -> io::Result<(Self, Closer)> {
+    /// Takes a stream over. Messages that are for the VM loop (`Idle`, `Said`, `NewTerm`) go there, stamped with `session`; a loop
+    /// that is `lent` the stream between syncs reads them itself.
+    pub fn open(stream: Stream, session: u64, to_loop: LoopSender, lent: bool) -> io::Result<(Self, Closer)> {
         stream.set_write_timeout(Some(Wait::StreamTakes.bound()))?;
         let closer = Closer(Arc::new(stream.as_fd().try_clone_to_owned()?));
         let (read, half) = stream.split();
-        let mut read = BufReader::with_capacity(READ_BYTES, read);
         let (sender, incoming) = bounded(MOST_WAITING);
+        let (back, readers) = bounded(1);
+        // There is one reader, so there is room, here and whenever it comes back.
+        let _ = back.send(Reader::new(read));
+        let readers = Readers {
+            session,
+            readers,
+            lends: lent.then_some(back),
+            to_loop,
+            to_thread: sender,
+        };
         std::thread::Builder::new()
             .name("sync-read".into())
-            .spawn(move || {
-                loop {
-                    match read_message(&mut read) {
-                        Ok(SyncMessage::Idle { applied }) => {
-                            to_loop.send(LoopEvent::BackupIdle { session, applied })
-                        }
-                        Ok(SyncMessage::NewTerm { term }) => {
-                            to_loop.send(LoopEvent::SessionTerm { session, term })
-                        }
-                        Ok(SyncMessage::Said { epoch, frames }) => to_loop.send_words(session, epoch, frames),
-                        other => {
-                            let ended = other.is_err();
-                            if sender.send(other).is_err() || ended {
-                                break;
-                            }
-                        }
-                    }
-                }
-                // The thread at the other end of the channel may be waiting for the loop, not for us.
-                to_loop.send(LoopEvent::SessionStreamEnded { session });
-            })?;
+            .spawn(move || read_for_session(readers))?;
         let outgoing = Outgoing {
             half,
             buffer: BytesMut::new(),
@@ -207,26 +197,12 @@ impl SyncLink {
     }
 }
 
-fn read_message(read: &mut BufReader<ReadHalf>) -> Result<SyncMessage, Broken> {
-    let broken = |error: io::Error| Broken::new("the sync's stream broke", error);
-    let mut len = [0; 4];
-    read.read_exact(&mut len).map_err(broken)?;
-    let len = u32::from_be_bytes(len) as usize;
-    if len > MOST_BYTES {
-        return Err(Broken(format!(
-            "the other host announces a message of {len} bytes, more than {MOST_BYTES}"
-        )));
-    }
-    let mut bytes = vec![0; len];
-    read.read_exact(&mut bytes).map_err(broken)?;
-    decode(Bytes::from(bytes)).map_err(|error| Broken::new("the other host's sync message", error))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use dunlin_core::sync::dirty::PageSet;
     use dunlin_core::units::Epoch;
+    use dunlin_core::wire::sync::MOST_BYTES;
     use dunlin_core::wire::sync::parts::{self, Gathering};
     use std::os::unix::net::UnixStream;
 
@@ -234,7 +210,7 @@ mod tests {
     fn a_session_that_takes_no_messages_makes_the_other_host_wait() {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let (to_loop, _events) = LoopSender::channel().expect("a channel");
-        let (link, _closer) = SyncLink::open(Stream::local(ours, "b"), 1, to_loop).expect("a link");
+        let (link, _closer) = SyncLink::open(Stream::local(ours, "b"), 1, to_loop, false).expect("a link");
         let mut bytes = BytesMut::new();
         encode(
             &SyncMessage::Refused {
@@ -270,7 +246,7 @@ mod tests {
         let (ours, theirs) = Stream::pair().expect("a pair of sockets");
         let open = |stream| {
             let (to_loop, _events) = LoopSender::channel().expect("a channel");
-            SyncLink::open(stream, 1, to_loop).expect("a thread").0
+            SyncLink::open(stream, 1, to_loop, false).expect("a thread").0
         };
         (open(ours), open(theirs))
     }

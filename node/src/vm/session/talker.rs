@@ -125,7 +125,7 @@ mod tests {
     fn a_primary_that_does_not_read_costs_a_bounded_queue_and_never_a_wait() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
         let (to_loop, _events) = LoopSender::channel().expect("a channel");
-        let (link, _closer) = SyncLink::open(Stream::local(ours, "a"), 1, to_loop).expect("a link");
+        let (link, _closer) = SyncLink::open(Stream::local(ours, "a"), 1, to_loop, false).expect("a link");
         let talker = Talker::start(link.writer.clone()).expect("a thread");
         let frame = Frame {
             nic: 0,
