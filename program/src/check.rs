@@ -92,7 +92,7 @@ struct Tester {
 }
 
 enum Wire {
-    Namespace(Copy),
+    Namespace(Box<Copy>),
     Host(Tap),
 }
 
@@ -175,7 +175,7 @@ impl Tester {
             )?);
         }
         let client = match &options.clients {
-            Clients::Command(command) => Wire::Namespace(Self::client(options, command, card)?),
+            Clients::Command(command) => Wire::Namespace(Box::new(Self::client(options, command, card)?)),
             Clients::Bridge(bridge) => {
                 if !std::path::Path::new("/sys/class/net")
                     .join(bridge)

@@ -124,7 +124,8 @@ pub fn run(binary: &Path, spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result
         let mut all = Vec::new();
         for (name, asked, load, server) in PROGRAMS.into_iter().filter(|(name, ..)| is_named(name)) {
             let lab = cluster.lab();
-            let (Some(mut plan), Some(plain)) = (server(lab, service().port())?, server(lab, PLAIN_PORT)?) else {
+            let (Some(mut plan), Some(plain)) = (server(lab, service().port())?, server(lab, PLAIN_PORT)?)
+            else {
                 say(&format!(
                     "bench programs: {name} is not on this machine: not measured"
                 ));
