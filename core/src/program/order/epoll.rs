@@ -327,8 +327,8 @@ fn a_further_input_of_a_connection_that_was_just_told_takes_its_older_place() {
     ]);
     let mut copy = Copy::new(false, false, 8);
     let settle = |copy: &mut Copy| (0..40).for_each(|_| copy.step(&all));
-    for number in 0..2 {
-        copy.takes_in(&all[number], number);
+    for (number, input) in all.iter().enumerate().take(2) {
+        copy.takes_in(input, number);
         settle(&mut copy);
     }
     // 1 is told and read, and still stands in the list.
@@ -378,10 +378,9 @@ proptest! {
     }
 }
 
-/// More where the environment says so, as for all properties; else enough for a second.
+/// As many as for all properties, and enough for a second.
 fn proptest_cases() -> u32 {
-    let said = std::env::var("PROPTEST_CASES").ok();
-    said.and_then(|said| said.parse().ok()).unwrap_or(512)
+    ProptestConfig::default().cases.max(512)
 }
 
 /// It is no empty promise: inputs are unread together, and more so the slower the program is.
