@@ -8,6 +8,7 @@
 //! * **Source:** docs/programs.md. **Not here:** VMs ([`crate::demo`], [`crate::scenario`]).
 
 mod away;
+mod batch;
 pub mod bench;
 pub mod data;
 mod guard;

@@ -35,7 +35,7 @@ impl Plan {
 }
 
 /// Clients that count on keys of their own alone: such a server need not serve them in one order.
-fn count(cluster: &Cluster<'_>) -> Result<Counter> {
+pub(super) fn count(cluster: &Cluster<'_>) -> Result<Counter> {
     let spec = CounterSpec {
         target: service(),
         connections: 4,

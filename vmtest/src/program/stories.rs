@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 
 use super::holds::Holds;
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, count, data, down, guard, oddities, path, restart,
-    root, time, up,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, oddities, path,
+    restart, root, time, up,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_lab};
@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one lab, one after the other.
-const STORIES: [Story; 35] = [
+const STORIES: [Story; 37] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -40,6 +40,11 @@ const STORIES: [Story; 35] = [
     ("answers that tell the agreed time", time::is_told_alike),
     ("answers that are drawn by agreed chance", time::is_drawn_alike),
     ("TLS handshakes by agreed chance", time::shakes_hands_alike),
+    ("inputs of many clients at once", batch::is_read_alike),
+    (
+        "no batches where nobody waits in epoll",
+        batch::is_not_for_threads,
+    ),
     ("programs that do not serve", does_not_serve),
     ("a program that forks", oddities::forks),
     ("a program that executes itself anew", oddities::execs),
