@@ -182,13 +182,18 @@ type row struct {
 	cpu map[string]float64
 }
 
+func (row row) String() string {
+	return fmt.Sprintf("%s: %d Pods in %.1f s, %.1f a second, p50 %.2f s, p99 %.2f s, CPU seconds: server and etcd %.1f, schedulers %.1f, daemons %.1f, client %.1f", row.what,
+		len(row.waits), row.took.Seconds(), row.rate(), row.wait(0.50).Seconds(), row.wait(0.99).Seconds(), row.cpu["plane"], row.cpu["schedulers"], row.cpu["daemons"], row.cpu["client"])
+}
+
 func (row row) rate() float64 { return float64(len(row.waits)) / row.took.Seconds() }
 
 func (row row) wait(share float64) time.Duration {
 	return row.waits[min(int(share*float64(len(row.waits))), len(row.waits)-1)]
 }
 
-// run makes Pods as fast as the server takes them, waits until all are bound, and lets them go.
+// run makes Pods as fast as the server takes them, and waits until all are bound.
 func (course *course) run(what string, of processes, pods []*v1.Pod) row {
 	course.Helper()
 	measured := processes{"plane": nil, "client": {os.Getpid()}}
@@ -221,8 +226,7 @@ func (course *course) run(what string, of processes, pods []*v1.Pod) row {
 	}
 	course.mutex.Unlock()
 	sort.Slice(row.waits, func(i, j int) bool { return row.waits[i] < row.waits[j] })
-	course.Logf("%s: %d Pods in %.1f s", what, len(pods), row.took.Seconds())
-	course.empty(pods)
+	course.Log(row)
 	return row
 }
 

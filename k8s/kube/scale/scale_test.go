@@ -106,19 +106,26 @@ func TestEveryPodIsBoundAndHowFast(t *testing.T) {
 		ours["daemons"] = append(ours["daemons"], course.hosts.Process(name).Pid())
 	}
 	course.settle(replicated("first", 1, func() int { return 3 }))
-	rows := []row{before}
-	for _, name := range courses(t) {
+	rows, all := []row{before}, courses(t)
+	for at, name := range all {
+		var pods []*v1.Pod
+		var what string
 		switch name {
 		case "single":
-			rows = append(rows, course.run("dunlin-scheduler, R = 1", ours, replicated(name, tasks, func() int { return 1 })))
+			what, pods = "R = 1", replicated(name, tasks, func() int { return 1 })
 		case "triple":
-			rows = append(rows, course.run("dunlin-scheduler, R = 3", ours, replicated(name, tasks/3, func() int { return 3 })))
+			what, pods = "R = 3", replicated(name, tasks/3, func() int { return 3 })
 		case "mixed":
-			rows = append(rows, course.run("dunlin-scheduler, R from 1 to 3", ours, replicated(name, tasks, func() int { return 1 + random.Intn(3) })))
+			what, pods = "R from 1 to 3", replicated(name, tasks, func() int { return 1 + random.Intn(3) })
 		}
-	}
-	for _, process := range schedulers {
-		process.Kill()
+		rows = append(rows, course.run("dunlin-scheduler, "+what, ours, pods))
+		if at == len(all)-1 {
+			// What they do with what is deleted is not measured.
+			for _, process := range schedulers {
+				process.Kill()
+			}
+		}
+		course.empty(pods)
 	}
 	rows = append(rows, course.plainly("after", tasks))
 	print(rows)
@@ -131,7 +138,9 @@ func (course *course) plainly(when string, tasks int) row {
 	plainly := lab.PlainScheduler(course.T, course.plane.Kubeconfig(course.T, "plain-"+when, course.plane.Address()))
 	defer plainly.Kill()
 	course.settle(plain(1))
-	return course.run("kube-scheduler, "+when, processes{"schedulers": {plainly.Pid()}}, plain(tasks))
+	pods := plain(tasks)
+	defer course.empty(pods)
+	return course.run("kube-scheduler, "+when, processes{"schedulers": {plainly.Pid()}}, pods)
 }
 
 // print shows what was measured, as a table of Markdown.
@@ -151,6 +160,7 @@ func print(rows []row) {
 func (course *course) settle(pods []*v1.Pod) {
 	course.Helper()
 	course.run("a first one", nil, pods)
+	course.empty(pods)
 }
 
 // patient is how long nothing may be bound.
