@@ -34,6 +34,10 @@ impl VmLoop {
         };
         let from = primary.epochs.rules();
         let asks_log = primary.epochs.begin(now_us, epoch, hand_over, next);
+        if let Some(session) = &mut primary.session {
+            // The thread reads what a sync brings, whatever the loop has to do meanwhile.
+            session.lent = None;
+        }
         if asks_log && !self.propose(&Agreed::Sync { epoch }) {
             if let Some(primary) = self.primary() {
                 primary.epochs.log_refused();
@@ -453,11 +457,12 @@ impl VmLoop {
         }
     }
 
-    /// The stream from the backup is the loop's. One of an earlier session goes back at once.
+    /// The stream from the backup is the loop's. One of an earlier session goes back at once, and so does one that comes during a sync.
     pub(in crate::vm) fn stream_lent(&mut self, id: u64, stream: Lent) {
-        if self.is_session(id)
-            && let Some(session) = self.primary().and_then(|primary| primary.session.as_mut())
-        {
+        let Some(primary) = self.primary() else { return };
+        let syncs = primary.epochs.run().is_some();
+        let session = primary.session.as_mut().filter(|session| session.id == id);
+        if let Some(session) = session.filter(|_| !syncs) {
             session.lent = Some(stream);
             self.hear_backup();
         }

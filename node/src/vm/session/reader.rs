@@ -9,7 +9,8 @@
 //! Invariants:
 //! 1. The stream has one reader at a time, and it takes its buffer along: messages keep their order.
 //! 2. The loop never waits for the stream, and takes a bounded part of it in one turn.
-//! 3. A reader that is dropped by the loop goes back: the thread always comes to the end of its stream.
+//! 3. A reader that is dropped by the loop goes back: the thread always comes to the end of its stream. The loop drops it when a sync
+//!    begins, and takes none before that has ended: a sync does not wait for the loop to read.
 //!
 //! Not here: what the words mean (`primary`).
 
