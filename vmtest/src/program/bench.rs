@@ -4,7 +4,7 @@
 //! * **Invariants:** it is protected from the first to the last round, or there are no figures.
 //! * **Not here:** VMs (`bench_vm`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use super::services::clients::{Open, counts, fetches_one, increments};
 use super::services::{memcached, nginx, node};
 use super::{PATIENCE, Plan, down, figure, up};
 use crate::client::load::{LoadSpec, run_requests};
-use crate::cluster::{Cluster, await_service, in_a_lab};
+use crate::cluster::{Cluster, in_a_lab};
 use crate::demo::service;
 use crate::lab::{Lab, LabSpec, Node};
 
@@ -244,6 +244,22 @@ fn own(client: &Node, target: SocketAddr, connections: u32, about: Duration, ope
     })
 }
 
+/// Whatever it speaks. Nothing tells a client that a server has begun: it has to ask.
+fn await_port(client: &Node, target: SocketAddr) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let waited = client.spawn("await-port", move || {
+        loop {
+            match TcpStream::connect_timeout(&target, PATIENCE) {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > until => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    })?;
+    let asked = waited.join().map_err(|_| anyhow!("a client panicked"))??;
+    asked.with_context(|| format!("nobody listens at {target}"))
+}
+
 fn median(all: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = all.collect();
     all.sort_by(f64::total_cmp);
@@ -269,7 +285,7 @@ impl Plain {
             .spawn()
             .with_context(|| format!("{} does not start", plan.command[0]))?;
         let plain = Self { server, address };
-        await_service(cluster.lab().node("client"), address, PATIENCE)?;
+        await_port(cluster.lab().node("client"), address)?;
         Ok(plain)
     }
 
