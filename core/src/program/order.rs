@@ -578,6 +578,6 @@ impl Gate {
 }
 
 #[cfg(test)]
-mod epoll;
+mod epoll_tests;
 #[cfg(test)]
 mod tests;

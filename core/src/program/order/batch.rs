@@ -17,7 +17,7 @@
 //!
 //! Copies need not begin and end their batches alike: each reads in the order of delivery, and that is the same for all (the gate's invariant 1).
 //!
-//! Source: fs/eventpoll.c (`ep_poll_callback`, `ep_send_events`, `ep_done_scan`), as modelled in `epoll`. Not here: how quiet is found (the
+//! Source: fs/eventpoll.c (`ep_poll_callback`, `ep_send_events`, `ep_done_scan`), as modelled in `epoll_tests`. Not here: how quiet is found (the
 //! driver's); programs with several threads that read, or that wait otherwise: the driver knows none of these to be quiet, as far as it can see.
 
 use super::{End, Gate, Input, Order, Queued, REFUSED_SHARE};
