@@ -10,7 +10,7 @@ use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::Result;
 use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event as Key, KeyCode, KeyEventKind};
+use ratatui::crossterm::event::{Event as Key, KeyCode, KeyEventKind};
 use ratatui::layout::Constraint::{Fill, Length, Max};
 use ratatui::layout::Layout;
 use ratatui::style::{Style, Stylize};
@@ -150,8 +150,7 @@ pub fn run(socket: &Path) -> Result<ExitCode> {
         let mut due = Instant::now() + PERIOD;
         loop {
             terminal.draw(|frame| draw(frame, &board))?;
-            if event::poll(due.saturating_duration_since(Instant::now()))? {
-                let key = event::read()?;
+            if let Some(key) = watch::told(due.saturating_duration_since(Instant::now()))? {
                 if watch::wants_to_leave(&key) {
                     return Ok(ExitCode::SUCCESS);
                 }
@@ -271,6 +270,7 @@ fn bytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ratatui::crossterm::event;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -2,7 +2,7 @@
 
 use super::talk;
 use crate::control::{HostStatus, VmStatus};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::Constraint::{Fill, Length};
@@ -10,6 +10,10 @@ use ratatui::layout::Layout;
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Row, Table};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,13 +41,46 @@ pub fn run(socket: &Path) -> Result<HostStatus> {
         loop {
             let status = talk::status(socket)?;
             terminal.draw(|frame| draw(frame, &status))?;
-            if event::poll(REFRESH)? && wants_to_leave(&event::read()?) {
+            if told(REFRESH)?.is_some_and(|event| wants_to_leave(&event)) {
                 return Ok(status);
             }
         }
     })();
     ratatui::try_restore()?;
     outcome
+}
+
+/// What the terminal tells within that time, if anything.
+///
+/// # Errors
+/// Where the terminal is gone.
+pub fn told(within: Duration) -> Result<Option<Event>> {
+    let stdin = std::io::stdin();
+    let waits = match stdin.is_terminal() {
+        true => {
+            await_terminal(stdin.as_fd(), within)?;
+            Duration::ZERO
+        }
+        false => within,
+    };
+    Ok(match event::poll(waits)? {
+        true => Some(event::read()?),
+        false => None,
+    })
+}
+
+/// Waits for something to read. Of a terminal that is gone crossterm would read the end for ever, where nobody's SIGHUP ends the process.
+fn await_terminal(terminal: BorrowedFd<'_>, within: Duration) -> Result<()> {
+    let mut fds = [PollFd::from_borrowed_fd(terminal, PollFlags::IN)];
+    match poll(&mut fds, Some(&within.try_into()?)) {
+        // Another size of the window is told by a signal.
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+        bail!("the terminal is gone");
+    }
+    Ok(())
 }
 
 /// Whether a person has seen enough.
@@ -124,6 +161,16 @@ mod tests {
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+
+    #[test]
+    fn a_terminal_that_is_gone_is_no_endless_source_of_nothing() {
+        let (terminal, screen) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let await_it = |within| await_terminal(terminal.as_fd(), within);
+        await_it(Duration::ZERO).expect("it is there, and says nothing");
+        drop(screen);
+        let gone = await_it(Duration::from_secs(60)).expect_err("it is gone");
+        assert_eq!(gone.to_string(), "the terminal is gone");
+    }
 
     #[test]
     fn an_unprotected_vm_cannot_be_overlooked() {
