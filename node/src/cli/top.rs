@@ -270,9 +270,9 @@ fn bytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratatui::crossterm::event;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event;
 
     fn vm(name: &str, syncs: u64, pause_us: u64, sent: u64) -> VmStatus {
         let mut vm = VmStatus {
