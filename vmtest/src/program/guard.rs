@@ -66,7 +66,7 @@ fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
             host.vm(NAME)?.protected.then_some(())
         })?;
         if number == WARM {
-            first = Some(Holds::of_both(cluster)?);
+            first = Some(Holds::of_both(cluster, &primary)?);
         }
     }
     let (clients, _) = counter.finish()?;
@@ -74,7 +74,7 @@ fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
     // The last one may end what it began still.
     let until = Instant::now() + PATIENCE;
     let last = loop {
-        let last = Holds::of_both(cluster)?;
+        let last = Holds::of_both(cluster, &primary)?;
         let is_more = |first: &Vec<Holds>| last.iter().zip(first).any(|(now, then)| now.is_more_than(then));
         if !first.as_ref().is_some_and(is_more) {
             break last;

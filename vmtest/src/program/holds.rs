@@ -28,10 +28,11 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    /// Both hosts that run the program.
-    pub(super) fn of_both(cluster: &Cluster<'_>) -> Result<Vec<Self>> {
-        ["a", "b"]
-            .into_iter()
+    /// Both hosts that run the program, the primary first: it has the way to the network, whichever host it is.
+    pub(super) fn of_both(cluster: &Cluster<'_>, primary: &str) -> Result<Vec<Self>> {
+        let backup = ["a", "b"].into_iter().find(|host| *host != primary);
+        std::iter::once(primary)
+            .chain(backup)
             .map(|host| Self::of(cluster, host))
             .collect()
     }

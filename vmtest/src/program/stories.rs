@@ -254,7 +254,7 @@ fn leaves_nothing(cluster: &mut Cluster<'_>) -> Result<()> {
     for number in 1..=STARTS {
         up(cluster, &plan).with_context(|| format!("start {number}"))?;
         down(cluster, "a").with_context(|| format!("end {number}"))?;
-        let holds = Holds::of_both(cluster)?;
+        let holds = Holds::of_both(cluster, "a")?;
         // The first ones may begin something that stays: a thread of a library, a descriptor for chance.
         if number == 2 {
             first = Some(holds);

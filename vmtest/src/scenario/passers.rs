@@ -18,8 +18,9 @@ use crate::lab::{LabSpec, Node};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
 const WORKERS: usize = 32;
-/// The longest step that a client may notice.
-const STALL: Duration = Duration::from_secs(2);
+/// The longest step that a client may notice. Hosts die about a second apart: who loses its SYN at one death and its first request at the next
+/// waits for two of TCP's first time-outs, a second each.
+const STALL: Duration = Duration::from_secs(3);
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Connections between two events: enough that some began before the last sync and some after it.
 const SOME: u64 = 96;
