@@ -3,15 +3,17 @@
 //! Real namespaces, the kernel's own vDSO and the real CRIU; `a_clock_is_carried` is no test of its own, but this executable again with
 //! CRIU's place in its environment.
 
+#[path = "common/copies.rs"]
+mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
 use dunlin_core::agreed::AgreedTime;
-use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::copy::Copy;
 use dunlin_program::guard::{self, Criu, Place};
-use dunlin_program::message::{Adopted, Card, Spec, Walls};
+use dunlin_program::message::Adopted;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes so long, even on a machine that has much else to do.
@@ -20,32 +22,9 @@ const BOUND: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "import time\nwhile True:\n  print(time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.time_ns(), flush=True); time.sleep(0.01)";
 
 fn copy(name: &str) -> Copy {
-    let spec = Spec {
-        command: ["/usr/bin/python3", "-c", PROGRAM].map(str::to_owned).to_vec(),
-        directory: "/".into(),
-        environment: vec![("PATH".into(), "/usr/sbin:/usr/bin".into())],
-        card: Card {
-            address: [10, 213, 22, 2].into(),
-            prefix: 24,
-            gateway: None,
-            mac: [0x52, 0x54, 0, 0, 0, 10],
-        },
-        walls: Some(Walls {
-            user: None,
-            root: "/".into(),
-            scratch_mib: 64,
-            agreed_chance: None,
-            agreed_clock: false,
-            clock_page: true,
-            data: None,
-            chance: None,
-        }),
-    };
-    let inside = Inside {
-        program: env!("CARGO_BIN_EXE_dunlin").into(),
-        arguments: vec!["program".into(), "inside".into()],
-    };
-    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None, None).expect("its namespaces")
+    let mut spec = copies::spec(22, &["/usr/bin/python3", "-c", PROGRAM]);
+    spec.walls.as_mut().expect("it has some").clock_page = true;
+    copies::prepare(name, &spec, None)
 }
 
 fn at(monotonic_s: u64, wall_s: u64) -> AgreedTime {

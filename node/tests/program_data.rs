@@ -3,16 +3,18 @@
 //! Real namespaces, images, loop devices and CRIU; `a_join` is no test of its own, but this executable again with CRIU's place in its
 //! environment.
 
+#[path = "common/copies.rs"]
+mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
-use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::copy::Copy;
 use dunlin_program::data::Data;
 use dunlin_program::data::blocks::{self, Target};
 use dunlin_program::guard::{self, Criu, Place};
-use dunlin_program::message::{Adopted, Card, Mounted, Spec, Walls};
+use dunlin_program::message::{Adopted, Mounted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::AsFd;
@@ -35,7 +37,7 @@ const WRITES: &str = r#"exec {log}>>/srv/log {gone}>/srv/gone
         echo $n >&$gone
         echo $n > /srv/newest.new && mv /srv/newest.new /srv/newest
         head -c 300000 /dev/urandom > /srv/large
-        [ $n = 3 ] && echo frame > /dev/udp/10.213.22.1/9
+        [ $n = 3 ] && echo frame > /dev/udp/10.213.24.1/9
     done"#;
 
 fn copy(name: &str, data: &Data) -> Copy {
@@ -44,35 +46,13 @@ fn copy(name: &str, data: &Data) -> Copy {
 
 fn copy_of(name: &str, data: &Data, image: dunlin_program::data::Image) -> Copy {
     let attached = image.attach().expect("a loop device");
-    let spec = Spec {
-        command: ["/bin/bash", "-c", WRITES].map(str::to_owned).to_vec(),
-        directory: AT.into(),
-        environment: vec![("PATH".into(), "/usr/sbin:/usr/bin:/bin".into())],
-        card: Card {
-            address: [10, 213, 22, 2].into(),
-            prefix: 24,
-            gateway: None,
-            mac: [0x52, 0x54, 0, 0, 0, 10],
-        },
-        walls: Some(Walls {
-            user: None,
-            root: "/".into(),
-            scratch_mib: 64,
-            agreed_chance: None,
-            agreed_clock: false,
-            clock_page: false,
-            chance: None,
-            data: Some(Mounted {
-                device: attached.device().to_owned(),
-                at: data.at.clone(),
-            }),
-        }),
-    };
-    let inside = Inside {
-        program: env!("CARGO_BIN_EXE_dunlin").into(),
-        arguments: vec!["program".into(), "inside".into()],
-    };
-    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None, Some(attached)).expect("its namespaces")
+    let mut spec = copies::spec(24, &["/bin/bash", "-c", WRITES]);
+    spec.directory = AT.into();
+    spec.walls.as_mut().expect("it has some").data = Some(Mounted {
+        device: attached.device().to_owned(),
+        at: data.at.clone(),
+    });
+    copies::prepare(name, &spec, Some(attached))
 }
 
 fn data(folder: &Path, name: &str) -> Data {

@@ -2,14 +2,16 @@
 //!
 //! Real namespaces and the real CRIU; `a_join` is no test of its own, but this executable again with CRIU's place in its environment.
 
+#[path = "common/copies.rs"]
+mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
-use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::copy::Copy;
 use dunlin_program::guard::{self, Criu, Place};
-use dunlin_program::message::{Adopted, Card, Spec, Walls};
+use dunlin_program::message::Adopted;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -44,32 +46,7 @@ while True:
 "#;
 
 fn copy(name: &str, program: &[&str]) -> Copy {
-    let spec = Spec {
-        command: program.iter().map(|word| (*word).to_owned()).collect(),
-        directory: "/".into(),
-        environment: vec![("PATH".into(), "/usr/sbin:/usr/bin".into())],
-        card: Card {
-            address: [10, 213, 23, 2].into(),
-            prefix: 24,
-            gateway: None,
-            mac: [0x52, 0x54, 0, 0, 0, 9],
-        },
-        walls: Some(Walls {
-            user: None,
-            root: "/".into(),
-            scratch_mib: 64,
-            agreed_chance: None,
-            agreed_clock: false,
-            data: None,
-            clock_page: false,
-            chance: None,
-        }),
-    };
-    let inside = Inside {
-        program: env!("CARGO_BIN_EXE_dunlin").into(),
-        arguments: vec!["program".into(), "inside".into()],
-    };
-    Copy::prepare(name, &inside, &spec, Prints::Kept(None), None, None).expect("its namespaces")
+    copies::prepare(name, &copies::spec(23, program), None)
 }
 
 /// What a copy tells when it has got on from `turn`, and the turn.

@@ -21,6 +21,7 @@ mod run;
 pub mod session;
 pub mod whole;
 pub mod world;
+pub mod worlds;
 
 pub use dunlin_core::consensus::Bug;
 pub use run::{Failure, Options, Report, run, run_large, run_with, trace};

@@ -16,7 +16,7 @@
 //! 3. A backup claims the VM in each term in which it leads, when its copy is an ordinary VM and has all agreed inputs; it speaks when
 //!    that is agreed, and never before.
 //! 4. An entry that drops this host counts as soon as it is *appended* here, since it may be agreed without this host knowing; so does one
-//!    that says that the VM has lived.
+//!    that says that the VM has lived. It counts until another leader's entry has its place.
 //!
 //! Source: ARCHITECTURE.md, "Failures"; the rules are ours. Not here: elections (`consensus`), what the log says of the VM (`agreed`), the
 //! lease (`consensus::lease`), sessions and syncs (`epoch`, `sync`).
@@ -25,9 +25,11 @@
 mod tests;
 
 use crate::agreed::{Agreed, AgreedState, Life, ReplicaSet};
+use crate::consensus::Entry;
 use crate::output::gate::Voice;
 use crate::replica::sync::bugs::{Bug, Bugs};
-use crate::units::{Index, ReplicaId, Term};
+use crate::units::{Index, ReplicaId, Term, Viewstamp};
+use crate::wire::agreed;
 
 /// What this host has of the VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,8 +153,12 @@ struct Appended {
     complete: ReplicaSet,
     /// That entry drops this host.
     drops_me: bool,
+    /// Where it is; 0 where it is below the log.
+    said_at: Index,
     /// The newest entry that ends the VM.
     end: Option<Index>,
+    /// What was looked at so far.
+    through: Viewstamp,
 }
 
 /// This host's place in its VM's group.
@@ -262,12 +268,49 @@ impl Leadership {
 
     // The log.
 
-    /// An entry was appended here; nobody has said yet that it is agreed.
-    pub fn entry_appended(&mut self, index: Index, entry: &Agreed) {
+    /// Looks at what was appended here since the last time; nobody has said yet that it is agreed. `applied` is the newest applied entry,
+    /// `newest` the newest one, and `entry` one of those behind it.
+    pub fn look_at_appended(
+        &mut self,
+        applied: Index,
+        newest: Viewstamp,
+        entry: impl Fn(Index) -> Option<Entry>,
+    ) {
+        // At most calls nothing is new.
+        if newest == self.appended.through {
+            return;
+        }
+        // What is not agreed may be replaced by a newer leader's entries: then what it said counts no more.
+        let Viewstamp { index: last, .. } = self.appended.through;
+        let is_there = || entry(last).is_some_and(|entry| entry.stamp == self.appended.through);
+        if last > applied && !is_there() {
+            self.forget_appended();
+        }
+        let from = self.appended.through.index.max(applied);
+        for index in from.0 + 1..=newest.index.0 {
+            // The tag alone tells frames, by far the most, from the rest.
+            let payload = entry(Index(index)).map(|entry| entry.payload);
+            if let Some(Ok(entry)) = payload.map(agreed::decode) {
+                self.entry_appended(Index(index), &entry);
+            }
+        }
+        self.appended.through = newest;
+    }
+
+    fn forget_appended(&mut self) {
+        self.appended = Appended {
+            complete: self.state.complete,
+            ..Appended::default()
+        };
+    }
+
+    fn entry_appended(&mut self, index: Index, entry: &Agreed) {
         match entry {
-            Agreed::Complete { set, .. } => {
+            // An older one that is applied only now says nothing against a newer one.
+            Agreed::Complete { set, .. } if index >= self.appended.said_at => {
                 self.appended.complete = *set;
                 self.appended.drops_me = !set.contains(self.me);
+                self.appended.said_at = index;
             }
             Agreed::Down => self.appended.end = Some(index),
             _ => {}
@@ -276,11 +319,10 @@ impl Leadership {
 
     /// An entry is agreed. False: it says nothing, as nothing follows the VM's end.
     #[must_use]
-    pub fn apply(&mut self, entry: &Agreed) -> bool {
+    pub fn apply(&mut self, index: Index, entry: &Agreed) -> bool {
         let says = self.state.apply(entry);
-        if says && let Agreed::Complete { set, .. } = entry {
-            self.appended.complete = *set;
-            self.appended.drops_me = !set.contains(self.me);
+        if says {
+            self.entry_appended(index, entry);
         }
         says
     }
@@ -318,11 +360,8 @@ impl Leadership {
 
     /// A snapshot stands in for entries that this host never saw. Backwards, too: what it held counts no more when it was declared dead.
     pub fn installed(&mut self, state: AgreedState) {
-        self.appended = Appended {
-            complete: state.complete,
-            ..Appended::default()
-        };
         self.state = state;
+        self.forget_appended();
         self.take_over = None;
         self.deposed();
     }

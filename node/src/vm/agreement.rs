@@ -50,8 +50,6 @@ pub struct Agreement {
     pub(super) unsaid: Unsaid,
     refuses: bool,
     pub refused: u64,
-    /// Entries appended so far were looked at for what counts before it is agreed.
-    looked_at: Index,
 }
 
 impl Agreement {
@@ -79,7 +77,6 @@ impl Agreement {
             unsaid: Unsaid::default(),
             refuses: false,
             refused: 0,
-            looked_at: index,
         }
     }
 
@@ -95,17 +92,9 @@ impl Agreement {
 
     /// What is appended here, agreed or not.
     pub(super) fn look_at_appended(&mut self, group: &KeptGroup) {
-        self.looked_at = self.looked_at.max(self.applied);
-        while self.looked_at < group.appended().index {
-            self.looked_at = self.looked_at.next();
-            let Some(entry) = group.entry(self.looked_at) else {
-                continue;
-            };
-            // The tag alone tells frames, by far the most, from the rest.
-            if let Ok(entry) = agreed::decode(entry.payload.clone()) {
-                self.leadership.entry_appended(self.looked_at, &entry);
-            }
-        }
+        let entry = |index| group.entry(index);
+        self.leadership
+            .look_at_appended(self.applied, group.appended(), entry);
     }
 
     /// Never started, as far as this host can know.
@@ -291,7 +280,7 @@ impl VmLoop {
 
     fn apply(&mut self, index: Index, term: Term, entry: Agreed) {
         // Nothing follows the VM's end.
-        if !self.agreement.leadership.apply(&entry) {
+        if !self.agreement.leadership.apply(index, &entry) {
             return;
         }
         if let Agreed::Complete { set, .. } = &entry {

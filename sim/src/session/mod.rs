@@ -17,8 +17,8 @@ pub mod vm;
 mod world;
 
 use crate::random::Random;
+use crate::worlds::{self, Report};
 pub use dunlin_core::replica::sync::bugs::Bug;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
 
 /// What a world came to.
@@ -40,7 +40,7 @@ pub struct Tally {
     pub broken: u64,
 }
 
-impl Tally {
+impl worlds::Tally for Tally {
     fn add(&mut self, other: &Self) {
         self.turns += other.turns;
         self.syncs += other.syncs;
@@ -52,42 +52,13 @@ impl Tally {
     }
 }
 
-/// What many worlds came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// How many.
-    pub seeds: u64,
-    /// All together.
-    pub tally: Tally,
-    /// The first seed that failed, and what broke.
-    pub failure: Option<(u64, String)>,
-}
-
 /// Plays so many worlds, or until one fails.
 #[must_use]
-pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report {
-    let mut report = Report::default();
-    for seed in start..start + seeds {
-        report.seeds += 1;
-        match play(seed, bug, false) {
-            Ok(tally) => report.tally.add(&tally),
-            Err(what) => {
-                report.failure = Some((seed, what));
-                break;
-            }
-        }
-    }
-    report
+pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report<Tally> {
+    worlds::run(seeds, start, |seed| play(seed, bug, false))
 }
 
 /// Plays one world; a panic is a failure.
 pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Tally, String> {
-    let world = || World::new(Random::new(seed), bug, trace).play();
-    catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(format!("panic: {}", text.unwrap_or_default()))
-    })
+    worlds::caught(|| World::new(Random::new(seed), bug, trace).play())
 }

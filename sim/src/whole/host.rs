@@ -158,7 +158,6 @@ pub struct Host {
     pub leadership: Leadership,
     pub heard: VecDeque<Heard>,
     pub applied: Index,
-    pub looked_at: Index,
     pub copy: Option<Copy>,
     /// What the log has refused, as the daemon keeps it.
     pub unsaid: Unsaid,

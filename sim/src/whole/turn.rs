@@ -50,7 +50,6 @@ impl World {
                     host.leadership.installed(state_of(&snapshot));
                     host.applied = snapshot.last.index;
                     (host.cut, host.mark) = (None, None);
-                    host.looked_at = host.looked_at.max(host.applied);
                     // Its copy never saw the inputs below it.
                     self.end_copy(id);
                     let through = snapshot.last.index;
@@ -95,16 +94,10 @@ impl World {
 
     fn look_at_appended(&mut self, id: u8) {
         let host = self.host(id);
-        host.looked_at = host.looked_at.max(host.applied);
         let Some(node) = &host.node else { return };
-        while host.looked_at < node.appended().index {
-            host.looked_at = host.looked_at.next();
-            if let Some(entry) = node.entry(host.looked_at)
-                && let Ok(entry) = agreed::decode(entry.payload.clone())
-            {
-                host.leadership.entry_appended(host.looked_at, &entry);
-            }
-        }
+        let entry = |index| node.entry(index).cloned();
+        host.leadership
+            .look_at_appended(host.applied, node.appended(), entry);
     }
 
     /// Applies what is agreed, as far as no sync holds it back.
@@ -137,7 +130,7 @@ impl World {
     }
 
     fn apply_entry(&mut self, id: u8, index: Index, entry: Agreed) {
-        if !self.host(id).leadership.apply(&entry) {
+        if !self.host(id).leadership.apply(index, &entry) {
             return;
         }
         match entry {

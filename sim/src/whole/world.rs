@@ -132,7 +132,6 @@ impl World {
                 leadership: leadership(id, bug, AgreedState::default()),
                 heard: Default::default(),
                 applied: Index(0),
-                looked_at: Index(0),
                 copy: None,
                 unsaid: Unsaid::default(),
                 cut: None,
@@ -308,7 +307,6 @@ impl World {
             ..Config::new(ReplicaId(id), durability)
         };
         host.applied = restored.snapshot.last.index;
-        host.looked_at = host.applied;
         host.leadership = leadership(id, bug, state_of(&restored.snapshot));
         host.node = Some(Consensus::new(config, restored, seed));
         host.incarnation += 1;
@@ -393,11 +391,7 @@ impl World {
                     .collect();
                 self.write(id, Write::Append(entries, ticket));
             }
-            Action::TruncateSuffix { from } => {
-                let host = &mut self.hosts[at];
-                host.looked_at = host.looked_at.min(Index(from.0 - 1));
-                self.write(id, Write::Truncate(from));
-            }
+            Action::TruncateSuffix { from } => self.write(id, Write::Truncate(from)),
             Action::SaveSnapshot(snapshot) => self.write(id, Write::Snapshot(snapshot)),
             Action::PersistPromise(promise) => {
                 if self.hosts[at].disk.promise(promise) {

@@ -1,6 +1,7 @@
 //! Who leads, who is dropped and who speaks: each row of the table, each invariant, and any order of events.
 
 use super::*;
+use crate::consensus::EntryKind;
 use crate::units::Epoch;
 use proptest::prelude::*;
 
@@ -29,7 +30,7 @@ fn whole() -> Candidacy {
 }
 
 fn agree(host: &mut Leadership, ids: &[ReplicaId]) -> Settled {
-    assert!(host.apply(&complete(ids)));
+    assert!(host.apply(host.appended.said_at, &complete(ids)));
     host.complete_agreed()
 }
 
@@ -62,7 +63,7 @@ fn protected() -> Leadership {
 /// It follows A.
 fn backup() -> Leadership {
     let mut host = fresh(B);
-    assert!(host.apply(&complete(&[A])));
+    assert!(host.apply(Index(1), &complete(&[A])));
     host.joins();
     host.keeps_output();
     assert_eq!(agree(&mut host, &[A, B]), Settled::Follows);
@@ -186,6 +187,49 @@ fn who_may_have_been_dropped_does_not_stand() {
 }
 
 #[test]
+fn what_is_appended_counts_until_another_leaders_entry_has_its_place() {
+    let log = |entries: &[(u64, u64, Agreed)]| -> Vec<Entry> {
+        let entry = |(term, index, entry): &(u64, u64, Agreed)| Entry {
+            stamp: Viewstamp {
+                term: Term(*term),
+                index: Index(*index),
+            },
+            kind: EntryKind::Data,
+            payload: agreed::encode(entry),
+        };
+        entries.iter().map(entry).collect()
+    };
+    let input = || Agreed::Frames(Vec::new());
+    let look = |host: &mut Leadership, log: &[Entry]| {
+        let newest = log.last().expect("it is not empty").stamp;
+        let at = |index| log.iter().find(|entry| entry.stamp.index == index).cloned();
+        host.look_at_appended(Index(1), newest, at);
+    };
+    let mut host = backup();
+    look(&mut host, &log(&[(1, 2, input()), (1, 3, complete(&[A]))]));
+    assert!(!host.may_lead(whole()));
+    look(&mut host, &log(&[(1, 2, input()), (2, 3, input())]));
+    assert!(host.may_lead(whole()), "it was never agreed");
+    look(&mut host, &log(&[(1, 2, input()), (3, 3, complete(&[A]))]));
+    assert!(!host.may_lead(whole()), "in the same place again");
+    look(&mut host, &log(&[(4, 2, input())]));
+    assert!(host.may_lead(whole()), "a shorter log");
+}
+
+#[test]
+fn an_older_word_that_is_applied_late_says_nothing_against_a_newer_one() {
+    let mut host = fresh(B);
+    assert!(host.apply(Index(1), &complete(&[A])));
+    host.joins();
+    host.keeps_output();
+    host.entry_appended(Index(2), &complete(&[A, B]));
+    host.entry_appended(Index(3), &complete(&[A]));
+    assert!(host.apply(Index(2), &complete(&[A, B])));
+    assert_eq!(host.complete_agreed(), Settled::Follows);
+    assert!(!host.may_lead(whole()), "invariant 4");
+}
+
+#[test]
 fn a_copy_that_another_host_serves_ends() {
     let mut host = protected();
     host.deposed();
@@ -199,7 +243,7 @@ fn a_copy_that_another_host_serves_ends() {
 #[test]
 fn a_copy_that_was_never_complete_makes_room_for_a_new_one() {
     let mut host = fresh(B);
-    assert!(host.apply(&complete(&[A])));
+    assert!(host.apply(Index(1), &complete(&[A])));
     assert_eq!(host.invited(true, false), Invited::Joins);
     assert_eq!(host.invited(false, false), Invited::Refuses, "of another term");
     host.joins();
@@ -228,7 +272,7 @@ fn a_copy_that_was_never_complete_makes_room_for_a_new_one() {
 #[test]
 fn who_leads_without_a_complete_copy_steps_down() {
     let mut host = fresh(B);
-    assert!(host.apply(&complete(&[A])));
+    assert!(host.apply(Index(1), &complete(&[A])));
     host.elected();
     assert_eq!(host.leads_now(Candidacy::default()), Lead::StepsDown);
     let ends = Candidacy {
@@ -254,7 +298,7 @@ fn a_mandate_boots_what_is_newest_and_by_order_what_is_older() {
         ([A], Mandate::None, Lead::StepsDown),
     ] {
         let mut host = fresh(A);
-        assert!(host.apply(&complete(&complete_there)));
+        assert!(host.apply(Index(1), &complete(&complete_there)));
         assert_eq!(host.may_lead(with(mandate)), mandate != Mandate::None);
         host.elected();
         assert_eq!(
@@ -276,9 +320,9 @@ fn nobody_leads_what_has_ended_and_a_snapshot_deposes() {
     host.installed(AgreedState::default());
     assert_eq!((host.leads(), host.voice()), (false, Voice::Shut));
     let mut host = alone();
-    assert!(host.apply(&Agreed::Down));
+    assert!(host.apply(Index(1), &Agreed::Down));
     host.ends();
-    assert!(!host.may_lead(whole()) && !host.apply(&complete(&[A])));
+    assert!(!host.may_lead(whole()) && !host.apply(Index(1), &complete(&[A])));
     let mut told = backup();
     told.is_told_of_the_end();
     assert!(!told.may_lead(whole()));

@@ -168,7 +168,7 @@ impl ProgramLoop {
     fn apply(&mut self, index: Index, entry: Agreed) {
         let life = self.agreement.state().life;
         // Nothing follows the program's end.
-        if !self.agreement.leadership.apply(&entry) {
+        if !self.agreement.leadership.apply(index, &entry) {
             return;
         }
         match entry {
