@@ -62,6 +62,8 @@ impl Watcher {
                 Ok(Found::Watched(watched)) => self.0 = Some(watched),
                 Ok(Found::AtWork) => return Quiet::NotYet,
                 Ok(Found::Not(why)) => return Quiet::Unknown(why),
+                // A process or thread that has ended meanwhile: it is looked for anew.
+                Err(error) if has_ended(&error) => return Quiet::NotYet,
                 Err(error) => return Quiet::Unknown(error.to_string()),
             }
         }
@@ -90,6 +92,10 @@ impl Watched {
         let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
         Ok(poll(&mut polled, Some(&Timespec::default()))? == 0)
     }
+}
+
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 fn waits(line: &[u8], waiting: &[String; 3]) -> bool {
@@ -181,32 +187,27 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::process::{Child, Command, Stdio};
 
-    /// A program with so many threads that wait for one stream each, in this way; a byte has it say that it is at work, and another that
-    /// it goes on.
-    fn program(how: &str) -> Option<Child> {
+    /// What this script does.
+    fn program(script: &str) -> Child {
         Command::new("python3")
-            .args(["-c", how])
+            .args(["-c", script])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .ok()
+            .expect("python3 (cargo xtask setup)")
     }
 
     const EPOLL: &str = "
-import select, socket, sys
+import select, socket
 ours, theirs = socket.socketpair()
 waits = select.epoll()
 waits.register(ours, select.EPOLLIN)
-if len(sys.argv) > 9: print()
 print('here', flush=True)
 waits.poll()
 ";
 
-    fn is_found(how: &str, wanted: impl Fn(&Quiet) -> bool) {
-        let Some(mut program) = program(how) else {
-            eprintln!("left out: no python3");
-            return;
-        };
+    fn is_found(script: &str, wanted: impl Fn(&Quiet) -> bool) {
+        let mut program = program(script);
         let mut here = [0; 5];
         program
             .stdout
@@ -240,6 +241,14 @@ waits.poll()
         program.kill().expect("it runs");
         program.wait().expect("it ends");
         assert!(wanted(&found), "{found:?}");
+    }
+
+    #[test]
+    fn one_that_has_ended_is_looked_for_again_and_nothing_is_said_of_it() {
+        let mut program = program("pass");
+        program.wait().expect("it ends");
+        let error = epolls_of(program.id()).expect_err("it has ended");
+        assert!(has_ended(&error), "{error}");
     }
 
     #[test]
