@@ -15,10 +15,12 @@ use dunlin_program::data::Data;
 use dunlin_program::data::blocks::{self, Target};
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::{Adopted, Mounted};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,34 @@ const WRITES: &str = r#"exec {log}>>/srv/log {gone}>/srv/gone
         head -c 300000 /dev/urandom > /srv/large
         [ $n = 3 ] && echo frame > /dev/udp/10.213.24.1/9
     done"#;
+
+/// A file system of its own below `/tmp`, as any host may have: what is mounted there is looked at before a copy's files come.
+/// Only this thread and its children see it.
+struct BelowTmp(PathBuf);
+
+impl BelowTmp {
+    fn mount(folder: &Path) -> Self {
+        let (nothing, at) = (None::<&str>, folder.join("mounted"));
+        fs::create_dir(&at).expect("a folder");
+        unshare(CloneFlags::CLONE_NEWNS).expect("mounts of its own");
+        mount(
+            nothing,
+            "/",
+            nothing,
+            MsFlags::MS_PRIVATE | MsFlags::MS_REC,
+            nothing,
+        )
+        .expect("they stay its own");
+        mount(Some("none"), &at, Some("tmpfs"), MsFlags::empty(), nothing).expect("a file system");
+        Self(at)
+    }
+}
+
+impl Drop for BelowTmp {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).expect("it is mounted");
+    }
+}
 
 fn copy(name: &str, data: &Data) -> Copy {
     copy_of(name, data, data.open(None).expect("an image"))
@@ -83,7 +113,8 @@ fn a_join() {
         return;
     }
     let criu = Criu::find().expect("CRIU");
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let _mounted = BelowTmp::mount(folder.path());
     let (ours, theirs) = (data(folder.path(), "ours.img"), data(folder.path(), "theirs.img"));
     let first = copy("the first copy", &ours);
     first.go().expect("it begins");
@@ -134,6 +165,11 @@ fn a_join() {
         );
         std::thread::sleep(Duration::from_millis(20));
     }
+    // The overlay has seen what was carried: the file is there, and more can be written beside it.
+    let inside = PathBuf::from(format!("/proc/{}/root/tmp", second.keeper()));
+    let carried = fs::read_to_string(inside.join("dunlin-elsewhere"));
+    assert_eq!(carried.expect("what was written before"), "in memory\n");
+    fs::write(inside.join("dunlin-later"), "").expect("it can be written to");
     drop((second, there, place));
 
     // What was written is on the image, and nobody has it any more.

@@ -13,7 +13,9 @@ use crate::page;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Places that every Linux has, and hardly anybody keeps anything at.
@@ -92,18 +94,39 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let root = place.join("root");
     fs::create_dir(&root).map_err(failed("its root"))?;
     let lower = &walls.root;
-    overlay(lower, &root, place, 0).map_err(|error| {
+    let below: Vec<(&PathBuf, &Path)> = mounts
+        .iter()
+        .filter(|(at, kind)| is_ours(at, kind, lower, place))
+        .filter_map(|(at, _)| Some((at, at.strip_prefix(lower).ok()?)))
+        .collect();
+    // What is looked at from here on, by its place in the view; of the host's own files also where its links lead.
+    let data_at = walls.data.as_ref().map(|data| data.at.as_path());
+    let named = [Some(directory), data_at].into_iter().flatten();
+    let led_to = |path: &Path| {
+        Some(lower)
+            .filter(|lower| **lower == Path::new("/"))
+            .and_then(|_| path.canonicalize().ok())
+    };
+    let looked_at: Vec<PathBuf> = named
+        .flat_map(|path| [Some(path.to_owned()), led_to(path)])
+        .flatten()
+        .map(|path| path.strip_prefix("/").map_or(path.clone(), Path::to_owned))
+        .chain(below.iter().map(|(_, inside)| (*inside).to_owned()))
+        .collect();
+    overlay(lower, &root, place, "0", &looked_at).map_err(|error| {
         format!("a view of the host's files: {error}: overlayfs is missing (modprobe overlay), or this kernel lets only root use it: run it as root")
     })?;
-    for (n, (at, kind)) in mounts.iter().enumerate() {
-        let Ok(below) = at.strip_prefix(lower) else {
-            continue;
-        };
+    for (at, below) in below {
         let inside = root.join(below);
-        let ours = at != lower && !at.starts_with(place);
-        if ours && FILES.contains(&kind.as_str()) && !is_kernels(at) && inside.is_dir() {
+        if inside.is_dir() {
+            let further: Vec<PathBuf> = looked_at
+                .iter()
+                .filter_map(|path| path.strip_prefix(below).ok().map(Path::to_owned))
+                .collect();
+            // By its place: the other host may have mounted others, or in another order.
+            let name = format!("|{}", below.to_string_lossy().replace('/', "|"));
             // One that cannot be seen is an empty directory: as if it were not mounted.
-            let _ = overlay(at, &inside, place, n + 1);
+            let _ = overlay(at, &inside, place, &name, &further);
         }
     }
     let data = walls
@@ -145,8 +168,47 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     })
 }
 
+/// A file system of the host's that is mounted below the program's root.
+fn is_ours(at: &Path, kind: &str, lower: &Path, place: &Path) -> bool {
+    let is_other = at != lower && !at.starts_with(place);
+    is_other && FILES.contains(&kind) && !is_kernels(at)
+}
+
+/// The folders on the way to a place, in the layer of what is written, as if they had been written in: see `make_missing`.
+fn make_known(lower: &Path, upper: &Path, way: &Path) -> io::Result<()> {
+    let mut made = Vec::new();
+    let mut at = PathBuf::new();
+    for name in way {
+        at.push(name);
+        let Ok(about) = fs::symlink_metadata(lower.join(&at)) else {
+            break;
+        };
+        if !about.is_dir() {
+            break;
+        }
+        let folder = upper.join(&at);
+        match fs::create_dir(&folder) {
+            Ok(()) => {
+                std::os::unix::fs::chown(&folder, Some(about.uid()), Some(about.gid()))?;
+                fs::set_permissions(&folder, about.permissions())?;
+                made.push((folder, about));
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for (folder, about) in made.iter().rev() {
+        let times = fs::FileTimes::new()
+            .set_accessed(about.accessed()?)
+            .set_modified(about.modified()?);
+        fs::File::open(folder)?.set_times(times)?;
+    }
+    Ok(())
+}
+
 /// In the layer of what is written, before anybody looks: what an overlay has seen of a folder holds although a layer is changed behind its
-/// back, as it is when what another copy had written comes here.
+/// back, as it is when what another copy had written comes here. A folder that was only the host's then stays that: what comes into it is not
+/// seen, and nothing more can be written there.
 fn make_missing(lower: &Path, upper: &Path) -> Result<(), String> {
     for name in MADE {
         if fs::symlink_metadata(lower.join(name)).is_ok() {
@@ -236,23 +298,23 @@ fn is_kernels(at: &Path) -> bool {
         .any(|kernels| at.starts_with(kernels))
 }
 
-/// `from` at `to`; what is written lies beside, under a number.
-fn overlay(from: &Path, to: &Path, place: &Path, number: usize) -> Result<(), String> {
-    let (upper, work) = (place.join(format!("u{number}")), place.join(format!("w{number}")));
+/// `from` at `to`; what is written lies beside, under a name: "0" for the root.
+/// `looked_at`: places in it that are looked at before what another copy had written may come.
+fn overlay(from: &Path, to: &Path, place: &Path, name: &str, looked_at: &[PathBuf]) -> Result<(), String> {
+    let (upper, work) = (place.join(format!("u{name}")), place.join(format!("w{name}")));
     for folder in [&upper, &work] {
         fs::create_dir(folder).map_err(|error| error.to_string())?;
     }
     // The root of an overlay is the upper folder: it must say what the lower one says.
     if let Ok(about) = fs::metadata(from) {
         let _ = fs::set_permissions(&upper, about.permissions());
-        let _ = std::os::unix::fs::chown(
-            &upper,
-            Some(std::os::unix::fs::MetadataExt::uid(&about)),
-            Some(std::os::unix::fs::MetadataExt::gid(&about)),
-        );
+        let _ = std::os::unix::fs::chown(&upper, Some(about.uid()), Some(about.gid()));
     }
-    if number == 0 {
+    if name == "0" {
         make_missing(from, &upper)?;
+    }
+    for way in looked_at {
+        make_known(from, &upper, way).map_err(|error| format!("{}: {error}", way.display()))?;
     }
     let text = from.to_string_lossy();
     if text.contains([',', ':', '\\']) {
