@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Event, MAX_MEMBERS, Member, Message, Promise, Restored, Role,
+    Action, Config, Consensus, Durability, Event, HardState, MAX_MEMBERS, Member, Message, Restored, Role,
     Snapshot,
 };
 use dunlin_core::units::{Index, ReplicaId, Term};
@@ -20,7 +20,7 @@ fn leader_of(size: u8) -> Consensus {
     let cfg = Config::new(ReplicaId(0), Durability::Memory);
     let mut leader = Consensus::new(cfg, Restored::fresh(members), 1);
     let mut out = Vec::new();
-    let promise = Promise {
+    let hard_state = HardState {
         term: Term(1),
         voted_for: Some(ReplicaId(0)),
     };
@@ -37,7 +37,7 @@ fn leader_of(size: u8) -> Consensus {
             let from = ReplicaId(id);
             leader.step(100_000, Event::Received { from, message }, &mut out);
         }
-        leader.step(100_000, Event::PromisePersisted(promise), &mut out);
+        leader.step(100_000, Event::HardStatePersisted(hard_state), &mut out);
     }
     assert_eq!(leader.role(), Role::Leader);
     leader
@@ -101,11 +101,11 @@ fn main() {
     };
     let last = Snapshot::default().last;
     leader.step(100_000, vote(Term(1), true, last), &mut out);
-    let promise = Promise {
+    let hard_state = HardState {
         term: Term(1),
         voted_for: Some(ReplicaId(0)),
     };
-    leader.step(100_000, Event::PromisePersisted(promise), &mut out);
+    leader.step(100_000, Event::HardStatePersisted(hard_state), &mut out);
     leader.step(100_000, vote(Term(1), false, last), &mut out);
     assert_eq!(leader.role(), Role::Leader);
     let mut follower = new(1);
@@ -154,8 +154,8 @@ fn main() {
                 &mut out,
             );
             for action in &out {
-                if let Action::PersistPromise(promise) = action {
-                    follower.step(100_000, Event::PromisePersisted(*promise), &mut Vec::new());
+                if let Action::PersistHardState(hard_state) = action {
+                    follower.step(100_000, Event::HardStatePersisted(*hard_state), &mut Vec::new());
                 }
             }
         }

@@ -9,11 +9,11 @@
 //! | `plover` | active | its sync is acknowledged | when both are idle | differing blocks |
 //! | `dunlin` | as pays | both said it, or its sync is acknowledged | as pays | differing blocks, hashed ahead |
 //!
-//! A policy is the frame; inside it a VM is in a *manner* from one sync to the next, and only `dunlin` changes it.
+//! A policy is the frame; inside it a VM is in a *mode* from one sync to the next, and only `dunlin` changes it.
 //!
 //! Flow: read by every other flow. Source: Remus (NSDI'08); Lu and Chiueh, "Speculative memory state transfer for
 //! active-active fault tolerance" (CCGrid'12); COLO (SoCC'13); PLOVER (NSDI'18). Not here: when exactly to sync
-//! (`sync::trigger`), which manner pays (`sync::change_over`), what leaves when (`output`).
+//! (`sync::trigger`), which mode pays (`sync::change_over`), what leaves when (`output`).
 
 use std::str::FromStr;
 
@@ -36,7 +36,7 @@ pub enum Policy {
 
 /// How the two copies are kept, from one sync to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
-pub enum Manner {
+pub enum Mode {
     /// The backup runs; an output leaves when it has said the same.
     Match,
     /// The backup runs; an output leaves when its sync is acknowledged.
@@ -45,23 +45,23 @@ pub enum Manner {
     Passive,
 }
 
-impl Manner {
+impl Mode {
     /// All, in the order of their numbers on the wire.
-    pub const ALL: [Manner; 3] = [Manner::Match, Manner::Active, Manner::Passive];
+    pub const ALL: [Mode; 3] = [Mode::Match, Mode::Active, Mode::Passive];
 
     /// Whether the backup's VM runs.
     #[must_use]
     pub fn backup_runs(self) -> bool {
-        self != Manner::Passive
+        self != Mode::Passive
     }
 
     /// The name in status and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Manner::Match => "match",
-            Manner::Active => "active",
-            Manner::Passive => "passive",
+            Mode::Match => "match",
+            Mode::Active => "active",
+            Mode::Passive => "passive",
         }
     }
 }
@@ -100,23 +100,23 @@ impl Policy {
         self != Policy::None
     }
 
-    /// The manner after a join.
+    /// The mode after a join.
     #[must_use]
-    pub fn first_manner(self) -> Manner {
+    pub fn first_mode(self) -> Mode {
         match self {
-            Policy::None | Policy::Remus => Manner::Passive,
-            Policy::Str | Policy::Plover => Manner::Active,
-            Policy::Colo | Policy::Dunlin => Manner::Match,
+            Policy::None | Policy::Remus => Mode::Passive,
+            Policy::Str | Policy::Plover => Mode::Active,
+            Policy::Colo | Policy::Dunlin => Mode::Match,
         }
     }
 
-    /// Whether outputs are compared while the manner allows it.
+    /// Whether outputs are compared while the mode allows it.
     #[must_use]
     pub fn compares_output(self) -> bool {
-        self.first_manner() == Manner::Match
+        self.first_mode() == Mode::Match
     }
 
-    /// Whether the manner follows what pays.
+    /// Whether the mode follows what pays.
     #[must_use]
     pub fn changes_over(self) -> bool {
         self == Policy::Dunlin

@@ -3,7 +3,7 @@
 mod group;
 
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Event, Member, Promise, Refusal, Restored, Role,
+    Action, Config, Consensus, Durability, Event, HardState, Member, Refusal, Restored, Role,
 };
 use dunlin_core::units::{ReplicaId, Term};
 use group::{Group, three};
@@ -56,11 +56,11 @@ fn the_order_is_on_disk_before_the_lone_one_leads() {
     );
     let mut out = Vec::new();
     node.step(1, Event::StandAlone, &mut out);
-    let [.., Action::PersistPromise(promise)] = out[..] else {
+    let [.., Action::PersistHardState(hard_state)] = out[..] else {
         panic!("no promise in {out:?}")
     };
-    assert!(promise.voted_for == Some(ReplicaId(0)) && node.role() != Role::Leader);
-    node.step(2, Event::PromisePersisted(promise), &mut out);
+    assert!(hard_state.voted_for == Some(ReplicaId(0)) && node.role() != Role::Leader);
+    node.step(2, Event::HardStatePersisted(hard_state), &mut out);
     assert_eq!(node.role(), Role::Leader);
 }
 
@@ -160,7 +160,7 @@ fn a_lone_one_that_is_outvoted_by_the_dead_still_wins_over_any_number_of_electio
 fn two_orders_never_make_one_term() {
     let term_after = |me: u8, term: u64| {
         let restored = Restored {
-            promise: Promise {
+            hard_state: HardState {
                 term: Term(term),
                 voted_for: Some(ReplicaId(me)),
             },
@@ -179,7 +179,7 @@ fn a_host_that_died_between_the_promise_and_the_loss_of_its_log_recovers_as_one_
     let (mut group, lone) = lone(Durability::Disk);
     let other = 1 - lone;
     let term = group.nodes[&lone].term();
-    group.disks.get_mut(&other).unwrap().promise = Promise {
+    group.disks.get_mut(&other).unwrap().hard_state = HardState {
         term,
         voted_for: None,
     };
@@ -202,7 +202,7 @@ fn the_lone_one_itself_keeps_its_log_over_a_crash() {
     // Also when only the promise had reached the disk.
     let (mut group, lone) = crate::lone(Durability::Disk);
     let disk = group.disks.get_mut(&lone).unwrap();
-    disk.log.retain(|entry| entry.stamp.term < disk.promise.term);
+    disk.log.retain(|entry| entry.stamp.term < disk.hard_state.term);
     group.restart(lone, Durability::Disk);
     assert_ne!(group.nodes[&lone].role(), Role::Recovering);
 }

@@ -6,7 +6,7 @@ mod group;
 
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Entry, EntryKind, Event, MAX_MEMBERS, Member, Message, Promise,
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, HardState, MAX_MEMBERS, Member, Message,
     Refusal, Restored, Role, Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
@@ -175,37 +175,6 @@ fn only_who_may_lead_wins() {
     assert_eq!(group.leader(), None);
     group.step(0, Event::MayLead(true));
     assert_eq!(group.elect(), 0);
-}
-
-#[test]
-fn an_incomplete_member_cannot_lead_from_the_moment_the_entry_is_appended() {
-    let mut group = Group::new(Durability::Memory, &three());
-    let old = group.elect();
-    let heir = 1 - old;
-    let members = vec![
-        Member {
-            complete: old == 0,
-            ..Member::full(0)
-        },
-        Member {
-            complete: old == 1,
-            ..Member::full(1)
-        },
-        Member::witness(2),
-    ];
-    group
-        .nodes
-        .get_mut(&old)
-        .unwrap()
-        .change_members(members)
-        .unwrap();
-    // The heir is away; the witness and the leader agree. It learns of the entry only by pulling, unagreed.
-    group.down = vec![heir];
-    group.step(old, Event::Flush);
-    group.down = vec![old];
-    group.run(1_000_000);
-    assert_eq!(group.leader(), None, "the heir's VM is not whole");
-    assert_eq!(group.nodes[&heir].appended(), group.nodes[&2].appended());
 }
 
 #[test]
@@ -484,23 +453,23 @@ fn a_vote_waits_for_the_disk() {
         },
         &mut out,
     );
-    let promise = Promise {
+    let hard_state = HardState {
         term: Term(1),
         voted_for: Some(ReplicaId(0)),
     };
-    assert!(out.contains(&Action::PersistPromise(promise)));
+    assert!(out.contains(&Action::PersistHardState(hard_state)));
     assert!(!out.iter().any(|a| matches!(a, Action::Send { .. })), "{out:?}");
     out.clear();
     voter.step(
         1,
-        Event::PromisePersisted(Promise {
+        Event::HardStatePersisted(HardState {
             term: Term(1),
             voted_for: None,
         }),
         &mut out,
     );
     assert!(out.is_empty(), "an older promise does not release it: {out:?}");
-    voter.step(1, Event::PromisePersisted(promise), &mut out);
+    voter.step(1, Event::HardStatePersisted(hard_state), &mut out);
     assert!(matches!(
         out[0],
         Action::Send {

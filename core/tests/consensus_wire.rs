@@ -50,7 +50,6 @@ impl Random {
             .map(|nth| Member {
                 id: ReplicaId(first + nth),
                 witness: self.flag(),
-                complete: self.flag(),
             })
             .collect()
     }

@@ -31,7 +31,7 @@ impl Group {
         self.down = vec![candidate];
         self.step(by, Event::Received { from, message });
         self.down.clear();
-        self.nodes[&by].promise().voted_for == Some(from) && self.nodes[&by].term() == term
+        self.nodes[&by].hard_state().voted_for == Some(from) && self.nodes[&by].term() == term
     }
 }
 

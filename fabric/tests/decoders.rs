@@ -97,7 +97,7 @@ fn tcp_frames_from_any_bytes() {
             let _ = theirs.write_all(&frame);
             match tcp.progress(1 << 20) {
                 Ok(_) => assert_eq!(tcp.region(RegionId(1)).unwrap().bytes(), 4096),
-                Err(TransportError::Breach(_) | TransportError::Closed(_)) => return,
+                Err(TransportError::ProtocolViolation(_) | TransportError::Closed(_)) => return,
                 Err(e) => panic!("{e}"),
             }
         }
@@ -184,7 +184,7 @@ fn a_log_from_any_bytes() {
             },
         ) {
             Ok((_, found)) => {
-                assert!(found.log.is_empty() && found.promise.is_none() && found.snapshot.is_none())
+                assert!(found.log.is_empty() && found.hard_state.is_none() && found.snapshot.is_none())
             }
             Err(DiskError::Corrupt { file, .. }) => assert!(file.starts_with(&dir)),
             Err(e) => panic!("{e}"),

@@ -3,7 +3,7 @@
 use crate::script::Script;
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Message, Promise, Restored,
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, HardState, Member, Message, Restored,
     Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
@@ -24,7 +24,6 @@ fn members(script: &mut Script<'_>) -> Vec<Member> {
             members.push(Member {
                 id: ReplicaId(id),
                 witness: flags & 1 != 0,
-                complete: flags & 2 != 0,
             });
         }
     }
@@ -142,7 +141,7 @@ struct Shell {
     now_us: u64,
     actions: Vec<Action>,
     ticket: u64,
-    promise: Option<Promise>,
+    hard_state: Option<HardState>,
     saved: Option<Viewstamp>,
 }
 
@@ -173,7 +172,7 @@ impl Shell {
                     }
                     self.ticket = ticket;
                 }
-                Action::PersistPromise(promise) => self.promise = Some(promise),
+                Action::PersistHardState(hard_state) => self.hard_state = Some(hard_state),
                 Action::SaveSnapshot(snapshot) => self.saved = Some(snapshot.last),
                 Action::Committed { through } => assert!(through <= self.core.appended().index),
                 _ => {}
@@ -205,7 +204,7 @@ pub fn step(bytes: &[u8]) {
         now_us: 1,
         actions: Vec::new(),
         ticket: 0,
-        promise: None,
+        hard_state: None,
         saved: None,
     };
     while !script.is_over() {
@@ -222,8 +221,8 @@ pub fn step(bytes: &[u8]) {
                 shell.step(Event::Tick);
             }
             9 => {
-                if let Some(promise) = shell.promise.take() {
-                    shell.step(Event::PromisePersisted(promise));
+                if let Some(hard_state) = shell.hard_state.take() {
+                    shell.step(Event::HardStatePersisted(hard_state));
                 }
             }
             10 => {

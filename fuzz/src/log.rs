@@ -141,8 +141,8 @@ pub fn log(bytes: &[u8]) {
             );
             let (_, again) = Disk::open(dir, options).expect("what was opened opens again");
             assert_eq!(
-                (again.promise, again.snapshot, again.log, again.cut),
-                (found.promise, found.snapshot, found.log, None)
+                (again.hard_state, again.snapshot, again.log, again.cut),
+                (found.hard_state, found.snapshot, found.log, None)
             );
         }
         Err(DiskError::Corrupt { file, .. }) => assert!(file.starts_with(dir)),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::compare::{Comparer, FrameId, Limits};
 use dunlin_core::output::packet::{Direction, parse};
-use dunlin_core::output::shadow::Shadow;
+use dunlin_core::output::rewriter::SequenceRewriter;
 
 /// An IPv4 frame with lengths, offsets and flags of all kinds. Checksums are as they come.
 fn frame(script: &mut Script<'_>, from_vm: bool) -> Frame {
@@ -72,7 +72,7 @@ pub fn output(bytes: &[u8]) {
         buffer_bytes: 4096,
         flows: 4,
     });
-    let mut shadow = Shadow::new();
+    let mut rewriter = SequenceRewriter::new();
     let (mut next, mut matched) = (0u64, None);
     while !script.is_over() {
         match script.byte() % 10 {
@@ -89,12 +89,12 @@ pub fn output(bytes: &[u8]) {
             4 => {
                 let heard = frame(&mut script, false);
                 let _any = parse(&heard, Direction::ToVm);
-                assert_eq!(shadow.inbound(&heard).bytes.len(), heard.bytes.len());
+                assert_eq!(rewriter.inbound(&heard).bytes.len(), heard.bytes.len());
             }
-            5 => shadow.overheard(&frame(&mut script, true)),
+            5 => rewriter.overheard(&frame(&mut script, true)),
             6 => {
                 let said = frame(&mut script, true);
-                assert_eq!(shadow.outbound(&said).bytes.len(), said.bytes.len());
+                assert_eq!(rewriter.outbound(&said).bytes.len(), said.bytes.len());
             }
             7 => {
                 comparer.line_drawn();
@@ -102,15 +102,15 @@ pub fn output(bytes: &[u8]) {
                 comparer.backup_loaded();
             }
             8 => {
-                shadow.take_over();
-                let table = shadow.table();
-                let mut other = Shadow::new();
+                rewriter.take_over();
+                let table = rewriter.table();
+                let mut other = SequenceRewriter::new();
                 assert!(other.load(&table).is_ok(), "what one host writes the other reads");
                 assert_eq!(other.table(), table);
             }
             _ => {
                 let n = usize::from(script.byte());
-                let _refused = shadow.load(&Bytes::copy_from_slice(script.bytes(n)));
+                let _refused = rewriter.load(&Bytes::copy_from_slice(script.bytes(n)));
             }
         }
         while let Some(FrameId(id)) = comparer.next_matched() {

@@ -3,18 +3,18 @@
 use crate::script::Script;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::output::kept::{Kept, MOST_BYTES};
 use dunlin_core::output::packet::{Direction, Parsed, Segment, parse};
-use dunlin_core::output::shadow::Shadow;
+use dunlin_core::output::retransmit::{MOST_BYTES, RetransmitBuffer};
+use dunlin_core::output::rewriter::SequenceRewriter;
 use std::net::IpAddr;
 
 /// A table, then frames of both sides at any moment: a value for each, and a table that can be read again.
 pub fn packet(bytes: &[u8]) {
     let mut script = Script(bytes);
-    let (mut shadow, mut kept) = (Shadow::new(), Kept::new());
+    let (mut rewriter, mut kept) = (SequenceRewriter::new(), RetransmitBuffer::new());
     let n = usize::from(script.byte());
-    if shadow.load(&Bytes::copy_from_slice(script.bytes(n))).is_ok() {
-        read_again(&shadow);
+    if rewriter.load(&Bytes::copy_from_slice(script.bytes(n))).is_ok() {
+        read_again(&rewriter);
     }
     while !script.is_over() {
         let (way, n) = (script.byte(), usize::from(script.byte()));
@@ -26,24 +26,24 @@ pub fn packet(bytes: &[u8]) {
         let frame = summed(bytes, direction);
         match way % 4 {
             0 => {
-                let inside = shadow.inbound(&frame);
+                let inside = rewriter.inbound(&frame);
                 assert_eq!(inside.bytes.len(), frame.bytes.len());
                 kept.heard(&inside);
             }
             1 => {
-                shadow.overheard(&frame);
+                rewriter.overheard(&frame);
                 kept.said(&frame);
             }
-            2 => assert_eq!(shadow.outbound(&frame).bytes.len(), frame.bytes.len()),
-            _ => shadow.take_over(),
+            2 => assert_eq!(rewriter.outbound(&frame).bytes.len(), frame.bytes.len()),
+            _ => rewriter.take_over(),
         }
     }
     assert!(kept.bytes() <= MOST_BYTES && kept.take().len() <= bytes.len());
-    read_again(&shadow);
+    read_again(&rewriter);
 }
 
-fn read_again(shadow: &Shadow) {
-    let (table, mut other) = (shadow.table(), Shadow::new());
+fn read_again(rewriter: &SequenceRewriter) {
+    let (table, mut other) = (rewriter.table(), SequenceRewriter::new());
     assert_eq!(other.load(&table), Ok(()));
     assert_eq!(other.table(), table);
 }

@@ -7,8 +7,8 @@ use dunlin_core::agreed::{Agreed, AgreedState, AgreedTime, Frame as NicFrame, Ho
 use dunlin_core::consensus::{Member, Snapshot};
 use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
-use dunlin_core::output::shadow::Shadow;
-use dunlin_core::policy::Manner;
+use dunlin_core::output::rewriter::SequenceRewriter;
+use dunlin_core::policy::Mode;
 use dunlin_core::sync::compare::{BLOCK_BYTES, DivergentPage};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
@@ -154,7 +154,7 @@ fn packet() -> Vec<Vec<u8>> {
         script.extend(&bytes);
         out.push([&[0][..], &script].concat());
     }
-    let mut shadow = Shadow::new();
+    let mut shadow = SequenceRewriter::new();
     shadow.take_over();
     let table = shadow.table();
     out.push([&[table.len() as u8][..], &table, &script].concat());
@@ -210,8 +210,8 @@ fn sync() -> Vec<Vec<u8>> {
         },
         SyncMessage::State {
             epoch,
-            next: Manner::Match,
-            shadow: Bytes::new(),
+            next: Mode::Match,
+            connections: Bytes::new(),
             device_state: Bytes::from_static(b"QEVM"),
         },
         SyncMessage::Staged { epoch },
@@ -219,7 +219,7 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Idle { applied: Index(5) },
         SyncMessage::Audit { epoch, hash: 3 },
         SyncMessage::Ends { epoch, agreed: true },
-        SyncMessage::Ahead {
+        SyncMessage::PreCopy {
             epoch,
             pages: PageSet::from_runs([(2, 3)]),
             more: false,

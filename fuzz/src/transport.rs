@@ -35,7 +35,7 @@ pub fn tcp(bytes: &[u8]) {
         }
         match tcp.progress(1 << 20) {
             Ok(_) => {}
-            Err(TransportError::Breach(_) | TransportError::Closed(_)) => return,
+            Err(TransportError::ProtocolViolation(_) | TransportError::Closed(_)) => return,
             Err(other) => panic!("{other}"),
         }
         if let Some(memory) = tcp.region(REGION) {

@@ -11,7 +11,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	"dunlin.dev/log/lines"
@@ -43,8 +42,10 @@ type VM struct {
 	Name string `json:"name"`
 	// Role is "primary", "backup", "witness", or "none".
 	Role string `json:"role"`
-	// State is "starting", "running", "joining", "alone", "no-majority", "stopped", or begins with "failed:" or "stalled:".
+	// State is one word: "starting", "running", "joining", "alone", "quorum-lost", "waiting", "stopped", "stalled", "restarting", "failed", ...
 	State string `json:"state"`
+	// Why is the reason for it, where there is one.
+	Why string `json:"why"`
 	// Protected says whether a second complete copy exists.
 	Protected bool   `json:"protected"`
 	Policy    string `json:"policy"`
@@ -228,8 +229,10 @@ func (client *Client) Move(ctx context.Context, vm string, place Place, to strin
 	return client.order(ctx, map[string]any{"do": "move", "vm": vm, string(place): to, "unprotected_meanwhile": unprotected})
 }
 
-// Word is a state's first word, without what follows a colon.
-func Word(state string) string {
-	word, _, _ := strings.Cut(state, ":")
-	return word
+// Says is its state for people: the word, and why.
+func (vm VM) Says() string {
+	if vm.Why == "" {
+		return vm.State
+	}
+	return vm.State + ": " + vm.Why
 }

@@ -60,8 +60,8 @@ func (cluster *cluster) isFull(ctx context.Context, host string) {
 	cluster.t.Helper()
 	testbed.Until(cluster.t, "host "+host+" says that its disk is full", func() error {
 		status, err := cluster.client(host).Status(ctx, "jobs")
-		if err == nil && (!strings.HasPrefix(status.State, "disk-full: ") || strings.Contains(status.State, "\n") || status.Leader == host) {
-			err = fmt.Errorf("it says '%s', and host '%s' leads", status.State, status.Leader)
+		if err == nil && (status.State != "disk-full" || status.Why == "" || strings.Contains(status.Why, "\n") || status.Leader == host) {
+			err = fmt.Errorf("it says '%s: %s', and host '%s' leads", status.State, status.Why, status.Leader)
 		}
 		return err
 	})

@@ -57,8 +57,10 @@ type Entry struct {
 // Status is how a log is, as one host sees it.
 type Status struct {
 	Name string `json:"name"`
-	// State is "leads", "follows", or begins with "no-leader:", "disk-full:" or "failed:".
+	// State is "leads", "follows", "no-leader", "disk-full" or "failed".
 	State string `json:"state"`
+	// Why is the reason for it, where there is one.
+	Why string `json:"why"`
 	// Leader is the leading host, or empty.
 	Leader string `json:"leader"`
 	Term   uint64 `json:"term"`

@@ -5,24 +5,13 @@
 //! why. **Not here**: making and exchanging keys (`dunlin cluster`, `daemon::identity`).
 
 use crate::config::Trust;
-use crate::control::report::Found;
 use crate::events::now_ms;
+use dunlin_api::{Certificate, Found};
 use dunlin_fabric::keys;
-use serde::{Deserialize, Serialize};
 use std::path::Path;
-use utoipa::ToSchema;
 
 /// A month is enough to exchange keys.
 const SOON_S: u64 = 30 * 86_400;
-
-/// One certificate's end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Certificate {
-    /// `host`, or `authority`: the cluster's.
-    pub what: String,
-    /// In seconds since 1970.
-    pub expires_s: u64,
-}
 
 /// Those of a host; none without TLS.
 pub fn of(trust: &Trust) -> Vec<Certificate> {

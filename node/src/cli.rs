@@ -22,12 +22,12 @@ mod top;
 mod watch;
 
 use crate::config::CONTROL;
-use crate::control::Request;
 use crate::daemon;
 use crate::journal;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
+use dunlin_api::Request;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,7 +60,7 @@ Examples:
   dunlin check shop.toml             what its hosts lack for it
   dunlin up redis.toml               start a VM, and protect it
   dunlin status --watch              see it run
-  dunlin failover redis              move it to its backup without losing anything
+  dunlin switchover redis            move it to its backup without losing anything
 
 Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up, protect) a VM that asks for protection has none;
 4 (verify-disk) the images differ.";
@@ -155,7 +155,8 @@ enum Command {
         json: bool,
     },
     /// Moves a VM to its backup; nothing is lost
-    Failover {
+    #[command(alias = "failover")]
+    Switchover {
         /// The VM
         vm: String,
     },
@@ -173,7 +174,7 @@ enum Command {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Brings a backup in at once, and waits until the VM is protected; or, with --alone, serves without any
+    /// Brings a backup in at once, and waits until the VM is protected
     #[command(
         after_help = "Exit codes: 0 it is protected; 1 it could not be asked; 2 it cannot be protected; 3 it runs and is not protected: the line \
                             says why."
@@ -184,13 +185,25 @@ enum Command {
         /// Do not wait until it is protected
         #[arg(long, conflicts_with = "alone")]
         no_wait: bool,
-        /// "I know that the other hosts are dead": serve from this host, without a majority. If they are not dead,
-        /// two hosts may speak for the VM
-        #[arg(long)]
+        /// The word of earlier versions for 'promote --force'
+        #[arg(long, hide = true)]
         alone: bool,
-        /// With --alone, when no copy of the VM is alive anywhere: boot it from this host's disk. What was only in the
-        /// VM's memory is lost
-        #[arg(long, requires = "alone")]
+        /// The same
+        #[arg(long, hide = true, requires = "alone")]
+        from_disk: bool,
+        /// The same
+        #[arg(long, hide = true, requires = "from_disk")]
+        force_stale: bool,
+    },
+    /// Has this host serve a VM alone, without a majority, by your word that the others are dead
+    Promote {
+        /// The VM
+        vm: String,
+        /// "I know that the other hosts are dead." If they are not, two hosts may speak for the VM
+        #[arg(long, required = true)]
+        force: bool,
+        /// When no copy of the VM is alive anywhere: boot it from this host's disk. What was only in the VM's memory is lost
+        #[arg(long)]
         from_disk: bool,
         /// With --from-disk, when another host is known to have gone on without this one, and is gone for good: boot this
         /// host's older disk. What clients were told since then is lost
@@ -211,7 +224,7 @@ enum Command {
     /// Gives the part of a VM's backup, or of its witness, to another host of the cluster, while the VM runs
     ///
     /// The host that has the part now may be dead or alive. It leaves the group, and takes its copy of the VM away when it hears of that; its
-    /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin failover' first.
+    /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin switchover' first.
     #[command(
         group = clap::ArgGroup::new("part").required(true),
         after_help = "Examples:\n  dunlin move shop --backup d\n  dunlin move shop --witness e"
@@ -398,7 +411,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Status { watch, json } => show::status(socket, watch, json),
         Command::Top => top::run(socket),
         Command::Events { follow, since, json } => show::events(socket, follow, since, json),
-        Command::Failover { vm } => talk::simple(socket, &Request::Failover { vm }),
+        Command::Switchover { vm } => talk::simple(socket, &Request::Failover { vm }),
         Command::Policy { vm, policy, no_wait } => {
             let request = Request::Policy {
                 vm: vm.clone(),
@@ -428,6 +441,20 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
                 ExitCode::SUCCESS if !alone && !no_wait => talk::wait_until_up(socket, &vm, None),
                 code => Ok(code),
             }
+        }
+        Command::Promote {
+            vm,
+            force,
+            from_disk,
+            force_stale,
+        } => {
+            let request = Request::Protect {
+                vm,
+                alone: force,
+                from_disk,
+                force_stale,
+            };
+            talk::simple(socket, &request)
         }
         Command::Replace { vm, host } => {
             let request = Request::Replace { vm: vm.clone(), host };

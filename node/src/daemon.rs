@@ -30,10 +30,11 @@ use crate::vm::{self, Ended, Host, VmHandle};
 use crate::web;
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
+use dunlin_api::EventKind;
 use dunlin_fabric::link::{LinkError, Listener, Refusals};
 use identity::OwnKeys;
+use parking_lot::{Mutex, MutexGuard};
 use reservations::Reservations;
-pub use reservations::Ticket;
 use roles::Roles;
 use service::Service;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -42,7 +43,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The daemon.
@@ -80,7 +81,7 @@ pub struct BadInput(pub String);
 
 impl Daemon {
     fn vms(&self) -> MutexGuard<'_, BTreeMap<String, VmHandle>> {
-        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vms.lock()
     }
 
     /// Who may ask what.
@@ -94,11 +95,11 @@ impl Daemon {
     }
 
     fn logs(&self) -> MutexGuard<'_, BTreeMap<String, LogHandle>> {
-        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.logs.lock()
     }
 
     fn reservations(&self) -> MutexGuard<'_, Reservations> {
-        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reservations.lock()
     }
 
     /// Takes part in a VM's group.
@@ -134,7 +135,7 @@ impl Daemon {
         for certificate in &self.keys.certificates() {
             if let Some((words, _)) = certificates::word(certificate, now_ms() / 1000) {
                 let words = format!("{words}: {}", certificates::MEND);
-                self.host.events.push("", "certificate-expires", words);
+                self.host.events.push("", EventKind::CertificateExpires, words);
             }
         }
     }
@@ -149,15 +150,17 @@ impl Daemon {
         {
             self.host.events.push(
                 &ended.vm,
-                "state-left",
+                EventKind::StateLeft,
                 format!("the VM's state could not be removed: {error}"),
             );
         }
         self.vms().remove(&ended.vm);
         if ended.forget {
-            self.host
-                .events
-                .push(&ended.vm, "forgotten", "this host has no part in the VM any more");
+            self.host.events.push(
+                &ended.vm,
+                EventKind::Forgotten,
+                "this host has no part in the VM any more",
+            );
         }
     }
 }
@@ -225,15 +228,18 @@ pub fn run(path: &Path) -> Result<()> {
         match VmConfig::parse(&text, &name, &config.cluster) {
             Ok(vm) => daemon
                 .start_vm(vm)
-                .unwrap_or_else(|why| daemon.host.events.push(&name, "failed", why)),
-            Err(error) => daemon.host.events.push(&name, "failed", error.to_string()),
+                .unwrap_or_else(|why| daemon.host.events.push(&name, EventKind::Failed, why)),
+            Err(error) => daemon
+                .host
+                .events
+                .push(&name, EventKind::Failed, error.to_string()),
         }
     }
     logs::start_all(&daemon);
     daemon
         .host
         .events
-        .push("", "host-begins", "this host's daemon begins");
+        .push("", EventKind::HostBegins, "this host's daemon begins");
     daemon.tell_of_certificates();
     peers::accept(&daemon, listener)?;
     identity::hear_of_revocations(&daemon).context("a thread for revocation lists")?;
@@ -299,14 +305,14 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
             recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
             recv(signals) -> _ => break,
             recv(service.due) -> _ => if let Some(vm) = service.is_alive(daemon.turns()) {
-                daemon.host.events.push(&vm, "loop-stands-still", "the VM's loop does not turn: systemd will end this daemon");
+                daemon.host.events.push(&vm, EventKind::LoopStandsStill, "the VM's loop does not turn: systemd will end this daemon");
             },
         }
     }
     Service::ends();
     daemon.host.events.push(
         "",
-        "host-ends",
+        EventKind::HostEnds,
         "this host's daemon ends; its VMs go to their backups first",
     );
     hand_over::all(daemon, &signals);

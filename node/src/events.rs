@@ -4,14 +4,15 @@
 //! The file is written by a thread of its own: whoever pushes never waits for the disk. A line that a crash tore, or that the disk
 //! had no room for, is missing; the others count.
 
-use crate::control::Event;
 use crate::web::meaning::{self, Tone};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dunlin_api::{Event, EventKind};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const KEPT: usize = 10_000;
@@ -96,18 +97,18 @@ impl Events {
 
     fn log(&self) -> MutexGuard<'_, Log> {
         // A panic elsewhere leaves the list whole: pushes are the last thing done under the lock.
-        self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.log.lock()
     }
 
     /// Something happened to `vm`; it is also logged, as seriously as the kind is to be taken.
-    pub fn push(&self, vm: &str, kind: &str, text: impl Into<String>) {
+    pub fn push(&self, vm: &str, kind: EventKind, text: impl Into<String>) {
         let text = text.into();
         // Whoever builds a daemon for tests hears of a kind that docs/troubleshooting.md does not explain.
-        debug_assert!(cfg!(test) || meaning::is_known(kind), "no meaning for {kind}");
-        match meaning::of(kind).0 {
-            Tone::Bad => tracing::error!(vm, kind, "{text}"),
-            Tone::Warning => tracing::warn!(vm, kind, "{text}"),
-            Tone::Good | Tone::Plain => tracing::info!(vm, kind, "{text}"),
+        debug_assert!(cfg!(test) || meaning::is_known(&kind), "no meaning for {kind}");
+        match meaning::of(&kind).0 {
+            Tone::Bad => tracing::error!(vm, kind = kind.as_str(), "{text}"),
+            Tone::Warning => tracing::warn!(vm, kind = kind.as_str(), "{text}"),
+            Tone::Good | Tone::Plain => tracing::info!(vm, kind = kind.as_str(), "{text}"),
         }
         let time_ms = now_ms();
         let mut log = self.log();
@@ -118,7 +119,7 @@ impl Events {
             time_ms,
             host: self.shared.host.clone(),
             vm: vm.to_owned(),
-            kind: kind.to_owned(),
+            kind,
             text,
         };
         if let Some(to_disk) = &self.shared.to_disk {
@@ -156,13 +157,8 @@ impl Events {
     pub fn since(&self, seq: u64, wait: Option<Duration>, nudges: u64) -> Vec<Event> {
         let mut log = self.log();
         if let Some(wait) = wait {
-            let waited = self
-                .shared
-                .more
-                .wait_timeout_while(log, wait, |log| log.next_seq <= seq && log.nudges == nudges);
-            log = waited
-                .map(|(log, _)| log)
-                .unwrap_or_else(|poisoned| poisoned.into_inner().0);
+            let nothing = |log: &mut Log| log.next_seq <= seq && log.nudges == nudges;
+            self.shared.more.wait_while_for(&mut log, nothing, wait);
         }
         log.kept
             .iter()
@@ -257,7 +253,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let events = Events::open("a", folder.path());
         for number in 0..3 * KEPT {
-            events.push("shop", "counted", number.to_string());
+            events.push("shop", EventKind::Started, number.to_string());
         }
         let kept = events.since(0, None, 0);
         let seqs: Vec<u64> = kept.iter().map(|event| event.seq).collect();
@@ -268,14 +264,14 @@ mod tests {
     fn a_nudge_that_came_before_the_wait_ends_it_and_brings_no_event() {
         let folder = tempfile::tempdir().expect("a folder");
         let events = Events::open("a", folder.path());
-        events.push("shop", "started", "it runs");
+        events.push("shop", EventKind::Started, "it runs");
         let before = events.nudges();
         assert_eq!(events.since(0, None, before).len(), 1);
         events.nudge();
         // Without the nudge this would wait for an hour.
         let hour = Some(Duration::from_secs(3600));
         assert!(events.since(1, hour, before).is_empty());
-        events.push("shop", "down", "it is shut down");
+        events.push("shop", EventKind::Down, "it is shut down");
         let told = events.since(1, hour, events.nudges());
         assert_eq!(told.iter().map(|event| event.seq).collect::<Vec<_>>(), [1]);
     }
@@ -286,7 +282,7 @@ mod tests {
             time_ms: seq,
             host: "a".into(),
             vm: "shop".into(),
-            kind: "tick".into(),
+            kind: EventKind::Started,
             text: format!("number {seq}"),
         }
     }
@@ -333,7 +329,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         written(&folder.path().join(FILE), VecDeque::new(), 0..3);
         let events = Events::open("a", folder.path());
-        events.push("shop", "started", "it runs");
+        events.push("shop", EventKind::Started, "it runs");
         let seqs: Vec<u64> = events.since(0, None, 0).iter().map(|event| event.seq).collect();
         assert_eq!(seqs, [0, 1, 2, 3]);
     }

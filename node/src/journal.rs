@@ -168,6 +168,7 @@ impl Visit for Datagram {
 mod tests {
     use super::*;
     use crate::events::Events;
+    use dunlin_api::EventKind;
     use std::collections::BTreeMap;
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
@@ -240,9 +241,9 @@ mod tests {
         let events = Events::open("a", folder.path());
         let all = tracing_subscriber::registry().with(journal);
         tracing::subscriber::with_default(all, || {
-            events.push("shop", "protected", "a second copy is there");
-            events.push("shop", "backup-lost", "host 'b' is gone");
-            events.push("", "disk-error", "no\nsense");
+            events.push("shop", EventKind::Protected, "a second copy is there");
+            events.push("shop", EventKind::BackupLost, "host 'b' is gone");
+            events.push("", EventKind::DiskError, "no\nsense");
             tracing::debug!(who.name = "ann", count = 3, "asks");
         });
         let good = received(&socket);

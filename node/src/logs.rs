@@ -9,18 +9,19 @@ mod run;
 pub mod session;
 pub mod store;
 
-use crate::control::log::{LogRecord, LogStatus};
 use crate::vm::Host;
 use crossbeam_channel::{Sender, bounded, unbounded};
+use dunlin_api::log::{LogRecord, LogStatus};
 use dunlin_fabric::link::{Hello, Stream};
+use parking_lot::{Condvar, Mutex};
 use retained::Retained;
 pub use run::hello_name;
 use run::{Asked, LogLoop, Order};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,12 +33,12 @@ pub const MOST_SESSIONS: usize = 128;
 const MOST_WAITING: usize = 64;
 
 /// Wakes a loop that sleeps in `poll`.
-pub(crate) struct Bell {
+pub(crate) struct Waker {
     fd: OwnedFd,
     rung: AtomicBool,
 }
 
-impl Bell {
+impl Waker {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -45,7 +46,7 @@ impl Bell {
         })
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             // A full counter means that it rings.
             let _ = write(&self.fd, &1u64.to_ne_bytes());
@@ -57,7 +58,7 @@ impl Bell {
     }
 
     /// Before the loop looks at what it was rung for.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn clear(&self) {
         if self.rung.load(Ordering::Acquire) {
             // In this order: who rings between the two has said what it rang for, and is looked at next.
             let _ = read(&self.fd, &mut [0; 8]);
@@ -69,7 +70,7 @@ impl Bell {
 /// What the loop, its readers and its writers share.
 pub(crate) struct Shared {
     pub(crate) retained: Retained,
-    pub(crate) bell: Bell,
+    pub(crate) waker: Waker,
     orders: Sender<Order>,
     proposals: Sender<Asked>,
     sessions: AtomicUsize,
@@ -81,11 +82,11 @@ impl Shared {
     pub(crate) fn order(&self, order: Order) {
         // The loop may have ended.
         let _ = self.orders.send(order);
-        self.bell.ring();
+        self.waker.wake();
     }
 
     pub(crate) fn show(&self, status: LogStatus) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        *self.status.lock() = status;
         self.changed.notify_all();
     }
 }
@@ -105,7 +106,7 @@ impl LogHandle {
         let (orders, ordered) = unbounded();
         let shared = Arc::new(Shared {
             retained: Retained::default(),
-            bell: Bell::new().map_err(|error| format!("an eventfd: {error}"))?,
+            waker: Waker::new().map_err(|error| format!("an eventfd: {error}"))?,
             orders,
             proposals,
             sessions: AtomicUsize::new(0),
@@ -138,11 +139,7 @@ impl LogHandle {
     /// How it is.
     #[must_use]
     pub fn status(&self) -> LogStatus {
-        self.shared
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.shared.status.lock().clone()
     }
 
     /// A conversation's end of it, if there may be another one.
@@ -177,17 +174,16 @@ impl LogPort {
     /// Gives a proposal to the loop, waiting for room. False: the loop has ended.
     pub(crate) fn propose(&self, asked: Asked) -> bool {
         let taken = self.shared.proposals.send(asked).is_ok();
-        self.shared.bell.ring();
+        self.shared.waker.wake();
         taken
     }
 
     /// The host that leads, waiting for one at most so long; else how the log is.
     pub fn leader(&self, wait: Duration) -> Result<String, String> {
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = self.shared.status.lock();
         let none = |status: &mut LogStatus| status.leader.is_none();
-        let waited = self.shared.changed.wait_timeout_while(status, wait, none);
-        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        status.leader.clone().ok_or_else(|| status.state.clone())
+        self.shared.changed.wait_while_for(&mut status, none, wait);
+        status.leader.clone().ok_or_else(|| status.state_in_words())
     }
 }
 
@@ -200,8 +196,8 @@ impl Drop for LogPort {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::control::log::LogAnswer;
     use crossbeam_channel::Receiver;
+    use dunlin_api::log::LogAnswer;
     use dunlin_core::logged::Proposal;
 
     /// A conversation's end of a log whose loop is the test.
@@ -209,7 +205,7 @@ pub(crate) mod tests {
         let (proposals, asked) = bounded(MOST_WAITING);
         let shared = Shared {
             retained: Retained::default(),
-            bell: Bell::new().expect("an eventfd"),
+            waker: Waker::new().expect("an eventfd"),
             orders: unbounded().0,
             proposals,
             sessions: AtomicUsize::new(1),

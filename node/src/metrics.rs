@@ -7,8 +7,8 @@
 
 mod figures;
 
-use crate::control::{HostStatus, VmStatus};
 use crate::daemon::{Daemon, requests};
+use dunlin_api::HostStatus;
 use dunlin_fabric::link::PROTOCOL_VERSION;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use std::net::SocketAddr;
@@ -152,15 +152,10 @@ fn of_vms(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
         for peer in &vm.peers {
             peers.set(&[name, &peer.host], f64::from(u8::from(peer.connected)));
         }
-        role.set(&[name, &vm.role], 1.0);
-        state.set(&[name, first_word(vm)], 1.0);
+        role.set(&[name, vm.role.as_str()], 1.0);
+        state.set(&[name, vm.state.as_str()], 1.0);
     }
     Ok(())
-}
-
-/// A state may go on with what failed, or what is waited for.
-fn first_word(vm: &VmStatus) -> &str {
-    vm.state.split(':').next().unwrap_or_default()
 }
 
 /// What is this host's, whatever VMs it has.

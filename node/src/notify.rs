@@ -8,9 +8,9 @@
 //! an event may come twice then.
 //! **Not here**: the list (`events`), who reads it, alarms by Prometheus (`monitoring/`).
 
-use crate::control::{Event, NotifyStatus};
 use crate::events::{Events, now_ms};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use dunlin_api::{Event, NotifyStatus};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ pub fn check(url: &str) -> Result<(), String> {
 pub struct Notify {
     shared: Arc<Shared>,
     /// Gone when it is to end: no wait between two attempts any more.
-    ending: std::sync::Mutex<Option<Sender<()>>>,
+    ending: parking_lot::Mutex<Option<Sender<()>>>,
     ended: Receiver<()>,
 }
 
@@ -140,12 +140,7 @@ impl Notify {
     /// Sends what there is, each event once, and ends; no longer than that.
     pub fn end(&self, at_most: Duration) {
         self.shared.ends.store(true, Ordering::SeqCst);
-        drop(
-            self.ending
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .take(),
-        );
+        drop(self.ending.lock().take());
         self.shared.events.nudge();
         // Either way it ends with the daemon.
         let _ = self.ended.recv_timeout(at_most);
@@ -318,7 +313,7 @@ mod tests {
     }
 
     fn push(events: &Events, count: usize) {
-        (0..count).for_each(|number| events.push("shop", "counted", number.to_string()));
+        (0..count).for_each(|number| events.push("shop", dunlin_api::EventKind::Started, number.to_string()));
     }
 
     #[test]

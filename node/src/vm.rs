@@ -27,7 +27,6 @@ pub use connect::{Connector, ask_host, open};
 pub use ending::lets_not_go;
 pub use fault_at::{Asked, FaultAt, Line};
 pub use group::BUSY;
-pub use noted::Note;
 pub use primary::AGAIN;
 pub use program::PRINTED;
 pub use program::copies::Visited;
@@ -40,15 +39,16 @@ mod wait;
 mod watch;
 
 use crate::config::{Cluster, VmConfig};
-use crate::control::{Answer, SyncFigures, VmStatus};
 use crate::events::Events;
 use crossbeam_channel::{Sender, bounded};
+use dunlin_api::{Answer, SyncFigures, VmStatus};
 use dunlin_fabric::link::Identity;
 use event::{Command, LoopEvent, LoopSender};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     fn config(&self) -> MutexGuard<'_, Option<Arc<VmConfig>>> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+        self.config.lock()
     }
 }
 
@@ -187,25 +187,15 @@ impl VmHandle {
     #[must_use]
     pub fn differences(&self) -> String {
         let differences = &self.shared.differences;
-        differences.lock().unwrap_or_else(PoisonError::into_inner).text()
+        differences.lock().text()
     }
 
     /// How the VM is, with medians.
     #[must_use]
     pub fn status(&self) -> VmStatus {
-        let mut status = self
-            .shared
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut status = self.shared.status.lock().clone();
         // Copied: the loop must not wait while medians are made.
-        let recent = self
-            .shared
-            .recent_syncs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let recent = self.shared.recent_syncs.lock().clone();
         status.sync.median = status::median(&recent);
         status
     }

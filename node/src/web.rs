@@ -24,7 +24,6 @@ mod stream;
 mod view;
 
 use crate::control::address::NAME;
-use crate::control::{Answer, Request as Asked};
 use crate::daemon::Daemon;
 use crate::daemon::roles::{Place, Who};
 use anyhow::{Context, Result};
@@ -38,6 +37,7 @@ use axum::{Json, Router};
 use board::Board;
 pub use door::Doors;
 use door::{Listeners, Visitor};
+use dunlin_api::{Answer, Request as Asked};
 use dunlin_fabric::keys;
 use farewell::turn_away;
 use hands::Hands;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use document::Document;
-use dunlin_vmtest::cluster::{Cluster, in_a_lab};
+use dunlin_vmtest::cluster::{Cluster, in_a_testbed};
 use dunlin_vmtest::is_root;
-use dunlin_vmtest::lab::LabSpec;
 use dunlin_vmtest::program::Plan;
+use dunlin_vmtest::testbed::TestbedSpec;
 use http::{Said, request, speak};
 use serde_json::{Value, json};
 
@@ -24,13 +24,13 @@ mod skipped;
 /// No wait is longer, on a machine however busy.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the page of a host of the lab answers, to a process there.
+/// What the page of a host of the testbed answers, to a process there.
 fn on(cluster: &Cluster<'_>, host: &str, text: &str) -> Result<Said> {
     let page = "127.0.0.1:7702".parse()?;
-    speak(cluster.lab().node(host).command("/bin/bash")?, page, text)
+    speak(cluster.testbed().node(host).command("/bin/bash")?, page, text)
 }
 
-/// The program of the lab's plan, as `host` sees it, when it is as wanted.
+/// The program of the testbed's plan, as `host` sees it, when it is as wanted.
 fn await_view(cluster: &Cluster<'_>, host: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -95,9 +95,9 @@ fn a_cluster_is_seen_and_steered_from_any_host() -> Result<()> {
         return Ok(());
     }
     let dunlin = Path::new(env!("CARGO_BIN_EXE_dunlin"));
-    in_a_lab("page-api", &LabSpec::three_hosts(), dunlin, |cluster| {
+    in_a_testbed("page-api", &TestbedSpec::three_hosts(), dunlin, |cluster| {
         cluster.start_hosts()?;
-        let file = std::fs::read_to_string(Plan::redis(cluster.lab())?.write(cluster.lab())?)?;
+        let file = std::fs::read_to_string(Plan::redis(cluster.testbed())?.write(cluster.testbed())?)?;
         let checked = order(
             cluster,
             "c",

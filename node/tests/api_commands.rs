@@ -85,7 +85,7 @@ fn commands_say_by_http_what_they_say_by_the_control_socket() -> Result<()> {
     let dir = host.file().with_file_name("");
     let dir = dir.to_str().context("a path of text")?;
     // A name that is none of an address, too.
-    let cases: [Case; 26] = [
+    let cases: [Case; 28] = [
         (&["status"], "host a"),
         (&["status", "--json"], "\"host\":\"a\""),
         (&["events", "--json", "--since", "9999d"], "host-begins"),
@@ -94,12 +94,17 @@ fn commands_say_by_http_what_they_say_by_the_control_socket() -> Result<()> {
         (&["check", file], "nobody"),
         (&["up", file], "nobody"),
         (&["up", file, "--no-wait"], "nobody"),
+        (&["switchover", "shop"], "there is no VM 'shop' on this host"),
         (&["failover", "shop"], "there is no VM 'shop' on this host"),
-        (&["failover", "a/b ?\u{e9}\n"], "there is no VM 'a/b"),
+        (&["switchover", "a/b ?\u{e9}\n"], "there is no VM 'a/b"),
         (&["policy", "shop", "remus"], "there is no VM 'shop'"),
         (&["protect", "shop"], "there is no VM 'shop'"),
         (
             &["protect", "shop", "--alone", "--from-disk"],
+            "there is no VM 'shop'",
+        ),
+        (
+            &["promote", "shop", "--force", "--from-disk"],
             "there is no VM 'shop'",
         ),
         (&["replace", "shop", "b"], "there is no VM 'shop'"),

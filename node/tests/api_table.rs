@@ -3,6 +3,7 @@
 //!
 //! Needs root, as whom the daemon's own user is asked.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write, copy, sink};
@@ -10,7 +11,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -83,12 +84,12 @@ impl Between {
     }
 
     fn asked(&self) -> BTreeSet<String> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.asked.lock().clone()
     }
 
     /// What was asked since the last time.
     fn take(&self) -> BTreeSet<String> {
-        std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.asked.lock())
     }
 }
 
@@ -100,11 +101,8 @@ impl Known {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let template = self.template(path)?;
         let name = format!("{method} {template}");
-        self.asked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name);
-        let mut has_vm = self.has_vm.lock().unwrap_or_else(PoisonError::into_inner);
+        self.asked.lock().insert(name);
+        let mut has_vm = self.has_vm.lock();
         *has_vm = match (method, template.as_str()) {
             ("POST", "/api/v1/vms/{vm}/down") => false,
             ("POST", _) => true,
@@ -275,8 +273,9 @@ fn ways(command: &str, file: &str, dir: &str) -> Vec<Vec<String>> {
     let ways: Vec<Vec<&str>> = match command {
         "status" => vec![vec![], vec!["--watch"]],
         "check" | "up" => vec![vec![file]],
-        "failover" | "protect" | "verify-disk" | "down" | "logs" => vec![vec!["shop"]],
+        "switchover" | "protect" | "verify-disk" | "down" | "logs" => vec![vec!["shop"]],
         "policy" => vec![vec!["shop", "remus"]],
+        "promote" => vec![vec!["shop", "--force"]],
         "replace" => vec![vec!["shop", "b"]],
         "move" => vec![vec!["shop", "--backup", "b"]],
         "inject" => vec![vec!["shop", "none"]],

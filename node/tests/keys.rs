@@ -3,6 +3,7 @@
 //!
 //! Needs root and what `cargo xtask setup` installs; told as skipped without root.
 
+use dunlin_api::EventKind;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -11,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dunlin_vmtest::cluster::{Cluster, in_a_lab};
+use dunlin_vmtest::cluster::{Cluster, in_a_testbed};
 use dunlin_vmtest::is_root;
-use dunlin_vmtest::lab::LabSpec;
+use dunlin_vmtest::testbed::TestbedSpec;
 
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
@@ -28,7 +29,7 @@ fn play(name: &str, story: impl FnOnce(&mut Cluster<'_>) -> Result<()>) -> Resul
         return Ok(());
     }
     let dunlin = Path::new(env!("CARGO_BIN_EXE_dunlin"));
-    in_a_lab(name, &LabSpec::three_hosts(), dunlin, story)
+    in_a_testbed(name, &TestbedSpec::three_hosts(), dunlin, story)
 }
 
 /// Three hosts that run, with a log; a has the authority's key.
@@ -106,7 +107,7 @@ struct Thief(Child);
 impl Thief {
     fn start(cluster: &Cluster<'_>, host: &str, folder: &Path) -> Result<Self> {
         let mut child = cluster
-            .lab()
+            .testbed()
             .node(host)
             .command(cluster.binary())?
             .arg("host")
@@ -148,7 +149,7 @@ fn all_keys_and_the_authority_are_exchanged_under_load_and_the_old_keys_are_refu
             let pairs = HOSTS.iter().flat_map(|host| names.map(|name| (*host, name)));
             pairs.map(|(host, name)| file(cluster, host, name)).collect()
         };
-        let stolen = cluster.lab().dir().join("stolen");
+        let stolen = cluster.testbed().dir().join("stolen");
         copy(&cluster.dir().join("b"), &stolen)?;
         let first = snapshot(cluster)?;
         let mut steps = vec![first.clone()];
@@ -201,7 +202,7 @@ fn all_keys_and_the_authority_are_exchanged_under_load_and_the_old_keys_are_refu
 fn a_key_that_was_followed_by_another_is_refused_with_its_reason() -> Result<()> {
     play("keys-stolen", |cluster| {
         start(cluster)?;
-        let stolen = cluster.lab().dir().join("stolen");
+        let stolen = cluster.testbed().dir().join("stolen");
         copy(&cluster.dir().join("b"), &stolen)?;
         cluster.keys(&["rotate"])?;
         cluster.kill_host("b")?;
@@ -227,7 +228,9 @@ fn a_removed_host_is_refused_in_one_line_until_a_token_lets_one_in_again() -> Re
         cluster.refuses("a", "b", "the peer's certificate was revoked")?;
         cluster.refuses("b", "a", "this host's certificate was revoked")?;
         let events = cluster.events("a")?;
-        let told = events.iter().find(|event| event.kind == "certificates-revoked");
+        let told = events
+            .iter()
+            .find(|event| event.kind == EventKind::CertificatesRevoked);
         ensure!(told.is_some(), "nothing was told");
         cluster.start_host("c")?;
         let until = Instant::now() + PATIENCE;

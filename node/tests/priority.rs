@@ -8,9 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use daemon::Host;
-use dunlin_vmtest::cluster::in_a_lab;
+use dunlin_vmtest::cluster::in_a_testbed;
 use dunlin_vmtest::is_root;
-use dunlin_vmtest::lab::LabSpec;
+use dunlin_vmtest::testbed::TestbedSpec;
 
 #[allow(dead_code, reason = "no user says anything here")]
 #[path = "common/daemon.rs"]
@@ -43,7 +43,7 @@ fn the_daemons_session_goes_before_the_others() -> Result<()> {
         return Ok(());
     };
     let dunlin = Path::new(env!("CARGO_BIN_EXE_dunlin"));
-    in_a_lab("priority", &LabSpec::three_hosts(), dunlin, |cluster| {
+    in_a_testbed("priority", &TestbedSpec::three_hosts(), dunlin, |cluster| {
         cluster.start_hosts()?;
         let pid = cluster.pid("a").context("host a's daemon")?;
         let nice = session(&pid.to_string())?;

@@ -71,7 +71,7 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
         is_done(&host, user, &["log", "status"])?;
     }
     let changes: [&[&str]; 3] = [
-        &["failover", "shop"],
+        &["switchover", "shop"],
         &["down", "shop", "--now"],
         &["verify-disk", "shop"],
     ];
@@ -84,7 +84,7 @@ fn whoever_may_only_look_is_refused_what_changes_something_and_a_stranger_all() 
     }
     let above: [&[&str]; 4] = [
         &["down", "shop", "--force"],
-        &["protect", "shop", "--alone"],
+        &["promote", "shop", "--force"],
         &["replace", "shop", "a"],
         &["log", "create", "jobs", "a"],
     ];

@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dunlin_vmtest::cluster::{Cluster, in_a_lab};
+use dunlin_vmtest::cluster::{Cluster, in_a_testbed};
 use dunlin_vmtest::is_root;
-use dunlin_vmtest::lab::LabSpec;
+use dunlin_vmtest::testbed::TestbedSpec;
 
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
@@ -27,7 +27,7 @@ fn play(name: &str, story: impl FnOnce(&mut Cluster<'_>) -> Result<()>) -> Resul
         return Ok(());
     }
     let dunlin = Path::new(env!("CARGO_BIN_EXE_dunlin"));
-    in_a_lab(name, &LabSpec::three_hosts(), dunlin, story)
+    in_a_testbed(name, &TestbedSpec::three_hosts(), dunlin, story)
 }
 
 fn start(cluster: &mut Cluster<'_>) -> Result<()> {

@@ -10,11 +10,12 @@ use crate::chance::{Chance, of_number};
 use crate::source::Source;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// What one call may ask for of chance at once; more is answered in part, as the kernel may.
@@ -142,7 +143,7 @@ impl Drawer {
     fn fill(&self, thread: u32, bytes: &mut [u8]) {
         match self {
             Self::Tester(chance) => {
-                let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut chance = chance.lock();
                 chance.fill(thread, bytes);
             }
             Self::Service(source) => source.fill(thread, bytes),

@@ -3,7 +3,7 @@
 //! Decides:    when a run is over; all else is decided in `dunlin_core::program`.
 //! Flow:       client's card -> `order` -> every copy's card; a copy's card -> `outputs`, and the first copy's -> client's card.
 //!             The other copies' TCP has other numbers than the client knows: what goes to them is translated
-//!             (`output::shadow`), as it is for the backup of a VM.
+//!             (`output::rewriter`), as it is for the backup of a VM.
 //! Invariants:
 //! 1. every wait has a bound: for the listening port, for an unread input, for the last answers;
 //! 2. however it ends, nothing of the copies is left (`Copy`'s invariant 1);
@@ -22,7 +22,7 @@ use crate::sockets;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
-use dunlin_core::output::shadow::Shadow;
+use dunlin_core::output::rewriter::SequenceRewriter;
 use dunlin_core::program::order::{Gate, Next};
 use dunlin_core::program::outputs::Outputs;
 use dunlin_guest::frames::Tap;
@@ -73,7 +73,7 @@ struct Tester {
     copies: Vec<Copy>,
     client: Wire,
     /// For each copy but the first, by its number.
-    shadows: Vec<Shadow>,
+    rewriters: Vec<SequenceRewriter>,
     gate: Gate,
     outputs: Outputs,
     answers: Vec<Answers>,
@@ -198,7 +198,7 @@ impl Tester {
         };
         let now = Instant::now();
         Ok(Self {
-            shadows: (1..options.copies).map(|_| Shadow::new()).collect(),
+            rewriters: (1..options.copies).map(|_| SequenceRewriter::new()).collect(),
             gate: Gate::new(options.order, options.copies, options.patience.as_micros() as u64),
             outputs: Outputs::new(options.copies),
             copies,
@@ -363,7 +363,7 @@ impl Tester {
         }
         self.outputs.said(copy, &frame);
         if copy > 0 {
-            self.shadows[copy - 1].overheard(&frame);
+            self.rewriters[copy - 1].overheard(&frame);
         }
         if copy == 0 || parsed == Parsed::Neighbour {
             let sent = self.client.write(&frame.bytes);
@@ -396,7 +396,7 @@ impl Tester {
                 0 => write(copy.card(), &frame.bytes),
                 _ => write(
                     copy.card(),
-                    &self.shadows[number - 1].inbound_to_backup(frame).bytes,
+                    &self.rewriters[number - 1].inbound_to_backup(frame).bytes,
                 ),
             };
             sent.map_err(|error| CheckError::Host("a copy's card", error))?;

@@ -15,6 +15,7 @@ use crate::page::{Leads, Page};
 use crate::printed::Printed;
 use crate::quiet::{Quiet, Watcher};
 use crate::source::Source;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::VecDeque;
@@ -24,8 +25,8 @@ use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What is kept of what a copy prints.
@@ -387,7 +388,7 @@ impl Copy {
             // Its end is told on another way than its words.
             let _ = printing.recv_timeout(LAST_WORDS_WITHIN);
         }
-        let printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let printed = self.printed.lock();
         let bytes: Vec<u8> = printed.iter().copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -454,7 +455,7 @@ fn keep(
                 // A full disk costs the log, not the program.
                 let _ = file.write_all(&buffer[..length]);
             }
-            let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut printed = printed.lock();
             printed.extend(&buffer[..length]);
             let too_many = printed.len().saturating_sub(KEPT_BYTES);
             printed.drain(..too_many);
@@ -497,7 +498,7 @@ mod tests {
         printing
             .recv_timeout(PREPARED_WITHIN)
             .expect_err("nothing is sent");
-        let kept: Vec<u8> = printed.lock().expect("no panic").iter().copied().collect();
+        let kept: Vec<u8> = printed.lock().iter().copied().collect();
         assert_eq!(kept.len(), KEPT_BYTES);
         assert!(kept.ends_with(b"line 9999\n"));
     }

@@ -6,13 +6,13 @@
 //!             the latest when the next one is made or dropped: the kernel refuses while its last process ends.
 //! Source:     cgroups(7), the kernel's cgroup-v2 and cgroup-v1 pages. Not here: what is said of a program that met a limit (`dunlin`).
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The period in which processor time is counted, in microseconds: the kernel's own default.
@@ -231,7 +231,7 @@ impl Drop for Group {
 
 /// Removes these, and those that could not be removed before.
 fn sweep(folders: Vec<PathBuf>) {
-    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut left = LEFT.lock();
     let looks = if folders.is_empty() { 1 } else { GOES_WITHIN };
     left.extend(folders);
     for look in 0..looks {

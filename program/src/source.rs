@@ -7,10 +7,10 @@
 //! Source:     fifo(7); FIONREAD in ioctl_tty(2). Not here: the streams themselves (`crate::chance`).
 
 use crate::chance::{Chance, Device, Drawn, Seed};
+use parking_lot::Mutex;
 use rustix::io::{Errno, ioctl_fionread};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 
 /// Written at once, or not at all (PIPE_BUF); a multiple of a stream's word.
 const PIECE_BYTES: usize = 4096;
@@ -59,12 +59,8 @@ impl Source {
     /// # Errors
     /// Where the kernel does not say what is in the pipe.
     pub fn drawn(&self) -> io::Result<Drawn> {
-        let threads = self
-            .chance
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .threads();
-        let device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.chance.lock().threads();
+        let device = self.device.lock();
         let device_bytes = device.written.saturating_sub(ioctl_fionread(&self.pipe)?);
         Ok(Drawn {
             threads,
@@ -73,7 +69,7 @@ impl Source {
     }
 
     pub(crate) fn fill(&self, thread: u32, bytes: &mut [u8]) {
-        let mut chance = self.chance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chance = self.chance.lock();
         chance.fill(thread, bytes);
     }
 
@@ -84,7 +80,7 @@ impl Source {
 
     /// As much as goes in.
     pub(crate) fn fill_device(&self) -> io::Result<()> {
-        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = self.device.lock();
         loop {
             if device.next.is_empty() {
                 device.next = device.stream.next(PIECE_BYTES);

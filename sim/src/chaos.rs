@@ -11,7 +11,7 @@
 use crate::random::Random;
 use crate::world::{Next, World};
 use dunlin_core::consensus::{Durability, Event, Member, Role};
-use dunlin_core::units::{Index, ReplicaId};
+use dunlin_core::units::ReplicaId;
 
 /// How bad a world is; drawn once, then calm at the end.
 #[derive(Clone, Debug)]
@@ -256,13 +256,6 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
     let in_force = world.hosts[usize::from(leader)].node.as_ref();
     let in_force = in_force.map_or(&[][..], |node| node.members());
     let well = world.durability == Durability::Disk || world.members.iter().chain(in_force).all(well);
-    // A VM is complete only where the log was followed, and that was promised: else a crash makes a new member of it.
-    let agreed = Index(world.checker.agreed());
-    let caught_up: Vec<u8> = world
-        .ids(|node| node.role() != Role::Recovering && node.appended().index >= agreed)
-        .into_iter()
-        .filter(|id| world.hosts[usize::from(*id)].disk.used)
-        .collect();
     let node = world.hosts[usize::from(leader)].node.as_mut();
     let Some(node) = node.filter(|_| well) else {
         return Ok(());
@@ -279,7 +272,7 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
                 return Ok(());
             };
             members.push(if world.random.chance(500_000) {
-                Member::joining(id)
+                Member::full(id)
             } else {
                 Member::witness(id)
             });
@@ -287,12 +280,8 @@ fn change_members(world: &mut World, leader: u8) -> Result<(), String> {
         1 => {
             members.remove(at);
         }
-        2 if world.durability == Durability::Disk => members[at].complete = false,
-        _ => {
-            for member in members.iter_mut().filter(|member| !member.witness) {
-                member.complete |= caught_up.contains(&member.id.0);
-            }
-        }
+        // Most of the time they stay who they are.
+        _ => return Ok(()),
     }
     // Now and then two at once, which must be refused.
     if world.random.chance(300_000) && members.len() > 2 {

@@ -1,13 +1,13 @@
 //! What it decides: whether a run kept the promises, seen from outside the code under test.
 //!
-//! Flow: the world reports every commit, election, word and answer here; the first breach ends the run.
+//! Flow: the world reports every commit, election, word and answer here; the first violation ends the run.
 //!
 //! Invariants: the ones of `dunlin_core::consensus`, by number: C1 one leader per term, C2 agreement, C3 no agreed entry
 //! is lost, C5 a word rests on a promise (and an entry) that is on disk, C6 who may lead. Linearizable answers: `linear`.
 //!
 //! Source: Raft's five properties (figure 3).
 //!
-//! Not here: C4, which the core asserts itself (a panic ends a run, too); C7, whose breach shows as C2 or C3.
+//! Not here: C4, which the core asserts itself (a panic ends a run, too); C7, whose violation shows as C2 or C3.
 
 use dunlin_core::consensus::{Consensus, Entry, Member};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
@@ -115,7 +115,7 @@ impl Checker {
                 other.0, me.0, term.0
             ));
         }
-        // A candidate may win its old term late, when a newer leader has agreed on more: that is no breach.
+        // A candidate may win its old term late, when a newer leader has agreed on more: that is no violation.
         let before = self
             .agreed
             .iter()

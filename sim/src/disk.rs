@@ -11,7 +11,7 @@
 //! Not here: bit rot. The log on disk has checksums and refuses damage in its middle (the fabric's own tests).
 
 use crate::random::Random;
-use dunlin_core::consensus::{Entry, Event, Promise, Restored, Snapshot};
+use dunlin_core::consensus::{Entry, Event, HardState, Restored, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use std::collections::VecDeque;
 
@@ -19,12 +19,12 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
     /// Durable.
-    pub promise: Promise,
+    pub hard_state: HardState,
     /// Durable.
     pub snapshot: Snapshot,
     /// Durable.
     pub log: Vec<Entry>,
-    promises: VecDeque<Promise>,
+    promises: VecDeque<HardState>,
     writes: VecDeque<Write>,
     /// Whether the replica took part before, so that an empty memory means a lost one.
     pub used: bool,
@@ -51,8 +51,8 @@ impl Disk {
         }
     }
     /// Queues a promise; true if nothing was under way.
-    pub fn promise(&mut self, promise: Promise) -> bool {
-        self.promises.push_back(promise);
+    pub fn hard_state(&mut self, hard_state: HardState) -> bool {
+        self.promises.push_back(hard_state);
         self.promises.len() == 1
     }
     /// Queues a write; true if nothing was under way.
@@ -61,11 +61,11 @@ impl Disk {
         self.writes.len() == 1
     }
     /// A promise is durable. Returns the report and whether more are queued.
-    pub fn finish_promise(&mut self) -> Option<(Event, bool)> {
-        let promise = self.promises.pop_front()?;
-        self.promise = promise;
+    pub fn finish_hard_state(&mut self) -> Option<(Event, bool)> {
+        let hard_state = self.promises.pop_front()?;
+        self.hard_state = hard_state;
         self.used = true;
-        Some((Event::PromisePersisted(promise), !self.promises.is_empty()))
+        Some((Event::HardStatePersisted(hard_state), !self.promises.is_empty()))
     }
     /// Up to `most` writes are durable (group commit). Returns the reports and whether more are queued.
     pub fn finish_writes(&mut self, most: usize, drop_old: bool) -> (Vec<Event>, bool) {
@@ -110,8 +110,8 @@ impl Disk {
     /// The power goes. What was under way is kept up to a random point; the write there may be torn.
     pub fn crash(&mut self, random: &mut Random) {
         for _ in 0..random.below(self.promises.len() as u64 + 1) {
-            if let Some(promise) = self.promises.pop_front() {
-                self.promise = promise;
+            if let Some(hard_state) = self.promises.pop_front() {
+                self.hard_state = hard_state;
                 self.used = true;
             }
         }
@@ -134,14 +134,14 @@ impl Disk {
         if memory {
             let (snapshot, log) = (first.clone(), Vec::new());
             return Restored {
-                promise: self.promise,
+                hard_state: self.hard_state,
                 snapshot,
                 log,
                 lost_memory: self.used,
             };
         }
         Restored {
-            promise: self.promise,
+            hard_state: self.hard_state,
             snapshot: self.snapshot.clone(),
             log: self.log.clone(),
             lost_memory: false,

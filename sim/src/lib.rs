@@ -1,7 +1,7 @@
 //! What it decides: whether the production consensus core keeps its promises in worlds that lie.
 //!
 //! Flow: `run(seeds, start, bug)` plays one world per seed on all cores: first faults and load (safety), then calm
-//! (liveness), then the clients' histories. The first breach, or panic, is the seed's verdict.
+//! (liveness), then the clients' histories. The first violation, or panic, is the seed's verdict.
 //!
 //! Invariants: a seed's verdict depends on nothing but the seed and the code.
 //!

@@ -298,7 +298,7 @@ impl World {
         host.clock_offset_us + self.now_us * rate / 1_000_000
     }
 
-    /// Makes a host step and does what it asks. An error is a breach.
+    /// Makes a host step and does what it asks. An error is a violation.
     pub fn step(&mut self, id: u8, event: Event) -> Result<(), String> {
         let clock_us = self.clock_us(id);
         let owner = self.hosts[usize::from(id)].owner.as_mut();
@@ -411,8 +411,8 @@ impl World {
             }
             Action::TruncateSuffix { from } => self.write(id, Write::Truncate(from)),
             Action::SaveSnapshot(snapshot) => self.write(id, Write::Snapshot(snapshot)),
-            Action::PersistPromise(promise) => {
-                if self.hosts[at].disk.promise(promise) {
+            Action::PersistHardState(hard_state) => {
+                if self.hosts[at].disk.hard_state(hard_state) {
                     let after_us = self.disk_us(id);
                     self.plan(after_us, Next::Promised(id, incarnation));
                 }
@@ -448,8 +448,11 @@ impl World {
             }
             Action::ReadReady { id: read, index } => self.clients.on_ready(id, read, index),
             Action::ReadRefused { id: read } => self.clients.on_refused(id, read),
-            Action::Breach { from, what } => {
-                return Err(format!("replica {id} saw a breach by replica {}: {what}", from.0));
+            Action::ProtocolViolation { from, what } => {
+                return Err(format!(
+                    "replica {id} saw a violation by replica {}: {what}",
+                    from.0
+                ));
             }
             Action::BecameFollower { .. } | Action::TransferFailed { .. } => {}
         }
@@ -517,19 +520,19 @@ impl World {
 
     fn check_word(&self, from: u8, to: u8, message: &Message) -> Result<(), String> {
         let host = &self.hosts[usize::from(from)];
-        let promise = host.disk.promise;
+        let hard_state = host.disk.hard_state;
         match message {
             Message::Vote {
                 term,
                 granted: true,
                 pre: false,
                 ..
-            } if promise.term != *term || promise.voted_for != Some(ReplicaId(to)) => Err(format!(
-                "C5: replica {from} gave {to} its vote of term {} with {promise:?}",
+            } if hard_state.term != *term || hard_state.voted_for != Some(ReplicaId(to)) => Err(format!(
+                "C5: replica {from} gave {to} its vote of term {} with {hard_state:?}",
                 term.0
             )),
-            Message::Ack { term, .. } if promise.term != *term => Err(format!(
-                "C5: replica {from} acknowledged in term {} with {promise:?} on disk",
+            Message::Ack { term, .. } if hard_state.term != *term => Err(format!(
+                "C5: replica {from} acknowledged in term {} with {hard_state:?} on disk",
                 term.0
             )),
             Message::Ack { durable, .. } if self.durability == Durability::Disk && durable.0 > 0 => {

@@ -13,7 +13,7 @@
 
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Bug, Config, Consensus, Durability, Entry, Event, Member, Message, Promise, Restored, Role,
+    Action, Bug, Config, Consensus, Durability, Entry, Event, HardState, Member, Message, Restored, Role,
     Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term};
@@ -35,7 +35,7 @@ struct Group {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Replica {
     node: Consensus,
-    promise: Promise,
+    hard_state: HardState,
     log: Vec<Entry>,
     applied: Index,
     chain: u64,
@@ -51,7 +51,7 @@ struct State {
     proposals: usize,
     restarts: u32,
     checker: Checker,
-    breach: Option<String>,
+    violation: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ enum Step {
 }
 
 impl Group {
-    fn start(&self, id: u8, promise: Promise, log: Vec<Entry>, restarts: u32) -> Consensus {
+    fn start(&self, id: u8, hard_state: HardState, log: Vec<Entry>, restarts: u32) -> Consensus {
         let cfg = Config {
             heartbeat_us: 0,
             election_min_us: 0,
@@ -86,7 +86,7 @@ impl Group {
         let mut node = Consensus::new(
             cfg,
             Restored {
-                promise,
+                hard_state,
                 snapshot,
                 log,
                 lost_memory,
@@ -142,9 +142,9 @@ impl Group {
                         events.push(Event::Persisted { ticket });
                     }
                     Action::TruncateSuffix { from } => replica.log.retain(|entry| entry.stamp.index < from),
-                    Action::PersistPromise(promise) => {
-                        replica.promise = promise;
-                        events.push(Event::PromisePersisted(promise));
+                    Action::PersistHardState(hard_state) => {
+                        replica.hard_state = hard_state;
+                        events.push(Event::HardStatePersisted(hard_state));
                     }
                     Action::Committed { through } => {
                         while replica.applied < through {
@@ -160,7 +160,9 @@ impl Group {
                         events.push(Event::Applied { through });
                     }
                     Action::BecameLeader { .. } => state.checker.on_leader(&replica.node, true)?,
-                    Action::Breach { from, what } => return Err(format!("{id} on {}: {what}", from.0)),
+                    Action::ProtocolViolation { from, what } => {
+                        return Err(format!("{id} on {}: {what}", from.0));
+                    }
                     _ => {}
                 }
             }
@@ -202,8 +204,8 @@ impl Model for Group {
 
     fn init_states(&self) -> Vec<State> {
         let replica = |id| Replica {
-            node: self.start(id, Promise::default(), Vec::new(), 0),
-            promise: Promise::default(),
+            node: self.start(id, HardState::default(), Vec::new(), 0),
+            hard_state: HardState::default(),
             log: Vec::new(),
             applied: Index(0),
             chain: 0,
@@ -215,7 +217,7 @@ impl Model for Group {
             proposals: 0,
             restarts: 0,
             checker: Checker::default(),
-            breach: None,
+            violation: None,
         };
         // Replica 0 leads term 1 with the witness's vote; nobody has heard of it yet.
         assert_eq!(self.happen(&mut state, 0, Event::Tick), Ok(()));
@@ -236,7 +238,7 @@ impl Model for Group {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Step>) {
-        if state.breach.is_some() {
+        if state.violation.is_some() {
             return;
         }
         for (id, replica) in state.replicas.iter().enumerate() {
@@ -286,13 +288,13 @@ impl Model for Group {
                 state.restarts += 1;
                 let restarts = state.restarts;
                 let replica = &mut state.replicas[usize::from(id)];
-                replica.node = self.start(id, replica.promise, replica.log.clone(), restarts);
+                replica.node = self.start(id, replica.hard_state, replica.log.clone(), restarts);
                 replica.applied = Index(0);
                 replica.chain = 0;
                 Ok(())
             }
         };
-        state.breach = done.err();
+        state.violation = done.err();
         (state != *last).then_some(state)
     }
 
@@ -305,7 +307,9 @@ impl Model for Group {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("no promise is broken", |_, state: &State| state.breach.is_none()),
+            Property::always("no promise is broken", |_, state: &State| {
+                state.violation.is_none()
+            }),
             Property::sometimes(
                 "something is agreed in the last term",
                 |model: &Self, state: &State| {
@@ -346,12 +350,12 @@ fn check(group: Group, depth: Option<usize>) -> Option<String> {
         .join();
     let states = checker.unique_state_count();
     let path = checker.discovery("no promise is broken");
-    let breach = path.map(|path| path.last_state().breach.clone().unwrap_or_default());
+    let violation = path.map(|path| path.last_state().violation.clone().unwrap_or_default());
     println!(
-        "{states} states, depth {}, breach {breach:?}: {name}",
+        "{states} states, depth {}, violation {violation:?}: {name}",
         checker.max_depth()
     );
-    if breach.is_none() && must_agree {
+    if violation.is_none() && must_agree {
         assert!(
             checker
                 .discovery("something is agreed in the last term")
@@ -359,7 +363,7 @@ fn check(group: Group, depth: Option<usize>) -> Option<String> {
             "{name} agrees on nothing"
         );
     }
-    breach
+    violation
 }
 
 fn group(durability: Durability, terms: u64, proposals: usize, restarts: u32) -> Group {

@@ -185,10 +185,10 @@ mod tests {
             preload: "/p".into(),
         };
         for one in [RunsUnder::Tcg, RunsUnder::Kvm, RunsUnder::Assisted(assisted)] {
-            let text = format!("memory_mib = 64\n{}", one.lines(Path::new("/lab/p")));
+            let text = format!("memory_mib = 64\n{}", one.lines(Path::new("/testbed/p")));
             let spec: dunlin_guest::VmSpec = toml::from_str(&text).unwrap();
             let preloads = matches!(one, RunsUnder::Assisted(_));
-            assert_eq!(spec.preload, preloads.then(|| "/lab/p".into()));
+            assert_eq!(spec.preload, preloads.then(|| "/testbed/p".into()));
             assert_eq!(one.refuses("pc", 2).is_some(), preloads);
             assert_eq!(one.refuses("pc", 1), None);
         }

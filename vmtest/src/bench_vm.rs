@@ -124,14 +124,14 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
     if policies.len() < 2 {
         return Ok(());
     }
-    let lab = standing::lab(spec.host_cpu_percent)?;
+    let testbed = standing::testbed(spec.host_cpu_percent)?;
     {
-        let cluster = standing::cluster(&lab, spec)?;
+        let cluster = standing::cluster(&testbed, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
         for policy in policies {
             let mut plan = standing::plan(spec, first.service, policy);
             plan.name = format!("check-{policy}");
-            let file = plan.write(&lab, &standing::guest(spec, first.service)?)?;
+            let file = plan.write(&testbed, &standing::guest(spec, first.service)?)?;
             // Whether it boots and is protected is not asked here. One at a time: six guests that boot leave a host's share of the
             // CPU nothing to answer with.
             for words in [
@@ -146,7 +146,7 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
             }
         }
     }
-    lab.close()
+    testbed.close()
 }
 
 /// The report of a run that has measured nothing so far.

@@ -7,6 +7,7 @@
 //! * **Source:** the take-over of PLOVER (NSDI'18, 4.4) as `ARCHITECTURE.md` has it.
 //! * **Not here:** variations of it; those are [`crate::scenario`].
 
+use dunlin_api::{FailoverStatus, Progress, Role};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -16,9 +17,9 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::client::{Counter, CounterReport, CounterSpec, load};
-use crate::cluster::{Cluster, Failover, VmPlan, await_service};
+use crate::cluster::{Cluster, VmPlan, await_service};
 use crate::image::{self, GuestImage};
-use crate::lab::{Lab, LabSpec};
+use crate::testbed::{Testbed, TestbedSpec};
 use crate::traces;
 
 /// Nothing in the demo may take longer than this, however busy the machine is.
@@ -55,7 +56,7 @@ pub struct Kill {
     /// The longest time that a client had no answer around the kill.
     pub gap_us: u64,
     /// What the new primary says about it.
-    pub failover: Failover,
+    pub failover: FailoverStatus,
     /// From the restart of the host's daemon until the VM was protected again.
     pub reprotected_ms: u64,
 }
@@ -115,16 +116,16 @@ impl DemoReport {
 /// # Errors
 /// When something did not happen at all; what happened wrongly is in the report.
 pub fn run(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     say(&format!(
         "hosts a {}, b {}, witness c {}, and a client {}: network namespaces, joined by a switch",
-        lab.node("a").address(),
-        lab.node("b").address(),
-        lab.node("c").address(),
-        lab.node("client").address()
+        testbed.node("a").address(),
+        testbed.node("b").address(),
+        testbed.node("c").address(),
+        testbed.node("client").address()
     ));
     let mut report = {
-        let mut cluster = Cluster::init(&lab, &spec.dunlin, &["a", "b", "c"])?;
+        let mut cluster = Cluster::init(&testbed, &spec.dunlin, &["a", "b", "c"])?;
         match story(&mut cluster, spec, say) {
             Ok(report) => report,
             Err(error) => {
@@ -135,7 +136,7 @@ pub fn run(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
             }
         }
     };
-    if let Err(error) = lab.close() {
+    if let Err(error) = testbed.close() {
         report.failures.push(format!("{error:#}"));
     }
     report.passed = report.failures.is_empty();
@@ -144,8 +145,8 @@ pub fn run(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
 
 fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
     let begun = Instant::now();
-    let lab = cluster.lab();
-    let client = lab.node("client");
+    let testbed = cluster.testbed();
+    let client = testbed.node("client");
     cluster.start_hosts()?;
     say("daemons run on a, b and c, and trust each other by the keys that 'dunlin init' made");
 
@@ -153,7 +154,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         disk_mib: spec.disk_mib,
         ..VmPlan::redis(&spec.policy)
     };
-    let file = plan.write(lab, &spec.image)?;
+    let file = plan.write(testbed, &spec.image)?;
     let up = Instant::now();
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let target = service();
@@ -297,11 +298,13 @@ fn await_protected_with_progress(
     let mut last = String::new();
     cluster.await_status(&format!("VM {vm} protected again"), PATIENCE, |hosts| {
         for host in hosts {
-            let Some(vm) = host.vm(vm).filter(|vm| vm.role == "primary" && !vm.protected) else {
+            let Some(vm) = host.vm(vm).filter(|vm| vm.role == Role::Primary && !vm.protected) else {
                 continue;
             };
-            let now = progress(&vm.progress);
-            if !now.is_empty() && now != last {
+            let Some(now) = vm.progress.as_ref().map(progress) else {
+                continue;
+            };
+            if now != last {
                 say(&format!("  host {}: {now}", host.host));
                 last = now;
             }
@@ -309,30 +312,22 @@ fn await_protected_with_progress(
         let with_role = |role: &str| {
             hosts
                 .iter()
-                .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))
+                .find(|host| host.vm(vm).is_some_and(|vm| vm.role.as_str() == role))
         };
         let primary = with_role("primary").filter(|host| host.vm(vm).is_some_and(|vm| vm.protected))?;
         Some((primary.host.clone(), with_role("backup")?.host.clone()))
     })
 }
 
-/// A progress object on one line: `phase 3/5`, whatever its keys are.
-fn progress(value: &serde_json::Value) -> String {
-    match value {
-        serde_json::Value::Null => String::new(),
-        serde_json::Value::Object(map) => {
-            let parts: Vec<String> = map.iter().map(|(key, value)| format!("{key} {value}")).collect();
-            parts.join(", ")
-        }
-        other => other.to_string(),
-    }
+fn progress(of: &Progress) -> String {
+    format!("{}, {} of {} bytes", of.what, of.done, of.total)
 }
 
 /// redis-benchmark beside the counters: a second, foreign, judge of whether connections survive.
 struct Load(Option<Child>);
 
 impl Load {
-    fn start(client: &crate::lab::Node, spec: &DemoSpec, target: SocketAddr) -> Result<Self> {
+    fn start(client: &crate::testbed::Node, spec: &DemoSpec, target: SocketAddr) -> Result<Self> {
         if spec.load_connections == 0 {
             return Ok(Self(None));
         }

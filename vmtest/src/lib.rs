@@ -1,9 +1,9 @@
 //! Real QEMU end to end: a guest image, hosts as network namespaces, clients that check every answer.
 //!
 //! * **Decides:** nothing. It builds a small world on one machine, runs the `dunlin` executable in it and watches.
-//! * **Flow:** [`image`] (what runs in the VM) -> [`lab`] (hosts, switch, faults) -> [`cluster`] (daemons) ->
+//! * **Flow:** [`image`] (what runs in the VM) -> [`testbed`] (hosts, switch, faults) -> [`cluster`] (daemons) ->
 //!   [`client`] (load and checks) -> [`traces`] (nothing is left); [`demo`] is all of it once.
-//! * **Invariants:** (1) whatever a [`lab::Lab`] made is gone when it is dropped, and when its process dies in
+//! * **Invariants:** (1) whatever a [`testbed::Testbed`] made is gone when it is dropped, and when its process dies in
 //!   any other way; (2) the faults are real: a killed host is a SIGKILL of all of its processes at once.
 //! * **Source:** `ARCHITECTURE.md`, and the demo and benchmark that `README.md` describes.
 //! * **Not here:** any use of Dunlin's crates: these tests use only the executable, as a user does.
@@ -16,7 +16,6 @@ pub mod client;
 pub mod cluster;
 pub mod demo;
 pub mod image;
-pub mod lab;
 pub mod linear;
 pub mod page;
 pub mod paths;
@@ -26,6 +25,7 @@ pub mod program;
 mod random;
 pub mod recording;
 pub mod scenario;
+pub mod testbed;
 pub mod traces;
 
 /// Whether this process runs as root, which network namespaces need.

@@ -4,24 +4,25 @@
 //!   changed without a second question, no text is executed, nothing is asked elsewhere.
 //! * **Flow:** three hosts, the browser before the witness's page -> no VM, hostile events, a dead host -> a VM (or a bare program) healthy, handed over,
 //!   unprotected after its host's death, refused, joining, healthy again -> twenty at once -> one host less.
-//! * **Invariants:** (1) all that is shown comes from the daemons of the lab; only the hostile events were put into a host's record by this test;
+//! * **Invariants:** (1) all that is shown comes from the daemons of the testbed; only the hostile events were put into a host's record by this test;
 //!   (2) each state is waited for on the page itself before it is judged.
 //! * **Source:** docs/page.md. **Not here:** how the browser is steered ([`browser`]), the API without a browser (`node/tests/api.rs`).
 
 mod browser;
 pub mod watched;
 
+use dunlin_api::Role;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
 use crate::image::GuestImage;
-use crate::lab::{Lab, LabSpec};
 use crate::program::Plan;
+use crate::testbed::{Testbed, TestbedSpec};
 use browser::Browser;
 pub use browser::Tools;
 
@@ -83,7 +84,7 @@ impl Person<'_> {
 /// # Errors
 /// With the first thing that is not as it should be; the daemons' logs are kept.
 pub fn test(spec: &PageSpec, say: &mut dyn FnMut(&str)) -> Result<PageReport> {
-    in_a_lab("page", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+    in_a_testbed("page", &TestbedSpec::three_hosts(), &spec.dunlin, |cluster| {
         let hostile = remember_hostile_events(cluster)?;
         cluster.start_hosts()?;
         let (browser, version) = Browser::open(cluster, &spec.tools, SEEN_FROM)?;
@@ -94,20 +95,20 @@ pub fn test(spec: &PageSpec, say: &mut dyn FnMut(&str)) -> Result<PageReport> {
             say,
         };
         without_a_vm(cluster, &mut person, &hostile)?;
-        let lab = cluster.lab();
+        let testbed = cluster.testbed();
         one(
             cluster,
             &mut person,
             "program",
             "sessions",
-            &Plan::redis(lab)?.write(lab)?,
+            &Plan::redis(testbed)?.write(testbed)?,
         )?;
         if let Some(guest) = &spec.guest {
             let plan = VmPlan {
                 name: "shop".to_owned(),
                 ..VmPlan::redis("dunlin")
             };
-            let file = plan.write(lab, guest)?;
+            let file = plan.write(testbed, guest)?;
             one(cluster, &mut person, "vm", "shop", &file)?;
         }
         twenty(cluster, &mut person)?;
@@ -119,7 +120,7 @@ pub fn test(spec: &PageSpec, say: &mut dyn FnMut(&str)) -> Result<PageReport> {
 /// No VM; hostile texts; a host that is lost and comes again.
 fn without_a_vm(cluster: &mut Cluster<'_>, person: &mut Person<'_>, hostile: &[String]) -> Result<()> {
     person.browser.awaits("#sum-title", "Nothing to protect")?;
-    person.browser.awaits("title", "lab – Dunlin")?;
+    person.browser.awaits("title", "testbed – Dunlin")?;
     for host in ["a", "b", "c"] {
         person.browser.awaits(".host[data-reached=yes] h3", host)?;
     }
@@ -135,7 +136,7 @@ fn without_a_vm(cluster: &mut Cluster<'_>, person: &mut Person<'_>, hostile: &[S
     person.browser.awaits("#sum-title", "Host b is not reached")?;
     person
         .browser
-        .awaits("title", "! Host b is not reached – lab – Dunlin")?;
+        .awaits("title", "! Host b is not reached – testbed – Dunlin")?;
     person.sees("error")?;
     cluster.start_host("b")?;
     person.browser.awaits(".host[data-reached=yes] h3", "b")
@@ -151,13 +152,13 @@ fn one(
 ) -> Result<()> {
     let badge = ".vm .badge";
     cluster.dunlin("a", &["up", path(file)?])?;
-    await_service(cluster.lab().node("client"), service(), PATIENCE)?;
+    await_service(cluster.testbed().node("client"), service(), PATIENCE)?;
     let (primary, _) = cluster.await_protected(name, PATIENCE)?;
     person.browser.awaits(badge, "Protected")?;
     person.browser.awaits("#sum-title", "protected")?;
     person
         .browser
-        .awaits("title", &format!("{name} – lab – Dunlin"))?;
+        .awaits("title", &format!("{name} – testbed – Dunlin"))?;
     person.sees(&format!("{kind}-healthy"))?;
     let places = person.browser.tabs()?;
     (person.say)(&format!("{kind}: the tabulator comes to all {places} places"));
@@ -198,11 +199,11 @@ fn one(
 
     if kind == "vm" {
         // A copy over a slow cable, so that it is seen on its way. A small program's is there before anybody sees it.
-        cluster.lab().slow_link(&primary, SLOW_KBIT, QUEUE_MS)?;
+        cluster.testbed().slow_link(&primary, SLOW_KBIT, QUEUE_MS)?;
         cluster.start_host(&primary)?;
         person.browser.awaits(badge, "Becoming protected")?;
         person.sees("vm-joining")?;
-        cluster.lab().mend_link(&primary)?;
+        cluster.testbed().mend_link(&primary)?;
     } else {
         cluster.start_host(&primary)?;
     }
@@ -220,12 +221,12 @@ fn one(
 fn twenty(cluster: &mut Cluster<'_>, person: &mut Person<'_>) -> Result<()> {
     let begun = Instant::now();
     for number in 0..TWENTY {
-        let file = small(cluster.lab(), number)?;
+        let file = small(cluster.testbed(), number)?;
         cluster.dunlin("a", &["up", path(&file)?])?;
     }
     cluster.await_status("twenty of twenty protected", PATIENCE, |hosts| {
         let protected = hosts.iter().flat_map(|host| &host.vms);
-        let protected = protected.filter(|vm| vm.role == "primary" && vm.protected);
+        let protected = protected.filter(|vm| vm.role == Role::Primary && vm.protected);
         (protected.count() == TWENTY).then_some(())
     })?;
     (person.say)(&format!(
@@ -266,7 +267,7 @@ fn refused(person: &mut Person<'_>, name: &str, what: &str, state: &str) -> Resu
 }
 
 /// The file of one of twenty: as little as a program can be.
-fn small(lab: &Lab, number: usize) -> Result<PathBuf> {
+fn small(testbed: &Testbed, number: usize) -> Result<PathBuf> {
     let name = format!("service-{:02}", number + 1);
     let (members, witness) = match number {
         0..ELSEWHERE => ("[\"a\", \"c\"]", "b"),
@@ -276,10 +277,10 @@ fn small(lab: &Lab, number: usize) -> Result<PathBuf> {
         "name = \"{name}\"\nmembers = {members}\nwitness = \"{witness}\"\n\n[program]\n\
          command = [\"/bin/busybox\", \"httpd\", \"-f\", \"-p\", \"8080\", \"-h\", \"{}\"]\nport = 8080\n\n\
          [[program.nics]]\nmac = \"52:54:00:12:35:{number:02x}\"\nbridge = \"br0\"\naddress = \"10.77.4.{}/16\"\n",
-        lab.dir().display(),
+        testbed.dir().display(),
         number + 1
     );
-    let file = lab.dir().join(format!("{name}.toml"));
+    let file = testbed.dir().join(format!("{name}.toml"));
     std::fs::write(&file, text)?;
     Ok(file)
 }

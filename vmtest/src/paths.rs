@@ -46,12 +46,12 @@ pub fn promtool() -> PathBuf {
     }
 }
 
-/// Where runs of the lab keep their hosts' files; each run makes and removes its own directory in it.
+/// Where runs of the testbed keep their hosts' files; each run makes and removes its own directory in it.
 ///
 /// Not in the target directory: QEMU runs as an ordinary user who need not be able to look into the workspace, the
 /// control sockets' paths have to be short, and unlike /tmp this is a real disk on every system.
-pub fn lab_runs() -> PathBuf {
-    PathBuf::from("/var/tmp/dunlin-lab")
+pub fn testbed_runs() -> PathBuf {
+    PathBuf::from("/var/tmp/dunlin-testbed")
 }
 
 /// Where the logs of a run that failed are kept for looking at.

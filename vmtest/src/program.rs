@@ -1,4 +1,4 @@
-//! A bare program survives its host: redis, unmodified, without a VM, on two hosts of a lab.
+//! A bare program survives its host: redis, unmodified, without a VM, on two hosts of a testbed.
 //!
 //! * **Decides:** what passes: nothing lost, doubled, reset or refused, whoever dies; what a person is told where it cannot go on.
 //! * **Flow:** three hosts -> `dunlin up` of a file with `[program]` -> clients that check each answer -> a fault -> their verdict ->
@@ -22,6 +22,7 @@ pub mod services;
 mod stories;
 mod time;
 
+use dunlin_api::{EventKind, ProgramStatus};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -29,9 +30,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::client::{Counter, CounterReport, CounterSpec, load};
-use crate::cluster::{Cluster, in_a_lab};
+use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
-use crate::lab::{Lab, LabSpec};
+use crate::testbed::{Testbed, TestbedSpec};
 use crate::traces;
 
 pub use guard::joins;
@@ -49,7 +50,7 @@ const NAME: &str = "sessions";
 /// Its card.
 const MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x57];
 
-/// A program's file, written for the lab.
+/// A program's file, written for the testbed.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Program and arguments.
@@ -60,8 +61,8 @@ pub struct Plan {
 
 impl Plan {
     /// redis without a file, as nobody.
-    pub fn redis(lab: &Lab) -> Result<Self> {
-        let server = lab.dir().join("redis-server");
+    pub fn redis(testbed: &Testbed) -> Result<Self> {
+        let server = testbed.dir().join("redis-server");
         if !server.exists() {
             std::fs::copy(REDIS, &server)
                 .with_context(|| format!("{REDIS} is not here: cargo xtask setup"))?;
@@ -91,8 +92,8 @@ impl Plan {
     }
 
     /// Writes it, and says where.
-    pub fn write(&self, lab: &Lab) -> Result<PathBuf> {
-        let file = lab.dir().join(format!("{NAME}.toml"));
+    pub fn write(&self, testbed: &Testbed) -> Result<PathBuf> {
+        let file = testbed.dir().join(format!("{NAME}.toml"));
         let address = format!("{}/16", service().ip());
         let text = format!(
             "name = \"{NAME}\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n\n[program]\ncommand = {:?}\n{}\n\n[[program.nics]]\n\
@@ -177,16 +178,16 @@ impl DemoReport {
 /// # Errors
 /// When something did not happen at all; what happened wrongly is in the report.
 pub fn demo(spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
-    in_a_lab("program", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+    in_a_testbed("program", &TestbedSpec::three_hosts(), &spec.dunlin, |cluster| {
         tell(cluster, spec, say)
     })
 }
 
 fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -> Result<DemoReport> {
-    let lab = cluster.lab();
-    let client = lab.node("client");
+    let testbed = cluster.testbed();
+    let client = testbed.node("client");
     cluster.start_hosts()?;
-    let (primary, backup) = up(cluster, &Plan::redis_with_data(lab)?)?;
+    let (primary, backup) = up(cluster, &Plan::redis_with_data(testbed)?)?;
     say(&format!(
         "redis-server, without a VM, serves at {}: {primary} is the primary, {backup} the backup, each with a copy of its own, and with an \
          image of {} MiB to which it writes each command before it answers",
@@ -216,7 +217,7 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
         }
     };
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
-    let matched = figure(cluster, &primary, "matched")?;
+    let matched = figure(cluster, &primary, |program| program.matched)?;
     say(&format!(
         "load: {} clients count, each on a key of its own and all on one; redis-benchmark with {} connections; both copies have said \
          the same {matched} times",
@@ -250,7 +251,7 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
         if number < spec.kills {
             cluster.await_protected(NAME, PATIENCE)?;
             let events = cluster.events(&primary)?;
-            let joined = events.iter().rev().find(|event| event.kind == "joined");
+            let joined = events.iter().rev().find(|event| event.kind == EventKind::Joined);
             let joined = joined.context("a program that is protected again, and no event of that")?;
             say(&format!("host {dead} is back: {}", joined.text));
             counter.await_more(ACKNOWLEDGED, PATIENCE)?;
@@ -308,7 +309,7 @@ fn tell(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) -
 
 /// Starts it, and waits until both copies run: the primary's and the backup's host.
 fn up(cluster: &Cluster<'_>, plan: &Plan) -> Result<(String, String)> {
-    let file = plan.write(cluster.lab())?;
+    let file = plan.write(cluster.testbed())?;
     cluster.dunlin("a", &["up", path(&file)?])?;
     cluster.await_protected(NAME, PATIENCE)
 }
@@ -320,7 +321,7 @@ fn path(path: &Path) -> Result<&str> {
 /// Clients on so many connections.
 fn count(cluster: &Cluster<'_>, connections: usize) -> Result<Counter> {
     Counter::start(
-        cluster.lab().node("client"),
+        cluster.testbed().node("client"),
         &CounterSpec {
             target: service(),
             connections,
@@ -331,10 +332,10 @@ fn count(cluster: &Cluster<'_>, connections: usize) -> Result<Counter> {
 }
 
 /// A number of `status --json` on that host, of the program.
-fn figure(cluster: &Cluster<'_>, host: &str, name: &str) -> Result<u64> {
+fn figure(cluster: &Cluster<'_>, host: &str, of: fn(&ProgramStatus) -> u64) -> Result<u64> {
     cluster.await_status("the program's figures", PATIENCE, |hosts| {
         let host = hosts.iter().find(|known| known.host == host)?;
-        host.vm(NAME)?.more.get("program")?.get(name)?.as_u64()
+        host.vm(NAME)?.program.as_ref().map(of)
     })
 }
 

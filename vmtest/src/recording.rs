@@ -23,11 +23,11 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::image::GuestImage;
-use crate::lab::LabSpec;
 use crate::paths;
 use crate::scenario::ledger::equal_images_on;
+use crate::testbed::TestbedSpec;
 
 pub use picture::draw;
 use scraper::Scraper;
@@ -68,9 +68,12 @@ pub struct RecordingSpec {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(spec: &RecordingSpec, say: &mut dyn FnMut(&str)) -> Result<Recording> {
-    in_a_lab("recording", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
-        play(cluster, spec, say)
-    })
+    in_a_testbed(
+        "recording",
+        &TestbedSpec::three_hosts(),
+        &spec.dunlin,
+        |cluster| play(cluster, spec, say),
+    )
 }
 
 /// What is told while it happens: to a person, and into the recording.
@@ -87,7 +90,7 @@ impl Teller<'_> {
 }
 
 fn play(cluster: &mut Cluster<'_>, spec: &RecordingSpec, say: &mut dyn FnMut(&str)) -> Result<Recording> {
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     let mut hosts = Vec::new();
     for host in cluster.hosts() {
         hosts.push((host.clone(), cluster.serve_metrics(host)?));
@@ -103,7 +106,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &RecordingSpec, say: &mut dyn FnMut(&st
         ..VmPlan::redis("dunlin")
     };
     let vm = plan.name.as_str();
-    let file = plan.write(cluster.lab(), &spec.image)?;
+    let file = plan.write(cluster.testbed(), &spec.image)?;
     teller.step("VM up", "");
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     await_service(client, plan.service(), PATIENCE)?;
@@ -149,7 +152,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &RecordingSpec, say: &mut dyn FnMut(&st
 fn moves_and_dies(cluster: &mut Cluster<'_>, vm: &str, teller: &mut Teller<'_>) -> Result<()> {
     let (primary, _) = cluster.await_protected(vm, PATIENCE)?;
     teller.step("failover", &format!(": away from {primary}"));
-    cluster.dunlin(&primary, &["failover", vm])?;
+    cluster.dunlin(&primary, &["switchover", vm])?;
     cluster.await_take_over(vm, &primary, PATIENCE)?;
     cluster.await_protected(vm, PATIENCE)?;
     teller.scraper.await_looks(STRETCH)?;

@@ -1,7 +1,7 @@
 //! What Dunlin leaves behind: nothing, after `down`, after a crash, after Ctrl-C.
 //!
-//! Only what the run itself has made counts: each host of a lab has its network, its /run and its /dev/shm to itself
-//! ([`crate::lab::Node::traces`]), and processes are told by their cgroup.
+//! Only what the run itself has made counts: each host of a testbed has its network, its /run and its /dev/shm to itself
+//! ([`crate::testbed::Node::traces`]), and processes are told by their cgroup.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ pub fn after_down(cluster: &Cluster<'_>) -> Result<Vec<String>> {
     let mut left = Vec::new();
     let running = cluster.running();
     for host in cluster.hosts() {
-        let node = cluster.lab().node(host);
+        let node = cluster.testbed().node(host);
         left.extend(node.traces()?);
         let commands: Vec<String> = node.pids().into_iter().filter_map(command_of).collect();
         let expected = usize::from(running.contains(host));

@@ -171,8 +171,8 @@ fn run(task: Task) -> Result<()> {
     }
 }
 
-/// Set-up and build for a command that runs VMs in the lab. The lab needs root: an ordinary user's build is handed
-/// over to sudo here, so that nothing root-owned gets into the target directory but what the lab itself keeps.
+/// Set-up and build for a command that runs VMs in the testbed. The testbed needs root: an ordinary user's build is handed
+/// over to sudo here, so that nothing root-owned gets into the target directory but what the testbed itself keeps.
 fn ready(release: bool) -> Result<PathBuf> {
     /// Set when this process is the one that sudo started: all is built.
     const BUILT: &str = "DUNLIN_XTASK_BUILT";

@@ -360,17 +360,17 @@ fn play(
                 ));
             }
             if one.audit {
-                let of = |name: &str| outcome.syncs.get(name).copied().unwrap_or_default();
+                let median = outcome.syncs.clone().unwrap_or_default();
                 words.push_str(&format!(
-                    "; median sync: {} pages united, {} of them ahead, {} divergent, {} hashes as a list, {} as a tree in {} rounds, \
+                    "; median sync: {} pages united, {} of them pre-copied, {} divergent, {} hashes as a list, {} as a tree in {} rounds, \
                      {} bytes",
-                    of("united"),
-                    of("ahead"),
-                    of("divergent"),
-                    of("list_hashes"),
-                    of("tree_hashes"),
-                    of("tree_rounds"),
-                    of("bytes")
+                    median.united,
+                    median.pre_copied,
+                    median.divergent,
+                    median.list_hashes,
+                    median.tree_hashes,
+                    median.tree_rounds,
+                    median.bytes
                 ));
             }
             words

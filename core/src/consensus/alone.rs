@@ -22,7 +22,7 @@ use super::follow::Following;
 use super::log::Log;
 use super::order::Order;
 use super::recover::Recovery;
-use super::{Action, Consensus, Durability, EntryKind, Promise, Role, Snapshot};
+use super::{Action, Consensus, Durability, EntryKind, HardState, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term};
 use crate::wire::consensus::encode_members;
 
@@ -42,8 +42,8 @@ fn next_order(term: Term, me: ReplicaId) -> Term {
 }
 
 /// S2, after a crash: an order was promised to another that the log knows nothing of.
-pub(super) fn is_overruled(promise: Promise, last: Term, me: ReplicaId) -> bool {
-    order_of(promise.term) > order_of(last) && promise.voted_for != Some(me)
+pub(super) fn is_overruled(hard_state: HardState, last: Term, me: ReplicaId) -> bool {
+    order_of(hard_state.term) > order_of(last) && hard_state.voted_for != Some(me)
 }
 
 /// What is left of a log: whom to ask.
@@ -64,8 +64,8 @@ impl Consensus {
         }
         self.follow(None, out);
         self.owed_vote = None;
-        self.promise = Promise {
-            term: next_order(self.promise.term, self.cfg.me),
+        self.hard_state = HardState {
+            term: next_order(self.hard_state.term, self.cfg.me),
             voted_for: Some(self.cfg.me),
         };
         self.role = Role::Candidate { pre: false };
@@ -100,8 +100,8 @@ impl Consensus {
         };
         let snapshot = self.log.snapshot();
         if self.cfg.durability == Durability::Disk {
-            self.promise_asked = self.promise;
-            out.push(Action::PersistPromise(self.promise));
+            self.hard_state_asked = self.hard_state;
+            out.push(Action::PersistHardState(self.hard_state));
             out.push(Action::SaveSnapshot(snapshot.clone()));
             out.push(Action::TruncateSuffix { from: Index(1) });
         }

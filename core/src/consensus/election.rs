@@ -16,7 +16,7 @@
 //! Not here: how the winner leads (`propose`); what a candidate that is behind pulls (`recover`).
 
 use super::quorum::majority;
-use super::{Action, Bug, Consensus, Member, Message, Promise, Role, Stand};
+use super::{Action, Bug, Consensus, HardState, Member, Message, Role, Stand};
 use crate::units::{ReplicaId, Term, Viewstamp};
 
 /// A transfer of the office is given up after so many of the longest election time-outs (Ongaro 3.10 gives it one). An heir on a busy host needs more,
@@ -41,14 +41,8 @@ pub(super) struct Votes {
 
 impl Consensus {
     pub(super) fn me_in_force(&self) -> Option<Member> {
-        let me = |members: &[Member]| members.iter().find(|member| member.id == self.cfg.me).copied();
-        if self.bugged(Bug::CompleteWhenCommitted) && self.log.members_index() > self.order.committed() {
-            return me(self.log.members()).map(|member| Member {
-                complete: true,
-                ..member
-            });
-        }
-        me(self.log.members())
+        let mut members = self.log.members().iter();
+        members.find(|member| member.id == self.cfg.me).copied()
     }
 
     /// E3.
@@ -85,7 +79,7 @@ impl Consensus {
         if self.leader.take().is_some() {
             self.heard_us = None;
             out.push(Action::BecameFollower {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 leader: None,
             });
         }
@@ -112,7 +106,7 @@ impl Consensus {
         self.leader = None;
         self.heard_us = None;
         out.push(Action::BecameFollower {
-            term: self.promise.term,
+            term: self.hard_state.term,
             leader: None,
         });
         if !self.may_campaign() {
@@ -155,7 +149,7 @@ impl Consensus {
         self.leader = None;
         self.role = Role::Candidate { pre: true };
         self.votes = Votes::default();
-        let term = Term(self.promise.term.0 + 1);
+        let term = Term(self.hard_state.term.0 + 1);
         self.say_to_members(
             &Message::RequestVote {
                 term,
@@ -171,9 +165,9 @@ impl Consensus {
 
     /// Raises the term; asks when the own promise is on disk (`on_promise_persisted`).
     fn campaign(&mut self, handed_over: bool, out: &mut Vec<Action>) {
-        let term = Term(self.promise.term.0 + 1);
+        let term = Term(self.hard_state.term.0 + 1);
         self.obey_term(term, out);
-        self.promise = Promise {
+        self.hard_state = HardState {
             term,
             voted_for: Some(self.cfg.me),
         };
@@ -194,7 +188,7 @@ impl Consensus {
             return self.lead_alone(out);
         }
         let message = Message::RequestVote {
-            term: self.promise.term,
+            term: self.hard_state.term,
             last: self.log.last(),
             why: if self.votes.handed_over {
                 Stand::HandedOver
@@ -225,8 +219,8 @@ impl Consensus {
             let patience_us = self.patience_us();
             let hears = |heard: u64| self.awake_us() < heard.saturating_add(patience_us);
             let hears = bound || (self.heard_us.is_some_and(hears) && !self.bugged(Bug::VotesWhenBound));
-            let granted = term > self.promise.term && fit && !hears && self.role != Role::Leader;
-            let term = if granted { term } else { self.promise.term };
+            let granted = term > self.hard_state.term && fit && !hears && self.role != Role::Leader;
+            let term = if granted { term } else { self.hard_state.term };
             let message = Message::Vote {
                 term,
                 granted,
@@ -240,25 +234,25 @@ impl Consensus {
             // X1: not even its term is taken over: the leader that is heard would be deposed by it.
             return;
         }
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             self.obey_term(term, out);
         }
         if self.role == Role::Recovering {
             return; // It was declared dead by whoever stood for this term (S2).
         }
-        let free = self.promise.voted_for.is_none_or(|whom| whom == from);
-        if term == self.promise.term && fit && free && self.role != Role::Leader {
-            self.promise.voted_for = Some(from);
+        let free = self.hard_state.voted_for.is_none_or(|whom| whom == from);
+        if term == self.hard_state.term && fit && free && self.role != Role::Leader {
+            self.hard_state.voted_for = Some(from);
             self.owed_vote = Some(from);
             let wait_us = self.draw_election_us();
             self.rest(wait_us);
-            if self.promise_kept == self.promise || self.bugged(Bug::VotesBeforePersist) {
+            if self.hard_state_kept == self.hard_state || self.bugged(Bug::VotesBeforePersist) {
                 self.owed_vote = None;
                 self.say_vote(from, out);
             }
-        } else if self.promise_kept.term == self.promise.term {
+        } else if self.hard_state_kept.term == self.hard_state.term {
             let message = Message::Vote {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 granted: false,
                 pre,
                 last: self.log.last(),
@@ -269,7 +263,7 @@ impl Consensus {
 
     pub(super) fn say_vote(&self, to: ReplicaId, out: &mut Vec<Action>) {
         let message = Message::Vote {
-            term: self.promise.term,
+            term: self.hard_state.term,
             granted: true,
             pre: false,
             last: self.log.last(),
@@ -288,16 +282,16 @@ impl Consensus {
     ) {
         if granted {
             let asked = if pre {
-                Term(self.promise.term.0 + 1)
+                Term(self.hard_state.term.0 + 1)
             } else {
-                self.promise.term
+                self.hard_state.term
             };
             if self.role == (Role::Candidate { pre }) && term == asked {
                 self.count_vote(from, out);
             }
             return;
         }
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             self.obey_term(term, out);
             return self.retry_soon();
         }
@@ -393,7 +387,7 @@ impl Consensus {
         out.push(Action::Send {
             to,
             message: Message::Campaign {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 beat,
             },
         });
@@ -429,7 +423,7 @@ impl Consensus {
     /// The leader hands over to me: campaign without asking before (the others still hear it).
     pub(super) fn on_campaign(&mut self, from: ReplicaId, term: Term, beat: u64, out: &mut Vec<Action>) {
         let late = self.following.has_heard_after(beat);
-        if term == self.promise.term && self.leader == Some(from) && !late && self.may_campaign() {
+        if term == self.hard_state.term && self.leader == Some(from) && !late && self.may_campaign() {
             self.campaign(true, out);
         }
     }

@@ -16,7 +16,7 @@
 //! Not here: how entries get here (the fabric's ring per peer and term), the rest of a recovery (`recover`).
 
 use super::quorum::majority;
-use super::{Action, Bug, Consensus, Durability, Entry, EntryKind, Message, Promise, Role, Snapshot};
+use super::{Action, Bug, Consensus, Durability, Entry, EntryKind, HardState, Message, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 
 /// What a follower knows of the leader of its term.
@@ -52,9 +52,9 @@ impl Following {
 impl Consensus {
     /// Promises a newer term.
     pub(super) fn obey_term(&mut self, term: Term, out: &mut Vec<Action>) {
-        assert!(term > self.promise.term, "C5: a promise goes only forwards");
-        let declared_dead = super::alone::order_of(term) > super::alone::order_of(self.promise.term);
-        self.promise = Promise {
+        assert!(term > self.hard_state.term, "C5: a promise goes only forwards");
+        let declared_dead = super::alone::order_of(term) > super::alone::order_of(self.hard_state.term);
+        self.hard_state = HardState {
             term,
             voted_for: None,
         };
@@ -87,30 +87,30 @@ impl Consensus {
         };
         self.rest(wait_us);
         out.push(Action::BecameFollower {
-            term: self.promise.term,
+            term: self.hard_state.term,
             leader,
         });
     }
 
     /// A word from a leader of `term`: true if it is the one to follow (F1).
     pub(super) fn hear_leader(&mut self, from: ReplicaId, term: Term, out: &mut Vec<Action>) -> bool {
-        if term < self.promise.term {
+        if term < self.hard_state.term {
             // The deposed leader learns it from the term.
             let message = Message::Ack {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 durable: Index(0),
                 beat: 0,
             };
-            if self.promise_kept.term == self.promise.term {
+            if self.hard_state_kept.term == self.hard_state.term {
                 out.push(Action::Send { to: from, message });
             }
             return false;
         }
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             self.obey_term(term, out);
         }
         if self.role == Role::Leader || self.leader.is_some_and(|leader| leader != from) {
-            out.push(Action::Breach {
+            out.push(Action::ProtocolViolation {
                 from,
                 what: "a second leader in one term (C1)",
             });
@@ -153,7 +153,7 @@ impl Consensus {
                 term,
                 hint: self.hint(prev.index),
             };
-            if self.promise_kept.term == self.promise.term {
+            if self.hard_state_kept.term == self.hard_state.term {
                 out.push(Action::Send { to: from, message });
             }
             return;
@@ -161,7 +161,7 @@ impl Consensus {
         let had = self.log.last();
         match self.merge(term, prev, entries, out) {
             Ok(through) => self.following.matched = self.following.matched.max(through),
-            Err(what) => return out.push(Action::Breach { from, what }),
+            Err(what) => return out.push(Action::ProtocolViolation { from, what }),
         }
         self.advance_follower(out);
         // With a disk, new entries are acknowledged when they are there (`on_durable`).
@@ -279,13 +279,13 @@ impl Consensus {
         let held = self.acknowledged();
         let may = self.followers_count()
             && self.role != Role::Recovering
-            && self.promise_kept.term == self.promise.term
+            && self.hard_state_kept.term == self.hard_state.term
             && self.is_member(self.cfg.me)
             && self.leader.is_some_and(|leader| self.is_member(leader));
         let own_term = || {
             self.log
                 .stamp(held)
-                .is_some_and(|stamp| stamp.term == self.promise.term)
+                .is_some_and(|stamp| stamp.term == self.hard_state.term)
         };
         if may && own_term() { held } else { Index(0) }
     }
@@ -311,7 +311,7 @@ impl Consensus {
 
     /// Says the cumulative word if it is owed and the promise is kept (F4).
     pub(super) fn pay_ack(&mut self, out: &mut Vec<Action>) {
-        if !self.owed_ack || self.promise_kept.term != self.promise.term {
+        if !self.owed_ack || self.hard_state_kept.term != self.hard_state.term {
             return;
         }
         let Some(to) = self.leader else { return };
@@ -321,7 +321,7 @@ impl Consensus {
         self.owed_ack = false;
         self.following.acked = self.acknowledged();
         let message = Message::Ack {
-            term: self.promise.term,
+            term: self.hard_state.term,
             durable: self.following.acked,
             beat: self.following.beat,
         };
@@ -336,8 +336,8 @@ impl Consensus {
         leads: bool,
         out: &mut Vec<Action>,
     ) {
-        if snapshot.last.term > self.promise.term.max(term) {
-            out.push(Action::Breach {
+        if snapshot.last.term > self.hard_state.term.max(term) {
+            out.push(Action::ProtocolViolation {
                 from,
                 what: "a snapshot from the future",
             });

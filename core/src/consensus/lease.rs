@@ -18,7 +18,7 @@
 //! Not here: a primary whose group has agreed that it alone is complete: nobody else can be elected, and it needs no lease.
 //! Nor a person's order to stand alone (`alone`): that person answers for it.
 
-use super::{Bug, Consensus, Promise, Role};
+use super::{Bug, Consensus, HardState, Role};
 use crate::units::ReplicaId;
 
 /// What a follower that heard a leader owes it: silence towards all others since then.
@@ -61,7 +61,7 @@ impl Consensus {
 
     /// X2: it may have echoed something just before.
     pub(super) fn bind_after_start(&mut self) {
-        if self.promise_kept != Promise::default() && !self.bugged(Bug::ForgetsItsSilence) {
+        if self.hard_state_kept != HardState::default() && !self.bugged(Bug::ForgetsItsSilence) {
             self.bound = Some(Bound {
                 to: None,
                 since_us: self.now_us,

@@ -27,7 +27,7 @@ pub enum EntryKind {
     Barrier = 0,
     /// Whatever the group agrees on: frames, sync marks.
     Data = 1,
-    /// A change of members (who they are, who is complete); the payload is `wire::consensus::encode_members`.
+    /// A change of members; the payload is `wire::consensus::encode_members`.
     Members = 2,
 }
 
@@ -50,9 +50,6 @@ pub struct Member {
     pub id: ReplicaId,
     /// A witness agrees and logs, but never runs the VM and so never leads.
     pub witness: bool,
-    /// Agreed: it holds a complete VM. Only complete members may win an election. In force from the moment the entry
-    /// is *appended*, not committed: a candidate cannot know which of its last entries were committed.
-    pub complete: bool,
 }
 
 impl Member {
@@ -62,16 +59,6 @@ impl Member {
         Self {
             id: ReplicaId(id),
             witness: false,
-            complete: true,
-        }
-    }
-    /// A member that can run the VM but does not hold it yet.
-    #[must_use]
-    pub fn joining(id: u8) -> Self {
-        Self {
-            id: ReplicaId(id),
-            witness: false,
-            complete: false,
         }
     }
     /// A member that votes and logs only.
@@ -80,19 +67,18 @@ impl Member {
         Self {
             id: ReplicaId(id),
             witness: true,
-            complete: false,
         }
     }
-    /// May it win an election at all?
+    /// May it win an election at all? Whether it holds a copy of the VM that may lead is for its owner to know (`Event::MayLead`).
     #[must_use]
     pub fn electable(&self) -> bool {
-        self.complete && !self.witness
+        !self.witness
     }
 }
 
 /// What a replica must remember across a crash whatever the durability: it never goes back behind this.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Promise {
+pub struct HardState {
     /// It takes part in no older term.
     pub term: Term,
     /// Whom it voted for in `term`.

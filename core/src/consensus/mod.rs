@@ -11,7 +11,7 @@
 //! - C3 durability: a committed entry is in the log of every later leader;
 //! - C4 order: `released <= applied <= committed <= appended` (see `order`);
 //! - C5 a promise is on disk before any word that rests on it is sent;
-//! - C6 only a complete, willing, non-witness member campaigns;
+//! - C6 only a willing, non-witness member campaigns;
 //! - C7 a replica that lost its memory neither votes nor acknowledges before a leader has brought it up to date.
 //!
 //! Source: Raft (terms, log matching, pre-vote, one-at-a-time membership), Viewstamped Replication Revisited (4.3
@@ -42,7 +42,7 @@ mod witness;
 
 pub use bugs::Bug;
 pub use keeper::Standby;
-pub use message::{Entry, EntryKind, MAX_MEMBERS, MOST, Member, Message, Promise, Snapshot, Stand};
+pub use message::{Entry, EntryKind, HardState, MAX_MEMBERS, MOST, Member, Message, Snapshot, Stand};
 pub use order::Order;
 pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored, Role};
 
@@ -76,9 +76,9 @@ pub struct Consensus {
     deadline_us: u64,
     may_lead: bool,
     /// What is promised, what the shell was asked to keep, what it has kept (C5).
-    promise: Promise,
-    promise_asked: Promise,
-    promise_kept: Promise,
+    hard_state: HardState,
+    hard_state_asked: HardState,
+    hard_state_kept: HardState,
     /// Goes out when the promise is kept.
     owed_vote: Option<ReplicaId>,
     owed_ack: bool,
@@ -108,7 +108,7 @@ impl Consensus {
     #[must_use]
     pub fn new(cfg: Config, restored: Restored, seed: u64) -> Self {
         let Restored {
-            mut promise,
+            mut hard_state,
             snapshot,
             log: entries,
             lost_memory,
@@ -126,16 +126,16 @@ impl Consensus {
             }
         }
         // S2: it was declared dead, promised so, and died before its log was gone.
-        let overruled = alone::is_overruled(promise, log.last_term(), cfg.me);
+        let overruled = alone::is_overruled(hard_state, log.last_term(), cfg.me);
         if overruled {
             log = Log::new(alone::forgotten(&log));
             refused = true;
         }
         // An entry's term is a promise, too: it may have reached the disk before the promise did. It is written down
         // with the first step (C5).
-        let kept = promise;
-        if log.last_term() > promise.term {
-            promise = Promise {
+        let kept = hard_state;
+        if log.last_term() > hard_state.term {
+            hard_state = HardState {
                 term: log.last_term(),
                 voted_for: None,
             };
@@ -157,9 +157,9 @@ impl Consensus {
             bound: None,
             deadline_us: 0,
             may_lead: true,
-            promise,
-            promise_asked: kept,
-            promise_kept: kept,
+            hard_state,
+            hard_state_asked: kept,
+            hard_state_kept: kept,
             owed_vote: None,
             owed_ack: false,
             order: Order::at(log.base().index),
@@ -203,7 +203,7 @@ impl Consensus {
             Event::Flush => self.flush(out),
             Event::Received { from, message } => self.on_message(from, message, out),
             Event::Persisted { ticket } => self.on_persisted(ticket, out),
-            Event::PromisePersisted(promise) => self.on_promise_persisted(promise, out),
+            Event::HardStatePersisted(hard_state) => self.on_hard_state_persisted(hard_state, out),
             Event::SnapshotPersisted { last } => self.on_snapshot_persisted(last, out),
             Event::Applied { through } => self.order.apply(through, self.log.last().index),
             Event::Released { through } => self.order.release(through, self.log.last().index),
@@ -235,7 +235,7 @@ impl Consensus {
             return;
         }
         if !message.is_possible() {
-            return out.push(Action::Breach {
+            return out.push(Action::ProtocolViolation {
                 from,
                 what: "a term or an index that nobody can have reached",
             });
@@ -274,9 +274,9 @@ impl Consensus {
 
     /// What every step ends with: new promises and new entries go to the disk; C4 is looked at.
     fn finish(&mut self, out: &mut Vec<Action>) {
-        if self.promise != self.promise_asked {
-            self.promise_asked = self.promise;
-            out.push(Action::PersistPromise(self.promise));
+        if self.hard_state != self.hard_state_asked {
+            self.hard_state_asked = self.hard_state;
+            out.push(Action::PersistHardState(self.hard_state));
         }
         if std::mem::take(&mut self.refused) && self.cfg.durability == Durability::Disk {
             if self.log.last().index == Index(0) {
@@ -335,11 +335,11 @@ impl Consensus {
         }
     }
 
-    fn on_promise_persisted(&mut self, promise: Promise, out: &mut Vec<Action>) {
-        if promise.term >= self.promise_kept.term {
-            self.promise_kept = promise;
+    fn on_hard_state_persisted(&mut self, hard_state: HardState, out: &mut Vec<Action>) {
+        if hard_state.term >= self.hard_state_kept.term {
+            self.hard_state_kept = hard_state;
         }
-        if self.promise_kept != self.promise {
+        if self.hard_state_kept != self.hard_state {
             return;
         }
         if let Some(to) = self.owed_vote.take() {
@@ -480,7 +480,7 @@ impl Consensus {
     /// The promised term.
     #[must_use]
     pub fn term(&self) -> Term {
-        self.promise.term
+        self.hard_state.term
     }
     /// The leader of `term`, if known; may be this replica.
     #[must_use]
@@ -549,8 +549,8 @@ impl Consensus {
     }
     /// What is promised now (not necessarily on disk yet).
     #[must_use]
-    pub fn promise(&self) -> Promise {
-        self.promise
+    pub fn hard_state(&self) -> HardState {
+        self.hard_state
     }
     /// The message of an `Action::SendEntries`, for shells that do not write straight from the log.
     #[must_use]

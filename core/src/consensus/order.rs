@@ -2,7 +2,7 @@
 //!
 //! Flow: every place that moves one of the four marks goes through here; nothing else may.
 //!
-//! Invariants: C4, asserted in release builds too: a breach is a programmer's error and must not reach a client.
+//! Invariants: C4, asserted in release builds too: a violation is a programmer's error and must not reach a client.
 //!
 //! Source: Raft (lastApplied <= commitIndex); output commit (Remus, PLOVER).
 //!

@@ -189,7 +189,7 @@ impl Consensus {
     /// P1.
     pub(super) fn append_own(&mut self, kind: EntryKind, payload: Bytes) -> Index {
         let stamp = Viewstamp {
-            term: self.promise.term,
+            term: self.hard_state.term,
             index: self.log.last().index.next(),
         };
         let pushed = self.log.push(Entry { stamp, kind, payload });
@@ -207,7 +207,7 @@ impl Consensus {
         self.leading.pressing = self.leading.barrier;
         self.meet_peers();
         out.push(Action::BecameLeader {
-            term: self.promise.term,
+            term: self.hard_state.term,
             barrier: self.leading.barrier,
         });
         self.beat(out);
@@ -290,7 +290,7 @@ impl Consensus {
                 peer.probed = peer.next;
                 peer.moved_us = self.now_us;
                 let message = Message::Snapshot {
-                    term: self.promise.term,
+                    term: self.hard_state.term,
                     snapshot: self.log.snapshot(),
                     leads: true,
                 };
@@ -308,7 +308,7 @@ impl Consensus {
             };
             out.push(Action::SendEntries {
                 to: peer.id,
-                term: self.promise.term,
+                term: self.hard_state.term,
                 prev,
                 through,
             });
@@ -339,10 +339,10 @@ impl Consensus {
         beat: u64,
         out: &mut Vec<Action>,
     ) {
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             return self.obey_term(term, out);
         }
-        if term < self.promise.term && !self.bugged(Bug::CountsAnyTerm) {
+        if term < self.hard_state.term && !self.bugged(Bug::CountsAnyTerm) {
             return;
         }
         let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
@@ -352,7 +352,7 @@ impl Consensus {
             && !self.bugged(Bug::CountsAnyTerm)
             && !self.bugged(Bug::AcksUnmatched)
         {
-            out.push(Action::Breach {
+            out.push(Action::ProtocolViolation {
                 from,
                 what: "it acknowledges what was never sent",
             });
@@ -399,7 +399,7 @@ impl Consensus {
     }
 
     pub(super) fn on_reject(&mut self, from: ReplicaId, term: Term, hint: Index, out: &mut Vec<Action>) {
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             return self.obey_term(term, out);
         }
         let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
@@ -408,7 +408,7 @@ impl Consensus {
         let peer = &self.leading.peers[at];
         let from = hint.max(peer.matched).next();
         // An answer to something older than the batch under way.
-        let stale = term < self.promise.term || from >= peer.next;
+        let stale = term < self.hard_state.term || from >= peer.next;
         let under_way = peer.probing && peer.probe_sent && peer.probed == from;
         if !stale && !under_way {
             self.send_again(at, from, out);
@@ -424,7 +424,7 @@ impl Consensus {
         held: Index,
         out: &mut Vec<Action>,
     ) {
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             return self.obey_term(term, out);
         }
         let (Role::Leader, Some(at)) = (self.role, self.leading.position(from)) else {
@@ -449,14 +449,18 @@ impl Consensus {
         out.push(Action::Send {
             to: from,
             message: Message::Recovery {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 nonce,
                 last,
             },
         });
         if again || arrived {
             // A promise of an older term was not made to this leader: what it holds is not known to match.
-            let known = if term == self.promise.term { held } else { Index(0) };
+            let known = if term == self.hard_state.term {
+                held
+            } else {
+                Index(0)
+            };
             self.send_again(at, known.min(last).next(), out);
         }
     }
@@ -483,7 +487,7 @@ impl Consensus {
         {
             let from = self.leading.peers[at].matched.next();
             let message = Message::Lead {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 commit: self.order.committed(),
                 beat: self.leading.beat,
             };
@@ -495,7 +499,7 @@ impl Consensus {
                 // It holds everything. If it was started again it does not know that this is agreed, nor that it matches.
                 out.push(Action::SendEntries {
                     to: peer,
-                    term: self.promise.term,
+                    term: self.hard_state.term,
                     prev: last,
                     through: last.index,
                 });

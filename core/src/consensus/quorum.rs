@@ -140,7 +140,7 @@ impl Consensus {
         let own_term = self
             .log
             .stamp(held)
-            .is_some_and(|stamp| stamp.term == self.promise.term);
+            .is_some_and(|stamp| stamp.term == self.hard_state.term);
         if !own_term && !self.bugged(Bug::CommitsOldTerm) {
             return;
         }
@@ -155,7 +155,7 @@ impl Consensus {
     /// Leader to all: the cumulative word.
     pub(super) fn say_lead(&self, out: &mut Vec<Action>) {
         let message = |commit, beat| Message::Lead {
-            term: self.promise.term,
+            term: self.hard_state.term,
             commit,
             beat,
         };

@@ -57,7 +57,7 @@ impl Consensus {
     /// Asks everyone for the leader.
     pub(super) fn on_recovery_timeout(&mut self, out: &mut Vec<Action>) {
         let message = Message::Recover {
-            term: self.promise.term,
+            term: self.hard_state.term,
             nonce: self.recovery.nonce,
             held: Index(0),
         };
@@ -78,19 +78,19 @@ impl Consensus {
         let Some(to) = self.leader else { return };
         let held = self.acknowledged();
         self.owed_ack = false;
-        if self.promise_kept.term == self.promise.term
+        if self.hard_state_kept.term == self.hard_state.term
             && self.recovery.target.is_some_and(|target| held >= target)
         {
             self.role = Role::Follower { leader: None };
             out.push(Action::BecameFollower {
-                term: self.promise.term,
+                term: self.hard_state.term,
                 leader: self.leader,
             });
             self.owed_ack = true;
             return self.pay_ack(out);
         }
         let message = Message::Recover {
-            term: self.promise.term,
+            term: self.hard_state.term,
             nonce: self.recovery.nonce,
             held,
         };
@@ -131,7 +131,7 @@ impl Consensus {
         } else {
             committed
         };
-        let term = self.promise.term;
+        let term = self.hard_state.term;
         let message = match self.log.stamp(common) {
             Some(prev) => {
                 let from = common.next();
@@ -157,7 +157,7 @@ impl Consensus {
 
     /// Only a would-be candidate takes what nobody leads with.
     pub(super) fn takes_pulled(&mut self, term: Term, out: &mut Vec<Action>) -> bool {
-        if term > self.promise.term {
+        if term > self.hard_state.term {
             self.obey_term(term, out);
             self.retry_soon();
             return false;
@@ -182,13 +182,13 @@ impl Consensus {
             return;
         };
         let members = self.log.members_index();
-        match self.merge(self.promise.term, prev, entries, out) {
+        match self.merge(self.hard_state.term, prev, entries, out) {
             // A full ring: no way to win before a truncation.
             Ok(through) if through < end.index => {}
             Ok(_) if !self.pulling.advance(from, end) => {}
             Ok(_) if end < last => self.say_pull(from, end, out),
             Ok(_) => return self.ask_before(out),
-            Err(what) => out.push(Action::Breach { from, what }),
+            Err(what) => out.push(Action::ProtocolViolation { from, what }),
         }
         self.recount(members);
     }
@@ -243,7 +243,7 @@ impl Consensus {
 
     fn say_pull(&self, to: ReplicaId, at: Viewstamp, out: &mut Vec<Action>) {
         let message = Message::Pull {
-            term: self.promise.term,
+            term: self.hard_state.term,
             at,
             committed: self.order.committed(),
         };

@@ -8,7 +8,7 @@
 //!
 //! Not here: the words between replicas (`message`).
 
-use super::message::{Entry, Member, Message, Promise, Snapshot};
+use super::message::{Entry, HardState, Member, Message, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
 
@@ -84,7 +84,7 @@ impl Config {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Restored {
     /// The last promise on disk.
-    pub promise: Promise,
+    pub hard_state: HardState,
     /// The last snapshot on disk; before the first one, its `members` are the group's first members (for a member
     /// that is to be added to a running group: empty).
     pub snapshot: Snapshot,
@@ -128,8 +128,8 @@ pub enum Event {
         /// From the newest finished `Action::Persist`.
         ticket: u64,
     },
-    /// `PersistPromise` with this very promise is durable.
-    PromisePersisted(Promise),
+    /// `PersistHardState` with this very promise is durable.
+    HardStatePersisted(HardState),
     /// `SaveSnapshot` of this snapshot is durable.
     SnapshotPersisted {
         /// Its `last`.
@@ -218,8 +218,8 @@ pub enum Action {
         /// The first entry to go.
         from: Index,
     },
-    /// Make this durable, then report `PromisePersisted`.
-    PersistPromise(Promise),
+    /// Make this durable, then report `HardStatePersisted`.
+    PersistHardState(HardState),
     /// Make this durable, then report `SnapshotPersisted`; after that (not before) log entries up to `last` may go.
     /// If the log on disk ends before `last`, it goes on at the index after `last`.
     SaveSnapshot(Snapshot),
@@ -262,7 +262,7 @@ pub enum Action {
         to: ReplicaId,
     },
     /// A peer said what agreement forbids; it was dropped. Shout: its disk or its program is broken, or ours.
-    Breach {
+    ProtocolViolation {
         /// The peer.
         from: ReplicaId,
         /// What was wrong.
@@ -307,11 +307,8 @@ pub enum Refusal {
     /// An earlier change of members, or the term's barrier, is not committed yet.
     #[error("an earlier change is not agreed yet; try again when it is committed")]
     ChangePending,
-    /// More than one member differs, the list is empty, too long, or names one twice; or one member becomes complete while
-    /// another ceases to be.
-    #[error(
-        "not a change of one member within 1 to 127; change them one at a time, and mark the new one complete before the old one goes"
-    )]
+    /// More than one member differs, the list is empty, too long, or names one twice.
+    #[error("not a change of one member within 1 to 127; change them one at a time")]
     BadChange,
     /// Too many of the members that would remain do not answer.
     #[error(

@@ -1,6 +1,6 @@
 //! Frame out -> commit rule -> client: what one host does with the frames of its VM, and with those for it.
 //!
-//! `gate` holds a primary's frames by epoch, `compare` says which of them the backup has said too, `shadow` translates
+//! `gate` holds a primary's frames by epoch, `compare` says which of them the backup has said too, `rewriter` translates
 //! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over, `answers` is
 //! how long clients wait.
 //! This file only routes between them, by role.
@@ -8,7 +8,7 @@
 //! Invariants: those of the four; and
 //! 1. what the backup says is compared only with what the primary said in the same epoch;
 //! 2. (memory) while nobody may speak, what would be held beyond the budget is dropped and nobody hears of it: not the
-//!    client, not `shadow`, not the comparison. To the VM that is a network that loses frames: its TCP sends again, a
+//!    client, not `rewriter`, not the comparison. To the VM that is a network that loses frames: its TCP sends again, a
 //!    datagram may always be lost. Where the copies are compared nothing more is matched until a sync: a gap in what the
 //!    comparison has seen could otherwise be repeated later as "told before" without ever having been compared;
 //! 3. (memory) nothing that was promised to be held for a sync is ever dropped: while a backup is followed, the budget
@@ -20,10 +20,10 @@ pub mod announcements;
 pub mod answers;
 pub mod compare;
 pub mod gate;
-pub mod kept;
 mod list;
 pub mod packet;
-pub mod shadow;
+pub mod retransmit;
+pub mod rewriter;
 mod syncs;
 
 use crate::agreed::Frame;
@@ -32,9 +32,9 @@ use crate::units::Epoch;
 use answers::{Answers, Percentiles};
 use compare::{Comparer, Counters, Limits, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
-use kept::Kept;
 use packet::FlowKey;
-use shadow::Shadow;
+use retransmit::RetransmitBuffer;
+use rewriter::SequenceRewriter;
 
 /// What a comparer may keep: beyond it output waits for a sync, and nothing else happens.
 const COMPARED: Limits = Limits {
@@ -53,8 +53,8 @@ const LONGEST_STALL_US: u64 = 500_000;
 /// The output of one VM on one host.
 pub struct Output {
     gate: Gate,
-    shadow: Shadow,
-    kept: Kept,
+    rewriter: SequenceRewriter,
+    retransmit: RetransmitBuffer,
     comparison: Option<Comparison>,
     tally: Tally,
     answers: Answers,
@@ -94,8 +94,8 @@ impl Output {
     pub fn new(voice: Voice, epoch: Epoch) -> Self {
         Self {
             gate: Gate::new(voice, epoch),
-            shadow: Shadow::new(),
-            kept: Kept::new(),
+            rewriter: SequenceRewriter::new(),
+            retransmit: RetransmitBuffer::new(),
             comparison: None,
             tally: Tally::default(),
             answers: Answers::default(),
@@ -158,8 +158,8 @@ impl Output {
     /// The VM here sent a frame.
     pub fn said(&mut self, frame: Frame, now_us: u64) {
         if self.gate.voice() == Voice::Kept {
-            self.shadow.overheard(&frame);
-            self.kept.said(&frame);
+            self.rewriter.overheard(&frame);
+            self.retransmit.said(&frame);
             return;
         }
         if self.gate.voice() == Voice::Shut && self.gate.held_bytes() + cost(&frame) > self.budget_bytes {
@@ -168,7 +168,7 @@ impl Output {
             self.blind |= self.comparison.take().is_some();
             return;
         }
-        self.shadow.will_leave(&frame);
+        self.rewriter.will_leave(&frame);
         match &mut self.comparison {
             Some(comparison) => {
                 let id = self.gate.arrived(frame.clone(), now_us);
@@ -189,13 +189,13 @@ impl Output {
     #[must_use]
     pub fn heard(&mut self, frame: &Frame) -> Frame {
         if self.gate.voice() == Voice::Kept {
-            let frame = self.shadow.inbound_to_backup(frame);
-            self.kept.heard(&frame);
+            let frame = self.rewriter.inbound_to_backup(frame);
+            self.retransmit.heard(&frame);
             frame
-        } else if self.shadow.is_empty() {
+        } else if self.rewriter.is_empty() {
             frame.clone()
         } else {
-            self.shadow.inbound(frame)
+            self.rewriter.inbound(frame)
         }
     }
 
@@ -244,10 +244,10 @@ impl Output {
                 self.stall_us = (3 * self.stall_us + held_us) / 4;
             }
         }
-        if self.shadow.is_empty() {
+        if self.rewriter.is_empty() {
             return Some(leaving.frame);
         }
-        Some(self.shadow.outbound(&leaving.frame))
+        Some(self.rewriter.outbound(&leaving.frame))
     }
 
     fn next_leaving(&mut self) -> Option<(Leaving, bool)> {
@@ -390,7 +390,11 @@ impl Output {
     /// The same of what a backup keeps for a take-over.
     #[must_use]
     pub fn kept(&self) -> (usize, usize, u64) {
-        (self.kept.bytes(), kept::MOST_BYTES, self.kept.dropped())
+        (
+            self.retransmit.bytes(),
+            retransmit::MOST_BYTES,
+            self.retransmit.dropped(),
+        )
     }
 
     /// The same of the backup's words that the primary has not said yet.

@@ -3,12 +3,12 @@
 //! Flow: the primary draws a line -> the backup acknowledges the sync -> it loads it and speaks as the primary does -> perhaps it takes over.
 //! Invariants: those of `output`. Not here: frames on their way (`output`), the sync itself (`sync`).
 
-use super::{Output, shadow};
+use super::{Output, rewriter};
 use crate::units::Epoch;
 use bytes::Bytes;
 
 impl Output {
-    /// The VM here (a primary's) stands still at the end of its epoch. The table of `shadow` at this moment.
+    /// The VM here (a primary's) stands still at the end of its epoch. The table of `rewriter` at this moment.
     pub fn draw_line(&mut self) -> Bytes {
         if std::mem::take(&mut self.blind) {
             self.compare_from(self.gate.epoch());
@@ -18,7 +18,7 @@ impl Output {
             comparison.line = true;
             comparison.comparer.line_drawn();
         }
-        self.shadow.table()
+        self.rewriter.table()
     }
 
     /// Sync `epoch` was acknowledged by the backup (on the primary).
@@ -60,16 +60,16 @@ impl Output {
     }
 
     /// Sync `epoch` is whole (on the backup): its VM is the primary's from now on, and speaks as that one does.
-    pub fn applied(&mut self, epoch: Epoch, shadow: &Bytes) -> Result<(), shadow::TableError> {
+    pub fn applied(&mut self, epoch: Epoch, rewriter: &Bytes) -> Result<(), rewriter::TableError> {
         self.gate.applied(epoch);
-        self.kept.applied();
-        self.shadow.load(shadow)
+        self.retransmit.applied();
+        self.rewriter.load(rewriter)
     }
 
     /// The backup here becomes the primary: what its clients may not have heard waits in the gate afterwards.
     pub fn take_over(&mut self, now_us: u64) {
-        self.shadow.take_over();
-        for frame in self.kept.take() {
+        self.rewriter.take_over();
+        for frame in self.retransmit.take() {
             self.gate.arrived(frame, now_us);
         }
     }

@@ -1,6 +1,6 @@
 //! What a bare server program needs beside what a VM needs: an order of *reading*, and outputs that can be counted.
 //!
-//! A program in a network namespace of its own speaks frames as a VM does: `output::packet` reads them, `output::shadow`
+//! A program in a network namespace of its own speaks frames as a VM does: `output::packet` reads them, `output::rewriter`
 //! translates the numbers of its connections. Three things are its own. `order` says when the next input may be delivered:
 //! a VM's kernel and its programs are one state, a program that shares the host's kernel only agrees with its copy when
 //! both *read* their inputs in the same order. `outputs` compares what the copies say, output by output, and goes on

@@ -10,7 +10,7 @@ use super::write::{Bare, ECE};
 use super::{Action, Context};
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
-use crate::output::shadow::rewrite::Rewriter;
+use crate::output::rewriter::rewrite::Rewriter;
 
 impl Connection {
     pub(super) fn client_sent(

@@ -34,7 +34,7 @@ pub use replica::Replica;
 
 use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, parse, u16_at};
-use crate::output::shadow::rewrite::intact;
+use crate::output::rewriter::rewrite::intact;
 use bytes::Bytes;
 use connection::{Connection, Phase};
 use handshake::Handshake;

@@ -9,7 +9,7 @@ use super::write::{ECE, ip_at};
 use super::{Action, Context, Offload};
 use crate::agreed::Frame;
 use crate::output::packet::{Segment, before};
-use crate::output::shadow::rewrite::Rewriter;
+use crate::output::rewriter::rewrite::Rewriter;
 use bytes::{Bytes, BytesMut};
 
 /// A round trip longer than this is not waited for: the socket would send the dummy again.

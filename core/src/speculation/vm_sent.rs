@@ -9,7 +9,7 @@ use super::write::ECE;
 use super::{Action, Context};
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
-use crate::output::shadow::rewrite::Rewriter;
+use crate::output::rewriter::rewrite::Rewriter;
 
 /// Words without data that one connection may have waiting in one epoch. More are repeated acknowledgements; 3 do.
 const MOST_WORDS: usize = 64;

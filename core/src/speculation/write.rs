@@ -2,7 +2,7 @@
 //!
 //! Flow: what the other files of this room decide becomes bytes here.
 //! Invariants: 1. a segment has no payload, so that its cost is bounded whoever asks for it. 2. its checksums are right.
-//! Source: RFC 791, 8200, 9293, 7323, 2018, 1071. Not here: changes to segments of others (`output::shadow::rewrite`).
+//! Source: RFC 791, 8200, 9293, 7323, 2018, 1071. Not here: changes to segments of others (`output::rewriter::rewrite`).
 
 use super::{Flow, Link};
 use crate::agreed::Frame;

@@ -1,11 +1,11 @@
-//! What it decides: in which manner the two copies of a `dunlin` VM are kept, by what each manner brings on this VM.
+//! What it decides: in which mode the two copies of a `dunlin` VM are kept, by what each mode brings on this VM.
 //!
 //! Release on equal output costs nothing where the two VMs say the same, and a sync for every answer where they do
 //! not (clocks in the answers; answers that depend on the order in which connections were served). There a passive
-//! backup, or an active one that waits for syncs, serves better. Which does is not guessed but measured: the manner
+//! backup, or an active one that waits for syncs, serves better. Which does is not guessed but measured: the mode
 //! in use all the time, and now and then another one in a short trial.
 //!
-//! Flow: the primary tells it what has left; its wish starts a sync that begins the next epoch in the other manner.
+//! Flow: the primary tells it what has left; its wish starts a sync that begins the next epoch in the other mode.
 //!
 //! Invariants:
 //! 1. Only times next to each other are compared: the load may change. What leaves in another number, or in other sizes, is
@@ -13,13 +13,13 @@
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
 //!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load changes or pauses.
 //! 3. While everything matches there are no trials.
-//! 4. A manner is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
+//! 4. A mode is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
 //!    backup still warms up.
 //!
 //! Source: ours; the alternation of trial and use is the bandit's of any textbook. Not here: the sync that changes
-//! over, when to sync inside a manner (`trigger`).
+//! over, when to sync inside a mode (`trigger`).
 
-use crate::policy::Manner;
+use crate::policy::Mode;
 use std::collections::VecDeque;
 
 /// What has left so far, since the VM was protected.
@@ -52,7 +52,7 @@ impl Tally {
     }
 }
 
-/// What a manner brought in a window.
+/// What a mode brought in a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Score {
     frames_per_s: f64,
@@ -88,7 +88,7 @@ impl Score {
             && released < self.frames_per_s * took_us as f64 / 1e6 / 2.0
     }
 
-    /// Whether this is what another load brings, in the same manner.
+    /// Whether this is what another load brings, in the same mode.
     fn is_of_another_load_than(&self, other: &Score) -> bool {
         let differs = |a: f64, b: f64, times: f64| a > b * times || b > a * times;
         differs(self.frames_per_s, other.frames_per_s, OTHER_RATE)
@@ -96,10 +96,10 @@ impl Score {
     }
 }
 
-/// A manner's backing off.
+/// A mode's backing off.
 #[derive(Clone, Copy, Debug)]
 struct Rival {
-    manner: Manner,
+    mode: Mode,
     try_at_us: u64,
     backoff_us: u64,
 }
@@ -111,7 +111,7 @@ struct Mark {
     tally: Tally,
 }
 
-/// How long a manner is looked at before it is judged.
+/// How long a mode is looked at before it is judged.
 struct Pace {
     /// Not at all for this long after it was taken up.
     settle_us: u64,
@@ -125,17 +125,17 @@ struct Pace {
 }
 
 impl Pace {
-    fn of(manner: Manner) -> Self {
-        match manner {
+    fn of(mode: Mode) -> Self {
+        match mode {
             // Its backup has to load and, under TCG, to translate anew (60 ms to more than a second measured); and what
             // costs is a difference now and then.
-            Manner::Match => Self {
+            Mode::Match => Self {
                 settle_us: 400_000,
                 warm_up_us: 2_500_000,
                 hopeless_us: 600_000,
                 trial_us: 2_000_000,
             },
-            Manner::Active | Manner::Passive => Self {
+            Mode::Active | Mode::Passive => Self {
                 settle_us: 120_000,
                 warm_up_us: 0,
                 hopeless_us: 100_000,
@@ -170,41 +170,41 @@ impl Pauses {
     }
 }
 
-/// The choice of a manner for one VM.
+/// The choice of a mode for one VM.
 #[derive(Debug)]
 pub struct ChangeOver {
     /// In use; during a trial the one to which to return.
-    chosen: Manner,
+    chosen: Mode,
     /// Being tried.
-    trial: Option<Manner>,
+    trial: Option<Mode>,
     /// Since when; and when the trials so far will be paid for: what is in use has served `COST` times as long.
     trial_from_us: u64,
     paid_at_us: u64,
     /// What `chosen` brought before the trial.
     score: Option<Score>,
     rivals: [Rival; 2],
-    /// The ends of windows since the manner in use was entered or the load changed, newest last.
+    /// The ends of windows since the mode in use was entered or the load changed, newest last.
     marks: VecDeque<Mark>,
-    /// What the load brought in the manner in use when it was last taken for another one.
+    /// What the load brought in the mode in use when it was last taken for another one.
     usual: Option<Score>,
     pauses: Pauses,
     settled_us: u64,
     /// Until then a backup that says nothing in time is no reason for doubt: the VM was just protected.
     cold_until_us: u64,
-    /// What had left when the manner in use was entered; and until when its backup is believed to warm up.
+    /// What had left when the mode in use was entered; and until when its backup is believed to warm up.
     entered: Option<Mark>,
     warm_by_us: u64,
     /// How much of its clients' time a sync costs.
     cost_us: u64,
-    wish: Option<Manner>,
+    wish: Option<Mode>,
     changes: u64,
 }
 
-/// A manner has to bring this much more to be chosen.
+/// A mode has to bring this much more to be chosen.
 const MORE: f64 = 1.10;
 /// Or as much with this much shorter waiting.
 const SOONER: f64 = 1.25;
-/// A window's length, the least that the manner in use is judged by, and how many frames that needs to mean anything.
+/// A window's length, the least that the mode in use is judged by, and how many frames that needs to mean anything.
 const WINDOW_US: u64 = 250_000;
 const SPAN_US: u64 = 1_000_000;
 const SPAN_FRAMES: u64 = 16;
@@ -215,7 +215,7 @@ const CLEAR_US: u64 = 100_000;
 const CLEAR_DIFFERENCES: u64 = 3;
 /// A trial is hopeless only where at least this many frames were due.
 const HOPELESS_FRAMES: f64 = 8.0;
-/// After a trial that did not pay the manner in use serves so many times as long as it took, before the next one.
+/// After a trial that did not pay the mode in use serves so many times as long as it took, before the next one.
 const COST: u64 = 10;
 /// A trial is repeated no sooner than this after the last, and no later than that.
 const SHORTEST_BACKOFF_US: u64 = 4_000_000;
@@ -227,13 +227,13 @@ const DOUBT_COST_US: u64 = IDLE_US / 5;
 const LATE_COST_US: u64 = 1_000_000;
 const UNKNOWN_COST_US: u64 = 250_000;
 /// So many differences within the shortest time do by themselves if no more than so many frames left for each: a sync in
-/// another manner lets out some tens. Fewer may be connections that begin, with a nonce in the greeting. Routine syncs, which
+/// another mode lets out some tens. Fewer may be connections that begin, with a nonce in the greeting. Routine syncs, which
 /// cover as many frames as there are connections, do not count.
 const CLEAR_DOUBT: u64 = 6;
 const CLEAR_DOUBT_FRAMES: u64 = 256;
 /// A backup's VM that has just begun to run translates all of its code, and its caches are cold: after this it does not.
 const COLD_US: u64 = 10_000_000;
-/// The load is another one when this many times more frames, or fewer, leave in the same manner, or so many times larger
+/// The load is another one when this many times more frames, or fewer, leave in the same mode, or so many times larger
 /// ones. One that comes in bursts is none.
 const OTHER_RATE: f64 = 2.5;
 const OTHER_SIZE: f64 = 1.2;
@@ -245,17 +245,17 @@ const AFTER_PAUSE_US: u64 = 3_000_000;
 impl ChangeOver {
     /// A VM that was just protected, in `first`.
     #[must_use]
-    pub fn new(first: Manner, now_us: u64) -> Self {
-        let mut others = Manner::ALL.into_iter().filter(|manner| *manner != first);
+    pub fn new(first: Mode, now_us: u64) -> Self {
+        let mut others = Mode::ALL.into_iter().filter(|mode| *mode != first);
         let mut rival = || Rival {
-            manner: others.next().expect("there are three manners"),
+            mode: others.next().expect("there are three modes"),
             try_at_us: 0,
             backoff_us: SHORTEST_BACKOFF_US,
         };
         let mut rivals = [rival(), rival()];
         // The more promising one first: waiting for syncs with an active backup costs what a difference costs.
         for rival in &mut rivals {
-            if rival.manner == Manner::Active {
+            if rival.mode == Mode::Active {
                 rival.try_at_us = now_us + 2 * SHORTEST_BACKOFF_US;
             }
         }
@@ -279,24 +279,24 @@ impl ChangeOver {
         }
     }
 
-    /// The manner that should be in use now.
+    /// The mode that should be in use now.
     #[must_use]
-    pub fn wish(&self) -> Manner {
+    pub fn wish(&self) -> Mode {
         self.wish.or(self.trial).unwrap_or(self.chosen)
     }
 
-    /// How often another manner was taken up for good.
+    /// How often another mode was taken up for good.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The sync that takes up `manner` is loaded.
-    pub fn entered(&mut self, manner: Manner, now_us: u64) {
-        if self.wish.take_if(|wish| *wish == manner).is_some() {
-            self.trial = (manner != self.chosen).then_some(manner);
+    /// The sync that takes up `mode` is loaded.
+    pub fn entered(&mut self, mode: Mode, now_us: u64) {
+        if self.wish.take_if(|wish| *wish == mode).is_some() {
+            self.trial = (mode != self.chosen).then_some(mode);
             self.marks.clear();
-            let pace = Pace::of(manner);
+            let pace = Pace::of(mode);
             self.settled_us = now_us + pace.settle_us;
             self.entered = None;
             self.warm_by_us = now_us + pace.warm_up_us;
@@ -332,7 +332,7 @@ impl ChangeOver {
         };
         if let Some((tried, before)) = self.trial.zip(self.score) {
             let (first, half) = (*first, self.marks.get(1).copied());
-            let half = if tried == Manner::Match { half } else { Some(first) };
+            let half = if tried == Mode::Match { half } else { Some(first) };
             return self.look_at_trial(tried, &before, first, half, &now);
         }
         if now_us - last.at_us >= WINDOW_US {
@@ -342,12 +342,12 @@ impl ChangeOver {
         }
     }
 
-    fn look_at_trial(&mut self, tried: Manner, before: &Score, first: Mark, half: Option<Mark>, now: &Mark) {
+    fn look_at_trial(&mut self, tried: Mode, before: &Score, first: Mark, half: Option<Mark>, now: &Mark) {
         let pace = Pace::of(tried);
         let took_us = now.at_us - first.at_us;
         let frames = now.tally.released - first.tally.released;
         let due = before.frames_per_s * took_us as f64 / 1e6;
-        let differs = tried != Manner::Match || now.tally.forced - first.tally.forced >= DOUBT;
+        let differs = tried != Mode::Match || now.tally.forced - first.tally.forced >= DOUBT;
         let poor = due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
         if took_us >= pace.hopeless_us && poor && differs {
             return self.trial_ended(tried, false, now.at_us);
@@ -367,18 +367,18 @@ impl ChangeOver {
         }
     }
 
-    fn trial_ended(&mut self, tried: Manner, pays: bool, now_us: u64) {
+    fn trial_ended(&mut self, tried: Mode, pays: bool, now_us: u64) {
         self.marks.clear();
         self.score = None;
         let rival = self
             .rivals
             .iter_mut()
-            .find(|rival| rival.manner == tried)
+            .find(|rival| rival.mode == tried)
             .expect("what is tried is a rival");
         if pays {
             // The loser was measured right now; it is tried again when the load may have changed.
             *rival = Rival {
-                manner: self.chosen,
+                mode: self.chosen,
                 try_at_us: now_us + SHORTEST_BACKOFF_US,
                 backoff_us: SHORTEST_BACKOFF_US,
             };
@@ -394,7 +394,7 @@ impl ChangeOver {
         }
     }
 
-    /// Whether another manner than the one in use is worth a trial, by the shortest time that means anything.
+    /// Whether another mode than the one in use is worth a trial, by the shortest time that means anything.
     fn judge(&mut self, now: &Mark) {
         let means_something = |mark: &&Mark| {
             let frames = now.tally.released - mark.tally.released;
@@ -406,7 +406,7 @@ impl ChangeOver {
         let Some((shortest, longest)) = shortest.zip(longest) else {
             return;
         };
-        let doubted = if self.chosen != Manner::Match {
+        let doubted = if self.chosen != Mode::Match {
             None
         } else if differs_clearly(&shortest, now) {
             Some(shortest)
@@ -421,15 +421,15 @@ impl ChangeOver {
             self.try_all_anew(now.at_us + if paused { 0 } else { SHORTEST_BACKOFF_US });
         }
         // Invariant 3.
-        if self.chosen == Manner::Match && doubted.is_none() {
+        if self.chosen == Mode::Match && doubted.is_none() {
             return;
         }
         let due = self
             .rivals
             .iter()
             .filter(|rival| rival.try_at_us.max(self.paid_at_us) <= now.at_us)
-            .min_by_key(|rival| (rival.try_at_us, rival.manner));
-        self.wish = due.map(|rival| rival.manner);
+            .min_by_key(|rival| (rival.try_at_us, rival.mode));
+        self.wish = due.map(|rival| rival.mode);
         self.trial_from_us = now.at_us;
         self.score = due.map(|_| score);
     }
@@ -442,7 +442,7 @@ impl ChangeOver {
         forced >= DOUBT && forced * self.cost_us + late * LATE_COST_US >= DOUBT_COST_US
     }
 
-    /// The load is another one: what was learnt of the other manners does not count.
+    /// The load is another one: what was learnt of the other modes does not count.
     fn try_all_anew(&mut self, at_us: u64) {
         for rival in &mut self.rivals {
             rival.backoff_us = SHORTEST_BACKOFF_US;

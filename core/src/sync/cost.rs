@@ -87,7 +87,7 @@ impl SyncCost {
         self.last_sync_us = Some(now_us);
     }
 
-    /// The manner is another one: what left before does not compare with what leaves now.
+    /// The mode is another one: what left before does not compare with what leaves now.
     pub fn restart(&mut self, now_us: u64) {
         self.marks.clear();
         self.open = None;

@@ -16,9 +16,9 @@
 //! docs/output.md).
 //!
 //! Source: PLOVER, "sync when both VMs are idle"; Remus syncs at a fixed period; COLO syncs on a difference. Not
-//! here: how idleness is seen (guest's thread states), what a sync does, which manner pays (`change_over`).
+//! here: how idleness is seen (guest's thread states), what a sync does, which mode pays (`change_over`).
 
-use crate::policy::Manner;
+use crate::policy::Mode;
 
 /// The limits, from the VM's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Sight {
     /// When the last sync ended.
     pub last_sync_us: u64,
     /// How the copies are kept now.
-    pub manner: Manner,
+    pub mode: Mode,
     /// Whether output waits for a sync, or for the backup's word.
     pub output_waits: bool,
     /// Whether the backup has said something else than the primary, or the comparer can no longer tell.
@@ -50,7 +50,7 @@ pub struct Sight {
     pub backup_idle: bool,
     /// Whether the disk's buffers ask for a sync.
     pub disk_asks: bool,
-    /// Whether another manner is to be taken up.
+    /// Whether another mode is to be taken up.
     pub change_over: bool,
     /// How long the oldest output that waits for the backup's word has waited.
     pub waited_us: u64,
@@ -81,7 +81,7 @@ pub enum Reason {
     Disk,
     /// The backup said something else.
     Differs,
-    /// Another manner pays.
+    /// Another mode pays.
     ChangeOver,
     /// The log, or what output is held in, was half full.
     Memory,
@@ -161,7 +161,7 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     if sight.change_over {
         return Decision::Sync(Reason::ChangeOver);
     }
-    let matches = sight.manner == Manner::Match;
+    let matches = sight.mode == Mode::Match;
     let limits = if matches {
         limits.at_cost(sight.cost_us)
     } else {
@@ -222,7 +222,7 @@ mod tests {
         Sight {
             now_us,
             last_sync_us: 0,
-            manner: Manner::Active,
+            mode: Mode::Active,
             output_waits: true,
             differs: false,
             change_over: false,
@@ -275,10 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_fills_up_is_freed_in_every_manner_and_whatever_a_sync_costs() {
-        for manner in Manner::ALL {
+    fn memory_that_fills_up_is_freed_in_every_mode_and_whatever_a_sync_costs() {
+        for mode in Mode::ALL {
             let sight = |memory_asks| Sight {
-                manner,
+                mode,
                 memory_asks,
                 output_waits: false,
                 cost_us: 1_000_000,
@@ -334,21 +334,21 @@ mod tests {
             ..sight(299_999)
         };
         assert_eq!(decide(&LIMITS, &writes), Decision::LookAgain { at_us: 300_000 });
-        for manner in Manner::ALL {
+        for mode in Mode::ALL {
             let full = Sight {
                 now_us: 300_000,
                 cost_us: 1_000_000,
-                manner,
+                mode,
                 ..writes
             };
-            assert!(matches!(decide(&LIMITS, &full), Decision::Sync(_)), "{manner:?}");
+            assert!(matches!(decide(&LIMITS, &full), Decision::Sync(_)), "{mode:?}");
         }
     }
 
     #[test]
     fn invariant_3_a_difference_is_synced_at_once_but_waiting_for_the_backups_word_is_not() {
         let waits = Sight {
-            manner: Manner::Match,
+            mode: Mode::Match,
             ..sight(2_000)
         };
         assert_eq!(
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn a_backup_that_does_not_say_it_is_waited_for_as_long_as_syncs_would_cost() {
         let waits = Sight {
-            manner: Manner::Match,
+            mode: Mode::Match,
             waited_us: PATIENCE_US,
             ..sight(2_000)
         };
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn a_backup_that_works_off_what_has_piled_up_is_waited_for_longer_and_not_for_ever() {
         let works = Sight {
-            manner: Manner::Match,
+            mode: Mode::Match,
             waited_us: LONGEST_PATIENCE_US - 1,
             silent_us: 1_000,
             ..sight(2_000)
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn a_word_that_is_overtaken_is_not_waited_for_like_one_that_is_late() {
         let mixed = Sight {
-            manner: Manner::Match,
+            mode: Mode::Match,
             waited_us: 400_000,
             silent_us: 1_000,
             ..sight(2_000)
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn a_matching_vm_is_not_disturbed_while_it_works() {
         let busy = Sight {
-            manner: Manner::Match,
+            mode: Mode::Match,
             output_waits: false,
             ..sight(49_000)
         };

@@ -9,7 +9,7 @@
 //!
 //! Layout, little-endian: kind `u8`, then the fields in the order of the type. A stamp is term `u64`, index `u64`.
 //! Entries: count `u32`, then per entry kind `u8`, term `u64`, length `u32`, payload; the index is not sent: entries
-//! are consecutive after `prev`. Members: count `u8`, then per member id `u8`, flags `u8` (1 witness, 2 complete).
+//! are consecutive after `prev`. Members: count `u8`, then per member id `u8`, kind `u8` (1 witness, 2 it can run the VM).
 //!
 //! Source: smoltcp's habit of checked bytes apart from always-valid types.
 //!
@@ -290,11 +290,15 @@ fn put_entry(entry: &Entry, out: &mut Vec<u8>) {
     out.put_slice(&entry.payload);
 }
 
+/// What a member is for.
+const WITNESS: u8 = 1;
+const RUNS: u8 = 2;
+
 fn put_members(members: &[Member], out: &mut impl BufMut) {
     out.put_u8(members.len() as u8);
     for member in members {
         out.put_u8(member.id.0);
-        out.put_u8(u8::from(member.witness) | u8::from(member.complete) << 1);
+        out.put_u8(if member.witness { WITNESS } else { RUNS });
     }
 }
 
@@ -414,7 +418,7 @@ impl<'a> Reader<'a> {
         let mut members: Vec<Member> = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
             let (id, flags) = (self.u8()?, self.u8()?);
-            if flags > 3 {
+            if ![WITNESS, RUNS].contains(&flags) {
                 return Err(WireError::Unknown {
                     what: "member flags",
                     value: u64::from(flags),
@@ -428,8 +432,7 @@ impl<'a> Reader<'a> {
             }
             members.push(Member {
                 id: ReplicaId(id),
-                witness: flags & 1 != 0,
-                complete: flags & 2 != 0,
+                witness: flags == WITNESS,
             });
         }
         Ok(members)

@@ -7,7 +7,7 @@ pub mod parts;
 
 use super::{Reader, WireError};
 use crate::agreed::Frame;
-use crate::policy::Manner;
+use crate::policy::Mode;
 use crate::sync::compare::{BLOCK_BYTES, DivergentPage};
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::PageDelta;
@@ -92,7 +92,7 @@ pub enum SyncMessage {
         /// Opaque.
         part: Bytes,
     },
-    /// Primary: a part of what the connections need (`shadow`), but not its last.
+    /// Primary: a part of what the connections need (`connections`), but not its last.
     Connections {
         /// The epoch.
         epoch: Epoch,
@@ -104,10 +104,10 @@ pub enum SyncMessage {
         /// The epoch that ends.
         epoch: Epoch,
         /// How the copies are kept in the next one.
-        next: Manner,
-        /// What the connections need: those that do not speak the VM's own numbers (`output::shadow`), or what speculation keeps
+        next: Mode,
+        /// What the connections need: those that do not speak the VM's own numbers (`output::rewriter`), or what speculation keeps
         /// of them; the rest of it.
-        shadow: Bytes,
+        connections: Bytes,
         /// Opaque.
         device_state: Bytes,
     },
@@ -143,7 +143,7 @@ pub enum SyncMessage {
         hash: u128,
     },
     /// Primary, while both VMs run: these pages I have written so far. Say yours, and hash all of them.
-    Ahead {
+    PreCopy {
         /// The epoch.
         epoch: Epoch,
         /// The pages, or a part of them.
@@ -186,7 +186,7 @@ impl SyncMessage {
             Self::Loaded { .. } => "Loaded",
             Self::Idle { .. } => "Idle",
             Self::Audit { .. } => "Audit",
-            Self::Ahead { .. } => "Ahead",
+            Self::PreCopy { .. } => "PreCopy",
             Self::Said { .. } => "Said",
             Self::Ends { .. } => "Ends",
             Self::NewTerm { .. } => "NewTerm",
@@ -244,13 +244,13 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
         SyncMessage::State {
             epoch,
             next,
-            shadow,
+            connections,
             device_state,
         } => {
             put_epoch(out, 10, *epoch);
             out.put_u8(*next as u8);
-            out.put_u32(shadow.len() as u32);
-            out.put_slice(shadow);
+            out.put_u32(connections.len() as u32);
+            out.put_slice(connections);
             out.put_slice(device_state);
         }
         SyncMessage::Staged { epoch } => put_epoch(out, 11, *epoch),
@@ -266,7 +266,7 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 14, *epoch);
             out.put_u128(*hash);
         }
-        SyncMessage::Ahead { epoch, pages, more } => put_pages(out, 15, *epoch, pages, *more),
+        SyncMessage::PreCopy { epoch, pages, more } => put_pages(out, 15, *epoch, pages, *more),
         SyncMessage::Said { epoch, frames } => {
             put_epoch(out, 16, *epoch);
             out.reserve(frames.iter().map(|frame| 5 + frame.bytes.len()).sum());
@@ -359,15 +359,15 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
         },
         10 => {
             let epoch = Epoch(reader.u64()?);
-            let next = Manner::ALL
+            let next = Mode::ALL
                 .get(usize::from(reader.u8()?))
                 .copied()
                 .ok_or(WireError::Invalid("manner"))?;
-            let shadow_bytes = reader.u32()? as usize;
+            let connection_bytes = reader.u32()? as usize;
             SyncMessage::State {
                 epoch,
                 next,
-                shadow: reader.take(shadow_bytes)?,
+                connections: reader.take(connection_bytes)?,
                 device_state: reader.rest(),
             }
         }
@@ -385,7 +385,7 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             hash: reader.u128()?,
         },
-        15 => SyncMessage::Ahead {
+        15 => SyncMessage::PreCopy {
             epoch: Epoch(reader.u64()?),
             more: take_flag(&mut reader)?,
             pages: take_pages(&mut reader)?,
@@ -483,7 +483,7 @@ mod tests {
                 .prop_map(|(epoch, pages, more)| SyncMessage::Dirty { epoch, pages, more }),
             (epoch.clone(), pages.clone(), any::<bool>())
                 .prop_map(|(epoch, pages, more)| SyncMessage::Union { epoch, pages, more }),
-            (epoch.clone(), pages, any::<bool>()).prop_map(|(epoch, pages, more)| SyncMessage::Ahead {
+            (epoch.clone(), pages, any::<bool>()).prop_map(|(epoch, pages, more)| SyncMessage::PreCopy {
                 epoch,
                 pages,
                 more
@@ -508,12 +508,12 @@ mod tests {
                 epoch.clone(),
                 prop::collection::vec(any::<u8>(), 0..40),
                 prop::collection::vec(any::<u8>(), 0..9),
-                0..Manner::ALL.len()
+                0..Mode::ALL.len()
             )
-                .prop_map(|(epoch, state, shadow, next)| SyncMessage::State {
+                .prop_map(|(epoch, state, connections, next)| SyncMessage::State {
                     epoch,
-                    next: Manner::ALL[next],
-                    shadow: shadow.into(),
+                    next: Mode::ALL[next],
+                    connections: connections.into(),
                     device_state: state.into(),
                 }),
             (

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Entry, EntryKind, Event, Member, Promise, Restored, Role,
+    Action, Config, Consensus, Durability, Entry, EntryKind, Event, HardState, Member, Restored, Role,
     Snapshot, Standby,
 };
 use dunlin_core::units::{Index, ReplicaId};
@@ -26,7 +26,7 @@ pub struct Group {
 
 #[derive(Default, Clone)]
 pub struct Disk {
-    pub promise: Promise,
+    pub hard_state: HardState,
     pub snapshot: Snapshot,
     pub log: Vec<Entry>,
 }
@@ -133,9 +133,9 @@ impl Group {
                         todo.push((id, Event::Persisted { ticket }));
                     }
                     Action::TruncateSuffix { from } => disk.log.retain(|e| e.stamp.index < from),
-                    Action::PersistPromise(promise) => {
-                        disk.promise = promise;
-                        todo.push((id, Event::PromisePersisted(promise)));
+                    Action::PersistHardState(hard_state) => {
+                        disk.hard_state = hard_state;
+                        todo.push((id, Event::HardStatePersisted(hard_state)));
                     }
                     Action::SaveSnapshot(snapshot) => {
                         disk.log.retain(|e| e.stamp.index > snapshot.last.index);
@@ -208,7 +208,7 @@ impl Group {
         let disk = self.disks[&id].clone();
         let memory = durability == Durability::Memory;
         let restored = Restored {
-            promise: disk.promise,
+            hard_state: disk.hard_state,
             snapshot: disk.snapshot,
             log: if memory { Vec::new() } else { disk.log },
             lost_memory: memory,

@@ -39,11 +39,11 @@ fn broken_peer(group: &mut Group) -> (Shm, RingWriter) {
     (peer, RingWriter::new(MAIL, grant.epoch, grant.key))
 }
 
-/// Polls until nothing comes; the breaches that were told.
-fn breaches(group: &mut Group, now_us: u64) -> Vec<(ReplicaId, u64)> {
+/// Polls until nothing comes; the violations that were told.
+fn violations(group: &mut Group, now_us: u64) -> Vec<(ReplicaId, u64)> {
     let mut told = Vec::new();
     while let Some(event) = group.poll(now_us) {
-        if let GroupEvent::Breach { peer, count, what } = event {
+        if let GroupEvent::ProtocolViolation { peer, count, what } = event {
             assert!(!what.contains('\n'), "{what}");
             told.push((peer, count));
         }
@@ -82,7 +82,7 @@ fn what_does_not_decode_is_counted_and_told_once_a_minute() {
     for bad in [&short, &long, &unknown, &Vec::new(), &impossible] {
         assert_eq!(mail.send(&mut peer, bad).unwrap(), Sent::Whole);
         peer.flush().unwrap();
-        told.extend(breaches(&mut group, 1000));
+        told.extend(violations(&mut group, 1000));
     }
     assert_eq!(
         group.counters().bad,
@@ -96,7 +96,7 @@ fn what_does_not_decode_is_counted_and_told_once_a_minute() {
     // A minute later it is told again, with the number.
     assert_eq!(mail.send(&mut peer, &unknown).unwrap(), Sent::Whole);
     peer.flush().unwrap();
-    assert_eq!(breaches(&mut group, 61_000_000), [(PEER, 6)]);
+    assert_eq!(violations(&mut group, 61_000_000), [(PEER, 6)]);
     assert_eq!(group.counters().bad, 6);
 }
 
@@ -119,12 +119,12 @@ fn a_wrong_checksum_is_counted_and_never_believed() {
     liar.send(&mut peer, &message).unwrap();
     peer.flush().unwrap();
     let heard = group.counters().heard;
-    assert_eq!(breaches(&mut group, 1000), []);
+    assert_eq!(violations(&mut group, 1000), []);
     assert_eq!(group.counters().heard, heard);
     let torn = group.counters().torn;
     assert!(torn > 0);
     // One that stays wrong ends the link, and is remembered.
-    assert_eq!(breaches(&mut group, 10_000_000), [(PEER, 1)]);
+    assert_eq!(violations(&mut group, 10_000_000), [(PEER, 1)]);
     assert_eq!(group.counters().broken, 1);
     assert!(group.counters().torn >= torn);
 }
@@ -148,10 +148,10 @@ fn a_frame_that_is_too_long_ends_the_link_and_nothing_else() {
     while let Some(event) = group.poll(1000) {
         match event {
             GroupEvent::LinkLost { peer, why, broken } => {
-                assert!(broken, "whoever hears it knows that a breach is told");
+                assert!(broken, "whoever hears it knows that a violation is told");
                 lost = Some((peer, why));
             }
-            GroupEvent::Breach { peer, .. } => told.push(peer),
+            GroupEvent::ProtocolViolation { peer, .. } => told.push(peer),
             _ => {}
         }
     }

@@ -59,7 +59,7 @@ struct Shared {
 struct Kept {
     group: Group,
     standby: Standby,
-    bell: OwnedFd,
+    waker: OwnedFd,
     rung: bool,
 }
 
@@ -69,16 +69,16 @@ impl KeptGroup {
         let fail = |what| move |source| GroupError::Io { what, source };
         let period = Duration::from_micros(cfg.core.heartbeat_us.max(1000));
         let group = Group::open(cfg)?;
-        let bell = eventfd().map_err(fail("eventfd"))?;
+        let waker = eventfd().map_err(fail("eventfd"))?;
         group
-            .watch(bell.as_raw_fd(), libc::EPOLLIN, super::OTHER)
+            .watch(waker.as_raw_fd(), libc::EPOLLIN, super::OTHER)
             .map_err(fail("epoll"))?;
         let epoll = group.as_fd().try_clone_to_owned().map_err(fail("epoll"))?;
         let shared = Arc::new(Shared {
             kept: InheritingLock::new(Kept {
                 group,
                 standby: Standby::new(period.as_micros() as u64, patience.as_micros() as u64),
-                bell,
+                waker,
                 rung: false,
             })
             .map_err(fail("the group's lock"))?,
@@ -374,7 +374,7 @@ impl Kept {
         if !std::mem::replace(&mut self.rung, true) {
             let one = 1_u64.to_ne_bytes();
             // SAFETY: eight bytes that live across the call; the descriptor is open. A full counter rings already.
-            unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            unsafe { libc::write(self.waker.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
     }
 
@@ -382,7 +382,7 @@ impl Kept {
         if std::mem::take(&mut self.rung) {
             let mut count = [0_u8; 8];
             // SAFETY: eight bytes that live across the call; the descriptor is open and does not block.
-            unsafe { libc::read(self.bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+            unsafe { libc::read(self.waker.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::log::{Command, Cut, Disk, Done, Writer};
 use crate::transport::TransportError;
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Consensus, Durability, Event, Member, Message, Promise, Refusal, Restored,
+    Action, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::encode_append;
@@ -70,7 +70,7 @@ pub struct Group {
     buffer: Vec<u8>,
     counters: Counters,
     cut: Option<Cut>,
-    breaches: Vec<(ReplicaId, u64, u64)>,
+    violations: Vec<(ReplicaId, u64, u64)>,
 }
 
 impl Group {
@@ -81,10 +81,10 @@ impl Group {
         let memory = cfg.core.durability == Durability::Memory;
         let fresh = Restored::fresh(cfg.members.clone());
         let restored = Restored {
-            promise: found.promise.unwrap_or_default(),
+            hard_state: found.hard_state.unwrap_or_default(),
             snapshot: found.snapshot.filter(|_| !memory).unwrap_or(fresh.snapshot),
             log: if memory { Vec::new() } else { found.log },
-            lost_memory: memory && found.promise.is_some_and(|p| p != Promise::default()),
+            lost_memory: memory && found.hard_state.is_some_and(|p| p != HardState::default()),
         };
         let seed = crate::keys::random()
             .map(u64::from_le_bytes)
@@ -119,7 +119,7 @@ impl Group {
             buffer: Vec::new(),
             counters: Counters::default(),
             cut: found.cut,
-            breaches: Vec::new(),
+            violations: Vec::new(),
         };
         if let Some(fd) = group.writer.fd() {
             group.watch(fd, libc::EPOLLIN, OTHER).map_err(io("epoll"))?;
@@ -300,7 +300,7 @@ impl Group {
                         self.counters.heard += 1;
                         self.step(Event::Received { from, message });
                     }
-                    Heard::Bad(bad, what) => self.breach(from, bad, what),
+                    Heard::Bad(bad, what) => self.violation(from, bad, what),
                 }
             }
             at += 1;
@@ -313,10 +313,10 @@ impl Group {
         self.find_places();
         self.counters.torn += lost.torn();
         let (peer, why) = (lost.id, error.to_string());
-        let broken = matches!(error, TransportError::Breach(_));
+        let broken = matches!(error, TransportError::ProtocolViolation(_));
         let by_peer = matches!(error, TransportError::Closed(_));
         if broken {
-            self.breach(peer, Bad::Broken, why.clone());
+            self.violation(peer, Bad::Broken, why.clone());
         }
         self.events.push_back(GroupEvent::LinkLost { peer, why, broken });
         // `lost` is closed after this: whoever sees its end sees it after this host has forgotten what came through it.
@@ -324,7 +324,7 @@ impl Group {
     }
 
     /// Counted always, told once per peer and minute.
-    fn breach(&mut self, peer: ReplicaId, bad: Bad, what: String) {
+    fn violation(&mut self, peer: ReplicaId, bad: Bad, what: String) {
         const QUIET_US: u64 = 60_000_000;
         self.counters.bad += 1;
         *match bad {
@@ -335,15 +335,19 @@ impl Group {
             Bad::Broken => &mut self.counters.broken,
         } += 1;
         let now = self.now_us;
-        let at = self.breaches.iter().position(|b| b.0 == peer).unwrap_or_else(|| {
-            self.breaches.push((peer, 0, 0));
-            self.breaches.len() - 1
-        });
-        let (_, count, told) = &mut self.breaches[at];
+        let at = self
+            .violations
+            .iter()
+            .position(|b| b.0 == peer)
+            .unwrap_or_else(|| {
+                self.violations.push((peer, 0, 0));
+                self.violations.len() - 1
+            });
+        let (_, count, told) = &mut self.violations[at];
         *count += 1;
         if *count == 1 || *told + QUIET_US <= now {
             *told = now;
-            self.events.push_back(GroupEvent::Breach {
+            self.events.push_back(GroupEvent::ProtocolViolation {
                 peer,
                 what,
                 count: *count,
@@ -361,7 +365,7 @@ impl Group {
         for done in done {
             match done {
                 Done::Persisted(ticket) => self.step(Event::Persisted { ticket }),
-                Done::Promise(promise) => self.step(Event::PromisePersisted(promise)),
+                Done::HardState(hard_state) => self.step(Event::HardStatePersisted(hard_state)),
                 Done::Snapshot(last) => self.step(Event::SnapshotPersisted { last }),
                 Done::Full(why) => self.events.push_back(GroupEvent::DiskFull(why)),
                 Done::Room => self.events.push_back(GroupEvent::DiskRoom),
@@ -420,8 +424,8 @@ impl Group {
                 self.writer.submit(Command::Persist { entries, ticket });
             }
             Action::TruncateSuffix { from } => self.writer.submit(Command::Cut(from)),
-            Action::PersistPromise(promise) => {
-                self.writer.submit(Command::Promise(promise));
+            Action::PersistHardState(hard_state) => {
+                self.writer.submit(Command::HardState(hard_state));
                 self.open_rings();
             }
             Action::SaveSnapshot(snapshot) => self.writer.submit(Command::Snapshot(snapshot)),
@@ -442,7 +446,7 @@ impl Group {
             Action::ReadReady { id, index } => self.events.push_back(GroupEvent::ReadReady { id, index }),
             Action::ReadRefused { id } => self.events.push_back(GroupEvent::ReadRefused { id }),
             Action::TransferFailed { to } => self.events.push_back(GroupEvent::TransferFailed { to }),
-            Action::Breach { from, what } => self.breach(from, Bad::Forbidden, what.to_owned()),
+            Action::ProtocolViolation { from, what } => self.violation(from, Bad::Forbidden, what.to_owned()),
         }
     }
 
@@ -455,14 +459,14 @@ impl Group {
 
     /// Invariant 3: revokes rings of older terms, opens one for the leader that is followed or voted for.
     fn open_rings(&mut self) {
-        let promise = self.core.promise();
+        let hard_state = self.core.hard_state();
         let leader = self
             .core
             .leader()
-            .or(promise.voted_for)
+            .or(hard_state.voted_for)
             .filter(|l| *l != self.cfg.core.me);
         for peer in &mut self.peers {
-            peer.open_log(promise.term, leader == Some(peer.id), self.cfg.ring_bytes);
+            peer.open_log(hard_state.term, leader == Some(peer.id), self.cfg.ring_bytes);
         }
     }
 

@@ -265,7 +265,9 @@ impl Peer {
                 && let Some(grant) = self.transport.granted(CONTROL)
             {
                 if grant.bytes != CONTROL_BYTES || grant.epoch != CONTROL_EPOCH {
-                    return Err(TransportError::Breach("a control region of another size"));
+                    return Err(TransportError::ProtocolViolation(
+                        "a control region of another size",
+                    ));
                 }
                 let word = |slot| WordWriter::new(CONTROL, slot, grant.epoch, grant.key);
                 let mail = Channel::new(MAIL, grant.epoch, grant.key, now_us);
@@ -288,7 +290,9 @@ impl Peer {
             return Err(TransportError::GivenUp("its ring does not move".into()));
         }
         if self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us) {
-            return Err(TransportError::Breach("a record whose checksum stays wrong"));
+            return Err(TransportError::ProtocolViolation(
+                "a record whose checksum stays wrong",
+            ));
         }
         Ok(Progress {
             busy: progress.grants || progress.more,

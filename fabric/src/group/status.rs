@@ -84,7 +84,7 @@ impl Group {
     /// Its term.
     #[must_use]
     pub fn term(&self) -> Term {
-        self.core.promise().term
+        self.core.hard_state().term
     }
 
     /// The leader, if known.

@@ -179,7 +179,7 @@ impl Cluster {
                         self.snapshots[id as usize] = Some(snapshot);
                     }
                     GroupEvent::LinkLost { peer, .. } => self.lost.push((id, peer.0)),
-                    GroupEvent::Breach { what, .. } => panic!("{id}: breach: {what}"),
+                    GroupEvent::ProtocolViolation { what, .. } => panic!("{id}: violation: {what}"),
                     GroupEvent::DiskFull(why) => self.other.push((id, why)),
                     GroupEvent::DiskRoom => self.other.push((id, "room".into())),
                     GroupEvent::DiskFailed(why) => panic!("{id}: {why}"),

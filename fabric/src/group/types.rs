@@ -95,7 +95,7 @@ pub enum GroupEvent {
         peer: ReplicaId,
         /// Why, for the log.
         why: String,
-        /// It broke the link by what it wrote: `Breach` tells of that, not every time.
+        /// It broke the link by what it wrote: `ProtocolViolation` tells of that, not every time.
         broken: bool,
     },
     /// See [`Group::read`].
@@ -122,7 +122,7 @@ pub enum GroupEvent {
     /// The log cannot be written any more; this replica acknowledges nothing until it is started again.
     DiskFailed(String),
     /// A peer said what the protocol forbids; it was dropped. At most one per peer and minute.
-    Breach {
+    ProtocolViolation {
         /// The peer.
         peer: ReplicaId,
         /// What.

@@ -9,12 +9,13 @@
 
 use super::places::{PER_MEMBER, Places, STRANGERS};
 use super::{Hello, Identity, LinkError, Stream, Welcome, handshake};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,16 +49,11 @@ impl Refusals {
     /// The counts so far; kinds that never came are not there.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn note(&self, kind: &'static str) {
-        *self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(kind)
-            .or_default() += 1;
+        *self.0.lock().entry(kind).or_default() += 1;
     }
 }
 
@@ -159,7 +155,7 @@ impl Listener {
 
 impl Shared {
     fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().expect("no panic under this lock")
+        self.places.lock()
     }
 
     fn accept_all(self: &Arc<Self>, sender: &SyncSender<Accepted>) {
@@ -211,7 +207,7 @@ impl Shared {
     fn report(&self, from: SocketAddr, error: LinkError) -> Option<Refusal> {
         self.refused.note(error.kind());
         let now = Instant::now();
-        let mut reports = self.reports.lock().expect("no panic under this lock");
+        let mut reports = self.reports.lock();
         if reports.len() >= REMEMBERED {
             reports.retain(|_, (at, _)| now.duration_since(*at) < QUIET);
         }

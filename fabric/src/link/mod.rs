@@ -30,9 +30,10 @@ pub(crate) use tls::names;
 pub use version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, Spoken, Versions};
 
 use crate::keys;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::pki_types::CertificateDer;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Ender;
 
@@ -309,7 +310,7 @@ impl Identity {
     /// machines, which end. Returns how many these were.
     pub fn renew(&self, renewal: Renewal) -> usize {
         let Some(tls) = &self.0.tls else { return 0 };
-        *tls.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(renewal.0);
+        *tls.write() = Arc::new(renewal.0);
         let mut ended = 0;
         self.links().retain(|(serial, link)| {
             let removed = self.is_removed(serial);
@@ -323,11 +324,11 @@ impl Identity {
 
     fn tls(&self) -> Option<Arc<tls::Configs>> {
         let tls = self.0.tls.as_ref()?;
-        Some(tls.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(tls.read().clone())
     }
 
     fn links(&self) -> MutexGuard<'_, Vec<(Vec<u8>, Ender)>> {
-        self.0.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.links.lock()
     }
 
     fn is_removed(&self, serial: &[u8]) -> bool {

@@ -6,11 +6,11 @@
 //! **Not here**: threads (`worker`), what a record looks like (`record`).
 
 use super::DiskError;
-use super::promise::PromiseFile;
+use super::hard_state::HardStateFile;
 use super::record::{self, Record};
 use super::segment::{Filling, Segment};
 use crate::keys;
-use dunlin_core::consensus::{Entry, MOST, Promise, Snapshot};
+use dunlin_core::consensus::{Entry, HardState, MOST, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use dunlin_core::wire::consensus::{decode_snapshot, encode_snapshot};
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ pub struct Cut {
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// The last promise, if this replica ever made one.
-    pub promise: Option<Promise>,
+    pub hard_state: Option<HardState>,
     /// The last snapshot.
     pub snapshot: Option<Snapshot>,
     /// The entries after it (some before it may be there, too), consecutive.
@@ -69,7 +69,7 @@ pub struct Found {
 pub struct Disk {
     dir: PathBuf,
     options: DiskOptions,
-    promise: PromiseFile,
+    hard_state: HardStateFile,
     segments: VecDeque<Segment>,
     /// The next segment, being made ahead of time.
     spare: Option<Filling>,
@@ -95,11 +95,11 @@ impl Disk {
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             return Err(DiskError::Busy { dir: dir.to_owned() });
         }
-        let (promise, promised) = PromiseFile::open(dir)?;
+        let (hard_state, promised) = HardStateFile::open(dir)?;
         let snapshot = read_snapshot(dir)?;
         let base = snapshot.as_ref().map_or(Viewstamp::default(), |s| s.last);
         let mut found = Found {
-            promise: promised,
+            hard_state: promised,
             snapshot,
             ..Found::default()
         };
@@ -140,7 +140,7 @@ impl Disk {
             Self {
                 dir,
                 options,
-                promise,
+                hard_state,
                 segments,
                 spare: None,
                 last,
@@ -183,8 +183,8 @@ impl Disk {
     }
 
     /// Makes a promise durable. Needs no space.
-    pub fn promise(&mut self, promise: Promise) -> Result<(), DiskError> {
-        self.promise.save(promise)
+    pub fn hard_state(&mut self, hard_state: HardState) -> Result<(), DiskError> {
+        self.hard_state.save(hard_state)
     }
 
     /// Makes a snapshot durable, then removes the segments that it stands for.

@@ -7,14 +7,14 @@
 //! 1. Append-only: nothing that was synced is overwritten; a cut suffix is a marker, old segments go whole.
 //! 2. What was synced is found again, or opening fails with the file and offset; never silently less.
 //! 3. A torn tail (the batch that was being written when the machine died) is cut, and reported.
-//! 4. A promise is on disk, whole, before `Done::Promise` is said, whatever the durability.
+//! 4. A promise is on disk, whole, before `Done::HardState` is said, whatever the durability.
 //! 5. A full disk stops acknowledgements, not the process; a disk that lost data (an error of fdatasync) is not asked
 //!    again, since the kernel may already have dropped the bytes.
 //!
 //! **Source**: the figures in docs/fabric.md; "fsyncgate" (PostgreSQL, 2018) for 5. **Not here**: what an entry means.
 
 mod disk;
-mod promise;
+mod hard_state;
 mod record;
 mod segment;
 mod worker;

@@ -1,6 +1,6 @@
 use super::*;
 use bytes::Bytes;
-use dunlin_core::consensus::{Entry, EntryKind, Member, Promise, Snapshot};
+use dunlin_core::consensus::{Entry, EntryKind, HardState, Member, Snapshot};
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -73,7 +73,7 @@ fn what_was_synced_is_found_again_over_many_segments() {
     let dir = Scratch::new("found");
     let (mut disk, found) = open(&dir);
     assert!(
-        found.log.is_empty() && found.promise.is_none() && found.snapshot.is_none() && found.cut.is_none()
+        found.log.is_empty() && found.hard_state.is_none() && found.snapshot.is_none() && found.cut.is_none()
     );
     for batch in 0..40 {
         disk.append(&entries(3, batch * 10 + 1..=batch * 10 + 10))
@@ -81,11 +81,11 @@ fn what_was_synced_is_found_again_over_many_segments() {
         disk.sync().unwrap();
         while disk.prepare().unwrap() {}
     }
-    let promise = Promise {
+    let hard_state = HardState {
         term: Term(3),
         voted_for: Some(ReplicaId(2)),
     };
-    disk.promise(promise).unwrap();
+    disk.hard_state(hard_state).unwrap();
     assert!(matches!(
         Disk::open(dir.path(), small()),
         Err(DiskError::Busy { .. })
@@ -94,7 +94,7 @@ fn what_was_synced_is_found_again_over_many_segments() {
     assert!(segments(&dir).len() > 3);
     let (_, found) = open(&dir);
     assert_eq!(found.log, entries(3, 1..=400));
-    assert_eq!((found.promise, found.cut), (Some(promise), None));
+    assert_eq!((found.hard_state, found.cut), (Some(hard_state), None));
 }
 
 #[test]
@@ -330,12 +330,12 @@ fn a_full_disk_stops_the_acknowledgement_and_goes_on_when_there_is_room() {
         assert!(!all.contains(&Done::Persisted(submitted)));
         assert!(writer.queued_bytes() > 0, "what waits for room is counted");
         // A promise needs no room; a snapshot makes some.
-        let promise = Promise {
+        let hard_state = HardState {
             term: Term(4),
             voted_for: None,
         };
-        writer.submit(Command::Promise(promise));
-        let done = wait_for(&mut writer, |done| done.contains(&Done::Promise(promise)));
+        writer.submit(Command::HardState(hard_state));
+        let done = wait_for(&mut writer, |done| done.contains(&Done::HardState(hard_state)));
         assert!(!done.contains(&Done::Room));
         let last = stamp(1, submitted * 10 - 30);
         writer.submit(Command::Snapshot(Snapshot {

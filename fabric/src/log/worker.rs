@@ -10,7 +10,7 @@
 //! on the loop's own thread would hold up heartbeats for as long as the disk likes. **Not here**: files.
 
 use super::{Disk, DiskError};
-use dunlin_core::consensus::{Entry, Promise, Snapshot};
+use dunlin_core::consensus::{Entry, HardState, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -45,7 +45,7 @@ pub enum Command {
     /// Entries at and after this are gone.
     Cut(Index),
     /// Keep this promise.
-    Promise(Promise),
+    HardState(HardState),
     /// Keep this snapshot, and drop what it stands for.
     Snapshot(Snapshot),
 }
@@ -56,7 +56,7 @@ pub enum Done {
     /// All up to this ticket.
     Persisted(u64),
     /// This promise.
-    Promise(Promise),
+    HardState(HardState),
     /// The snapshot that ends here.
     Snapshot(Viewstamp),
     /// No space: nothing is acknowledged until `Room`.
@@ -89,7 +89,7 @@ impl Command {
                 .map(|entry| entry.payload.len() + ENTRY_COST_BYTES)
                 .sum(),
             // Small, and few: a cut and a promise for each term, a snapshot for each sync.
-            Self::Cut(_) | Self::Promise(_) | Self::Snapshot(_) => 0,
+            Self::Cut(_) | Self::HardState(_) | Self::Snapshot(_) => 0,
         }
     }
 }
@@ -154,9 +154,9 @@ impl Engine {
                     self.ticket = Some(*its);
                 }
                 Command::Cut(from) => self.disk.cut(*from)?,
-                Command::Promise(promise) => {
-                    self.disk.promise(*promise)?;
-                    done.push(Done::Promise(*promise));
+                Command::HardState(hard_state) => {
+                    self.disk.hard_state(*hard_state)?;
+                    done.push(Done::HardState(*hard_state));
                 }
                 Command::Snapshot(snapshot) => {
                     self.disk.snapshot(snapshot)?;
@@ -180,8 +180,8 @@ impl Engine {
         let mut rest = VecDeque::new();
         for command in std::mem::take(&mut self.queue) {
             match &command {
-                Command::Promise(promise) if self.disk.promise(*promise).is_ok() => {
-                    done.push(Done::Promise(*promise))
+                Command::HardState(hard_state) if self.disk.hard_state(*hard_state).is_ok() => {
+                    done.push(Done::HardState(*hard_state))
                 }
                 Command::Snapshot(snapshot) if self.disk.snapshot(snapshot).is_ok() => {
                     done.push(Done::Snapshot(snapshot.last))

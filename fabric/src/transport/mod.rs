@@ -76,7 +76,7 @@ pub enum TransportError {
     Full,
     /// The peer broke the protocol; the link is not usable any more.
     #[error("the peer broke the protocol: {0}")]
-    Breach(&'static str),
+    ProtocolViolation(&'static str),
     /// This host cannot do it.
     #[error("{what}: {source}")]
     Io {

@@ -143,11 +143,15 @@ impl Shm {
             key: long(24),
         };
         if region >= REGIONS {
-            return Err(TransportError::Breach("a message about an impossible region"));
+            return Err(TransportError::ProtocolViolation(
+                "a message about an impossible region",
+            ));
         }
         let mut fd = || {
             if self.fds.is_empty() {
-                Err(TransportError::Breach("a message without its descriptor"))
+                Err(TransportError::ProtocolViolation(
+                    "a message without its descriptor",
+                ))
             } else {
                 Ok(self.fds.remove(0))
             }
@@ -163,14 +167,14 @@ impl Shm {
             GRANT => {
                 let fd = fd()?;
                 if grant.bytes == 0 || grant.bytes > REGION_MAX_BYTES || grant.bytes % 64 != 0 {
-                    return Err(TransportError::Breach("a grant of impossible size"));
+                    return Err(TransportError::ProtocolViolation("a grant of impossible size"));
                 }
                 let memory =
                     Memory::of_peer(fd.as_fd(), grant.bytes).map_err(io("mapping the peer's memory"))?;
                 self.remote[region] = Some(Local { memory, grant });
             }
             REVOKE => self.remote[region] = None,
-            _ => return Err(TransportError::Breach("a message of unknown kind")),
+            _ => return Err(TransportError::ProtocolViolation("a message of unknown kind")),
         }
         Ok(())
     }

@@ -172,7 +172,7 @@ impl Tcp {
             let length = u32::from_le_bytes(head[..4].try_into().expect("4 bytes")) as usize;
             let (kind, region, epoch, offset) = (head[4], usize::from(head[5]), long(8), long(16) as usize);
             if region >= REGIONS || length > REGION_MAX_BYTES {
-                return Err(TransportError::Breach(
+                return Err(TransportError::ProtocolViolation(
                     "a frame with an impossible region or length",
                 ));
             }
@@ -183,7 +183,7 @@ impl Tcp {
                 }
                 GRANT | REVOKE => {
                     if length != 8 {
-                        return Err(TransportError::Breach("a grant of impossible length"));
+                        return Err(TransportError::ProtocolViolation("a grant of impossible length"));
                     }
                     if have < HEAD + 8 {
                         return Ok(());
@@ -192,7 +192,7 @@ impl Tcp {
                     let key = u64::from_le_bytes(key.try_into().expect("8 bytes"));
                     self.from += HEAD + 8;
                     if kind == GRANT && (offset == 0 || offset > REGION_MAX_BYTES || offset % 64 != 0) {
-                        return Err(TransportError::Breach("a grant of impossible size"));
+                        return Err(TransportError::ProtocolViolation("a grant of impossible size"));
                     }
                     self.granted[region] = (kind == GRANT).then_some(Grant {
                         epoch,
@@ -201,7 +201,7 @@ impl Tcp {
                     });
                     progress.grants = true;
                 }
-                _ => return Err(TransportError::Breach("a frame of unknown kind")),
+                _ => return Err(TransportError::ProtocolViolation("a frame of unknown kind")),
             }
         }
     }
@@ -215,12 +215,12 @@ impl Tcp {
         length: usize,
     ) -> Result<(), TransportError> {
         if offset % 8 != 0 || length % 8 != 0 {
-            return Err(TransportError::Breach("a write that is not in words"));
+            return Err(TransportError::ProtocolViolation("a write that is not in words"));
         }
         let to = match &self.local[region] {
             Some(local) if local.grant.epoch == epoch => {
                 if offset > local.grant.bytes || length > local.grant.bytes - offset {
-                    return Err(TransportError::Breach("a write out of bounds"));
+                    return Err(TransportError::ProtocolViolation("a write out of bounds"));
                 }
                 Some((region, offset))
             }

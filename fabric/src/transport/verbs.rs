@@ -144,7 +144,9 @@ impl Verbs {
         let int = |at: usize| u32::from_le_bytes(m[at..at + 4].try_into().expect("4 bytes"));
         let region = usize::from(m[1]);
         if region >= REGIONS {
-            return Err(TransportError::Breach("a message about an impossible region"));
+            return Err(TransportError::ProtocolViolation(
+                "a message about an impossible region",
+            ));
         }
         match m[0] {
             HELLO if !self.connected => {
@@ -165,7 +167,7 @@ impl Verbs {
                     key: long(24),
                 };
                 if grant.bytes == 0 || grant.bytes > REGION_MAX_BYTES || grant.bytes % 64 != 0 {
-                    return Err(TransportError::Breach("a grant of impossible size"));
+                    return Err(TransportError::ProtocolViolation("a grant of impossible size"));
                 }
                 self.remote[region] = Some(Remote {
                     grant,
@@ -180,7 +182,7 @@ impl Verbs {
             }
             SLEEPS => self.peer_sleeps = true,
             BELL => progress.landed = true,
-            _ => return Err(TransportError::Breach("a message of unknown kind")),
+            _ => return Err(TransportError::ProtocolViolation("a message of unknown kind")),
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ fn messages() -> Vec<Message> {
             index: Index(4),
         },
     );
-    let members = vec![Member::full(0), Member::joining(1), Member::witness(2)];
+    let members = vec![Member::full(0), Member::full(1), Member::witness(2)];
     let entries = vec![
         entry(EntryKind::Barrier, 5, b""),
         entry(EntryKind::Data, 6, b"payload"),

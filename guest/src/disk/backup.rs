@@ -26,10 +26,11 @@ use dunlin_core::{
     },
     units::{Epoch, Term},
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -137,16 +138,13 @@ impl Backup {
             shutdown,
         } = stream;
         let link = Link::new(shutdown, Tuning::default());
-        *this.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
+        *this.link.lock() = Some(link.clone());
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = thread::Builder::new()
                 .name(name.into())
                 .spawn(run)
                 .map_err(DiskError::Thread)?;
-            this.threads
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(thread);
+            this.threads.lock().push(thread);
             Ok::<_, DiskError>(())
         };
         let (receiver, receiver_link) = (this.clone(), link.clone());
@@ -166,16 +164,17 @@ impl Backup {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(&mut state);
+        state
     }
 
     /// Nothing while somebody else holds the state.
     pub(super) fn figures(&self) -> Option<BackupFigures> {
-        let state = self.state.try_lock().ok()?;
+        let state = self.state.try_lock()?;
         Some(BackupFigures {
             joining: state.joining,
             marked: state.switch.marked(),
@@ -193,7 +192,7 @@ impl Backup {
     }
 
     pub(super) fn could_settle(&self) -> Option<u64> {
-        let state = self.state.try_lock().ok()?;
+        let state = self.state.try_lock()?;
         let switch = &state.switch;
         let holds = !state.joining && switch.pvm_bytes() > 0 && switch.svm_bytes() > 0;
         let counters = switch.counters();
@@ -202,7 +201,7 @@ impl Backup {
 
     /// Hears the primary no more. What was not marked by now belongs to no sync.
     pub(super) fn forsake(&self, reason: &str) {
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let link = self.link.lock().clone();
         if let Some(link) = link {
             link.close(reason);
         }
@@ -227,7 +226,7 @@ impl Backup {
         if let Content::Data(data) = &content {
             self.scratch(offset, data)?;
         }
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let link = self.link.lock().clone();
         let mut state = self.lock();
         if state.failed.is_some() {
             return Err(io::Error::other(
@@ -253,11 +252,7 @@ impl Backup {
             if left.is_zero() {
                 break;
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut state, left);
         }
         Ok(())
     }
@@ -295,11 +290,8 @@ impl Backup {
         let mut state = self.lock();
         loop {
             let seen = state.taken;
-            state = self
-                .changed
-                .wait_timeout_while(state, timeout, |state| !is_over(state))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed
+                .wait_while_for(&mut state, |state| !is_over(state), timeout);
             // Slow is not silent: under `colo` and `sync` each write goes to the image before the mark is reached.
             if is_over(&state) || state.taken == seen {
                 return is_marked(&state);
@@ -331,13 +323,9 @@ impl Backup {
 
     /// Waits until every committed sync is on the image.
     pub(super) fn wait_settled(&self, timeout: Duration) -> bool {
-        let state = self.lock();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, timeout, |state| {
-                state.switch.next_settled().is_some() && state.failed.is_none()
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        let unsettled = |state: &mut State| state.switch.next_settled().is_some() && state.failed.is_none();
+        self.changed.wait_while_for(&mut state, unsettled, timeout);
         state.switch.next_settled().is_none()
     }
 
@@ -371,11 +359,11 @@ impl Backup {
         if let Some(member) = &self.shared.group {
             member.group.wake();
         }
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let link = self.link.lock().take();
         if let Some(link) = link {
             link.close(reason);
         }
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             let _panicked = thread.join();
         }

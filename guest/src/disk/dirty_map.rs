@@ -12,13 +12,14 @@
 
 use super::faults::Faults;
 use dunlin_core::disk::{ExtentSet, extents::extents_of};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     fs::{File, OpenOptions},
     io,
     ops::Range,
     os::unix::fs::FileExt,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 const MAGIC: &[u8; 8] = b"DUNLDRT1";
@@ -79,7 +80,7 @@ impl DirtyMap {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// From here on writes are noted.
@@ -88,7 +89,7 @@ impl DirtyMap {
     }
 
     fn file(&self) -> MutexGuard<'_, File> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+        self.file.lock()
     }
 
     /// M1: before a write of `range`. Waits for the disk only where an extent is missing.

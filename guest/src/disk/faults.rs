@@ -5,12 +5,10 @@
 //! Invariant: a fault never changes what is on the image, it only refuses or delays.
 //! Not here: when to inject what (tests, `bench disk`).
 
+use parking_lot::{Condvar, Mutex};
 use std::{
     io,
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -27,19 +25,19 @@ struct Barrier {
 
 impl Barrier {
     fn shut(&self, shut: bool) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = shut;
+        self.state.lock().0 = shut;
         self.opened.notify_all();
     }
 
     fn pass(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.1 += 1;
-        let opened = self.opened.wait_while(state, |(shut, _)| *shut);
-        opened.unwrap_or_else(PoisonError::into_inner).1 -= 1;
+        self.opened.wait_while(&mut state, |(shut, _)| *shut);
+        state.1 -= 1;
     }
 
     fn held(&self) -> u64 {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         if state.0 { state.1 } else { 0 }
     }
 }
@@ -157,7 +155,7 @@ impl Faults {
 
     /// Flushes come to no end, until they do again.
     pub fn flush_hang(&self, on: bool) {
-        *self.flushes_hang.lock().unwrap_or_else(PoisonError::into_inner) = on;
+        *self.flushes_hang.lock() = on;
         self.flushes_go_on.notify_all();
         self.any.store(true, Ordering::Release);
     }
@@ -229,11 +227,9 @@ impl Faults {
         if self.flush_error.load(Ordering::Acquire) {
             return Err(injected("flush"));
         }
-        let hangs = self.flushes_hang.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut hangs, _) = self
-            .flushes_go_on
-            .wait_timeout_while(hangs, LONGEST_HANG, |hangs| *hangs)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut hangs = self.flushes_hang.lock();
+        self.flushes_go_on
+            .wait_while_for(&mut hangs, |hangs| *hangs, LONGEST_HANG);
         // Whoever has hung so long was only slow.
         *hangs = false;
         Ok(())
@@ -253,7 +249,7 @@ impl Faults {
         }
         let now = Instant::now();
         let until = {
-            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut free_at = self.free_at.lock();
             let start = free_at.map_or(now, |at| at.max(now));
             let until = start + Duration::from_secs_f64(bytes as f64 / limit as f64);
             *free_at = Some(until);

@@ -12,13 +12,14 @@ use dunlin_core::{
     disk::Generation,
     units::{Epoch, Term},
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -102,7 +103,7 @@ impl DiskGroup {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A2: what counts.
@@ -146,7 +147,7 @@ impl DiskGroup {
             if stopped() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 

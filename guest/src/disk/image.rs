@@ -15,13 +15,14 @@ use nix::{
     libc,
     unistd::{Whence, lseek},
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -63,7 +64,7 @@ impl Drop for Held {
 }
 
 fn held() -> MutexGuard<'static, Vec<(FileId, String)>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+    HELD.lock()
 }
 
 /// Why an image cannot be used.

@@ -10,11 +10,12 @@ use dunlin_core::{
     disk::mirror::{Frame, HEADER_BYTES, MirrorError},
     waits::Wait,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
     os::unix::net::UnixStream,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -137,7 +138,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Appends a frame; returns its number. Never waits (see [`Self::wait_room`]); lost when the link is closed.
@@ -202,11 +203,7 @@ impl Link {
                 queue = self.lock();
                 continue;
             }
-            queue = self
-                .changed
-                .wait_timeout(queue, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut queue, left);
         }
     }
 
@@ -220,11 +217,7 @@ impl Link {
             if left.is_zero() {
                 return;
             }
-            queue = self
-                .changed
-                .wait_timeout(queue, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut queue, left);
         }
     }
 
@@ -290,11 +283,9 @@ impl Link {
 
     /// Waits up to `timeout` or until the link is closed; says whether it is.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
-        let queue = self.lock();
-        let (queue, _) = self
-            .changed
-            .wait_timeout_while(queue, timeout, |queue| queue.closed.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.lock();
+        self.changed
+            .wait_while_for(&mut queue, |queue| queue.closed.is_none(), timeout);
         queue.closed.is_some()
     }
 
@@ -352,7 +343,7 @@ impl Link {
                     self.close(&reason);
                     queue = self.lock();
                 }
-                None if may_wait => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None if may_wait => self.work.wait(&mut queue),
                 next => return Ok(next),
             }
         }

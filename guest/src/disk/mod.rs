@@ -65,6 +65,7 @@ pub use crate::spec::DiskFormat;
 
 use backup::Backup;
 use dunlin_core::units::{Epoch, Term};
+use parking_lot::{Mutex, RwLock};
 use primary::Primary;
 use requests::{Held, Served};
 use shared::Shared;
@@ -73,7 +74,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -139,7 +140,7 @@ impl Disk {
                 shared.event(DiskEvent::Disconnected { reason });
             })
             .map_err(DiskError::Thread)?;
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self.connections.lock();
         connections.retain(|connection| !connection.is_finished());
         connections.push(connection);
         Ok(())
@@ -149,8 +150,7 @@ impl Disk {
     pub fn hang_up(&self) {
         self.hold_errors(false);
         self.expedite(true);
-        let connections =
-            std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
+        let connections = std::mem::take(&mut *self.connections.lock());
         drop(connections);
         self.expedite(false);
     }
@@ -158,7 +158,7 @@ impl Disk {
     /// Requests of the VM that are not answered; bytes that still wait in a socket count as one.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = self.connections.lock();
         let waiting = connections
             .iter()
             .filter(|connection| connection.has_unread())
@@ -178,12 +178,12 @@ impl Disk {
         self.shared.image.size_bytes()
     }
 
-    fn role(&self) -> std::sync::RwLockReadGuard<'_, Role> {
-        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    fn role(&self) -> parking_lot::RwLockReadGuard<'_, Role> {
+        self.gate.read()
     }
 
-    fn gate(&self) -> std::sync::RwLockWriteGuard<'_, Role> {
-        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    fn gate(&self) -> parking_lot::RwLockWriteGuard<'_, Role> {
+        self.gate.write()
     }
 
     fn wrong_role(&self, role: &Role, what: &'static str) -> DiskError {
@@ -368,7 +368,7 @@ impl Disk {
     /// Lets writes that are being slowed down pass, while the VM is being stopped for a sync. `false` when it runs again.
     pub fn expedite(&self, on: bool) {
         // Not through the gate: a slowed write holds it.
-        let Ok(role) = self.gate.try_read() else { return };
+        let Some(role) = self.gate.try_read() else { return };
         match &*role {
             Role::Idle => {}
             Role::Primary(primary) => primary.expedite(on),
@@ -379,7 +379,7 @@ impl Disk {
     /// Backup: another host leads from here on; nothing of the old primary counts any more, and nobody waits for its marks. Never waits.
     pub fn forsake_primary(&self) {
         // Who holds the gate commits or takes over, and has all its marks.
-        let Ok(role) = self.gate.try_read() else { return };
+        let Some(role) = self.gate.try_read() else { return };
         if let Role::Backup(backup) = &*role {
             backup.forsake("another host leads now");
         }
@@ -395,7 +395,7 @@ impl Disk {
     /// Backup: the VMs are idle, so compare and settle what both wrote (the lightweight checkpoint). Returns at once.
     pub fn idle(&self) {
         // While a commit or a take-over holds the gate there is nothing to be settled.
-        if let Ok(role) = self.gate.try_read()
+        if let Some(role) = self.gate.try_read()
             && let Role::Backup(backup) = &*role
         {
             backup.idle();
@@ -455,13 +455,13 @@ impl Disk {
     /// not wait, such as a loop whose silence the other hosts would take for death.
     #[must_use]
     pub fn status_now(&self) -> Option<DiskStatus> {
-        self.status_of(&*self.gate.try_read().ok()?)
+        self.status_of(&*self.gate.try_read()?)
     }
 
     /// Backup: bytes taken in so far, if both VMs' buffers hold some: what an idle pass could find equal. Never waits.
     #[must_use]
     pub fn could_settle(&self) -> Option<u64> {
-        match &*self.gate.try_read().ok()? {
+        match &*self.gate.try_read()? {
             Role::Backup(backup) => backup.could_settle(),
             _ => None,
         }

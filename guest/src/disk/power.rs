@@ -30,14 +30,12 @@ pub(super) use on::{arm, before_write, fail, flushed, flushing, point, watch};
 #[cfg(test)]
 mod on {
     use nix::sys::signal::{Signal, raise};
+    use parking_lot::Mutex;
     use std::{
         fs::File,
         os::unix::fs::{FileExt, MetadataExt},
         path::Path,
-        sync::{
-            Mutex, PoisonError,
-            atomic::{AtomicBool, AtomicU64, Ordering},
-        },
+        sync::atomic::{AtomicBool, AtomicU64, Ordering},
     };
 
     static ARMED: AtomicBool = AtomicBool::new(false);
@@ -54,7 +52,7 @@ mod on {
 
     fn is_remembered(file: &File) -> bool {
         ARMED.load(Ordering::SeqCst) || {
-            let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+            let watched = WATCHED.lock();
             !watched.is_empty() && watched.contains(&inode(file))
         }
     }
@@ -62,7 +60,7 @@ mod on {
     /// From here on the writes to this image are remembered until a flush covers them.
     pub fn watch(image: &Path) {
         let file = File::open(image).unwrap();
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = WATCHED.lock();
         watched.push(inode(&file));
     }
 
@@ -70,11 +68,8 @@ mod on {
     /// covered. Nobody uses the image any more. Returns how many there were.
     pub fn fail(image: &Path, mut loses: impl FnMut() -> bool) -> usize {
         let of = inode(&File::open(image).unwrap());
-        WATCHED
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|watched| *watched != of);
-        let mut all = UNSAFE_YET.lock().unwrap_or_else(PoisonError::into_inner);
+        WATCHED.lock().retain(|watched| *watched != of);
+        let mut all = UNSAFE_YET.lock();
         let (ours, others): (Vec<_>, Vec<_>) = all.drain(..).partition(|(file, ..)| inode(file) == of);
         *all = others;
         for (file, offset, old) in ours.iter().rev().filter(|_| loses()) {
@@ -95,7 +90,7 @@ mod on {
             return;
         }
         // Nobody writes any more: whoever comes to a write waits here for ever.
-        let lost = UNSAFE_YET.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = UNSAFE_YET.lock();
         let mut word = LOSS.load(Ordering::SeqCst);
         for (file, offset, old) in lost.iter().rev() {
             word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -112,7 +107,7 @@ mod on {
         }
         let mut old = vec![0; len as usize];
         file.read_exact_at(&mut old, offset).unwrap();
-        let mut all = UNSAFE_YET.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = UNSAFE_YET.lock();
         all.push((file.try_clone().unwrap(), offset, old));
         drop(all);
         point();
@@ -124,7 +119,7 @@ mod on {
             return 0;
         }
         let ours = inode(file);
-        let all = UNSAFE_YET.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = UNSAFE_YET.lock();
         all.iter().filter(|(file, ..)| inode(file) == ours).count()
     }
 
@@ -133,7 +128,7 @@ mod on {
             return;
         }
         let ours = inode(file);
-        let mut all = UNSAFE_YET.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = UNSAFE_YET.lock();
         all.retain(|(file, ..)| {
             let safe = covered > 0 && inode(file) == ours;
             covered -= usize::from(safe);

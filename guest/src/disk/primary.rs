@@ -30,10 +30,11 @@ use dunlin_core::{
     units::Epoch,
 };
 use keeper::{Keep, Orders};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     io,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -123,7 +124,7 @@ impl Primary {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// (has a peer, whose copy is whole)
@@ -155,7 +156,7 @@ impl Primary {
 
     /// Nothing while somebody else holds the state: whoever asks may not be able to wait.
     pub(super) fn describe(&self, status: &mut DiskStatus) -> Option<()> {
-        let state = self.state.try_lock().ok()?;
+        let state = self.state.try_lock()?;
         status.dirty_bytes = state.extents.needed().len() * EXTENT_BYTES;
         if let Some(peer) = &state.peer {
             let left = peer.copying.as_ref().map_or(0, |copying| copying.left.len());

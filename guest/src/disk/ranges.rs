@@ -4,10 +4,8 @@
 //! images differ for ever. So a write holds its range while it goes to the image *and* into the mirror's queue.
 //! Invariant: two guards that are alive never overlap. Not here: fairness (few requests are in flight).
 
-use std::{
-    ops::Range,
-    sync::{Condvar, Mutex, PoisonError},
-};
+use parking_lot::{Condvar, Mutex};
+use std::ops::Range;
 
 /// Locks on byte ranges of one disk.
 #[derive(Debug, Default)]
@@ -26,12 +24,12 @@ pub struct RangeGuard<'a> {
 impl RangeLocks {
     /// Waits until nobody holds a part of `range`, then holds it.
     pub fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         while held
             .iter()
             .any(|other| other.start < range.end && range.start < other.end)
         {
-            held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
+            self.released.wait(&mut held);
         }
         held.push(range.clone());
         RangeGuard { locks: self, range }
@@ -40,7 +38,7 @@ impl RangeLocks {
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut held = self.locks.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.locks.held.lock();
         if let Some(at) = held.iter().position(|range| *range == self.range) {
             held.swap_remove(at);
         }

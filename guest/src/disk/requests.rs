@@ -8,12 +8,10 @@
 use super::{Disk, Role, nbd};
 use bytes::Bytes;
 use dunlin_core::disk::Content;
+use parking_lot::{Condvar, Mutex};
 use std::{
     io,
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 /// Requests that failed on the VM's disk, and whose VM is not told yet.
@@ -25,19 +23,15 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn set(&self, hold: bool) {
-        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = hold;
+        *self.hold.lock() = hold;
         self.changed.notify_all();
     }
 
     /// An error stays here for as long as errors are held.
     fn pass<T>(&self, result: io::Result<T>) -> io::Result<T> {
         if result.is_err() {
-            let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(
-                self.changed
-                    .wait_while(hold, |hold| *hold)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            let mut hold = self.hold.lock();
+            self.changed.wait_while(&mut hold, |hold| *hold);
         }
         result
     }

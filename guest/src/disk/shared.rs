@@ -19,12 +19,13 @@ use dunlin_core::{
     disk::{Buffer, Content, Generation, Storage, buffer::Shared as Piece, mirror::Hello},
     units::{Epoch, Term},
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     io::{self, Read},
     ops::Range,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
         mpsc::Sender,
     },
@@ -134,13 +135,13 @@ impl Shared {
 
     fn ledger(&self) -> LedgerGuard<'_> {
         LedgerGuard {
-            ledger: self.ledger.lock().unwrap_or_else(PoisonError::into_inner),
+            ledger: self.ledger.lock(),
             told: &self.told,
         }
     }
 
     pub fn identity(&self) -> Identity {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.told.lock()
     }
 
     pub fn image_failed(&self, what: &str, error: &io::Error) {
@@ -366,7 +367,7 @@ impl Shared {
     // ---- verification ----
 
     pub fn hash_arrived(&self, offset: u64, len: u64, hash: &[u8]) {
-        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let hashes = self.hashes.lock();
         if let (Some(hashes), Ok(hash)) = (&*hashes, hash.try_into()) {
             let _nobody_waits_any_more = hashes.send((offset, len, hash));
         }
@@ -395,7 +396,7 @@ impl std::ops::DerefMut for LedgerGuard<'_> {
 
 impl Drop for LedgerGuard<'_> {
     fn drop(&mut self) {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = self.ledger.identity;
+        *self.told.lock() = self.ledger.identity;
     }
 }
 

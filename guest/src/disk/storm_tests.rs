@@ -3,12 +3,7 @@
 
 use super::tests::{Dir, Host, MIB, join, sync};
 use super::*;
-use std::{
-    fs,
-    sync::{RwLockReadGuard, atomic::AtomicBool},
-    thread,
-    time::Instant,
-};
+use std::{fs, sync::atomic::AtomicBool, thread, time::Instant};
 
 const MIBS: u64 = 4;
 const WRITERS: u64 = 3;
@@ -28,8 +23,8 @@ impl Vm {
         }
     }
 
-    fn run(&self) -> RwLockReadGuard<'_, ()> {
-        self.runs.read().unwrap()
+    fn run(&self) -> parking_lot::RwLockReadGuard<'_, ()> {
+        self.runs.read()
     }
 
     fn region_start(writer: u64) -> u64 {
@@ -38,7 +33,7 @@ impl Vm {
 
     fn check(&self, host: &Host, what: &str) {
         for writer in 0..WRITERS {
-            let told = self.told[writer as usize].lock().unwrap();
+            let told = self.told[writer as usize].lock();
             let mut read = vec![0; told.len()];
             nbd::Export::read(&*host.disk, Self::region_start(writer), &mut read).unwrap();
             let differs = read.iter().zip(&*told).position(|(a, b)| a != b);
@@ -48,7 +43,7 @@ impl Vm {
 
     fn becomes(&self, other: &Self) {
         for (ours, theirs) in self.told.iter().zip(&other.told) {
-            ours.lock().unwrap().clone_from(&theirs.lock().unwrap());
+            ours.lock().clone_from(&theirs.lock());
         }
     }
 }
@@ -63,7 +58,7 @@ fn writer(host: &Host, vm: &Vm, number: u64, own: u64, stop: &AtomicBool) {
             .wrapping_add(1_442_695_040_888_963_407);
         let differs = (word >> 50).is_multiple_of(5);
         let byte = ((word >> 40) % 250) as u8 + if differs { own as u8 } else { 0 };
-        let mut told = vm.told[number as usize].lock().unwrap();
+        let mut told = vm.told[number as usize].lock();
         let len = ((word >> 30) % 9000 + 1).min(told.len() as u64);
         let at = (word >> 10) % (told.len() as u64 - len + 1);
         let start = Vm::region_start(number) + at;
@@ -120,8 +115,8 @@ fn storm(storage: Storage) {
                     thread::sleep(Duration::from_millis(5));
                 }
                 epoch += 1;
-                let backup_pauses = vms[1].runs.write().unwrap();
-                let primary_pauses = vms[0].runs.write().unwrap();
+                let backup_pauses = vms[1].runs.write();
+                let primary_pauses = vms[0].runs.write();
                 primary.disk.mark(Epoch(epoch)).unwrap();
                 vms[1].becomes(&vms[0]);
                 drop(primary_pauses);
@@ -155,7 +150,7 @@ fn storm(storage: Storage) {
         let image = fs::read(&backup.image).unwrap();
         for number in 0..WRITERS {
             let start = Vm::region_start(number) as usize;
-            let told = vms[1].told[number as usize].lock().unwrap();
+            let told = vms[1].told[number as usize].lock();
             assert!(
                 image[start..start + told.len()] == told[..],
                 "D4, on the image itself"

@@ -58,7 +58,7 @@ impl Host {
         let image = config.image.clone();
         let (sender, events) = channel();
         let sender = Mutex::new(sender);
-        let disk = Disk::open(config, move |event| drop(sender.lock().unwrap().send(event))).unwrap();
+        let disk = Disk::open(config, move |event| drop(sender.lock().send(event))).unwrap();
         Self {
             disk,
             events: Mutex::new(events),
@@ -72,7 +72,6 @@ impl Host {
             let event = self
                 .events
                 .lock()
-                .unwrap()
                 .recv_timeout(until.saturating_duration_since(Instant::now()))
                 .expect("the awaited event comes within 20 s");
             if what(&event) {

@@ -11,7 +11,6 @@ use dunlin_core::disk::mirror::Frame;
 use std::{
     collections::VecDeque,
     ops::{ControlFlow, Range},
-    sync::PoisonError,
     sync::mpsc::RecvTimeoutError,
     time::{Duration, Instant},
 };
@@ -61,7 +60,7 @@ struct Over<'a>(&'a shared::Shared);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        *self.0.hashes.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.hashes.lock() = None;
     }
 }
 
@@ -73,7 +72,7 @@ impl Primary {
     ) -> Result<VerifyReport, DiskError> {
         let (answer, answers) = std::sync::mpsc::channel();
         {
-            let mut hashes = self.shared.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hashes = self.shared.hashes.lock();
             if hashes.is_some() {
                 return Err(DiskError::Verifying);
             }

@@ -10,12 +10,12 @@
 //!             capabilities of a QEMU that is newer than the crate's schema, and its reader hides lines from epoll.
 //! Not here:   what the commands mean.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dunlin_core::waits::Wait;
@@ -275,7 +275,7 @@ impl Qmp {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock()
     }
 
     fn try_turn(&self, held: &mut Option<Connection>) -> Option<Turn<'_>> {
@@ -287,11 +287,9 @@ impl Qmp {
 
     /// Waits until no other thread waits for an answer (invariant 4).
     fn turn(&self, command: &str, deadline: Deadline) -> Result<Turn<'_>, QmpError> {
-        let held = self.lock();
-        let (mut held, _) = self
-            .given_back
-            .wait_timeout_while(held, deadline.left(), |held| held.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.lock();
+        self.given_back
+            .wait_while_for(&mut held, |held| held.is_none(), deadline.left());
         self.try_turn(&mut held)
             .ok_or_else(|| QmpError::NotTold(command.to_owned(), deadline.bound))
     }

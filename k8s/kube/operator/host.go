@@ -144,7 +144,7 @@ func (host *host) speaks(object v1alpha1.Protected, here control.VM) bool {
 // servedLast says whether this host's copy was the last one that served, as far as anybody has told, and has failed. Where both copies have, nobody leads any
 // more, and so nobody speaks. Whoever leads in a later term after all has the last word.
 func (host *host) servedLast(object v1alpha1.Protected, here control.VM) bool {
-	return here.Leader == "" && control.Word(here.State) == "failed" && object.Seen().Primary == host.name && int64(here.Term) >= object.Seen().Term
+	return here.Leader == "" && here.State == "failed" && object.Seen().Primary == host.name && int64(here.Term) >= object.Seen().Term
 }
 
 // serve says how a VM is, and carries out what is asked of it, if this host leads its group.
@@ -155,7 +155,7 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 			status.Gone = without(status.Gone, host.name)
 			if host.servedLast(object, here) {
 				status.State, status.Backup = here.State, ""
-				why := fmt.Sprintf("its copy on host '%s', which served it last, has ended, and that host knows of none that leads its group: %s", host.name, here.State)
+				why := fmt.Sprintf("its copy on host '%s', which served it last, has ended, and that host knows of none that leads its group: %s", host.name, here.Says())
 				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Failed", why)
 				set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "Failed", "it does not run")
 			}
@@ -226,11 +226,11 @@ func (host *host) tell(object v1alpha1.Protected, here control.VM, asAsked []str
 	if here.Protected {
 		status.Backup, status.Strength = without(status.Placement.Members, host.name)[0], 2
 	}
-	word := control.Word(here.State)
-	runs := here.Role == "primary" && word != "starting" && word != "no-majority" && word != "stopped" && word != "failed"
+	word := here.State
+	runs := here.Role == "primary" && word != "starting" && word != "quorum-lost" && word != "stopped" && word != "failed"
 	why := fmt.Sprintf("host '%s' serves it", host.name)
 	if !runs {
-		why = fmt.Sprintf("host '%s' leads its group and does not serve it: %s", host.name, here.State)
+		why = fmt.Sprintf("host '%s' leads its group and does not serve it: %s", host.name, here.Says())
 	}
 	set(&status.Conditions, object.GetGeneration(), Running, truth(runs), reason(word), why)
 	switch {

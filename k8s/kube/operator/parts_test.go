@@ -241,7 +241,7 @@ func TestADeletedObjectWaitsForAMajority(t *testing.T) {
 }
 
 func TestReasonsAreSpeltAsKubernetesDoes(t *testing.T) {
-	for word, want := range map[string]string{"took-over": "TookOver", "protected": "Protected", "no-majority": "NoMajority", "": "Unknown", "stalled": "Stalled"} {
+	for word, want := range map[string]string{"took-over": "TookOver", "protected": "Protected", "quorum-lost": "QuorumLost", "": "Unknown", "stalled": "Stalled"} {
 		if got := reason(word); got != want {
 			t.Errorf("%s is %s", word, got)
 		}

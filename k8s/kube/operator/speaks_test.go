@@ -72,8 +72,8 @@ func TestOnlyTheHostThatLeadsInTheNewestTermSpeaks(t *testing.T) {
 	stage.noneOf("b", 5)
 
 	// The first host is cut off: it finds no majority, and for a while nobody knows better.
-	stage.daemons["a"].says(stage.part("primary", "a", 5, "no-majority", false))
-	stage.until("host a has no majority", func(status v1alpha1.ProtectedStatus) bool { return status.State == "no-majority" })
+	stage.daemons["a"].says(stage.part("primary", "a", 5, "quorum-lost", false))
+	stage.until("host a has no majority", func(status v1alpha1.ProtectedStatus) bool { return status.State == "quorum-lost" })
 	stage.daemons["c"].says(stage.part("witness", "b", 6, "running", false))
 	stage.daemons["b"].says(stage.part("primary", "b", 6, "alone", false))
 	took := stage.until("host b serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "b" && status.Term == 6 })

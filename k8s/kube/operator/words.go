@@ -8,7 +8,7 @@ import (
 
 // usual are the daemon's events that nobody has to worry about; all others are warnings.
 var usual = map[string]bool{
-	"started": true, "joining": true, "protected": true, "policy": true, "majority": true, "has-room": true, "log-room": true, "down": true,
+	"started": true, "joining": true, "protected": true, "policy": true, "quorum-regained": true, "has-room": true, "log-room": true, "down": true,
 	"guest-reset": true, "guest-shutdown": true, "elected": true, "listens": true, "handed-over": true, "took-over": true, "hosts": true,
 }
 

@@ -13,19 +13,20 @@ mod threads;
 use super::talk;
 use crate::config::{HostConfig, HostFile, Trust};
 use crate::control::http::Conversation;
-use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::{Context, Result};
+use dunlin_api::{Answer, Request};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use parking_lot::Mutex;
 use scrub::Scrubber;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Of one part the end counts.
@@ -179,7 +180,7 @@ fn lines(
     let (socket, hears) = (socket.to_owned(), heard.clone());
     let last = within(PATIENCE, move || {
         Conversation::connect(&socket)?.talk(&asked, |answer| {
-            let mut heard = hears.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut heard = hears.lock();
             if let Some(Ok(mut line)) = line(answer)
                 && (heard.len() as u64) < MOST_BYTES
             {
@@ -188,7 +189,7 @@ fn lines(
             }
         })
     });
-    let mut heard = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut heard = std::mem::take(&mut *heard.lock());
     let why = match last {
         Some(Ok(Answer::Failed { why, .. })) => why,
         Some(Ok(_)) => return Ok(heard),

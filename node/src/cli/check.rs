@@ -3,11 +3,11 @@
 use crate::certificates;
 use crate::config::HostConfig;
 use crate::control::http::Conversation;
-use crate::control::report::Found;
-use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
 use crate::heartbeats;
 use anyhow::{Result, bail};
+use dunlin_api::Found;
+use dunlin_api::{Answer, Request};
 use dunlin_guest::VmSpec;
 use dunlin_guest::probe;
 use std::path::Path;

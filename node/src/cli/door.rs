@@ -13,10 +13,11 @@ use anyhow::{Context, Result};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use dunlin_fabric::enroll::{Door, EnrollError, Token, knock};
 use dunlin_fabric::keys::{self, Authority, KeyedCert};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A visit lasts no longer, whoever comes and however slowly they talk.
@@ -143,12 +144,7 @@ pub fn let_in(
             let _ = std::thread::Builder::new().name("visitor".into()).spawn(visit);
         }
     })?;
-    let unused = || {
-        room.tokens
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .unused()
-    };
+    let unused = || room.tokens.lock().unused();
     let mut waits_for = unused().len();
     while waits_for > 0 {
         let left = Duration::from_millis((until_s * 1000).saturating_sub(now_ms()));
@@ -215,13 +211,10 @@ impl Room {
     }
 
     fn admit(&self, ask: &Ask) -> Result<Welcome, String> {
-        self.tokens
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(ask, now_ms() / 1000)?;
+        self.tokens.lock().take(ask, now_ms() / 1000)?;
         let cert =
             keys::sign_host(&self.authority, &ask.host, &ask.request).map_err(|error| error.to_string())?;
-        let issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        let issued = self.issued.lock();
         issued.note(&cert).map_err(|error| format!("{error:#}"))?;
         Ok(Welcome {
             cluster: self.cluster.clone(),

@@ -1,8 +1,8 @@
 //! `exec`: a command in the copy of a bare program on this host, with the standard streams of this one.
 
 use crate::control::client::Client;
-use crate::control::{Answer, Request};
 use anyhow::{Context, Result, bail};
+use dunlin_api::{Answer, Request};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;

@@ -2,13 +2,13 @@
 
 use crate::control::client::{Client, ClientError};
 use crate::control::http::Conversation;
-use crate::control::log::{LogAnswer, LogLine, LogRequest, LogStatus};
-use crate::control::{Answer, Request};
 use crate::daemon::BadInput;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use clap::Subcommand;
+use dunlin_api::log::{LogAnswer, LogLine, LogRequest, LogStatus};
+use dunlin_api::{Answer, Request};
 use std::io::{BufRead, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -151,7 +151,6 @@ fn status(socket: &Path, log: Option<String>, json: bool) -> Result<ExitCode> {
 fn show(status: &LogStatus) {
     let LogStatus {
         name,
-        state,
         leader,
         first,
         last,
@@ -166,7 +165,8 @@ fn show(status: &LogStatus) {
         .map(|host| format!("{}{}", host.host, if host.connected { "" } else { " (away)" }))
         .collect();
     println!(
-        "{name}: {state}; led by {leader}, term {}; {entries} entries of {bytes} bytes from {first} to {last}; on {}",
+        "{name}: {}; led by {leader}, term {}; {entries} entries of {bytes} bytes from {first} to {last}; on {}",
+        status.state_in_words(),
         status.term,
         hosts.join(", ")
     );

@@ -1,9 +1,9 @@
 //! `status` and `events`: for people and for programs.
 
 use super::{talk, watch};
-use crate::control::{HostStatus, Request, VmStatus};
 use crate::events::{now_ms, utc};
 use anyhow::Result;
+use dunlin_api::{HostStatus, Mode, Request, VmStatus};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
@@ -87,7 +87,13 @@ fn describe(text: &mut String, vm: &VmStatus) {
     };
     let leader = vm.leader.as_deref().unwrap_or("nobody");
     // Writing to a String does not fail: here and below.
-    let _ = writeln!(text, "\n{}: {} ({}), {protection}", vm.name, vm.role, vm.state);
+    let _ = writeln!(
+        text,
+        "\n{}: {} ({}), {protection}",
+        vm.name,
+        vm.role,
+        vm.state_in_words()
+    );
     let _ = writeln!(
         text,
         "  policy {}, served by {leader}, term {}, epoch {}",
@@ -181,12 +187,12 @@ fn describe(text: &mut String, vm: &VmStatus) {
         );
     }
     let compared = &sync.compared;
-    if compared.released > 0 && !sync.manner.is_empty() {
+    if compared.released > 0 && sync.mode != Mode::None {
         let _ = writeln!(
             text,
             "  outputs: kept alike by {}; {} left, {} because both VMs said them, {} by a sync; held {:.1} ms on average; \
              {} differences, {} change-overs",
-            sync.manner,
+            sync.mode,
             compared.released,
             compared.matched + compared.free,
             compared.by_sync,
@@ -296,7 +302,7 @@ mod tests {
 
     #[test]
     fn hosts_of_other_builds_are_named_while_an_upgrade_is_under_way() {
-        use crate::control::PeerStatus;
+        use dunlin_api::PeerStatus;
         let peer = |host: &str, protocol, version: Option<&str>| PeerStatus {
             host: host.into(),
             connected: true,

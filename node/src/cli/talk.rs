@@ -4,9 +4,9 @@ use super::show::UNPROTECTED;
 use super::teller::Teller;
 use crate::control::client::ClientError;
 use crate::control::http::Conversation;
-use crate::control::{Answer, Event, HostStatus, Request, VmStatus};
 use crate::vm::AGAIN;
 use anyhow::{Result, bail};
+use dunlin_api::{Answer, Event, HostStatus, Request, Role, State, VmStatus};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -145,7 +145,7 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
                 progress: Some(progress),
                 ..
             }) => teller.progress(progress),
-            Some(vm) if vm.role == "primary" && vm.qemu_pid.is_some() && !vm.protected => {
+            Some(vm) if vm.role == Role::Primary && vm.qemu_pid.is_some() && !vm.protected => {
                 let missing = missing.map(|missing| format!("; {missing}"));
                 teller.step(&format!(
                     "QEMU runs on host '{}'{}",
@@ -153,7 +153,7 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
                     missing.unwrap_or_default()
                 ));
             }
-            Some(vm) if vm.state == "joining" => teller.step("the backup joins"),
+            Some(vm) if vm.state == State::Joining => teller.step("the backup joins"),
             _ => teller.step("starting"),
         }
         Ok(outcome.is_some())
@@ -189,12 +189,11 @@ pub fn wait_until_up(socket: &Path, name: &str, policy: Option<&str>) -> Result<
 
 /// What became of it, if that is clear yet.
 fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
-    let failed = ["failed: ", "restarting: "];
-    if let Some(why) = failed.iter().find_map(|word| vm.state.strip_prefix(word)) {
-        return Some(Outcome::Failed(why.to_owned()));
+    if matches!(vm.state, State::Failed | State::Restarting) {
+        return Some(Outcome::Failed(vm.why.clone()));
     }
     if !vm.wants_protection {
-        return (vm.role == "primary" && vm.state == "running").then_some(Outcome::Unprotected);
+        return (vm.role == Role::Primary && vm.state == State::Running).then_some(Outcome::Unprotected);
     }
     if vm.protected {
         return Some(Outcome::Protected);
@@ -208,7 +207,7 @@ fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
 fn missing_backup(vm: &VmStatus) -> Option<String> {
     let mut could = vm.peers.iter().filter(|peer| !peer.witness).peekable();
     let named = could.peek().map(|peer| peer.host.clone())?;
-    let lacks = vm.role == "primary" && vm.wants_protection && !vm.protected;
+    let lacks = vm.role == Role::Primary && vm.wants_protection && !vm.protected;
     (lacks && could.all(|peer| !peer.connected)).then(|| format!("host '{named}' is not reached: start it"))
 }
 
@@ -253,7 +252,7 @@ fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Resu
     let serves = || -> Result<bool> {
         let status = status(socket)?;
         let here = status.vms.iter().find(|here| here.name == vm);
-        Ok(here.is_some_and(|here| here.state != "stopped"))
+        Ok(here.is_some_and(|here| here.state != State::Stopped))
     };
     let mut was_there = false;
     let answer = loop {
@@ -277,12 +276,12 @@ fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Resu
         let here = status.vms.iter().find(|here| here.name == vm);
         if let Some(here) = here {
             let host = &status.host;
-            teller.waits(&match here.state.as_str() {
-                "stopped" => format!("host '{host}' puts away what is left of VM '{vm}'"),
-                state => format!("VM '{vm}' ends; on host '{host}' it is {state}"),
+            teller.waits(&match here.state {
+                State::Stopped => format!("host '{host}' puts away what is left of VM '{vm}'"),
+                _ => format!("VM '{vm}' ends; on host '{host}' it is {}", here.state_in_words()),
             });
         }
-        Ok(here.map(|here| (here.term, here.state.starts_with("failed"))))
+        Ok(here.map(|here| (here.term, here.state == State::Failed)))
     };
     let (mut asked_in, mut failed) = (None, None);
     watch(socket, || {
@@ -304,7 +303,7 @@ fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{JoinProblem, PeerStatus};
+    use dunlin_api::{JoinProblem, PeerStatus};
 
     fn unprotected() -> VmStatus {
         VmStatus {

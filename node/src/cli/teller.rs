@@ -4,8 +4,8 @@
 //! standard output. **Invariants**: 1. nothing of it is left on the terminal when it is dropped, so whoever prints a result drops it first. 2. a
 //! line that is the same as the one before is not printed again. **Not here**: what is waited for (`talk`, `keys`).
 
-use crate::control::Progress;
 use anyhow::Result;
+use dunlin_api::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 

@@ -5,10 +5,10 @@
 //! the terminal. **Not here**: the state of each VM in one line (`watch`), figures over days (docs/monitoring.md).
 
 use super::{talk, watch};
-use crate::control::{Event, HostStatus, Request, VmStatus};
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::Result;
+use dunlin_api::{Event, HostStatus, Request, VmStatus};
 use ratatui::Frame;
 use ratatui::crossterm::event::{Event as Key, KeyCode, KeyEventKind};
 use ratatui::layout::Constraint::{Fill, Length, Max};
@@ -244,7 +244,7 @@ fn row(vm: &VmStatus, rates: Option<Rates>) -> Row<'static> {
     let figure = |of: fn(&Rates) -> String| rates.as_ref().map_or_else(|| "-".to_owned(), of);
     Row::new([
         Cell::from(vm.name.clone()),
-        Cell::from(vm.role.clone()),
+        Cell::from(vm.role.to_string()),
         Cell::from(protection).style(Style::new().fg(colour)),
         Cell::from(figure(|rates| format!("{:.1}", rates.syncs))),
         Cell::from(figure(|rates| format!("{:.1} %", rates.stands_percent))),
@@ -270,6 +270,7 @@ fn bytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_api::EventKind;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event;
@@ -347,7 +348,7 @@ mod tests {
             time_ms: 1_769_903_999_000,
             host: "a".into(),
             vm: "shop".into(),
-            kind: "unprotected".into(),
+            kind: EventKind::Unprotected,
             text: "\u{1b}[2J\u{7}gone\r\n<script>".into(),
         };
         board.take(host(vec![vm("shop", 0, 0, 0)]), Vec::new(), begun);

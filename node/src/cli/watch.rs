@@ -1,8 +1,8 @@
 //! `status --watch` on a terminal: a table of the host's VMs that is always up to date; q, Esc or Ctrl-C ends it.
 
 use super::talk;
-use crate::control::{HostStatus, VmStatus};
 use anyhow::{Result, bail};
+use dunlin_api::{HostStatus, VmStatus};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::Constraint::{Fill, Length};
@@ -130,7 +130,7 @@ fn row(vm: &VmStatus) -> Row<'static> {
     let (protection, colour) = protection(vm);
     let state = match &vm.progress {
         Some(progress) => format!("{} {} %", vm.state, 100 * progress.done / progress.total.max(1)),
-        None => vm.state.clone(),
+        None => vm.state_in_words(),
     };
     let measured = |text: String| if vm.sync.count > 0 { text } else { "-".into() };
     let hosts = vm
@@ -141,7 +141,7 @@ fn row(vm: &VmStatus) -> Row<'static> {
         .join(" ");
     Row::new([
         Cell::from(vm.name.clone()),
-        Cell::from(vm.role.clone()),
+        Cell::from(vm.role.to_string()),
         Cell::from(state),
         Cell::from(vm.leader.clone().unwrap_or_else(|| "nobody".into())),
         Cell::from(protection).style(Style::new().fg(colour)),
@@ -159,6 +159,7 @@ fn row(vm: &VmStatus) -> Row<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_api::State;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -177,7 +178,7 @@ mod tests {
         let vm = VmStatus {
             name: "shop".into(),
             role: "primary".into(),
-            state: "alone".into(),
+            state: State::Alone,
             wants_protection: true,
             ..VmStatus::default()
         };

@@ -4,7 +4,7 @@ use super::program::{ProgramFile, ProgramSpec};
 use super::{Cluster, ConfigError, parse};
 use dunlin_core::agreed::MOST_HOSTS;
 use dunlin_core::consensus::Member;
-use dunlin_core::policy::{Manner, Policy};
+use dunlin_core::policy::{Mode, Policy};
 use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
@@ -145,9 +145,9 @@ impl SyncConfig {
     /// The trigger's limits. A fixed period is a shortest interval that is also the longest; where outputs are
     /// compared a difference does not wait for it.
     #[must_use]
-    pub fn limits(&self, policy: Policy, manner: Manner) -> Limits {
+    pub fn limits(&self, policy: Policy, mode: Mode) -> Limits {
         let us = |ms: f64| (ms * 1000.0) as u64;
-        let matches = manner == Manner::Match;
+        let matches = mode == Mode::Match;
         let longest_ms = self.longest_ms.unwrap_or(if matches {
             LONGEST_MATCHING_MS
         } else {
@@ -329,7 +329,6 @@ impl VmConfig {
             let member = Member {
                 id: ReplicaId(number),
                 witness,
-                complete: !witness,
             };
             group.push(GroupHost {
                 name: name.clone(),

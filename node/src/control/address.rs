@@ -4,9 +4,9 @@
 //! (`web::api`). 2. what takes more than lines has none: `exec` passes descriptors, a log's writer says more than one line; nor has what daemons ask each other.
 //! **Not here**: HTTP itself.
 
-use super::Request;
-use super::keys::KeysStep;
-use super::log::LogRequest;
+use dunlin_api::Request;
+use dunlin_api::keys::KeysStep;
+use dunlin_api::log::LogRequest;
 use hyper::Method;
 use serde_json::{Value, json};
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! The command line's end of the control socket, and a daemon's end of a control link to another.
 
-use super::{Answer, Request};
+use dunlin_api::{Answer, Request};
 use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -7,8 +7,8 @@
 
 use super::address::{Address, NAME, beside};
 use super::client::{Client, ClientError};
-use super::{Answer, Request};
 use bytes::BytesMut;
+use dunlin_api::{Answer, Request};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST};

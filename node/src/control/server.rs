@@ -1,6 +1,6 @@
 //! The daemon's end of the control socket.
 
-use super::{Answer, Request};
+use dunlin_api::{Answer, Request};
 use rustix::fs::{Mode, chmod};
 use std::fs::DirBuilder;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -5,7 +5,7 @@
 
 use super::{Daemon, exec, logs, requests};
 use crate::control::server::{AnswerTo, read_request};
-use crate::control::{Answer, Request};
+use dunlin_api::{Answer, Request};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;

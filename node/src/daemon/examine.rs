@@ -8,10 +8,10 @@
 use super::{Daemon, peers, program, requests};
 use crate::certificates;
 use crate::config::VmConfig;
-use crate::control::report::{Facts, Found, Report};
-use crate::control::{Answer, Request};
 use crate::heartbeats;
 use crate::vm::disks;
+use dunlin_api::{Answer, Request};
+use dunlin_api::{Facts, Found, Report};
 use dunlin_guest::disk::{self, DiskFormat};
 use dunlin_guest::{Accel, FirmwareKind, probe};
 use dunlin_program::guard::Criu;

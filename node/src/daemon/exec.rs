@@ -5,11 +5,11 @@
 //! replicated, and `Entered` says so. **Not here**: the namespaces and walls (`dunlin_program::visit`).
 
 use super::Daemon;
-use crate::control::Answer;
 use crate::control::server::AnswerTo;
 use crate::vm::Visited;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
+use dunlin_api::{Answer, EventKind};
 use dunlin_program::visit::{Visit, Waited};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::io::{self, IoSliceMut};
@@ -84,7 +84,7 @@ pub fn serve(daemon: &Daemon, vm: &str, command: Vec<String>, mut stream: &UnixS
     };
     daemon.host.events.push(
         vm,
-        "exec",
+        EventKind::Exec,
         format!(
             "user '{}' runs {name:?} in the copy on this host ({role}); it is not replicated",
             who.name()

@@ -1,4 +1,4 @@
-//! The host was told to end: each VM that is served here goes to its backup first, as by `dunlin failover`.
+//! The host was told to end: each VM that is served here goes to its backup first, as by `dunlin switchover`.
 //!
 //! * **Decides:** how long a VM is waited for, and which one ends with the host because nobody could take it.
 //! * **Flow:** SIGTERM -> [`all`] -> for each VM, all at once: handed over, or tried again when it is protected again.
@@ -7,10 +7,10 @@
 //! * **Not here:** the hand-over itself (`vm/primary`).
 
 use super::Daemon;
-use crate::control::{Answer, VmStatus};
 use crate::vm::VmHandle;
 use crate::vm::event::{Command, LoopEvent};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
+use dunlin_api::{Answer, EventKind, Role, VmStatus};
 use std::time::{Duration, Instant};
 
 /// How long a daemon that was told to end waits for its VMs to be handed over. A backup that was lost has to be brought in first.
@@ -33,7 +33,7 @@ pub fn all(daemon: &Daemon, signals: &Receiver<i32>) {
     }
     for vm in leaving {
         let why = vm.why.unwrap_or_else(|| "it was not protected in time".into());
-        daemon.host.events.push(&vm.name, "not-handed-over", why);
+        daemon.host.events.push(&vm.name, EventKind::NotHandedOver, why);
     }
 }
 
@@ -77,7 +77,7 @@ impl Leaving {
             }
         }
         let status = handle.status();
-        if status.role != "primary" {
+        if status.role != Role::Primary {
             return true;
         }
         // What keeps a program without a second copy seldom goes by itself.
@@ -87,7 +87,7 @@ impl Leaving {
         if !may_be_protected || self.is_alone(handle, &status) {
             daemon.host.events.push(
                 &self.name,
-                "ends-here",
+                EventKind::EndsHere,
                 "no other host takes the VM: it ends with this host's daemon",
             );
             return true;
@@ -101,7 +101,7 @@ impl Leaving {
         if !std::mem::replace(&mut self.told, true) {
             daemon.host.events.push(
                 &self.name,
-                "waits-for-backup",
+                EventKind::WaitsForBackup,
                 format!(
                     "the VM has no backup now: this host ends when it has one and has handed it over, in {} s at the latest, or at a \
                      second signal",

@@ -7,19 +7,20 @@
 //! whenever the daemon or the machine dies ([`place`], [`mend`]). **Not here**: who signs (`cli::keys`), TLS (`dunlin_fabric`).
 
 use super::{BadInput, Daemon, peers};
-use crate::certificates::{self, Certificate};
+use crate::certificates;
 use crate::config::{HostConfig, Trust};
-use crate::control::keys::{HostKeys, KeysStep};
-use crate::control::{Answer, Request};
 use anyhow::{Result, bail};
+use dunlin_api::keys::{HostKeys, KeysStep};
+use dunlin_api::{Answer, Certificate, EventKind, Request};
 use dunlin_fabric::keys::{self, revocation, succession};
 use dunlin_fabric::link::{Auth, Identity};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A new authority, and the one that it follows.
@@ -62,13 +63,13 @@ impl OwnKeys {
 
     /// A host is there again: it may have heard of a machine that was removed.
     pub fn ask_soon(&self, host: &str) {
-        let mut to_ask = self.to_ask.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut to_ask = self.to_ask.lock();
         to_ask.insert(host.to_owned());
         self.asked.notify_one();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn files(&self) -> Result<Files, String> {
@@ -176,7 +177,7 @@ pub fn step(daemon: &Daemon, step: KeysStep) -> Answer {
         }
         KeysStep::Finish { cert } => finish(&host.identity, files, &mut state, cert).inspect(|_| {
             let text = "this host shows a new certificate from now on; links that stand go on";
-            host.events.push("", "keys-renewed", text);
+            host.events.push("", EventKind::KeysRenewed, text);
         }),
         KeysStep::Trust { ca, proof } => {
             trust(&host.identity, files, ca, proof.as_deref()).inspect(|shown| {
@@ -184,7 +185,7 @@ pub fn step(daemon: &Daemon, step: KeysStep) -> Answer {
                     1 => "this host believes one authority",
                     _ => "this host believes a new authority and the one before it",
                 };
-                host.events.push("", "authority-changed", text);
+                host.events.push("", EventKind::AuthorityChanged, text);
             })
         }
         KeysStep::Revoke { crl } => revoke(daemon, files, &crl),
@@ -279,7 +280,7 @@ fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, Stri
     if ended_links > 0 {
         words = format!("{words}; {ended_links} links of a removed machine were ended");
     }
-    events.push("", "certificates-revoked", words);
+    events.push("", EventKind::CertificatesRevoked, words);
     Ok(HostKeys {
         ended_links,
         ..files.shown()
@@ -311,11 +312,10 @@ pub fn hear_of_revocations(daemon: &Arc<Daemon>) -> io::Result<()> {
             hosts.remove(&daemon.host.name);
             hosts.iter().for_each(|host| hear_of(&daemon, host));
             let keys = &daemon.keys;
-            let to_ask = keys.to_ask.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = keys
+            let mut to_ask = keys.to_ask.lock();
+            let timeout = keys
                 .asked
-                .wait_timeout_while(to_ask, ASK_AGAIN, |hosts| hosts.is_empty());
-            let (mut to_ask, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                .wait_while_for(&mut to_ask, |hosts| hosts.is_empty(), ASK_AGAIN);
             hosts = match timeout.timed_out() {
                 true => all.clone(),
                 false => std::mem::take(&mut *to_ask),

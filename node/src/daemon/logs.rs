@@ -6,20 +6,20 @@
 //!   wins, or none. 2. a log is on each host that it names, or nobody is told that it was made.
 //! * **Not here:** the log's loop and conversations (`crate::logs`).
 
-use super::{Daemon, Ticket, peers, requests};
-use crate::control::log::{LogAnswer, LogRecord, LogRequest};
+use super::{Daemon, peers, requests, reservations};
 use crate::control::server::AnswerTo;
-use crate::control::{Answer, Request};
 use crate::logs::session::{self, LEADER};
 use crate::logs::{LogHandle, LogPort, MOST_LOGS, MOST_SESSIONS, store};
 use crate::vm;
+use dunlin_api::log::{LogAnswer, LogRecord, LogRequest};
+use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::consensus::MAX_MEMBERS;
 use dunlin_core::units::Term;
 use dunlin_fabric::link::{Purpose, ReadHalf, Stream, WriteHalf};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A side that says nothing for so long is gone: both say something more often.
@@ -37,7 +37,7 @@ pub fn start_all(daemon: &Arc<Daemon>) {
             Err(why) => daemon
                 .host
                 .events
-                .push(&crate::logs::hello_name(&name), "failed", why),
+                .push(&crate::logs::hello_name(&name), EventKind::Failed, why),
         }
     }
 }
@@ -155,8 +155,8 @@ fn check(record: &LogRecord, daemon: &Daemon) -> Result<(), String> {
 }
 
 fn create(daemon: &Daemon, name: String, hosts: Vec<String>) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
-    let id = match Ticket::draw() {
+    let _one_at_a_time = daemon.changing.lock();
+    let id = match reservations::draw() {
         Ok(ticket) => format!("{ticket:?}"),
         Err(why) => return Answer::failed(why),
     };
@@ -216,10 +216,7 @@ fn could_take_part(daemon: &Daemon, record: &LogRecord) -> Answer {
 
 fn install(daemon: &Daemon, record: LogRecord) -> Answer {
     // Another creation may have come in between (invariant 1).
-    let _one_at_a_time = daemon
-        .changing_logs
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing_logs.lock();
     if let failed @ Answer::Failed { .. } = could_take_part(daemon, &record) {
         return failed;
     }
@@ -243,10 +240,7 @@ fn install(daemon: &Daemon, record: LogRecord) -> Answer {
 }
 
 fn forget(daemon: &Daemon, log: &str, id: &str) -> Answer {
-    let _one_at_a_time = daemon
-        .changing_logs
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing_logs.lock();
     let mut logs = daemon.logs();
     if logs.get(log).is_none_or(|handle| handle.record().id != id) {
         return Answer::done("not here");
@@ -266,7 +260,7 @@ fn forget(daemon: &Daemon, log: &str, id: &str) -> Answer {
 }
 
 fn remove(daemon: &Daemon, log: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing.lock();
     let Some(record) = daemon.logs().get(log).map(|handle| handle.record().clone()) else {
         return not_here(daemon, log);
     };

@@ -5,8 +5,8 @@
 
 use super::{Daemon, peers, requests};
 use crate::certificates;
-use crate::control::{Answer, Member, Request};
 use crate::events::now_ms;
+use dunlin_api::{Answer, Member, Request, Role};
 
 /// Asks every host, and gives what it says to `each`.
 pub fn all(daemon: &Daemon, each: &mut dyn FnMut(Answer)) -> Answer {
@@ -34,7 +34,7 @@ pub fn all(daemon: &Daemon, each: &mut dyn FnMut(Answer)) -> Answer {
 /// What this host says of itself.
 pub fn this(daemon: &Daemon) -> Member {
     let status = requests::status(daemon);
-    let served = status.vms.iter().filter(|vm| vm.role == "primary");
+    let served = status.vms.iter().filter(|vm| vm.role == Role::Primary);
     Member {
         host: status.host.clone(),
         version: status.version,

@@ -7,17 +7,16 @@
 //! it goes on where it was.
 
 use super::requests::sender;
-use super::{Daemon, Ticket, peers};
+use super::{Daemon, peers, reservations};
 use crate::config::VmConfig;
-use crate::control::{Answer, Request};
 use crate::vm;
 use crate::vm::event::Command;
+use dunlin_api::{Answer, Request};
 use dunlin_core::consensus::Member;
-use std::sync::PoisonError;
 
 /// A new machine in the place of a dead one of that name.
 pub fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing.lock();
     let config = match config(daemon, vm) {
         Ok(config) => config,
         Err(answer) => return answer,
@@ -32,7 +31,7 @@ pub fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
 
 /// A host without a part gets that of the backup's host, or of the witness.
 pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_meanwhile: bool) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing.lock();
     let config = match config(daemon, vm) {
         Ok(config) => config,
         Err(answer) => return answer,
@@ -100,7 +99,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
         Ok(version) => version,
         Err(why) => return Answer::failed(why),
     };
-    let ticket = match Ticket::draw() {
+    let ticket = match reservations::draw() {
         Ok(ticket) => ticket,
         Err(why) => return Answer::failed(why),
     };

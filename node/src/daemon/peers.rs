@@ -1,12 +1,12 @@
 //! The other hosts' connections: each is handed to its VM's loop, or answered here if it is a request.
 
 use super::{Daemon, requests};
-use crate::control::log::LogRequest;
 use crate::control::server::{AnswerTo, read_request};
-use crate::control::{Answer, Request};
 use crate::logs::hello_name;
 use crate::vm::event::LoopEvent;
 use anyhow::Result;
+use dunlin_api::log::LogRequest;
+use dunlin_api::{Answer, Request};
 use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome};
 use std::io::Read;
 use std::sync::Arc;

@@ -5,9 +5,9 @@
 
 use super::{Daemon, store};
 use crate::config::{ProgramSpec, VmConfig};
-use crate::control::Answer;
 use crate::control::server::AnswerTo;
 use crate::vm::PRINTED;
+use dunlin_api::Answer;
 use dunlin_core::sync::compare::hash_block;
 use dunlin_program::guard::Criu;
 use dunlin_program::limits::Group;

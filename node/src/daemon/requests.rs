@@ -1,20 +1,20 @@
 //! What people ask of a daemon, and other daemons in their name.
 
-use super::{Daemon, Ticket, examine, identity, members, moving, peers, program, store};
+use super::{Daemon, examine, identity, members, moving, peers, program, reservations, store};
 use crate::build;
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::AnswerTo;
-use crate::control::{Answer, Event, HostStatus, Member, Request};
 use crate::logs::LogHandle;
 use crate::notify::Notify;
 use crate::vm;
 use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
+use dunlin_api::{Answer, Event, HostStatus, Member, Request, Ticket};
 use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
 use std::io::Write;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a VM may take to leave this host after its end was agreed. Less than whoever tells it waits for the answer.
@@ -208,7 +208,7 @@ pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answ
     };
     if matches!(request, Request::Down { .. }) {
         // An `up` that is under way here comes first: a host that it has not reached yet would keep its part for ever.
-        drop(daemon.changing.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(daemon.changing.lock());
     }
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
         return Answer::refused(format!(
@@ -308,7 +308,7 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
 /// Each host that is asked keeps the name for this call. They are asked in the order of their names, so that of two calls at
 /// once, wherever they are made, one gets all of them.
 pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = daemon.changing.lock();
     let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
@@ -317,7 +317,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         Ok(version) => version,
         Err(why) => return Answer::refused(format!("{origin}: {why}")),
     };
-    let ticket = match Ticket::draw() {
+    let ticket = match reservations::draw() {
         Ok(ticket) => ticket,
         Err(why) => return Answer::failed(why),
     };

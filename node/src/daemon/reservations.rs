@@ -10,25 +10,19 @@
 //!
 //! Not here: the VMs that run (`daemon`), what is kept of them (`store`).
 
+use dunlin_api::Ticket;
 use dunlin_fabric::keys;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longer than a call may take to ask every host: each has a minute to answer.
 const KEPT: Duration = Duration::from_secs(240);
 
-/// One call that starts a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ticket(u64);
-
-impl Ticket {
-    /// One that no other call has.
-    pub fn draw() -> Result<Self, String> {
-        keys::random()
-            .map(|bytes| Self(u64::from_be_bytes(bytes)))
-            .map_err(|error| format!("random numbers: {error}"))
-    }
+/// One that no other call has.
+pub fn draw() -> Result<Ticket, String> {
+    keys::random()
+        .map(|bytes| Ticket(u64::from_be_bytes(bytes)))
+        .map_err(|error| format!("random numbers: {error}"))
 }
 
 struct Entry {

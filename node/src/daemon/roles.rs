@@ -9,18 +9,19 @@
 //! **Source**: unix(7), SO_PEERCRED. **Not here**: other hosts, which are believed by their keys (`peers`, `identity`).
 
 use crate::config::HostConfig;
-use crate::control::keys::KeysStep;
-use crate::control::log::LogRequest;
-use crate::control::{Answer, Request};
+use dunlin_api::keys::KeysStep;
+use dunlin_api::log::LogRequest;
+use dunlin_api::{Answer, Request};
 use dunlin_fabric::keys::person::{Person, PersonRole};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use parking_lot::Mutex;
 use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Conversations of one user at once, and of all users but administrators.
@@ -114,7 +115,7 @@ impl Roles {
 
     fn take(self: &Arc<Self>, whose: impl ToString) -> Option<Place> {
         let whose = whose.to_string();
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside.lock();
         let all: usize = inside.values().sum();
         let own = inside.get(&whose).copied().unwrap_or_default();
         if own >= MOST_EACH || all >= MOST_IN_ALL {
@@ -264,7 +265,7 @@ impl Who {
 impl Drop for Place {
     fn drop(&mut self) {
         let Some((roles, whose)) = &self.0 else { return };
-        let mut inside = roles.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = roles.inside.lock();
         if let Some(own) = inside.get_mut(whose) {
             *own -= 1;
             if *own == 0 {
@@ -452,6 +453,6 @@ mod tests {
         places.extend(crowd);
         assert_eq!(places.len(), MOST_IN_ALL, "users are many, and threads are not");
         drop(places);
-        assert!(roles.inside.lock().expect("a lock").is_empty());
+        assert!(roles.inside.lock().is_empty());
     }
 }

@@ -7,8 +7,8 @@
 //! * **Not here:** what is cut (`run`), bytes on a socket (`session`).
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Entries that are kept.
@@ -59,7 +59,7 @@ struct Inner {
 
 impl Retained {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Nothing before `first` is here, and nothing yet.
@@ -108,10 +108,9 @@ impl Retained {
 
     /// What a reader that wants `from` on gets; if that is nothing, after waiting for at most so long. 0: from the oldest on.
     pub fn look(&self, from: u64, wait: Duration) -> Look {
-        let inner = self.lock();
+        let mut inner = self.lock();
         let nothing = |inner: &mut Inner| !inner.ended && inner.last < from && inner.first <= from;
-        let waited = self.news.wait_timeout_while(inner, wait, nothing);
-        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.news.wait_while_for(&mut inner, nothing, wait);
         if from != 0 && from < inner.first {
             return Look::Compacted(inner.first);
         }

@@ -10,9 +10,10 @@
 
 use super::Shared;
 use super::retained::{KEEP_BYTES, KEEP_ENTRIES, Kept};
-use crate::control::log::{LogAnswer, LogHost, LogRecord, LogStatus};
 use crate::vm::{Connector, Host};
 use crossbeam_channel::{Receiver, Sender};
+use dunlin_api::EventKind;
+use dunlin_api::log::{LogAnswer, LogHost, LogRecord, LogState, LogStatus};
 use dunlin_core::consensus::{Durability, EntryKind, Member, Refusal, Role, Snapshot};
 use dunlin_core::logged::{Proposal, Proposers, Verdict};
 use dunlin_core::units::{Index, ReplicaId, Term};
@@ -167,7 +168,7 @@ impl LogLoop {
     pub fn run(mut self) {
         while !self.over {
             let readable = self.wait();
-            self.shared.bell.hush();
+            self.shared.waker.clear();
             self.group.woke(readable);
             self.take_orders();
             self.follow_group();
@@ -192,7 +193,7 @@ impl LogLoop {
             tv_nsec: if idle { (sleep_us * 1000) as i64 } else { 0 },
         };
         let mut fds = [
-            PollFd::new(self.shared.bell.fd(), PollFlags::IN),
+            PollFd::new(self.shared.waker.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.group.as_fd(), PollFlags::IN),
         ];
         // Interrupted: everything is looked at.
@@ -243,7 +244,9 @@ impl LogLoop {
                     }
                     self.group.applied(self.applied);
                 }
-                GroupEvent::BecameLeader { .. } => self.event("log-leads", "this host leads the log".into()),
+                GroupEvent::BecameLeader { .. } => {
+                    self.event(EventKind::LogLeads, "this host leads the log".into())
+                }
                 GroupEvent::BecameFollower { .. } => {
                     self.refuse_all("the log's leader has changed");
                     // Invariant 4, once the lead is handed over.
@@ -254,7 +257,7 @@ impl LogLoop {
                 GroupEvent::DiskFull(why) => {
                     let folder = self.host.state.display();
                     let text = format!("{why}: make room in {folder}; nothing that was agreed is lost");
-                    self.event("log-disk-full", text.clone());
+                    self.event(EventKind::LogDiskFull, text.clone());
                     self.disk_full = Some(text);
                     if self.group.is_leader() {
                         self.group.step_down();
@@ -265,12 +268,12 @@ impl LogLoop {
                 GroupEvent::DiskRoom => {
                     self.disk_full = None;
                     self.group.may_lead(true);
-                    self.event("log-disk-room", "the log's disk has room again".into());
+                    self.event(EventKind::LogDiskRoom, "the log's disk has room again".into());
                 }
                 GroupEvent::DiskFailed(why) => self.fail(why),
-                GroupEvent::Breach { peer, what, .. } => {
+                GroupEvent::ProtocolViolation { peer, what, .. } => {
                     let from = &self.record.hosts[usize::from(peer.0)];
-                    self.event("bad-input", format!("host '{from}': {what}"));
+                    self.event(EventKind::BadInput, format!("host '{from}': {what}"));
                 }
                 GroupEvent::LinkUp { .. }
                 | GroupEvent::TransferFailed { .. }
@@ -283,14 +286,14 @@ impl LogLoop {
 
     fn fail(&mut self, why: String) {
         self.event(
-            "log-failed",
+            EventKind::LogFailed,
             format!("{why}: start this host's daemon again once it is mended"),
         );
         self.group.may_lead(false);
         self.failed = Some(why);
     }
 
-    fn event(&self, kind: &str, text: String) {
+    fn event(&self, kind: EventKind, text: String) {
         self.host.events.push(&hello_name(&self.record.name), kind, text);
     }
 
@@ -311,7 +314,10 @@ impl LogLoop {
             let proposal = match Proposal::decode(entry.payload) {
                 Ok(proposal) => proposal,
                 Err(error) => {
-                    self.event("bad-input", format!("entry {} is left out: {error}", index.0));
+                    self.event(
+                        EventKind::BadInput,
+                        format!("entry {} is left out: {error}", index.0),
+                    );
                     continue;
                 }
             };
@@ -467,19 +473,23 @@ impl LogLoop {
         self.shown_us = now_us.max(1);
         let leader = self.group.leader();
         let (first, last, entries, bytes) = self.shared.retained.figures();
-        let state = match (&self.failed, &self.disk_full, leader) {
-            (Some(why), ..) => format!("failed: {why}"),
-            (_, Some(why), _) => format!("disk-full: {why}"),
-            (_, _, None) => format!(
-                "no-leader: no majority of its hosts has chosen one ({})",
-                self.who_is_here()
-            ),
-            _ if self.group.role() == Role::Leader => "leads".to_owned(),
-            _ => "follows".to_owned(),
+        let (state, why) = match (&self.failed, &self.disk_full, leader) {
+            (Some(why), ..) => (LogState::Failed, why.clone()),
+            (_, Some(why), _) => (LogState::DiskFull, why.clone()),
+            (_, _, None) => {
+                let here = self.who_is_here();
+                (
+                    LogState::NoLeader,
+                    format!("no majority of its hosts has chosen one ({here})"),
+                )
+            }
+            _ if self.group.role() == Role::Leader => (LogState::Leads, String::new()),
+            _ => (LogState::Follows, String::new()),
         };
         self.shared.show(LogStatus {
             name: self.record.name.clone(),
             state,
+            why,
             leader: leader.map(|id| self.record.hosts[usize::from(id.0)].clone()),
             term: self.group.term().0,
             first,

@@ -11,12 +11,12 @@
 use super::LogPort;
 use super::retained::{Kept, Look};
 use super::run::Asked;
-use crate::control::Answer;
-use crate::control::log::{LogAnswer, LogLine};
 use crate::control::server::AnswerTo;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use dunlin_api::Answer;
+use dunlin_api::log::{LogAnswer, LogLine};
 use dunlin_core::logged::{MOST_ENTRY_BYTES, MOST_NAME_BYTES, Proposal};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! What a host keeps of its logs over restarts: for each a folder with `log.json` ([`LogRecord`]) and the group's own files.
 
-use crate::control::log::LogRecord;
+use dunlin_api::log::LogRecord;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Which figures there are: name, meaning, and where each is in a status. A name that ends in `_total` is a counter, every other one a
 //! gauge; [docs/monitoring.md](../../../docs/monitoring.md) has all of them, and a test compares it with the page.
 
-use crate::control::{
+use dunlin_api::{
     BadInput, DiskFigures, FailoverStatus, NotifyStatus, ProgramStatus, QueueFigures, Reasons, Verified,
     VmStatus,
 };
@@ -130,7 +130,7 @@ pub const FIGURES: &[Figure] = &[
     }),
     (
         "dunlin_change_overs_total",
-        "Times that another manner of keeping the copies was chosen",
+        "Times that another mode of keeping the copies was chosen",
         |vm| vm.sync.change_overs as f64,
     ),
     ("dunlin_syncs_aborted_total", "Syncs that were given up", |vm| {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::control::*;
+use dunlin_api::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
@@ -14,7 +14,8 @@ fn status() -> HostStatus {
     let vm = VmStatus {
         name: "shop".into(),
         role: "primary".into(),
-        state: "stalled: the backup's word".into(),
+        state: State::Stalled,
+        why: "the backup's word".into(),
         queues: vec![QueueFigures {
             name: "inbound".into(),
             bytes: 5,
@@ -68,7 +69,7 @@ fn status() -> HostStatus {
         host: "a".into(),
         vms: vec![vm],
         refused: [("other-cluster".to_owned(), 7)].into(),
-        certificates: vec![crate::certificates::Certificate {
+        certificates: vec![dunlin_api::Certificate {
             what: "host".into(),
             expires_s: 1_900_000_000,
         }],

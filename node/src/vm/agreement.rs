@@ -17,6 +17,7 @@ use super::run::{Role, VmLoop};
 use super::{Line, NEWCOMER, group};
 use crate::events::now_ms;
 use bytes::Bytes;
+use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
 use dunlin_core::consensus::{EntryKind, Member, Refusal};
 use dunlin_core::replica::leadership::{Candidacy, Leadership, Settled};
@@ -135,7 +136,7 @@ impl VmLoop {
                     self.agreement.refused += 1;
                     let name = entry.name();
                     self.event(
-                        "log-refused",
+                        EventKind::LogRefused,
                         format!(
                             "the log does not take '{name}' now ({refusal}); it is tried again until it does"
                         ),
@@ -167,7 +168,7 @@ impl VmLoop {
                         self.broke.insert(peer);
                     } else {
                         self.event(
-                            "link-lost",
+                            EventKind::LinkLost,
                             format!("the log's link to host '{host}' is lost: {why}"),
                         );
                     }
@@ -215,7 +216,10 @@ impl VmLoop {
     fn became_leader(&mut self, term: Term) {
         self.agreement.leadership.elected();
         self.agreement.unsaid.clear();
-        self.event("elected", format!("this host leads the group in term {}", term.0));
+        self.event(
+            EventKind::Elected,
+            format!("this host leads the group in term {}", term.0),
+        );
         self.elected();
         self.speaks_as_it_may();
     }
@@ -248,7 +252,7 @@ impl VmLoop {
                     Err(error) => {
                         self.failure = Some(format!("entry {} of the log: {error}", index.0));
                         self.event(
-                            "failed",
+                            EventKind::Failed,
                             format!("entry {} of the log cannot be understood: {error}", index.0),
                         );
                         self.drop_machine();
@@ -319,7 +323,7 @@ impl VmLoop {
             }
             Agreed::Hosts(_) => self.follow_hosts(),
             Agreed::Down => {
-                self.event("down", "the VM is shut down");
+                self.event(EventKind::Down, "the VM is shut down");
                 self.end_machine();
                 if self.group.is_leader() || self.tells_end {
                     self.tell_the_end();
@@ -345,7 +349,7 @@ impl VmLoop {
             Settled::EndedHere => {
                 self.hand_over_done();
                 self.event(
-                    "ended-here",
+                    EventKind::EndedHere,
                     "another host serves the VM now; the copy here is ended",
                 );
                 self.drop_machine();
@@ -366,8 +370,8 @@ impl VmLoop {
                 self.agreement = Agreement::at(index, leadership);
                 if index == Index(0) {
                     self.event(
-                        "overruled",
-                        "this host was declared dead by 'dunlin protect --alone' on another one: it starts anew",
+                        EventKind::Overruled,
+                        "this host was declared dead by 'dunlin promote --force' on another one: it starts anew",
                     );
                     self.drop_machine();
                 }
@@ -381,7 +385,7 @@ impl VmLoop {
             Err(error) => {
                 self.failure = Some(format!("the group's snapshot: {error}"));
                 self.event(
-                    "failed",
+                    EventKind::Failed,
                     format!("the group's snapshot cannot be understood: {error}"),
                 );
             }
@@ -393,13 +397,13 @@ impl VmLoop {
     fn end_stale_copy(&mut self) {
         match &self.role {
             Role::Backup(_) => self.event(
-                "backup-lost",
+                EventKind::BackupLost,
                 "this host missed inputs; its copy of the VM is ended",
             ),
             Role::Primary(_) => {
                 self.hand_over_done();
                 self.event(
-                    "ended-here",
+                    EventKind::EndedHere,
                     "another host served the VM while this one was away; the copy here is ended",
                 );
             }
@@ -429,7 +433,7 @@ impl VmLoop {
             Some(leader) if leader != self.me => {
                 let host = self.config.host_name(leader).to_owned();
                 self.event(
-                    "deposed",
+                    EventKind::Deposed,
                     format!(
                         "host '{host}' leads in term {}: this one no longer speaks",
                         term.0
@@ -440,7 +444,7 @@ impl VmLoop {
             _ if self.primary().is_some_and(|primary| primary.epochs().is_handed()) => {}
             _ => {
                 let text = group::no_majority(&self.group, &self.config, self.now_us());
-                self.event("no-majority", text);
+                self.event(EventKind::QuorumLost, text);
             }
         }
     }

@@ -26,10 +26,10 @@ use super::session::link::{Closer, SyncLink, refuse};
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
 use super::speculating::Speculating;
-use crate::control::FailoverStatus;
 use bytes::Bytes;
+use dunlin_api::{EventKind, FailoverStatus, State};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
 use dunlin_core::replica::leadership::{Invited, Leadership};
 use dunlin_core::replica::sync::backup::Word;
@@ -71,8 +71,8 @@ pub struct BackupRole {
 /// A sync that lies with the session's thread, whole.
 struct StagedSync {
     epoch: Epoch,
-    next: Manner,
-    shadow: Bytes,
+    next: Mode,
+    connections: Bytes,
 }
 
 /// The times of a take-over's steps. How far it is, core's `leadership` knows.
@@ -168,11 +168,11 @@ impl BackupRole {
         self.talker.as_ref().filter(|_| self.epochs.tells_output())
     }
 
-    pub fn state(&self) -> &'static str {
+    pub fn state(&self) -> State {
         match self.epochs.phase() {
-            Phase::Joining | Phase::LastSync => "joining",
-            Phase::Orphaned => "waiting",
-            _ => "running",
+            Phase::Joining | Phase::LastSync => State::Joining,
+            Phase::Orphaned => State::Waiting,
+            _ => State::Running,
         }
     }
 }
@@ -191,7 +191,7 @@ impl VmLoop {
         let invited = self.agreement.leadership.invited(follows && well, orphaned);
         if invited == Invited::EndsStaleCopy {
             self.event(
-                "dropped",
+                EventKind::Dropped,
                 "the primary goes on without this host; its copy of the VM is ended",
             );
             self.drop_machine();
@@ -468,10 +468,13 @@ impl VmLoop {
         backup.epochs.session_ended();
         backup.talker = None;
         backup.staged = None;
-        self.event("primary-lost", format!("the sync with the primary ended: {why}"));
+        self.event(
+            EventKind::PrimaryLost,
+            format!("the sync with the primary ended: {why}"),
+        );
         if torn {
             self.event(
-                "load-failed",
+                EventKind::LoadFailed,
                 "a sync was applied to the copy of the VM here by half: it is ended, and never takes over",
             );
         }
@@ -489,12 +492,15 @@ impl VmLoop {
     /// The group has agreed on who holds a complete copy, and another host leads.
     pub(super) fn backup_set_agreed(&mut self, dropped: bool) {
         if !dropped {
-            return self.event("protected", "this host holds a complete second copy of the VM");
+            return self.event(
+                EventKind::Protected,
+                "this host holds a complete second copy of the VM",
+            );
         }
         // One that is being brought in is not complete yet: the entry is of before it.
         if self.backup().is_some_and(|backup| backup.is_whole()) {
             self.event(
-                "dropped",
+                EventKind::Dropped,
                 "the primary goes on without this host; its copy of the VM is ended",
             );
             self.drop_machine();

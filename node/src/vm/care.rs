@@ -11,7 +11,7 @@
 //! Not here: which bytes are compared (the guest's `disk::verify`).
 
 use super::verification::Compared;
-use crate::control::{Progress, Verified, VerifyStatus};
+use dunlin_api::{Progress, Verified, VerifyStatus};
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::ControlFlow;

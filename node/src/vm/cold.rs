@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. Nobody boots while a copy may be alive: every host that can run the VM has said that it holds none, or a person has
-//!    said that those who say nothing are dead (`protect --alone --from-disk`).
+//!    said that those who say nothing are dead (`promote --force --from-disk`).
 //! 2. All judge by the same answers and the same order, so at most one host has a mandate. If the answers changed in
 //!    between and two have it, the election makes it one, as always.
 //! 3. A mandate ends with the first leader: it is not good for a later loss.
@@ -24,15 +24,15 @@ use super::event::{Command, LoopEvent, LoopSender};
 use super::run::{Role, VmLoop};
 use super::{Host, Shared, command};
 use crate::config::VmConfig;
-use crate::control::{Answer, DiskStanding, Request, Standing};
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, DiskStanding, EventKind, Request, Standing};
 use dunlin_core::agreed::Life;
 use dunlin_core::consensus::Role as ConsensusRole;
 use dunlin_core::replica::leadership::Mandate;
 use dunlin_core::units::ReplicaId;
 use judgement::{Verdict, judge};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Nobody leads for this long: an election takes a tenth of it.
@@ -126,11 +126,7 @@ impl Holding {
 
     fn disks(&self) -> Result<Vec<DiskStanding>, String> {
         self.shared.remains.await_none()?;
-        let _alone = self
-            .shared
-            .opening_disks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.shared.opening_disks.lock();
         Disks::look(&self.config, &self.state)
     }
 }
@@ -188,11 +184,11 @@ impl VmLoop {
         let vm = &self.config.name;
         let why = format!(
             "nobody leads the VM's group, and this host does not know any more what was agreed (durability = \"memory\"): it \
-             waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin protect --alone --from-disk {vm}' \
+             waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin promote --force --from-disk {vm}' \
              boots it from the disk of the host where it is said; 'dunlin down --force {vm}' takes it away"
         );
         if self.cold.complaint != why {
-            self.event("waiting", &*why);
+            self.event(EventKind::Waiting, &*why);
             self.cold.complaint = why;
         }
     }
@@ -248,14 +244,14 @@ impl VmLoop {
             None => match verdict {
                 Verdict::Boot(why) => {
                     if self.cold.mandate.as_ref() != Some(&why) {
-                        self.event("cold-start", &*why);
+                        self.event(EventKind::ColdStart, &*why);
                     }
                     self.cold.mandate = Some(why);
                 }
                 Verdict::NotHere(why) | Verdict::Stale(why) | Verdict::Silent(why) => {
                     self.cold.end_mandate();
                     if self.cold.complaint != why {
-                        self.event("waiting", &*why);
+                        self.event(EventKind::Waiting, &*why);
                         self.cold.complaint = why;
                     }
                 }
@@ -270,7 +266,7 @@ impl VmLoop {
             Verdict::Stale(why) if order.force_stale => (format!("from an older disk: {why}"), true),
             Verdict::Stale(why) => {
                 let why = format!(
-                    "{why}. If that host is gone for good, 'dunlin protect --alone --from-disk --force-stale {}' boots the VM \
+                    "{why}. If that host is gone for good, 'dunlin promote --force --from-disk --force-stale {}' boots the VM \
                      from the older disk here, and what clients were told since then is lost",
                     self.config.name
                 );
@@ -283,7 +279,7 @@ impl VmLoop {
                 return;
             }
         };
-        self.event("cold-start", format!("by a person's order: {why}"));
+        self.event(EventKind::ColdStart, format!("by a person's order: {why}"));
         self.cold.mandate = Some(why);
         self.cold.stale = stale;
         if let Some(answer) = self.stand_alone(&order.reply) {

@@ -3,8 +3,8 @@
 
 use super::Host;
 use crate::control::client::Client;
-use crate::control::{Answer, Request};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::units::Term;
 use dunlin_fabric::link::{Hello, Purpose, Stream, connect};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn keep_connected(host: &Host, vm: &str, peer_name: &str, deliver: &dyn Fn(Strea
             Err(why) => {
                 if why != complaint {
                     host.events
-                        .push(vm, "link-refused", format!("host '{peer_name}': {why}"));
+                        .push(vm, EventKind::LinkRefused, format!("host '{peer_name}': {why}"));
                     complaint = why;
                 }
                 // A pause between tries, which the end of the loop cuts short.

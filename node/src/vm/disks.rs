@@ -9,7 +9,7 @@ use super::remains::Remains;
 use super::session::Broken;
 use super::session::waiting::Waiting;
 use crate::config::{DiskReplication, VmConfig};
-use crate::control::{DiskFigures, DiskStanding};
+use dunlin_api::{DiskFigures, DiskStanding};
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::waits::Wait;
 use dunlin_core::watchdog::Flow;
@@ -19,10 +19,11 @@ use dunlin_guest::disk::{
     take_over_all,
 };
 use dunlin_guest::{DiskSpec, FirmwareKind, uefi};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The disks of one machine, in the order of its configuration.
@@ -86,7 +87,7 @@ const SHOW_US: u64 = 200_000;
 fn shown_as(status: &DiskStatus) -> DiskFigures {
     let (backup, generation) = (&status.backup, status.generation);
     DiskFigures {
-        role: status.role.to_owned(),
+        role: status.role.into(),
         dirty_bytes: status.dirty_bytes,
         queued_bytes: status.queued_bytes,
         held_bytes: backup.held_bytes.max(status.peer_held_bytes),
@@ -163,7 +164,7 @@ struct Copy {
 
 impl Copies {
     fn lock(&self) -> MutexGuard<'_, Vec<Copy>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+        self.states.lock()
     }
 
     fn note(&self, disk: usize, event: &DiskEvent) {
@@ -312,13 +313,11 @@ impl Disks {
             );
             let changed = &self.copies.changed;
             let waited = waiting.during(Wait::DiskCopies, || {
-                changed.wait_timeout(states, Wait::DiskCopies.bound())
+                changed.wait_for(&mut states, Wait::DiskCopies.bound())
             });
-            let (held, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
-            if timed_out.timed_out() {
+            if waited.timed_out() {
                 return Err(Broken(Wait::DiskCopies.said()));
             }
-            states = held;
         }
     }
 
@@ -329,7 +328,7 @@ impl Disks {
 
     /// What the disks are doing; not asked anew all the time, and never waited for.
     pub fn figures(&self, now_us: u64) -> Vec<DiskFigures> {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.lock();
         let (due_us, figures) = &mut *shown;
         if now_us >= *due_us {
             *due_us = now_us.saturating_add(SHOW_US);
@@ -400,7 +399,7 @@ impl Disks {
     /// disk that is busy for too long is where it was last seen: the VM may stand meanwhile.
     pub fn mirrored(&self) -> u64 {
         let deadline = Instant::now() + LOOKS_FOR;
-        let mut seen = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.acknowledged.lock();
         seen.resize(self.disks.len(), 0);
         for (disk, seen) in self.disks.iter().zip(seen.iter_mut()) {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -27,8 +27,8 @@ use super::event::LoopEvent;
 use super::group::{self, TOLD};
 use super::primary::AGAIN;
 use super::run::{Role, VmLoop};
-use crate::control::Answer;
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::units::Index;
 use dunlin_core::waits::Wait;
@@ -218,7 +218,7 @@ impl VmLoop {
                 }
                 Some(GuestAsked::Done(Err(why))) if self.down_proposed != Some(self.group.term()) => {
                     self.event(
-                        "guest-not-asked",
+                        EventKind::GuestNotAsked,
                         format!("the VM is ended without its guest: {why}"),
                     );
                 }
@@ -320,7 +320,7 @@ impl VmLoop {
             "VM '{vm}' is taken away from host '{}', and nobody has agreed to it.{others} Its disks stay as they are.",
             self.host.name
         );
-        self.event("down-by-force", text.clone());
+        self.event(EventKind::DownByForce, text.clone());
         self.answer_orders(&Answer::done("the VM was taken away from this host by force"));
         self.forget_vm();
         Answer::done(text)
@@ -332,7 +332,7 @@ impl VmLoop {
         if forgets && !self.shared.remains.is_none() {
             let why = Wait::MachineEnds.said_of(Wait::MachineEnds.bound());
             self.event(
-                "ends-late",
+                EventKind::EndsLate,
                 format!(
                     "the VM is forgotten here, but its images stay locked until their disk answers: {why}"
                 ),

@@ -1,6 +1,5 @@
 //! Everything that can happen to a VM loop besides readable descriptors: one closed list.
 
-use crate::control::{Answer, SyncFigures};
 use crate::vm::cold::Inquest;
 use crate::vm::machine::{FramePorts, Machine};
 use crate::vm::program::carrying::{Brought, JoinStep};
@@ -10,8 +9,9 @@ use crate::vm::session::reader::Lent;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
+use dunlin_api::{Answer, SyncFigures};
 use dunlin_core::agreed::{Frame, Hosts};
-use dunlin_core::policy::{Manner, Policy};
+use dunlin_core::policy::{Mode, Policy};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
@@ -243,9 +243,9 @@ pub enum BackupStep {
         /// The epoch that ended.
         epoch: Epoch,
         /// How the copies are kept from now on.
-        next: Manner,
+        next: Mode,
         /// The connections that do not speak the VM's own numbers.
-        shadow: Bytes,
+        connections: Bytes,
     },
     /// It is applied; the VM runs on.
     Loaded {
@@ -355,7 +355,7 @@ pub fn cost(frames: &[Frame]) -> usize {
 #[derive(Clone)]
 pub struct LoopSender {
     sender: Sender<LoopEvent>,
-    bell: Arc<OwnedFd>,
+    waker: Arc<OwnedFd>,
     /// It rings already, and the loop has not looked since.
     rung: Arc<AtomicBool>,
     shut_down: Arc<AtomicBool>,
@@ -363,15 +363,15 @@ pub struct LoopSender {
 }
 
 impl LoopSender {
-    /// A channel whose receiver can be polled: by the bell.
+    /// A channel whose receiver can be polled: by the waker.
     pub fn channel() -> std::io::Result<(Self, crossbeam_channel::Receiver<LoopEvent>)> {
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, receiver) = unbounded();
         let shut_down = Arc::new(AtomicBool::new(false));
         Ok((
             Self {
                 sender,
-                bell,
+                waker,
                 rung: Arc::default(),
                 shut_down,
                 words: Arc::default(),
@@ -387,8 +387,8 @@ impl LoopSender {
         }
         // What is sent while it rings is seen by the look that ends the ringing.
         if self.sender.send(event).is_ok() && !self.rung.swap(true, Ordering::AcqRel) {
-            // A full counter means that the bell rings already.
-            let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+            // A full counter means that the loop is woken already.
+            let _ = rustix::io::write(&*self.waker, &1_u64.to_ne_bytes());
         }
     }
 
@@ -433,16 +433,16 @@ impl LoopSender {
         self.shut_down.load(Ordering::Acquire)
     }
 
-    /// The bell, for poll.
+    /// The waker, for poll.
     #[must_use]
-    pub fn bell(&self) -> &OwnedFd {
-        &self.bell
+    pub fn waker(&self) -> &OwnedFd {
+        &self.waker
     }
 
     /// Stops the ringing; look at the channel afterwards.
-    pub fn hush(&self) {
+    pub fn clear(&self) {
         // Not ringing is as good.
-        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        let _ = rustix::io::read(&*self.waker, &mut [0_u8; 8]);
         // Last: else a ring in between would be taken away, and nobody would ring again.
         self.rung.swap(false, Ordering::AcqRel);
     }
@@ -453,11 +453,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bell_rings_once_until_the_loop_looks_and_then_again() {
+    fn the_waker_wakes_once_until_the_loop_looks_and_then_again() {
         let (to_loop, events) = LoopSender::channel().expect("a channel");
         let rings = || {
             let mut count = [0_u8; 8];
-            let rung = rustix::io::read(to_loop.bell(), &mut count).is_ok();
+            let rung = rustix::io::read(to_loop.waker(), &mut count).is_ok();
             (rung, u64::from_ne_bytes(count))
         };
         for _ in 0..3 {
@@ -466,7 +466,7 @@ mod tests {
             assert_eq!(rings(), (true, 1), "once for both");
             to_loop.send(LoopEvent::Shutdown);
             assert!(!rings().0, "the loop has not looked yet");
-            to_loop.hush();
+            to_loop.clear();
             assert_eq!(events.try_iter().count(), 3);
         }
     }

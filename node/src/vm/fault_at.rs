@@ -5,8 +5,9 @@
 //! the VM's loop, comes to that line. Not here: what must be left of the VM (the scenarios).
 
 use super::event::{LoopEvent, LoopSender};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::process::{Signal, getpid, kill_process};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A line.
@@ -138,11 +139,11 @@ impl FaultAt {
     }
 
     fn chosen(&self) -> MutexGuard<'_, Vec<AtLine>> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.chosen.lock()
     }
 
     fn hung(&self) -> MutexGuard<'_, bool> {
-        self.hung.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hung.lock()
     }
 
     /// It is so when somebody comes to that line.
@@ -175,10 +176,7 @@ impl FaultAt {
             to_loop.send(LoopEvent::Fault(format!("it hangs: {line:?}")));
         }
         // Nothing more is done with the lock than to wait for it.
-        let _ = self
-            .goes_on
-            .wait_timeout_while(hung, LONGEST_HANG, |hung| *hung)
-            .unwrap_or_else(PoisonError::into_inner);
+        self.goes_on.wait_while_for(&mut hung, |hung| *hung, LONGEST_HANG);
     }
 
     /// Whether what is done at this line is to fail; once.

@@ -9,7 +9,7 @@ use super::agreement::{Agreement, Election};
 use super::connect::{Connector, ask_host};
 use super::event::{LoopEvent, LoopSender};
 use crate::config::VmConfig;
-use crate::control::{Answer, PeerStatus, Request};
+use dunlin_api::{Answer, EventKind, PeerStatus, Request};
 use dunlin_core::agreed::Agreed;
 use dunlin_core::consensus::{Durability, Member, Refusal, Role as ConsensusRole};
 use dunlin_core::units::ReplicaId;
@@ -166,19 +166,22 @@ impl Election {
 }
 
 /// The event, as kind and text, of what a group tells of its links and its disk, where that is all that follows from it.
-pub fn words(event: GroupEvent, config: &VmConfig) -> Option<(&'static str, String)> {
+pub fn words(event: GroupEvent, config: &VmConfig) -> Option<(EventKind, String)> {
     Some(match event {
         GroupEvent::LinkUp { peer } => {
             let host = config.host_name(peer);
-            ("link-up", format!("the log's link to host '{host}' stands"))
+            (
+                EventKind::LinkUp,
+                format!("the log's link to host '{host}' stands"),
+            )
         }
-        GroupEvent::DiskFull(why) => ("log-disk-full", why),
-        GroupEvent::DiskRoom => ("log-disk-room", "the log's disk has room again".to_owned()),
-        GroupEvent::DiskFailed(why) => ("log-disk-failed", why),
-        GroupEvent::Breach { peer, what, count } => {
+        GroupEvent::DiskFull(why) => (EventKind::LogDiskFull, why),
+        GroupEvent::DiskRoom => (EventKind::LogDiskRoom, "the log's disk has room again".to_owned()),
+        GroupEvent::DiskFailed(why) => (EventKind::LogDiskFailed, why),
+        GroupEvent::ProtocolViolation { peer, what, count } => {
             let host = config.host_name(peer);
             let text = format!("host '{host}' said what is not believed ({count} times so far): {what}");
-            ("breach", text)
+            (EventKind::ProtocolViolation, text)
         }
         _ => return None,
     })

@@ -17,8 +17,8 @@ use super::event::LoopEvent;
 use super::group::{self, TOLD};
 use super::run::VmLoop;
 use crate::config::{VmConfig, newest};
-use crate::control::{Answer, Request};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::agreed::{HostPart, Part};
 use dunlin_core::units::ReplicaId;
 use std::collections::BTreeSet;
@@ -66,10 +66,10 @@ impl VmLoop {
             Ok(config) => Arc::new(config),
             Err(error) => {
                 let why = format!("the group's new list of hosts cannot be followed here: {error}");
-                return self.event("hosts", why);
+                return self.event(EventKind::Hosts, why);
             }
         };
-        self.event("hosts", words(&self.config, &config));
+        self.event(EventKind::Hosts, words(&self.config, &config));
         self.keep_file(config.text.clone());
         let before = std::mem::replace(&mut self.config, config.clone());
         *self.shared.config() = Some(config);
@@ -89,7 +89,7 @@ impl VmLoop {
             let (host, vm) = (self.host.clone(), self.config.name.clone());
             Keeper::start(host.state.join("vms").join(&vm), move |why| {
                 let text = format!("the VM's file with its new hosts cannot be written yet: {why}");
-                host.events.push(&vm, "hosts", text);
+                host.events.push(&vm, EventKind::Hosts, text);
             })
         });
         keeper.write(text);
@@ -147,7 +147,7 @@ impl VmLoop {
             return Answer::refused("this host knows of a newer list, in which it has a part");
         }
         self.event(
-            "left",
+            EventKind::Left,
             "the VM's group goes on without this host, by a person's order ('dunlin move'): the copy here is ended. Its disks are \
              left as they are, and are not the VM's any more",
         );

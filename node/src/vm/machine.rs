@@ -14,7 +14,7 @@ use dunlin_guest::frames::FramePort;
 use dunlin_guest::{Ports, Qemu, Start};
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// A running VM.
 pub struct Machine {
@@ -79,10 +79,7 @@ impl Machine {
             frames.push(ours);
             ports.frames.push(theirs);
         }
-        let nobody_looks = shared
-            .opening_disks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let nobody_looks = shared.opening_disks.lock();
         let (disks, ends) = Disks::open(config, state, to_loop, &shared.remains)?;
         drop(nobody_looks);
         ports.nbd = ends;

@@ -11,26 +11,14 @@
 //! Not here: what follows from it (`cold`).
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use dunlin_api::Note;
 use dunlin_core::agreed::ReplicaSet;
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use utoipa::ToSchema;
 
 const FILE: &str = "complete.json";
-
-/// Who held a complete copy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Note {
-    /// Where the log says so: term and index.
-    pub at: (u64, u64),
-    /// A set of members.
-    pub complete: u64,
-    /// Since when, in milliseconds since 1970, by the clock of the host that noted it.
-    pub since_ms: u64,
-}
 
 /// One VM's note on this host.
 pub struct Notebook {

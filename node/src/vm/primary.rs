@@ -20,7 +20,7 @@ mod switched_off;
 mod syncing;
 mod watched;
 
-use mishaps::Room;
+use mishaps::EnospcWait;
 
 use replacing::Leaving;
 
@@ -32,8 +32,8 @@ use super::session::link::Closer;
 use super::session::reader::Lent;
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
-use crate::control::{Answer, Progress, SyncStatus};
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind, Progress, State, SyncStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::{Phase, PrimaryEpochs};
@@ -50,7 +50,7 @@ const REJOIN_US: u64 = 500_000;
 const SILENCE_US: u64 = 400_000;
 /// How often a socket that QEMU has not emptied yet is looked at: there is no event for "the peer has read".
 const DRAIN_LOOK_US: u64 = 100;
-/// How often it is looked at what the manner in use brings.
+/// How often it is looked at what the mode in use brings.
 const OBSERVE_US: u64 = 50_000;
 /// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
 const AHEAD_AFTER_US: u64 = 200_000;
@@ -84,7 +84,7 @@ pub struct PrimaryRole {
     /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
     switched_off: bool,
     /// The VM stands still because its disk is full.
-    room: Option<Room>,
+    enospc_wait: Option<EnospcWait>,
     hand_over: Option<Sender<Answer>>,
     /// A member that a person wants out of the group.
     leaving: Option<Leaving>,
@@ -135,7 +135,7 @@ impl PrimaryRole {
             quit_at_us: None,
             ask_qemu_us: 0,
             switched_off: false,
-            room: None,
+            enospc_wait: None,
             hand_over: None,
             leaving: None,
             sync_status: SyncStatus::default(),
@@ -220,16 +220,16 @@ impl VmLoop {
         self.forget_cut();
     }
 
-    pub(super) fn primary_state(&self, primary: &PrimaryRole) -> &'static str {
+    pub(super) fn primary_state(&self, primary: &PrimaryRole) -> State {
         match (&primary.machine, primary.epochs.session(), self.output.voice()) {
-            (None, _, _) => "starting",
-            (_, _, Voice::Shut) => "no-majority",
-            _ if primary.room.is_some() => "disk-full",
-            (_, Some(Phase::Synced), _) => "running",
-            (_, Some(_), _) => "joining",
-            (_, None, _) if self.policy().is_replicated() => "alone",
-            (_, None, _) if self.config.policy.is_replicated() => "protection-paused",
-            (_, None, _) => "running",
+            (None, _, _) => State::Starting,
+            (_, _, Voice::Shut) => State::QuorumLost,
+            _ if primary.enospc_wait.is_some() => State::DiskFull,
+            (_, Some(Phase::Synced), _) => State::Running,
+            (_, Some(_), _) => State::Joining,
+            (_, None, _) if self.policy().is_replicated() => State::Alone,
+            (_, None, _) if self.config.policy.is_replicated() => State::ProtectionPaused,
+            (_, None, _) => State::Running,
         }
     }
 
@@ -256,7 +256,7 @@ impl VmLoop {
             Lead::GoesOn => self.speak_again(),
             Lead::StepsDown => {
                 self.event(
-                    "cannot-lead",
+                    EventKind::CannotLead,
                     "this host was elected without a complete copy of the VM; it steps down",
                 );
                 self.drop_machine();
@@ -269,7 +269,7 @@ impl VmLoop {
     fn speak_again(&mut self) {
         // A hand-over that ended with this host's own election.
         self.transfer_failed();
-        self.event("majority", "a majority of the group answers again");
+        self.event(EventKind::QuorumRegained, "a majority of the group answers again");
         let session = self.session_survives();
         if let Some((id, false)) = session {
             self.session_ended(
@@ -296,7 +296,7 @@ impl VmLoop {
         self.policy_settled();
         if self.policy().is_replicated() {
             self.event(
-                "unprotected",
+                EventKind::Unprotected,
                 "the VM runs without a backup: if this host dies now, it is lost",
             );
         }
@@ -317,7 +317,7 @@ impl VmLoop {
                 machine.disks.hold_errors(true);
             }
         }
-        self.event("protected", "a complete second copy of the VM follows");
+        self.event(EventKind::Protected, "a complete second copy of the VM follows");
     }
 
     /// The guest was asked to switch itself off; it has only so long.

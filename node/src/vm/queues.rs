@@ -5,7 +5,7 @@
 use super::nics::Nics;
 use super::run::{Role, VmLoop};
 use super::session::talker::Talker;
-use crate::control::QueueFigures;
+use dunlin_api::QueueFigures;
 
 /// Held, limit, dropped: as the queues themselves say it.
 type Held = (usize, usize, u64);

@@ -8,7 +8,8 @@
 
 use super::event::{LoopEvent, LoopSender};
 use dunlin_core::waits::Wait;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How many parts there are.
@@ -25,7 +26,7 @@ struct Count {
 
 impl Count {
     fn lock(&self) -> MutexGuard<'_, usize> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.lock()
     }
 }
 
@@ -71,11 +72,10 @@ impl Remains {
     }
 
     fn wait(&self, bound: Duration) -> Result<MutexGuard<'_, usize>, String> {
-        let waited = self
-            .0
+        let mut parts = self.0.lock();
+        self.0
             .changed
-            .wait_timeout_while(self.0.lock(), bound, |parts| *parts > 0);
-        let (parts, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            .wait_while_for(&mut parts, |parts| *parts > 0, bound);
         match *parts {
             0 => Ok(parts),
             _ => Err(Wait::MachineEnds.said_of(bound)),

@@ -17,9 +17,9 @@ use super::speculating::Speculating;
 use super::wait::{Ready, Watched};
 use super::{Ended, Host, NEWCOMER, Shared, group};
 use crate::config::{Durability, VmConfig};
-use crate::control::{Answer, AnswerFigures, BadInput, FailoverStatus, JoinProblem, VmStatus};
 use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
+use dunlin_api::{Answer, AnswerFigures, BadInput, EventKind, FailoverStatus, JoinProblem, State, VmStatus};
 use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
@@ -31,8 +31,8 @@ use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::{Fault, Faults};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
@@ -100,7 +100,7 @@ pub struct VmLoop {
     /// cluster: others get no link).
     strangers: u64,
     strangers_told_us: BTreeMap<String, u64>,
-    /// Peers whose last link ended for what they wrote: that is told by `breach`, once a minute.
+    /// Peers whose last link ended for what they wrote: that is told by `protocol-violation`, once a minute.
     pub(super) broke: BTreeSet<ReplicaId>,
     /// Tests only: what was injected into which disk.
     pub(super) injected: Vec<(usize, Fault)>,
@@ -234,8 +234,8 @@ impl VmLoop {
         }
         while !self.is_over() {
             self.ready = self.wait();
-            if self.ready.bell {
-                self.to_loop.hush();
+            if self.ready.waker {
+                self.to_loop.clear();
             }
             self.group.woke(self.ready.group);
             while let Ok(event) = self.events.try_recv() {
@@ -325,7 +325,7 @@ impl VmLoop {
             self.waits_told_us = Some(now_us);
             let mib = self.output.held().1 >> 20;
             self.event(
-                "output-full",
+                EventKind::OutputFull,
                 format!(
                     "{mib} MiB of the VM's output wait for a sync: the VM waits as well ('memory.outbound_mib' in its file)"
                 ),
@@ -338,7 +338,7 @@ impl VmLoop {
         self.born.elapsed().as_micros() as u64
     }
 
-    pub(super) fn event(&self, kind: &str, text: impl Into<String>) {
+    pub(super) fn event(&self, kind: EventKind, text: impl Into<String>) {
         self.told.set(true);
         self.host.events.push(&self.config.name, kind, text);
     }
@@ -383,7 +383,7 @@ impl VmLoop {
             LoopEvent::SessionEnded { session, why, torn } => self.session_thread_ended(session, &why, torn),
             LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
             LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
-            LoopEvent::Fault(text) => self.event("fault", text),
+            LoopEvent::Fault(text) => self.event(EventKind::Fault, text),
             LoopEvent::StreamLent { session, stream } => self.stream_lent(session, stream),
             LoopEvent::CannotFollow { session, why } => self.cannot_follow(session, why),
             // It was waited for; the loop looks in this turn (`is_over`).
@@ -426,7 +426,10 @@ impl VmLoop {
             Some(told_us) => {
                 self.strangers_told_us.insert(host.to_owned(), told_us);
             }
-            None => self.event("link-refused", format!("host '{host}' is not in this VM's group")),
+            None => self.event(
+                EventKind::LinkRefused,
+                format!("host '{host}' is not in this VM's group"),
+            ),
         }
     }
 
@@ -446,7 +449,7 @@ impl VmLoop {
     fn add_log_link(&mut self, peer: ReplicaId, stream: Stream) {
         if let Err(error) = self.group.add_link(peer, stream) {
             self.event(
-                "link-refused",
+                EventKind::LinkRefused,
                 format!("host '{}': {error}", self.config.host_name(peer)),
             );
             self.log_link_lost(peer);
@@ -529,15 +532,16 @@ impl VmLoop {
         }
         self.shown_us = now_us;
         let (role, state, wants_primary) = self.describe();
-        let state = match (&self.failure, self.stalled_state()) {
-            (Some(why), _) => format!("failed: {why}"),
-            (None, Some(stalled)) => stalled,
-            (None, None) => state.to_owned(),
+        let (state, why) = match (&self.failure, self.watchdog.stalled()) {
+            (Some(why), _) => (State::Failed, why.clone()),
+            (None, Some(wait)) => (State::Stalled, wait.name().to_owned()),
+            (None, None) => (state, String::new()),
         };
         let status = VmStatus {
             name: self.config.name.clone(),
-            role: role.to_owned(),
+            role,
             state,
+            why,
             protected: self.agreement.state().complete.len() > 1
                 && !self.agreement.another_policy
                 && self.group.leader().is_some(),
@@ -554,13 +558,17 @@ impl VmLoop {
             frames_out: self.frames_out,
             answers: wants_primary
                 .and_then(|_| self.output.answers(now_us))
-                .map(AnswerFigures::of),
+                .map(|found| AnswerFigures {
+                    samples: found.samples,
+                    p50_us: found.p50_us,
+                    p99_us: found.p99_us,
+                }),
             peers: group::peers(&self.group, &self.config, self.me),
             protocol: self.group.protocol(),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),
-            failover: self.failover.clone(),
+            failover: self.failover,
             join_problem: wants_primary.and(self.join_complaint.clone()),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
@@ -578,16 +586,22 @@ impl VmLoop {
             program: None,
             speculation: self.speculating.as_ref().map(|speculating| speculating.figures()),
         };
-        *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        *self.shared.status.lock() = status;
     }
 
-    fn describe(&self) -> (&'static str, &'static str, Option<&PrimaryRole>) {
+    fn describe(&self) -> (dunlin_api::Role, State, Option<&PrimaryRole>) {
         match &self.role {
-            Role::Primary(primary) => ("primary", self.primary_state(primary), Some(primary)),
-            Role::Backup(backup) => ("backup", backup.state(), None),
-            Role::None if self.agreement.state().life == Life::Down => ("none", "stopped", None),
-            Role::None if self.witness => ("witness", "waiting", None),
-            Role::None => ("none", "waiting", None),
+            Role::Primary(primary) => (
+                dunlin_api::Role::Primary,
+                self.primary_state(primary),
+                Some(primary),
+            ),
+            Role::Backup(backup) => (dunlin_api::Role::Backup, backup.state(), None),
+            Role::None if self.agreement.state().life == Life::Down => {
+                (dunlin_api::Role::None, State::Stopped, None)
+            }
+            Role::None if self.witness => (dunlin_api::Role::Witness, State::Waiting, None),
+            Role::None => (dunlin_api::Role::None, State::Waiting, None),
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Decides:    nothing: what is safe the output says (`newest_acknowledged`, `voice`), who may speak the group, the rest core.
 //! Flow:       primary: a frame of the VM or of a client -> `Driver` -> VM, client, gate or a shadow socket; the line of a sync -> what has
-//!             changed, as the sync's `shadow`; its acknowledgement -> the sockets may say what came before the line.
-//!             backup: the sync's `shadow` -> `Replica`; at a take-over -> `Driver`, which asks each client how far it is.
+//!             changed, as the sync's `connections`; its acknowledgement -> the sockets may say what came before the line.
+//!             backup: the sync's `connections` -> `Replica`; at a take-over -> `Driver`, which asks each client how far it is.
 //! Invariants: 1. all that the VM said before its stop is taken before the line is drawn.
 //!             2. whether this host may speak is looked at for each frame; what may not leave is lost, as on a wire.
 //!             3. between its take-over and this host's first word the VM's frames wait here, in no more than their budget.
@@ -12,8 +12,8 @@
 //! Not here:   connections (core), sockets (`dunlin_speculation`), syncs (`session`).
 
 use super::run::VmLoop;
-use crate::control::SpeculationFigures;
 use bytes::Bytes;
+use dunlin_api::{EventKind, SpeculationFigures};
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::gate::{Voice, cost};
 use dunlin_core::speculation::{Limits, Offload, Replica};
@@ -203,7 +203,10 @@ impl VmLoop {
             Ok(done) => Some(done),
             Err(error) => {
                 // What the VM was told is acknowledged could not leave any more.
-                self.event("qemu-died", format!("the TUN of the shadow sockets: {error}"));
+                self.event(
+                    EventKind::QemuDied,
+                    format!("the TUN of the shadow sockets: {error}"),
+                );
                 self.end_copy("its shadow sockets are gone");
                 None
             }
@@ -327,7 +330,10 @@ impl VmLoop {
                 self.speculate_on_said(said);
             }
             Err(error) => {
-                self.event("qemu-died", format!("the TUN of the shadow sockets: {error}"));
+                self.event(
+                    EventKind::QemuDied,
+                    format!("the TUN of the shadow sockets: {error}"),
+                );
                 self.end_copy("its shadow sockets are gone");
             }
         }

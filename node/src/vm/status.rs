@@ -1,6 +1,6 @@
 //! What a loop shows of itself.
 
-use crate::control::SyncFigures;
+use dunlin_api::SyncFigures;
 use std::collections::VecDeque;
 
 /// How many syncs the medians are over.
@@ -41,7 +41,7 @@ pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
         dirty_backup: of(|f| f.dirty_backup),
         united: of(|f| f.united),
         divergent: of(|f| f.divergent),
-        ahead: of(|f| f.ahead),
+        pre_copied: of(|f| f.pre_copied),
         bytes: of(|f| f.bytes),
         device_bytes: of(|f| f.device_bytes),
         list_hashes: of(|f| f.list_hashes),

@@ -4,8 +4,8 @@
 //! through, and what they say becomes one answer. Not here: who asks and when (`care`), and where the progress is shown.
 
 use super::disks::Disks;
-use crate::control::{Answer, Progress, Verified};
 use crate::events::now_ms;
+use dunlin_api::{Answer, EventKind, Progress, Verified};
 use dunlin_guest::disk::{COMPARED_AT_ONCE, VerifyOptions};
 use std::ops::ControlFlow;
 
@@ -25,11 +25,11 @@ pub enum Compared {
 
 impl Compared {
     /// The event's kind and its text.
-    pub fn event(&self) -> (&'static str, &str) {
+    pub fn event(&self) -> (EventKind, &str) {
         match self {
-            Self::Whole(verified) if verified.differing == 0 => ("disks-equal", &verified.text),
-            Self::Whole(verified) => ("disks-differ", &verified.text),
-            Self::Not(why) => ("disks-not-compared", why),
+            Self::Whole(verified) if verified.differing == 0 => (EventKind::DisksEqual, &verified.text),
+            Self::Whole(verified) => (EventKind::DisksDiffer, &verified.text),
+            Self::Not(why) => (EventKind::DisksNotCompared, why),
         }
     }
 

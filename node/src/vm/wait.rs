@@ -20,7 +20,7 @@ const MOST_TOLD: usize = 16;
 /// What the system said when the loop last waited: only what is ready is worth a system call of its own.
 #[derive(Clone, Copy, Default)]
 pub struct Ready {
-    pub bell: bool,
+    pub waker: bool,
     pub group: bool,
     pub ports: bool,
     pub taps: bool,
@@ -32,7 +32,7 @@ pub struct Ready {
 impl Ready {
     /// The system could not be asked.
     pub const ALL: Self = Self {
-        bell: true,
+        waker: true,
         group: true,
         ports: true,
         taps: true,
@@ -46,7 +46,7 @@ impl Ready {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 enum Source {
-    Bell,
+    Waker,
     Group,
     Port,
     Tap,
@@ -99,7 +99,7 @@ impl Watched {
             // An end or an error is to be looked at as well.
             let whose = event.data.u64();
             for (source, flag) in [
-                (Source::Bell, &mut ready.bell),
+                (Source::Waker, &mut ready.waker),
                 (Source::Group, &mut ready.group),
                 (Source::Port, &mut ready.ports),
                 (Source::Tap, &mut ready.taps),
@@ -138,7 +138,7 @@ impl VmLoop {
 
     /// The system has no room for another list, for one: all is looked at, a thousand times a second if nothing of the loop's own comes.
     fn look_at_all(&self) -> Ready {
-        let mut own = [self.to_loop.bell().as_fd(), self.group.as_fd()]
+        let mut own = [self.to_loop.waker().as_fd(), self.group.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = Timespec {
             tv_sec: 0,
@@ -196,7 +196,7 @@ impl VmLoop {
             .and_then(|(session, lent)| Some((lent.fd()?, Source::Words, session)));
         let machine = self.machine().into_iter();
         [
-            (self.to_loop.bell().as_fd(), Source::Bell, 0),
+            (self.to_loop.waker().as_fd(), Source::Waker, 0),
             (self.group.as_fd(), Source::Group, 0),
         ]
         .into_iter()

@@ -6,7 +6,7 @@
 //! Not here: how long anything may be waited for (core's `waits`).
 
 use super::run::{Role, VmLoop};
-use crate::control::WaitStatus;
+use dunlin_api::{EventKind, WaitStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::waits::{Wait, seconds};
 use dunlin_core::watchdog::{Flow, Sight, Stall};
@@ -62,7 +62,7 @@ impl VmLoop {
             return self.leave_take_over(&why);
         }
         self.event(
-            "stalled",
+            EventKind::Stalled,
             format!("the VM is protected and does not get on: {why}"),
         );
         match &self.role {
@@ -93,7 +93,7 @@ impl VmLoop {
         let Some(primary) = self.primary() else { return };
         if let Some(since_us) = primary.thread_is_late(now_us) {
             self.event(
-                "stalled",
+                EventKind::Stalled,
                 format!(
                     "the last session's thread has not ended for {} ({}): no backup can be brought in until it has",
                     seconds(now_us - since_us),
@@ -124,12 +124,5 @@ impl VmLoop {
     /// Whether a take-over here does not get on.
     pub(super) fn take_over_stalls(&self) -> bool {
         self.watchdog.stalled() == Some(Wait::TakesOver)
-    }
-
-    /// The state of a VM that does not get on.
-    pub(super) fn stalled_state(&self) -> Option<String> {
-        self.watchdog
-            .stalled()
-            .map(|wait| format!("stalled: {}", wait.name()))
     }
 }

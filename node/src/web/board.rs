@@ -7,14 +7,15 @@
 //! silent for [`SILENT`] is shown as silent. **Not here**: what is in a sight (`view`), writing it to somebody (`stream`).
 
 use super::meaning;
-use super::view::{Heard, Overview, overview};
-use crate::control::{Answer, Event, HostStatus, Request};
+use super::view::{Heard, overview};
 use crate::daemon::{Daemon, requests};
 use crate::vm::ask_host;
 use bytes::Bytes;
+use dunlin_api::{Answer, Event, HostStatus, Overview, Request};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
@@ -162,7 +163,7 @@ impl Board {
     }
 
     fn others(&self) -> MutexGuard<'_, BTreeMap<String, Other>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+        self.others.lock()
     }
 
     async fn is_watched(&self) {
@@ -344,6 +345,7 @@ async fn ask_again_and_again(board: Arc<Board>, name: String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_api::EventKind;
 
     fn event(seq: u64) -> Event {
         Event {
@@ -351,7 +353,7 @@ mod tests {
             time_ms: seq,
             host: "a".into(),
             vm: "shop".into(),
-            kind: "protected".into(),
+            kind: EventKind::Protected,
             text: "two\nlines: \u{2028}</script>".into(),
         }
     }

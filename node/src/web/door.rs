@@ -15,6 +15,7 @@ use crate::control::server::ControlSocket;
 use crate::daemon::{BadInput, Daemon};
 use anyhow::{Context, Result};
 use axum::Router;
+use dunlin_api::EventKind;
 use dunlin_fabric::keys::person::{self, Person};
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use std::future::Future;
@@ -60,7 +61,7 @@ impl Doors {
     pub fn open(config: &HostConfig, daemon: &Daemon) -> Result<Self> {
         let without = |what: &str, why: &dyn std::fmt::Display| {
             let text = format!("{what}: {why}");
-            daemon.host.events.push("", "no-page", text);
+            daemon.host.events.push("", EventKind::NoPage, text);
         };
         let page = match config.page {
             PageAt::Nowhere => None,

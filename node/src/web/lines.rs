@@ -7,8 +7,6 @@
 
 use super::Web;
 use super::api::{busy, ends, refused, said};
-use crate::control::log::LogRequest;
-use crate::control::{Answer, Request};
 use crate::daemon::requests;
 use crate::daemon::roles::Who;
 use axum::body::Body;
@@ -18,6 +16,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use dunlin_api::log::LogRequest;
+use dunlin_api::{Answer, Request};
 use futures_util::stream::unfold;
 use std::convert::Infallible;
 use std::io::{self, Write};

@@ -5,8 +5,9 @@
 //! places of their own. **Not here**: places of conversations by lines (`lines`), of connections (`daemon::roles`).
 
 use crate::daemon::roles::Who;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// All places.
 pub struct Shares {
@@ -48,7 +49,7 @@ impl Shares {
 
     /// One more.
     pub fn take(&self, who: &Who) -> Result<Place, Full> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         let whose = (!who.is_administrator()).then(|| (who.kind(), who.name().to_owned()));
         match &whose {
             None if taken.administrators >= self.all => return Err(Full::All),
@@ -71,7 +72,7 @@ impl Shares {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         let Some(whose) = &self.whose else {
             taken.administrators -= 1;
             return;
@@ -115,7 +116,7 @@ mod tests {
         drop(ann);
         assert!(shares.take(&person("zoe")).is_ok());
         drop((others, root));
-        let taken = shares.taken.lock().expect("no panic");
+        let taken = shares.taken.lock();
         assert!(
             taken.others.is_empty() && taken.administrators == 0,
             "nothing is left of who has gone"

@@ -7,11 +7,11 @@
 
 use super::api::refused;
 use super::lines;
-use crate::control::Answer;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONNECTION, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use dunlin_api::Answer;
 use dunlin_fabric::link::Identity;
 use futures_util::future::{Either, select};
 use futures_util::stream::{StreamExt, unfold};

@@ -5,13 +5,10 @@
 //! protection and has none has a reason, whatever its hosts say. **Not here**: asking the hosts (`board`), words for events (`meaning`).
 
 use crate::config::Cluster;
-use crate::control::{
-    AnswerFigures, ComparedStatus, FailoverStatus, HostStatus, Member, Progress, Reasons, SyncFigures,
-    VmStatus,
+use dunlin_api::{
+    Figures, HostStatus, HostView, Member, Overview, Protection, Role, State, VmHost, VmStatus, VmView,
 };
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use utoipa::ToSchema;
 
 /// What is known of a host.
 #[derive(Debug, Clone, Default)]
@@ -22,148 +19,6 @@ pub struct Heard {
     pub member: Option<Member>,
     /// Why it was not reached, when it was asked last.
     pub problem: Option<String>,
-}
-
-/// All hosts and all VMs, as the host that was asked sees them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
-pub struct Overview {
-    /// The cluster's name.
-    pub cluster: String,
-    /// The host that was asked.
-    pub host: String,
-    /// Its hosts, in the order of cluster.toml.
-    pub hosts: Vec<HostView>,
-    /// Its VMs, by name.
-    pub vms: Vec<VmView>,
-}
-
-/// One host.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
-pub struct HostView {
-    /// Its name.
-    pub name: String,
-    /// Where it listens for the others.
-    pub address: String,
-    /// It has answered lately.
-    pub reached: bool,
-    /// Why it was not reached.
-    pub problem: Option<String>,
-    /// Its program's version; empty while it is not known.
-    pub version: String,
-    /// How its links to others are protected.
-    pub links: String,
-    /// In how many VMs' groups it is, and how many logs'.
-    pub vms: usize,
-    /// See `vms`.
-    pub logs: usize,
-    /// VMs that it runs as primary.
-    pub serves: Vec<String>,
-    /// What is to be said of its certificates.
-    pub words: Vec<String>,
-}
-
-/// How well a VM is protected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Protection {
-    /// A second complete copy exists, as agreed.
-    Protected,
-    /// It was not asked for.
-    NotAsked,
-    /// A copy is on its way.
-    Joining,
-    /// It is asked for, and there is none.
-    #[default]
-    Unprotected,
-    /// Nobody runs the VM.
-    NotServed,
-}
-
-/// One VM.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
-pub struct VmView {
-    /// Its name.
-    pub name: String,
-    /// It is a bare program.
-    pub program: bool,
-    /// How it is replicated.
-    pub policy: String,
-    /// How well it is protected.
-    pub protection: Protection,
-    /// Why, in a sentence.
-    pub why: String,
-    /// What a person can do about it; empty if nothing.
-    pub todo: String,
-    /// The host that runs it.
-    pub primary: Option<String>,
-    /// The host with the second copy, or on its way to one.
-    pub backup: Option<String>,
-    /// The host that only agrees.
-    pub witness: Option<String>,
-    /// Its state, as its primary says, or who knows most.
-    pub state: String,
-    /// Its group.
-    pub hosts: Vec<VmHost>,
-    /// Long work under way.
-    pub progress: Option<Progress>,
-    /// The last take-over by its primary.
-    pub failover: Option<FailoverStatus>,
-    /// What its primary counts; nothing while none is heard.
-    pub figures: Option<Figures>,
-}
-
-/// A host's part in a VM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
-pub struct VmHost {
-    /// The host.
-    pub host: String,
-    /// It can run the VM; else it only agrees.
-    pub can_run: bool,
-    /// `primary`, `backup`, `witness`, `none`, or `unknown` while it is not heard.
-    pub role: String,
-    /// Its own word for its state.
-    pub state: String,
-    /// The hosts that have a link with it in this VM's group, as far as they are heard.
-    pub linked: Vec<String>,
-}
-
-/// What a primary counts of a VM. Rates are differences of two answers.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
-pub struct Figures {
-    /// The reign, and the running epoch.
-    pub term: u64,
-    /// See `term`.
-    pub epoch: u64,
-    /// Syncs, and those that were given up.
-    pub syncs: u64,
-    /// See `syncs`.
-    pub aborted: u64,
-    /// How often a protected VM did not get on.
-    pub stalls: u64,
-    /// Syncs by reason.
-    pub reasons: Reasons,
-    /// How the copies are kept now: `match`, `active` or `passive`.
-    pub manner: String,
-    /// Outputs of both copies, compared.
-    pub compared: ComparedStatus,
-    /// How long clients waited in the last second.
-    pub answers: Option<AnswerFigures>,
-    /// How long the VM stood still for all syncs, in microseconds.
-    pub pause_us: u64,
-    /// What all syncs sent.
-    pub sent_bytes: u64,
-    /// The medians of the last syncs.
-    pub median: SyncFigures,
-    /// Frames taken and let out, and those that wait.
-    pub frames_in: u64,
-    /// See `frames_in`.
-    pub frames_out: u64,
-    /// See `frames_in`.
-    pub held_frames: u64,
-    /// The fullest of its queues, in percent.
-    pub fullest_queue_percent: u64,
-    /// Disk writes that a peer may lack.
-    pub dirty_disk_bytes: u64,
 }
 
 /// What the hosts of `cluster` have said, seen together from `here`.
@@ -216,7 +71,7 @@ fn vm_view(name: &str, statuses: &BTreeMap<&str, &HostStatus>) -> VmView {
         .collect();
     let primary = said
         .iter()
-        .filter(|(_, vm)| vm.role == "primary")
+        .filter(|(_, vm)| vm.role == Role::Primary)
         .max_by_key(|(_, vm)| vm.term);
     // Who runs it knows most; else who has heard of the newest reign.
     let best = primary.or_else(|| said.iter().max_by_key(|(_, vm)| (vm.term, vm.committed)));
@@ -227,10 +82,10 @@ fn vm_view(name: &str, statuses: &BTreeMap<&str, &HostStatus>) -> VmView {
     let primary = primary.map(|(host, _)| (*host).to_owned());
     let backup = hosts
         .iter()
-        .find(|host| host.role == "backup")
+        .find(|host| host.role == Role::Backup)
         .or_else(|| {
             // One that is not heard, and of which the primary says that it has a copy.
-            let other = |host: &&VmHost| host.can_run && host.role == "unknown" && host.host != best_host;
+            let other = |host: &&VmHost| host.can_run && host.role == Role::Unknown && host.host != best_host;
             hosts.iter().find(other).filter(|_| best.protected)
         })
         .map(|host| host.host.clone());
@@ -247,8 +102,8 @@ fn vm_view(name: &str, statuses: &BTreeMap<&str, &HostStatus>) -> VmView {
         witness,
         state: best.state.clone(),
         progress: best.progress.clone(),
-        failover: best.failover.clone(),
-        figures: (best.role == "primary").then(|| figures(best)),
+        failover: best.failover,
+        figures: (best.role == Role::Primary).then(|| figures(best)),
         hosts,
         ..VmView::default()
     };
@@ -268,12 +123,12 @@ fn group(said: &BTreeMap<&str, &VmStatus>) -> Vec<VmHost> {
     let of = |name: &str| {
         let own = said.get(name);
         let is_witness = peers().any(|(_, peer)| peer.host == name && peer.witness)
-            || own.is_some_and(|vm| vm.role == "witness");
+            || own.is_some_and(|vm| vm.role == Role::Witness);
         VmHost {
             host: name.to_owned(),
             can_run: !is_witness,
-            role: own.map_or("unknown", |vm| vm.role.as_str()).to_owned(),
-            state: own.map(|vm| vm.state.clone()).unwrap_or_default(),
+            role: own.map_or(Role::Unknown, |vm| vm.role.clone()),
+            state: own.map(|vm| vm.state.clone()),
             linked: peers()
                 .filter(|(_, peer)| peer.host == name && peer.connected)
                 .map(|(host, _)| host.to_owned())
@@ -284,7 +139,7 @@ fn group(said: &BTreeMap<&str, &VmStatus>) -> Vec<VmHost> {
 }
 
 fn figures(vm: &VmStatus) -> Figures {
-    let percent = |queue: &crate::control::QueueFigures| 100 * queue.bytes / queue.limit_bytes.max(1);
+    let percent = |queue: &dunlin_api::QueueFigures| 100 * queue.bytes / queue.limit_bytes.max(1);
     Figures {
         term: vm.term,
         epoch: vm.epoch,
@@ -292,7 +147,7 @@ fn figures(vm: &VmStatus) -> Figures {
         aborted: vm.sync.aborted,
         stalls: vm.stalls,
         reasons: vm.sync.reasons.clone(),
-        manner: vm.sync.manner.clone(),
+        mode: vm.sync.mode.clone(),
         compared: vm.sync.compared,
         answers: vm.answers,
         pause_us: vm.sync.sum.pause_us,
@@ -310,14 +165,16 @@ fn figures(vm: &VmStatus) -> Figures {
 fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protection, String, String) {
     let name = &view.name;
     let says = |level, why: String, todo: &str| (level, why, todo.to_owned());
-    let in_first_word = |word: &str| best.state.split(':').next() == Some(word);
     if view.primary.is_none() {
         let (reached, all) = (
-            view.hosts.iter().filter(|host| host.role != "unknown").count(),
+            view.hosts
+                .iter()
+                .filter(|host| host.role != Role::Unknown)
+                .count(),
             view.hosts.len(),
         );
         return match leader {
-            _ if in_first_word("stopped") => says(
+            _ if best.state == State::Stopped => says(
                 Protection::NotServed,
                 "It is shut down.".to_owned(),
                 &format!("'dunlin up' starts it again; 'dunlin down {name}' ends what is left of it."),
@@ -334,34 +191,28 @@ fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protecti
                     "Nobody leads its group: {reached} of its {all} hosts answer, and it takes more than half of them."
                 ),
                 &format!(
-                    "Bring its hosts back. If they are gone for good and you know that no copy runs there: 'dunlin protect --alone {name}' on the host that is left."
+                    "Bring its hosts back. If they are gone for good and you know that no copy runs there: 'dunlin promote --force {name}' on the host that is left."
                 ),
             ),
         };
     }
-    if best.state.starts_with("restarting") {
-        let why = sentence(&format!(
-            "It has ended, and is begun again: {}",
-            after_colon(&best.state)
-        ));
+    if best.state == State::Restarting {
+        let why = sentence(&format!("It has ended, and is begun again: {}", best.why));
         return says(
             Protection::NotServed,
             why,
             "The events below say how it ended, and when it is begun again.",
         );
     }
-    if best.state.starts_with("failed") {
-        let why = sentence(&format!(
-            "It has failed on its primary: {}",
-            after_colon(&best.state)
-        ));
+    if best.state == State::Failed {
+        let why = sentence(&format!("It has failed on its primary: {}", best.why));
         return says(
             Protection::NotServed,
             why,
             "The events below say what came before it.",
         );
     }
-    if in_first_word("no-majority") {
+    if best.state == State::QuorumLost {
         return says(
             Protection::Unprotected,
             "Its primary reaches no majority of its hosts: it takes no input and lets nothing out, so that no two copies ever speak.".to_owned(),
@@ -369,7 +220,7 @@ fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protecti
         );
     }
     if !best.wants_protection {
-        return match in_first_word("protection-paused") {
+        return match best.state == State::ProtectionPaused {
             true => says(
                 Protection::NotAsked,
                 "Protection is paused: it was asked to run alone.".to_owned(),
@@ -385,17 +236,11 @@ fn protection(view: &VmView, best: &VmStatus, leader: Option<&str>) -> (Protecti
     if best.protected {
         let backup = view.backup.as_deref().unwrap_or("another host");
         let why = format!("Host {backup} holds a complete second copy, as its hosts have agreed.");
-        return match best.state.strip_prefix("stalled") {
-            Some(_) => says(
-                Protection::Protected,
-                format!(
-                    "{why} It does not get on just now ({}).",
-                    after_colon(&best.state)
-                ),
-                "",
-            ),
-            None => says(Protection::Protected, why, ""),
+        let why = match best.state {
+            State::Stalled => format!("{why} It does not get on just now ({}).", best.why),
+            _ => why,
         };
+        return says(Protection::Protected, why, "");
     }
     unprotected(view, best)
 }
@@ -415,10 +260,10 @@ fn unprotected(view: &VmView, best: &VmStatus) -> (Protection, String, String) {
         let why = format!("No backup joins: {}", sentence(&problem.why));
         return says(Protection::Unprotected, why, todo);
     }
-    if best.state == "joining" {
+    if best.state == State::Joining {
         return says(Protection::Joining, "A second copy is being made.".to_owned(), "");
     }
-    if best.state == "starting" {
+    if best.state == State::Starting {
         return says(Protection::Joining, "It is being started.".to_owned(), "");
     }
     let others = view.hosts.iter();
@@ -451,10 +296,6 @@ fn unprotected(view: &VmView, best: &VmStatus) -> (Protection, String, String) {
             "Name a second host in its file.",
         ),
     }
-}
-
-fn after_colon(state: &str) -> &str {
-    state.split_once(':').map_or(state, |(_, rest)| rest.trim())
 }
 
 fn sentence(text: &str) -> String {

@@ -4,7 +4,7 @@ use super::Bug;
 use super::hosts::{BackupLoop, Entry};
 use super::vm::{Devices, hashes};
 use super::world::World;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
 use dunlin_core::replica::sync::backup::{Effect, Report, Word};
@@ -15,7 +15,7 @@ use dunlin_core::units::Term;
 use dunlin_core::wire::sync::SyncMessage;
 
 impl BackupLoop {
-    pub fn new(mode: Manner, bug: Option<Bug>) -> Self {
+    pub fn new(mode: Mode, bug: Option<Bug>) -> Self {
         Self {
             epochs: BackupEpochs::new(Rules::of(mode, false)).with_bugs(Bugs::with(bug)),
             applied: 0,

@@ -2,7 +2,7 @@
 
 use super::vm::Vm;
 use bytes::Bytes;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::backup::BackupEpochs;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::sync::{Event, Machine, Source};
@@ -123,7 +123,7 @@ pub enum Office {
 pub struct PrimaryLoop {
     pub epochs: PrimaryEpochs,
     /// How the session is to begin: the join's mode.
-    pub mode: Manner,
+    pub mode: Mode,
     pub voice: Voice,
     /// The running epoch.
     pub epoch: Epoch,
@@ -145,7 +145,7 @@ pub struct PrimaryLoop {
 pub struct BackupLoop {
     pub epochs: BackupEpochs,
     pub applied: usize,
-    pub staged: Option<(Epoch, Manner)>,
+    pub staged: Option<(Epoch, Mode)>,
     /// The session has reported that the sync is applied, and the loop has not heard it.
     pub loaded: bool,
     pub elected: bool,

@@ -5,7 +5,7 @@ use super::hosts::{Entry, Mirrored, Office, PrimaryLoop, Voice};
 use super::vm::{PAGES, delta, hashes};
 use super::world::World;
 use bytes::Bytes;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::primary::{Loaded, Phase, PrimaryEpochs};
 use dunlin_core::replica::epoch::{Inputs, Rules};
 use dunlin_core::replica::sync::bugs::Bugs;
@@ -17,7 +17,7 @@ use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
 
 impl PrimaryLoop {
-    pub fn new(mode: Manner, bug: Option<Bug>) -> Self {
+    pub fn new(mode: Mode, bug: Option<Bug>) -> Self {
         let mut epochs = PrimaryEpochs::new(Rules::of(mode, false)).with_bugs(Bugs::with(bug));
         epochs.session_begins();
         epochs.join_begins();
@@ -129,14 +129,18 @@ impl World {
                 }
                 return Some(Answer::DeltasSent { bytes: 0 });
             }
-            Effect::SendState { epoch, next, shadow } => {
+            Effect::SendState {
+                epoch,
+                next,
+                connections,
+            } => {
                 let mut state = std::mem::take(&mut self.a.saved);
                 let part = state.split_to(8);
                 self.send_to_backup(SyncMessage::DeviceState { epoch, part });
                 self.send_to_backup(SyncMessage::State {
                     epoch,
                     next,
-                    shadow,
+                    connections,
                     device_state: state,
                 });
                 return Some(Answer::StateSent { mirrored: 0 });
@@ -200,24 +204,24 @@ impl World {
         if self.pl.epochs.line_drawn() && self.pl.voice == Voice::Alone {
             self.pl.voice = Voice::Protected;
         }
-        let shadow = Bytes::new();
-        self.a.worker.words.push_back(Word::LineDrawn { shadow });
+        let connections = Bytes::new();
+        self.a.worker.words.push_back(Word::LineDrawn { connections });
     }
 
     /// A sync begins, if the log takes it.
     pub(super) fn begin_sync(&mut self, switchover: bool) {
         let epochs = &mut self.pl.epochs;
         let mut next = match self.random.below(4) {
-            0 => Manner::Match,
-            1 => Manner::Active,
-            2 => Manner::Passive,
+            0 => Mode::Match,
+            1 => Mode::Active,
+            2 => Mode::Passive,
             _ => epochs.rules().mode(),
         };
         if epochs.session() == Some(Phase::Copied) {
             next = self.pl.mode;
         }
         if switchover {
-            next = Manner::Active;
+            next = Mode::Active;
         }
         let epoch = self.pl.epoch;
         if !epochs.begin(self.now_us, epoch, switchover, Rules::of(next, false)) {

@@ -4,7 +4,7 @@ use super::hosts::{BackupLoop, Disk, Entry, Host, Mirrored, Office, PrimaryLoop,
 use super::vm::{PAGES, Vm};
 use super::{Bug, Tally};
 use crate::random::Random;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::sync::backup::{self, Backup};
 use dunlin_core::replica::sync::bugs::Bugs;
@@ -97,7 +97,7 @@ struct Stream {
 impl World {
     /// As the seed says.
     pub fn new(mut random: Random, bug: Option<Bug>, trace: bool) -> Self {
-        let mode = Manner::ALL[random.below(3) as usize];
+        let mode = Mode::ALL[random.below(3) as usize];
         let (term, pages, staging_bytes) = (Term(1), PAGES, 1 << 20);
         let active = mode.backup_runs();
         let of_primary = primary::Setup {

@@ -3,7 +3,7 @@
 use crate::disk::Disk;
 use dunlin_core::agreed::{AgreedState, Unsaid};
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::backup::BackupEpochs;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
@@ -89,7 +89,7 @@ impl PrimaryCopy {
 pub struct Staged {
     pub epoch: Epoch,
     pub vm: Vm,
-    pub next: Manner,
+    pub next: Mode,
     /// The log says where its epoch ends.
     pub agreed: bool,
 }

@@ -4,7 +4,7 @@ use super::host::{Copy, Staged, Stream, Word};
 use super::world::{WITNESS, World};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::{Loaded, Phase};
 use dunlin_core::sync::tenure::Standing;
@@ -204,7 +204,7 @@ impl World {
 
     fn begin_sync(&mut self, id: u8) {
         let (now_us, first) = (self.now_us, self.first);
-        let drawn = self.random.pick(&Manner::ALL).map(|mode| Rules::of(mode, false));
+        let drawn = self.random.pick(&Mode::ALL).map(|mode| Rules::of(mode, false));
         let changes = self.random.chance(200_000);
         let Some(primary) = self.host(id).primary() else {
             return;

@@ -8,7 +8,7 @@ use dunlin_core::agreed::{Agreed, AgreedState, Unsaid};
 use dunlin_core::consensus::{
     Action, Config, Consensus, Durability, Event, Member, Message, Refusal, Snapshot,
 };
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::leadership::Leadership;
 use dunlin_core::replica::sync::bugs::{Bug, Bugs};
@@ -83,7 +83,7 @@ pub struct World {
 impl World {
     /// As the seed says.
     pub fn new(mut random: Random, bug: Option<Bug>, trace: bool) -> Self {
-        let mode = Manner::ALL[random.below(3) as usize];
+        let mode = Mode::ALL[random.below(3) as usize];
         let durability = match random.chance(500_000) {
             true => Durability::Memory,
             false => Durability::Disk,
@@ -204,7 +204,7 @@ impl World {
             }
             Next::Promised(id, incarnation) => {
                 if self.is_of(id, incarnation)
-                    && let Some((report, more)) = self.hosts[usize::from(id)].disk.finish_promise()
+                    && let Some((report, more)) = self.hosts[usize::from(id)].disk.finish_hard_state()
                 {
                     if more {
                         self.plan_disk(Next::Promised(id, incarnation));
@@ -393,16 +393,19 @@ impl World {
             }
             Action::TruncateSuffix { from } => self.write(id, Write::Truncate(from)),
             Action::SaveSnapshot(snapshot) => self.write(id, Write::Snapshot(snapshot)),
-            Action::PersistPromise(promise) => {
-                if self.hosts[at].disk.promise(promise) {
+            Action::PersistHardState(hard_state) => {
+                if self.hosts[at].disk.hard_state(hard_state) {
                     self.plan_disk(Next::Promised(id, incarnation));
                 }
             }
             Action::InstallSnapshot(snapshot) => self.hosts[at].heard.push_back(Heard::Snapshot(snapshot)),
             Action::BecameLeader { .. } => self.hosts[at].heard.push_back(Heard::Leads),
             Action::BecameFollower { leader, .. } => self.hosts[at].heard.push_back(Heard::Follows(leader)),
-            Action::Breach { from, what } => {
-                self.verdict(format!("replica {id} saw a breach by replica {}: {what}", from.0));
+            Action::ProtocolViolation { from, what } => {
+                self.verdict(format!(
+                    "replica {id} saw a violation by replica {}: {what}",
+                    from.0
+                ));
             }
             Action::Committed { .. }
             | Action::ReadReady { .. }

@@ -72,7 +72,7 @@ impl World {
                     self.plan(after_us, Next::Promised(id, incarnation));
                     return Ok(());
                 }
-                let Some((report, more)) = host.disk.finish_promise() else {
+                let Some((report, more)) = host.disk.finish_hard_state() else {
                     return Ok(());
                 };
                 if more {

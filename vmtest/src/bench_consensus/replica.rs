@@ -165,8 +165,8 @@ impl Loop<'_> {
         match self.group.poll(self.clock.now_us()) {
             Some(GroupEvent::LinkLost { peer, .. }) => self.links.lost(self.config.me, peer.0),
             Some(GroupEvent::DiskFailed(why) | GroupEvent::DiskFull(why)) => bail!("the disk: {why}"),
-            Some(GroupEvent::Breach { peer, what, .. }) => {
-                say(&Line::Wrong(format!("breach by {peer:?}: {what}")))?
+            Some(GroupEvent::ProtocolViolation { peer, what, .. }) => {
+                say(&Line::Wrong(format!("violation by {peer:?}: {what}")))?
             }
             other => return Ok(other),
         }

@@ -6,6 +6,7 @@
 //! * **Invariants:** the same guest, job, bandwidth and CPU share in every storage; `none` has one host and the same limits.
 //! * **Source:** GANNET, figures 3 and 4, tables I and II ("we spawned 16 threads in the benchmark").
 
+use dunlin_api::{DiskFigures, DiskRole, Role, State};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::{Options, Sample, fio_result};
-use crate::cluster::{Cluster, Disk, HostStatus, VmPlan, in_a_lab};
+use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_testbed};
 use crate::demo;
 use crate::image::{FIO, GuestImage};
-use crate::lab::{CpuShare, LabSpec, Node};
+use crate::testbed::{CpuShare, Node, TestbedSpec};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const JOBS: u64 = 16;
@@ -38,11 +39,11 @@ pub(super) fn measure(
     storage: &str,
     say: &mut dyn FnMut(Sample),
 ) -> Result<()> {
-    let spec = LabSpec {
+    let spec = TestbedSpec {
         host_cpu: (options.host_cpu > 0).then(|| CpuShare::percent(options.host_cpu)),
-        ..LabSpec::three_hosts()
+        ..TestbedSpec::three_hosts()
     };
-    in_a_lab("bench-disk", &spec, &world.dunlin, |cluster| {
+    in_a_testbed("bench-disk", &spec, &world.dunlin, |cluster| {
         story(cluster, options, world, storage, say)
     })
 }
@@ -54,7 +55,7 @@ fn story(
     storage: &str,
     say: &mut dyn FnMut(Sample),
 ) -> Result<()> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     for host in ["a", "b", "c"] {
         cluster.start_host(host)?;
     }
@@ -78,11 +79,11 @@ fn story(
         ],
         ..VmPlan::redis(if storage == "none" { "none" } else { "plover" })
     };
-    let file = plan.write(lab, &world.image)?;
+    let file = plan.write(testbed, &world.image)?;
     for host in ["a", "b"] {
         // Written once, so that no block is allocated during a measurement.
         std::fs::write(
-            lab.node(host).home().join("fio.img"),
+            testbed.node(host).home().join("fio.img"),
             vec![1; (DISK_MIB << 20) as usize],
         )?;
     }
@@ -92,13 +93,13 @@ fn story(
         cluster.await_status("the VM runs", PATIENCE, |hosts| {
             hosts
                 .iter()
-                .any(|host| host.vm("fio").is_some_and(|vm| vm.state == "running"))
+                .any(|host| host.vm("fio").is_some_and(|vm| vm.state == State::Running))
                 .then_some(())
         })?;
     } else {
         cluster.await_protected("fio", PATIENCE)?;
     }
-    let client = lab.node("client");
+    let client = testbed.node("client");
     // The guest has booted when it answers; this run is thrown away.
     job(client, "--name=warm --rw=read --bs=64k --size=1m", PATIENCE)?;
     for workload in &options.workloads {
@@ -143,7 +144,7 @@ fn story(
                 .filter(|n| *n > 0)?;
             Some((after.0.request_ns - before.0.request_ns) as f64 / requests as f64 / 1000.0)
         };
-        let settled = |figure: fn(&Disk) -> u64| {
+        let settled = |figure: fn(&DiskFigures) -> u64| {
             let (before, after) = (before.get(1)?, settled_all.get(1)?);
             Some(figure(&after.0).saturating_sub(figure(&before.0)))
         };
@@ -154,7 +155,7 @@ fn story(
         let backup_rate = requests_per_s.get(1).map(|rate| rate * mib_of_one);
         if storage != "none" {
             ensure!(
-                after[0].0.role == "primary",
+                after[0].0.role == DiskRole::Primary,
                 "the backup was lost during the measurement"
             );
         }
@@ -177,17 +178,17 @@ fn story(
             syncs: settles.unwrap_or(0),
         });
     }
-    // The lab ends all of it; how a VM goes down is not measured here.
+    // The testbed ends all of it; how a VM goes down is not measured here.
     Ok(())
 }
 
 /// Each host's disk, the primary's first, and the median pause of its syncs.
-fn figures(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<Vec<(Disk, Option<f64>)>> {
+fn figures(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<Vec<(DiskFigures, Option<f64>)>> {
     let mut found = Vec::new();
     for host in hosts {
         let status: HostStatus = cluster.status(host)?;
         let vm = status.vm("fio").context("the VM is gone")?;
-        let pause = vm.sync.median.get("pause_us").map(|us| *us as f64 / 1000.0);
+        let pause = (vm.sync.count > 0).then(|| vm.sync.median.pause_us as f64 / 1000.0);
         found.push((vm.disks.first().cloned().context("the VM has no disk")?, pause));
     }
     Ok(found)
@@ -206,7 +207,7 @@ fn settle(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<()> {
         };
         let backup = hosts
             .iter()
-            .find(|host| host.vm("fio").is_some_and(|vm| vm.role == "backup"))?;
+            .find(|host| host.vm("fio").is_some_and(|vm| vm.role == Role::Backup))?;
         (held(backup)? < 1 << 20).then_some(())
     })
 }
@@ -215,7 +216,7 @@ fn settle(cluster: &Cluster<'_>, hosts: &[&str]) -> Result<()> {
 fn observe(
     cluster: &Cluster<'_>,
     hosts: &[&str],
-    before: &[(Disk, Option<f64>)],
+    before: &[(DiskFigures, Option<f64>)],
     seconds: u64,
 ) -> Result<Vec<f64>> {
     let begun = Instant::now();

@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Load};
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// A load of which nothing ended in its time, and nothing that ended was wrong.
 #[derive(Debug)]
@@ -83,11 +83,11 @@ impl Measured {
 }
 
 /// A place to run clients.
-pub struct Clients<'lab> {
+pub struct Clients<'testbed> {
     /// The unpacked packages.
     pub root: PathBuf,
-    /// Where in the lab.
-    pub node: &'lab Node,
+    /// Where in the testbed.
+    pub node: &'testbed Node,
     /// The guest.
     pub guest: Ipv4Addr,
     /// The service's port.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
 use super::standing::HOSTS;
-use crate::lab::{Lab, Node};
+use crate::testbed::{Node, Testbed};
 
 /// Groups of threads, in the order of the tables.
 pub const GROUPS: [&str; 8] = [
@@ -71,9 +71,9 @@ struct Host {
 
 impl Reading {
     /// Now.
-    pub fn take(lab: &Lab) -> Result<Self> {
+    pub fn take(testbed: &Testbed) -> Result<Self> {
         let hosts = HOSTS.map(|name| -> Result<Host> {
-            let node = lab.node(name);
+            let node = testbed.node(name);
             Ok(Host {
                 threads: threads(node),
                 in_all: node.cpu_time().unwrap_or_default(),
@@ -82,7 +82,7 @@ impl Reading {
         });
         Ok(Self {
             hosts: hosts.into_iter().collect::<Result<_>>()?,
-            to_client: traffic(lab.node("client"))?.0,
+            to_client: traffic(testbed.node("client"))?.0,
             machine: parse_stat(&fs::read_to_string("/proc/stat")?)
                 .context("/proc/stat has no line of all cores")?,
         })

@@ -7,6 +7,7 @@
 //! * **Invariants:** a run in which an acknowledged INCR was lost or doubled, or a connection broke, has no figures.
 //! * **Source:** PLOVER (NSDI'18, 6.6). **Not here:** scenarios with other faults ([`crate::scenario`]).
 
+use dunlin_api::FailoverStatus;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::machine::Machine;
 use super::report::{Target, at_most, median_of};
 use super::{BenchSpec, plot, standing};
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, Failover, await_service};
+use crate::cluster::{Cluster, await_service};
 use crate::demo::service;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,7 +38,7 @@ pub struct Kill {
     /// Of it, after the old primary was given up.
     pub after_detection_us: u64,
     /// The new primary's steps.
-    pub failover: Failover,
+    pub failover: FailoverStatus,
 }
 
 /// All kills under one policy.
@@ -142,19 +143,19 @@ fn one_policy(
     deaths: &Deaths,
     say: &mut dyn FnMut(&str),
 ) -> Result<FailoverRow> {
-    let lab = standing::lab(spec.host_cpu_percent)?;
+    let testbed = standing::testbed(spec.host_cpu_percent)?;
     if deaths.flooding {
-        lab.flood(&standing::HOSTS)?;
+        testbed.flood(&standing::HOSTS)?;
     }
     let row = {
-        let mut cluster = standing::cluster(&lab, spec)?;
+        let mut cluster = standing::cluster(&testbed, spec)?;
         let told = story(spec, &mut cluster, policy, deaths, say);
         if told.is_err() {
             cluster.keep_logs(&format!("bench-failover-{policy}"));
         }
         told?
     };
-    lab.close()?;
+    testbed.close()?;
     Ok(row)
 }
 
@@ -165,14 +166,14 @@ fn story(
     deaths: &Deaths,
     say: &mut dyn FnMut(&str),
 ) -> Result<FailoverRow> {
-    let lab = cluster.lab();
-    let client = lab.node("client");
+    let testbed = cluster.testbed();
+    let client = testbed.node("client");
     let plan = standing::plan(spec, "redis", policy);
-    let file = plan.write(lab, &standing::guest(spec, "redis")?)?;
+    let file = plan.write(testbed, &standing::guest(spec, "redis")?)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     await_service(client, service(), PATIENCE)?;
     let (mut primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-    standing::with_shares(lab, spec.host_cpu_percent)?;
+    standing::with_shares(testbed, spec.host_cpu_percent)?;
     let counter = Counter::start(
         client,
         &CounterSpec {
@@ -200,11 +201,11 @@ fn story(
         });
         // Joining again is not what is measured.
         for host in cluster.hosts() {
-            lab.node(host).set_cpu_share(None)?;
+            testbed.node(host).set_cpu_share(None)?;
         }
         cluster.start_host(&primary)?;
         (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-        standing::with_shares(lab, spec.host_cpu_percent)?;
+        standing::with_shares(testbed, spec.host_cpu_percent)?;
     }
     let (clients, answers) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
@@ -356,7 +357,7 @@ mod tests {
             killed: "a".into(),
             gap_us,
             after_detection_us: gap_us / 2,
-            failover: Failover::default(),
+            failover: FailoverStatus::default(),
         }
     }
 

@@ -35,8 +35,8 @@ pub struct Syncs {
     /// Why they were made: reason -> how many.
     pub reasons: BTreeMap<String, u64>,
     /// How the copies were kept after the load.
-    pub manner: String,
-    /// How often the manner was changed.
+    pub mode: String,
+    /// How often the mode was changed.
     pub change_overs: u64,
     /// The comparison of outputs: `matched`, `by_sync`, `differences`, ...
     pub compared: BTreeMap<String, u64>,
@@ -71,7 +71,7 @@ pub struct Sample {
     pub machine: f64,
     /// What a request cost.
     pub cost: Cost,
-    /// Whatever else the primary's status said after the load.
+    /// What the primary's status said after the load.
     pub status: BTreeMap<String, Value>,
 }
 
@@ -95,11 +95,11 @@ pub struct Medians {
     pub reasons: BTreeMap<String, u64>,
     /// The comparison of outputs, in all rounds.
     pub compared: BTreeMap<String, u64>,
-    /// Changes of manner, in all rounds.
+    /// Changes of mode, in all rounds.
     pub change_overs: u64,
-    /// The manner after each round.
-    pub manners: Vec<String>,
-    /// Windows that began before the manner had settled.
+    /// The mode after each round.
+    pub modes: Vec<String>,
+    /// Windows that began before the mode had settled.
     pub unsettled: usize,
     /// What a request cost.
     pub cost: Cost,
@@ -470,7 +470,7 @@ fn medians(samples: &[Sample], host_percent: f64) -> Medians {
         reasons: added(|syncs| &syncs.reasons),
         compared: added(|syncs| &syncs.compared),
         change_overs: samples.iter().map(|sample| sample.syncs.change_overs).sum(),
-        manners: samples.iter().map(|sample| sample.syncs.manner.clone()).collect(),
+        modes: samples.iter().map(|sample| sample.syncs.mode.clone()).collect(),
         unsettled: samples.iter().filter(|sample| !sample.settled).count(),
         cost,
         fewest: samples

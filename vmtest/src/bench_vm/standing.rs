@@ -1,4 +1,4 @@
-//! A service's VM on its hosts: the lab, the daemons, the guest and its clients.
+//! A service's VM on its hosts: the testbed, the daemons, the guest and its clients.
 //!
 //! * **Flow:** [`Standing::up`] -> windows ([`super::windows`]) -> [`Standing::end`], whose own failure voids no figure.
 //! * **Not here:** what is measured ([`super::window`]).
@@ -13,37 +13,38 @@ use super::clients::Clients;
 use super::report::BASELINE;
 use crate::cluster::{Cluster, VmPlan};
 use crate::image::{self, GuestImage};
-use crate::lab::{CpuShare, Lab, LabSpec};
+use crate::testbed::{CpuShare, Testbed, TestbedSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The hosts.
 pub const HOSTS: [&str; 3] = ["a", "b", "c"];
 
-/// Builds a lab whose hosts have their share of the CPU, but may use all of it until [`with_shares`].
-pub fn lab(host_cpu_percent: u32) -> Result<Lab> {
-    let lab = Lab::new(&LabSpec {
+/// Builds a testbed whose hosts have their share of the CPU, but may use all of it until [`with_shares`].
+pub fn testbed(host_cpu_percent: u32) -> Result<Testbed> {
+    let testbed = Testbed::new(&TestbedSpec {
         host_cpu: Some(CpuShare::percent(host_cpu_percent)),
-        ..LabSpec::three_hosts()
+        ..TestbedSpec::three_hosts()
     })?;
     for host in HOSTS {
-        lab.node(host).set_cpu_share(None)?;
+        testbed.node(host).set_cpu_share(None)?;
     }
-    Ok(lab)
+    Ok(testbed)
 }
 
 /// From here on each host has its share: booting is not what is measured.
-pub fn with_shares(lab: &Lab, host_cpu_percent: u32) -> Result<()> {
+pub fn with_shares(testbed: &Testbed, host_cpu_percent: u32) -> Result<()> {
     for host in HOSTS {
-        lab.node(host)
+        testbed
+            .node(host)
             .set_cpu_share(Some(CpuShare::percent(host_cpu_percent)))?;
     }
     Ok(())
 }
 
 /// The daemons.
-pub fn cluster<'lab>(lab: &'lab Lab, spec: &BenchSpec) -> Result<Cluster<'lab>> {
-    let mut cluster = Cluster::init(lab, &spec.dunlin, &HOSTS)?;
+pub fn cluster<'testbed>(testbed: &'testbed Testbed, spec: &BenchSpec) -> Result<Cluster<'testbed>> {
+    let mut cluster = Cluster::init(testbed, &spec.dunlin, &HOSTS)?;
     for host in HOSTS {
         cluster.start_host(host)?;
     }
@@ -76,11 +77,11 @@ pub fn guest(spec: &BenchSpec, service: &str) -> Result<GuestImage> {
     Ok(image)
 }
 
-/// The clients of a lab for a service.
-pub fn clients<'lab>(lab: &'lab Lab, spec: &BenchSpec, service: &str) -> Clients<'lab> {
+/// The clients of a testbed for a service.
+pub fn clients<'testbed>(testbed: &'testbed Testbed, spec: &BenchSpec, service: &str) -> Clients<'testbed> {
     Clients {
         root: spec.clients.clone(),
-        node: lab.node("client"),
+        node: testbed.node("client"),
         guest: image::GUEST_ADDRESS
             .split('/')
             .next()
@@ -90,7 +91,7 @@ pub fn clients<'lab>(lab: &'lab Lab, spec: &BenchSpec, service: &str) -> Clients
     }
 }
 
-/// Boots the service of `cases` under `policy`, lets `measure` have it, and ends it. The lab's shares are on when `measure` begins.
+/// Boots the service of `cases` under `policy`, lets `measure` have it, and ends it. The testbed's shares are on when `measure` begins.
 ///
 /// # Errors
 /// The outer when the VM cannot be had at all; the inner, beside what was measured, when it did not end as it should.
@@ -116,18 +117,18 @@ pub fn with_vm<T>(
 ) -> Result<(T, Result<()>)> {
     let first = cases.first().context("no case")?;
     let policy = plan.policy.as_str();
-    let lab = lab(spec.host_cpu_percent)?;
+    let testbed = testbed(spec.host_cpu_percent)?;
     let (measured, down) = {
-        let cluster = cluster(&lab, spec)?;
+        let cluster = cluster(&testbed, spec)?;
         let begin = || -> Result<Clients<'_>> {
-            let file = plan.write(&lab, &guest(spec, first.service)?)?;
+            let file = plan.write(&testbed, &guest(spec, first.service)?)?;
             cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
-            let clients = clients(&lab, spec, first.service);
+            let clients = clients(&testbed, spec, first.service);
             clients.await_service(first, PATIENCE)?;
             if policy != BASELINE {
                 cluster.await_protected(&plan.name, PATIENCE)?;
             }
-            with_shares(&lab, spec.host_cpu_percent)?;
+            with_shares(&testbed, spec.host_cpu_percent)?;
             Ok(clients)
         };
         let clients = begin().map_err(|error| {
@@ -136,7 +137,7 @@ pub fn with_vm<T>(
         })?;
         let service = Service {
             spec,
-            lab: &lab,
+            testbed: &testbed,
             cluster: &cluster,
             plan: &plan,
             clients,
@@ -148,7 +149,7 @@ pub fn with_vm<T>(
         }
         (measured, down)
     };
-    let closed = lab.close();
+    let closed = testbed.close();
     Ok((measured, down.and(closed)))
 }
 
@@ -157,7 +158,7 @@ pub struct Service<'a> {
     /// What is measured.
     pub spec: &'a BenchSpec,
     /// The hosts.
-    pub lab: &'a Lab,
+    pub testbed: &'a Testbed,
     /// The daemons.
     pub cluster: &'a Cluster<'a>,
     /// The VM.

@@ -212,13 +212,13 @@ fn syncs(text: &mut String, report: &BenchReport) {
     for (name, _) in STEPS {
         let _ = write!(text, " {name:>5}");
     }
-    for name in ["hash", "total", "every"] {
+    for name in ["hash", "total", "load", "every"] {
         let _ = write!(text, " {name:>6}");
     }
     for name in ["dirtyP", "dirtyB", "united", "diverg", "KiB"] {
         let _ = write!(text, " {name:>6}");
     }
-    text.push_str("  reasons; what left by a match and by a sync, differences, changes of manner\n");
+    text.push_str("  reasons; what left by a match and by a sync, differences, changes of mode\n");
     for row in with_syncs {
         sync_line(text, row);
     }
@@ -240,7 +240,7 @@ fn sync_line(text: &mut String, row: &Row) {
     for (_, key) in STEPS {
         let _ = write!(text, " {:>5.2}", value(key) / 1e3);
     }
-    for key in ["hash_us", "total_us", "interval_us"] {
+    for key in ["hash_us", "total_us", "load_us", "interval_us"] {
         let _ = write!(text, " {:>6.1}", value(key) / 1e3);
     }
     for key in ["dirty_primary", "dirty_backup", "united", "divergent"] {
@@ -265,7 +265,7 @@ fn sync_line(text: &mut String, row: &Row) {
             text,
             "; {} changes, then {}",
             median.change_overs,
-            median.manners.join(" ")
+            median.modes.join(" ")
         );
     }
     text.push('\n');

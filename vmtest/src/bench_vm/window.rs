@@ -1,15 +1,18 @@
 //! One window: a load on a VM whose policy has settled, and all that it cost.
 //!
-//! * **Decides:** when a window may begin (the manner of keeping the copies has been the same for [`SETTLED_S`] under the very load), and
+//! * **Decides:** when a window may begin (the mode of keeping the copies has been the same for [`SETTLED_S`] under the very load), and
 //!   whether it counts (protected all the time).
 //! * **Flow:** [`change_to`] -> [`lead_in`] -> [`one`].
 //! * **Invariants:** (1) every window of a replicated policy begins with a backup brought in anew, whatever was before it, so that all are of one
 //!   kind; (2) between the counters before and after a window the bench asks the hosts nothing.
 
+use dunlin_api::{EventKind, PausesOf, Role};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::case::Case;
 use super::clients::TooSlow;
@@ -17,15 +20,15 @@ use super::cost::Reading;
 use super::report::{BASELINE, Sample, Syncs};
 use super::standing::{HOSTS, Service, with_shares};
 use super::syscalls::{Calls, Trace};
-use crate::cluster::{PausesOf, VmStatus};
+use crate::cluster::VmStatus;
 
 /// Another policy is taken up, and its backup brought in, within this time.
 const CHANGE: Duration = Duration::from_secs(60);
-/// A policy has settled when nothing of its manner changed for so long under the load.
+/// A policy has settled when nothing of its mode changed for so long under the load.
 const SETTLED_S: f64 = 1.5;
 /// Where nothing has to settle: what the last backup's end and the load's beginning take.
 const ALONE_S: f64 = 1.0;
-/// The window begins after this time at the latest, and its sample says that the manner had not settled.
+/// The window begins after this time at the latest, and its sample says that the mode had not settled.
 const LEAD_IN_AT_MOST: Duration = Duration::from_secs(8);
 
 /// Why a window has no figure.
@@ -71,7 +74,7 @@ pub fn change_to(service: &Service<'_>, now: &mut String, policy: &str) -> Resul
         return Ok(());
     }
     for host in HOSTS {
-        service.lab.node(host).set_cpu_share(None)?;
+        service.testbed.node(host).set_cpu_share(None)?;
     }
     let changed = (|| {
         if now == policy {
@@ -83,7 +86,7 @@ pub fn change_to(service: &Service<'_>, now: &mut String, policy: &str) -> Resul
         }
         Ok(())
     })();
-    with_shares(service.lab, service.spec.host_cpu_percent)?;
+    with_shares(service.testbed, service.spec.host_cpu_percent)?;
     changed
 }
 
@@ -95,7 +98,7 @@ pub struct Begun {
     settled: bool,
 }
 
-/// Makes the load until nothing of the VM's manner changes any more.
+/// Makes the load until nothing of the VM's mode changes any more.
 ///
 /// # Errors
 /// When a client saw something wrong, or the VM has no primary.
@@ -132,7 +135,7 @@ fn has_settled(before: &VmStatus, after: &VmStatus) -> bool {
     let of = |vm: &VmStatus| {
         (
             vm.policy.clone(),
-            vm.sync.manner.clone(),
+            vm.sync.mode.clone(),
             vm.sync.change_overs,
             vm.protected,
             vm.term,
@@ -147,14 +150,14 @@ fn has_settled(before: &VmStatus, after: &VmStatus) -> bool {
 /// When a client saw something wrong, or the VM was not protected all the time.
 pub fn one(service: &Service<'_>, case: &Case, policy: &str, round: u32, begun: Begun) -> Outcome {
     let before = begun.status;
-    let counters = Reading::take(service.lab)?;
+    let counters = Reading::take(service.testbed)?;
     let (at, clock) = (Instant::now(), SystemTime::now());
     let load = service
         .clients
         .run(case, case.window_s(service.spec.seconds), begun.per_second)
         .map_err(of_clients)?;
     let took_s = at.elapsed().as_secs_f64();
-    let counters_after = Reading::take(service.lab)?;
+    let counters_after = Reading::take(service.testbed)?;
     let after = primary(service)?;
     ensure_answered(load.per_second)?;
     if policy != BASELINE {
@@ -174,7 +177,7 @@ pub fn one(service: &Service<'_>, case: &Case, policy: &str, round: u32, begun: 
         machine: counters.machine_until(&counters_after),
         cost: counters.until(&counters_after, load.in_all),
         load,
-        status: after.more,
+        status: by_name(&after),
     })
 }
 
@@ -197,7 +200,7 @@ fn protected_since(
     let events = service.cluster.events("a")?;
     let lapses = events
         .iter()
-        .filter(|event| event.vm == *vm && event.at() >= since && event.kind == "unprotected")
+        .filter(|event| event.vm == *vm && event.at() >= since && event.kind == EventKind::Unprotected)
         .count();
     ensure!(
         lapses == 0,
@@ -213,7 +216,7 @@ fn protected_since(
 pub fn traced(service: &Service<'_>, case: &Case, policy: &str) -> Result<Calls, Lost> {
     let begun = lead_in(service, case, policy)?;
     let daemon = service.cluster.pid("a").context("host a has no daemon")?;
-    let file = service.lab.dir().join("strace.txt");
+    let file = service.testbed.dir().join("strace.txt");
     let trace = Trace::begin(daemon, &file)?;
     let load = service
         .clients
@@ -226,13 +229,13 @@ pub fn traced(service: &Service<'_>, case: &Case, policy: &str) -> Result<Calls,
 pub fn primary(service: &Service<'_>) -> Result<VmStatus> {
     let vm = &service.plan.name;
     if let Ok(status) = service.cluster.status("a")
-        && let Some(found) = status.vm(vm).filter(|vm| vm.role == "primary")
+        && let Some(found) = status.vm(vm).filter(|vm| vm.role == Role::Primary)
     {
         return Ok(found.clone());
     }
     let statuses = service.cluster.statuses();
     let vms = statuses.iter().filter_map(|host| host.vm(vm));
-    let found = vms.filter(|vm| vm.role == "primary").max_by_key(|vm| vm.term);
+    let found = vms.filter(|vm| vm.role == Role::Primary).max_by_key(|vm| vm.term);
     found.cloned().context("no host is the VM's primary")
 }
 
@@ -240,14 +243,14 @@ pub fn primary(service: &Service<'_>) -> Result<VmStatus> {
 pub fn difference(before: &VmStatus, after: &VmStatus) -> Syncs {
     let (old, new) = (&before.sync, &after.sync);
     let count = new.count.saturating_sub(old.count);
-    let sums = less(&new.sum, &old.sum);
-    let mut compared = less(&new.compared, &old.compared);
+    let sums = less(&by_name(&new.sum), &by_name(&old.sum));
+    let mut compared = less(&by_name(&new.compared), &by_name(&old.compared));
     let mut taken = |name: &str| compared.remove(name).unwrap_or(0);
     Syncs {
         count,
         aborted: new.aborted.saturating_sub(old.aborted),
-        reasons: less(&new.reasons, &old.reasons),
-        manner: new.manner.clone(),
+        reasons: less(&by_name(&new.reasons), &by_name(&old.reasons)),
+        mode: new.mode.to_string(),
         change_overs: new.change_overs.saturating_sub(old.change_overs),
         released: taken("released"),
         held_us: taken("held_us"),
@@ -257,11 +260,17 @@ pub fn difference(before: &VmStatus, after: &VmStatus) -> Syncs {
             .filter(|_| count > 0)
             .map(|(name, sum)| (name, sum as f64 / count as f64))
             .collect(),
-        pauses: less(&by_length(&new.pauses), &by_length(&old.pauses))
+        pauses: less(&by_length(&new.pauses.0), &by_length(&old.pauses.0))
             .into_iter()
             .filter(|(_, many)| *many > 0)
             .collect(),
     }
+}
+
+/// Figures by their names, as the report keeps them.
+fn by_name<Value: DeserializeOwned>(figures: &impl Serialize) -> BTreeMap<String, Value> {
+    let value = serde_json::to_value(figures).and_then(serde_json::from_value);
+    value.expect("plain figures with names")
 }
 
 fn by_length(pauses: &[PausesOf]) -> BTreeMap<u64, u64> {
@@ -279,39 +288,41 @@ fn less<Key: Ord + Clone>(after: &BTreeMap<Key, u64>, before: &BTreeMap<Key, u64
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_api::{Mode, Pauses};
 
     #[test]
     fn what_syncs_did_is_the_difference_of_two_answers() {
         let mut before = VmStatus::default();
         before.sync.count = 10;
-        let pauses = |list: &[(u64, u64)]| list.iter().map(|&(us, count)| PausesOf { us, count }).collect();
+        let pauses =
+            |list: &[(u64, u64)]| Pauses(list.iter().map(|&(us, count)| PausesOf { us, count }).collect());
         before.sync.pauses = pauses(&[(1024, 9), (8192, 1)]);
-        before.sync.sum = [("pause_us".to_owned(), 20_000)].into();
-        before.sync.compared = [("held_us".to_owned(), 50), ("matched".to_owned(), 1)].into();
+        before.sync.sum.pause_us = 20_000;
+        (before.sync.compared.held_us, before.sync.compared.matched) = (50, 1);
         let mut after = before.clone();
         after.sync.count = 14;
         after.sync.pauses = pauses(&[(1024, 9), (2048, 3), (8192, 2)]);
-        after.sync.sum = [("pause_us".to_owned(), 36_000)].into();
-        after.sync.compared = [("held_us".to_owned(), 450), ("matched".to_owned(), 8)].into();
+        after.sync.sum.pause_us = 36_000;
+        (after.sync.compared.held_us, after.sync.compared.matched) = (450, 8);
         let syncs = difference(&before, &after);
         assert_eq!(syncs.pauses, [(2048, 3), (8192, 1)].into());
         assert_eq!(
             (syncs.count, syncs.mean["pause_us"], syncs.held_us),
             (4, 4000.0, 400)
         );
-        assert_eq!(syncs.compared, [("matched".to_owned(), 7)].into());
+        assert_eq!((syncs.compared["matched"], syncs.compared["by_sync"]), (7, 0));
     }
 
     #[test]
-    fn a_change_of_manner_and_one_there_and_back_are_not_settled() {
+    fn a_change_of_mode_and_one_there_and_back_are_not_settled() {
         let mut before = VmStatus {
             protected: true,
             ..VmStatus::default()
         };
-        before.sync.manner = "match".to_owned();
+        before.sync.mode = Mode::Match;
         assert!(has_settled(&before, &before.clone()));
         let mut other = before.clone();
-        other.sync.manner = "passive".to_owned();
+        other.sync.mode = Mode::Passive;
         assert!(!has_settled(&before, &other));
         let mut back = before.clone();
         back.sync.change_overs = 2;

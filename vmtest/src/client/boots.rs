@@ -6,9 +6,10 @@
 //! * **Invariants:** a boot excuses the loss of connections from before its end, and nothing else: what was acknowledged on them
 //!   must be there afterwards.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
@@ -32,7 +33,7 @@ struct Seen {
 }
 
 fn look(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+    seen.lock()
 }
 
 /// A boot under way. It ends when this is dropped.

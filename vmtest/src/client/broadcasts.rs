@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::lab::Node;
+use crate::testbed::Node;
 
-/// To the discard port of everybody on the lab's network.
+/// To the discard port of everybody on the testbed's network.
 pub const EVERYBODY: &str = "10.77.255.255:9";
 /// How often: as much as a large office's network has of them.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -7,9 +7,10 @@
 //! acknowledged writes were **lost**; a larger one that a write was carried out twice (**doubled**). After a broken
 //! connection (**reset**) the one INCR that had no answer may or may not have happened; both are right.
 
+use parking_lot::{Condvar, Mutex};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 use super::boots::{Boots, TRY_AGAIN};
 use super::resp::{Answer, Connection};
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// What to count with.
 #[derive(Clone, Debug)]
@@ -142,14 +143,11 @@ impl Counter {
     pub fn await_more(&self, more: u64, at_most: Duration) -> Result<()> {
         let goal = self.acknowledged() + more;
         self.shared.goal.store(goal, Ordering::SeqCst);
-        let guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .shared
-            .reached
-            .wait_timeout_while(guard, at_most, |()| self.acknowledged() < goal);
-        let (_guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.shared.lock.lock();
+        let too_few = |(): &mut ()| self.acknowledged() < goal;
+        self.shared.reached.wait_while_for(&mut guard, too_few, at_most);
         self.shared.goal.store(u64::MAX, Ordering::SeqCst);
-        if timeout.timed_out() {
+        if self.acknowledged() < goal {
             bail!(
                 "clients got {} of {goal} answers within {} s",
                 self.acknowledged(),
@@ -324,7 +322,7 @@ fn note(record: &mut Record, begun: Instant, sent: Instant, shared: &Shared) {
     record.report.acknowledged += 1;
     let all = shared.acknowledged.fetch_add(1, Ordering::Relaxed) + 1;
     if all >= shared.goal.load(Ordering::Relaxed) {
-        let _guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = shared.lock.lock();
         shared.reached.notify_all();
     }
 }

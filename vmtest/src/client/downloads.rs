@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow, bail};
 use serde::Serialize;
 
 use super::Boots;
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// How long one read waits before the deadline is looked at.
 const SLICE: Duration = Duration::from_millis(200);

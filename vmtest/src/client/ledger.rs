@@ -6,11 +6,12 @@
 //! * **Invariants:** a transfer counts as told when the server's COMMIT was read whole; a worker keeps its one connection.
 //! * **Not here:** which hosts die meanwhile.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use serde::Serialize;
 
 use super::Boots;
 use super::postgres::Postgres;
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// As whom, and where.
 const USER: &str = "service";
@@ -157,13 +158,10 @@ impl Ledger {
     /// Waits until `more` further commits were told.
     pub fn await_more(&self, more: u64, at_most: Duration) -> Result<()> {
         let goal = self.told() + more;
-        let guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_guard, timeout) = self
-            .shared
-            .more
-            .wait_timeout_while(guard, at_most, |()| self.told() < goal)
-            .unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
+        let mut guard = self.shared.lock.lock();
+        let too_few = |(): &mut ()| self.told() < goal;
+        self.shared.more.wait_while_for(&mut guard, too_few, at_most);
+        if self.told() < goal {
             bail!(
                 "clients were told of {} of {goal} commits within {} s",
                 self.told(),
@@ -242,7 +240,7 @@ fn work(target: SocketAddr, client: u64, give_up: Duration, boots: &Boots, share
             Ok(rows) if rows.tag == "COMMIT" => {
                 record.next += 1;
                 record.at.push(Instant::now());
-                let _guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+                let _guard = shared.lock.lock();
                 shared.told.fetch_add(1, Ordering::SeqCst);
                 shared.more.notify_all();
             }

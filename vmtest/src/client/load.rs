@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// What to load the service with.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::counter::{CounterReport, final_count, judge};
 use super::resp::{Answer, Connection};
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// Who comes and goes.
 #[derive(Clone, Debug)]

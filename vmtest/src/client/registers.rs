@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::boots::{Boots, TRY_AGAIN};
 use super::resp::{Answer, Connection};
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// So many registers are in use at a time.
 const REGISTERS: u64 = 4;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// Bytes of one value.
 pub const VALUE_BYTES: usize = 1 << 20;

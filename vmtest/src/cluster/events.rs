@@ -3,32 +3,11 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Result;
-use serde::Deserialize;
 
 use super::Cluster;
-
-/// One line of `dunlin events --json`.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Event {
-    /// Milliseconds since 1970.
-    pub time_ms: u64,
-    /// About which VM.
-    pub vm: String,
-    /// What, in one word.
-    pub kind: String,
-    /// The same for a person.
-    pub text: String,
-}
-
-impl Event {
-    /// When it happened, by the machine's clock; up to a millisecond early.
-    pub fn at(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_millis(self.time_ms)
-    }
-}
 
 /// One follower per host; they end with this value.
 pub struct Events {

@@ -3,13 +3,13 @@
 use anyhow::{Context, Result};
 
 use super::Cluster;
-use crate::lab::{Clock, SmallDisk};
+use crate::testbed::{Clock, SmallDisk};
 
 impl Cluster<'_> {
     /// Each host goes by a wall clock of its own. Before any daemon starts.
     pub fn use_clocks(&mut self) -> Result<()> {
         for host in &self.hosts {
-            let dir = self.lab.dir().join(format!("clock-{host}"));
+            let dir = self.testbed.dir().join(format!("clock-{host}"));
             std::fs::create_dir_all(&dir)?;
             self.clocks.insert(host.clone(), Clock::new(&dir)?);
         }

@@ -69,7 +69,7 @@ impl Cluster<'_> {
         said.read_line(&mut line)?;
         let token = line.split_whitespace().last().context("a token")?;
         let joined = self
-            .lab
+            .testbed
             .node(host)
             .command(&self.binary)?
             .args(["cluster", "join", token, "--control", "control.sock"])

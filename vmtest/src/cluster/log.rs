@@ -1,5 +1,6 @@
 //! The daemon's log as a list of events: unlike `dunlin events` it outlives the daemon.
 
+use dunlin_api::EventKind;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
@@ -14,11 +15,11 @@ pub struct Logged {
     /// Of which host.
     pub host: String,
     /// What, in one word.
-    pub kind: String,
+    pub kind: EventKind,
 }
 
 impl Cluster<'_> {
-    /// The events of all hosts since the lab began, in the order of their times.
+    /// The events of all hosts since the testbed began, in the order of their times.
     pub fn logged(&self) -> Result<Vec<Logged>> {
         let mut all = Vec::new();
         for host in &self.hosts {
@@ -32,7 +33,7 @@ impl Cluster<'_> {
                     all.push(Logged {
                         at,
                         host: host.clone(),
-                        kind: kind.to_owned(),
+                        kind: kind.into(),
                     });
                 }
             }

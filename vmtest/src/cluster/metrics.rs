@@ -15,7 +15,7 @@ const PORT: u16 = 9177;
 impl Cluster<'_> {
     /// The host's daemon serves its metrics at the address that is returned, once it is started after this.
     pub fn serve_metrics(&self, host: &str) -> Result<SocketAddr> {
-        let address = SocketAddr::new(self.lab.node(host).address().into(), PORT);
+        let address = SocketAddr::new(self.testbed.node(host).address().into(), PORT);
         let file = self.host_file(host);
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         fs::write(&file, format!("metrics = \"{address}\"\n{text}"))?;

@@ -1,4 +1,4 @@
-//! Dunlin in the lab: one daemon on each host, steered by the `dunlin` executable as a person would.
+//! Dunlin in the testbed: one daemon on each host, steered by the `dunlin` executable as a person would.
 //!
 //! * **Decides:** nothing; it runs commands and waits for what `status` says.
 //! * **Flow:** [`Cluster::init`] -> [`Cluster::start_host`] -> [`Cluster::dunlin`] (`up`, `failover`, `down`) ->
@@ -14,8 +14,8 @@ mod log;
 mod metrics;
 mod plan;
 mod remains;
-mod status;
 
+use dunlin_api::Role;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -28,15 +28,15 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::lab::{Clock, Freezer, Lab, LabSpec, Node, SmallDisk};
 use crate::paths;
+use crate::testbed::{Clock, Freezer, Node, SmallDisk, Testbed, TestbedSpec};
 use crate::traces;
 
-pub use events::{Event, Events};
+pub use dunlin_api::{Event, HostStatus, VmStatus};
+pub use events::Events;
 pub use log::Logged;
 pub use metrics::scrape;
 pub use plan::VmPlan;
-pub use status::{Disk, Failover, HostStatus, PausesOf, Sync, VmStatus};
 
 /// Where the daemons listen for each other.
 const PORT: u16 = 7700;
@@ -49,33 +49,33 @@ const COMMAND: Duration = Duration::from_secs(150);
 /// If no event comes, `status` is asked again after this time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Plays a story on the hosts a, b and c of a lab of its own. If it does not go as it should, the daemons' logs are kept under
+/// Plays a story on the hosts a, b and c of a testbed of its own. If it does not go as it should, the daemons' logs are kept under
 /// `name` and the error says where; if it does, nothing of it may be left on this machine.
 ///
 /// # Errors
 /// The story's own, or what was left behind.
-pub fn in_a_lab<T>(
+pub fn in_a_testbed<T>(
     name: &str,
-    spec: &LabSpec,
+    spec: &TestbedSpec,
     binary: &Path,
     play: impl FnOnce(&mut Cluster<'_>) -> Result<T>,
 ) -> Result<T> {
-    let lab = Lab::new(spec)?;
+    let testbed = Testbed::new(spec)?;
     let outcome = {
         let hosts: Vec<&str> = spec.hosts.iter().map(String::as_str).collect();
-        let mut cluster = Cluster::init(&lab, binary, &hosts)?;
+        let mut cluster = Cluster::init(&testbed, binary, &hosts)?;
         play(&mut cluster).or_else(|error| {
             let remains = cluster.keep_remains(name);
             Err(error).context(remains)
         })?
     };
-    lab.close()?;
+    testbed.close()?;
     Ok(outcome)
 }
 
-/// The daemons on a lab's hosts.
-pub struct Cluster<'lab> {
-    lab: &'lab Lab,
+/// The daemons on a testbed's hosts.
+pub struct Cluster<'testbed> {
+    testbed: &'testbed Testbed,
     binary: PathBuf,
     /// Hosts that run another build.
     others: BTreeMap<String, PathBuf>,
@@ -90,10 +90,10 @@ pub struct Cluster<'lab> {
     states: BTreeMap<String, SmallDisk>,
 }
 
-impl<'lab> Cluster<'lab> {
+impl<'testbed> Cluster<'testbed> {
     /// Writes keys and configurations for `hosts` with `dunlin init`. Starts nothing.
-    pub fn init(lab: &'lab Lab, binary: &Path, hosts: &[&str]) -> Result<Self> {
-        let dir = lab.dir().join("dunlin");
+    pub fn init(testbed: &'testbed Testbed, binary: &Path, hosts: &[&str]) -> Result<Self> {
+        let dir = testbed.dir().join("dunlin");
         let mut command = Command::new(binary);
         // Three hosts share this machine's /run.
         command
@@ -103,22 +103,22 @@ impl<'lab> Cluster<'lab> {
         for &host in hosts {
             command
                 .arg("--host")
-                .arg(format!("{host}={}:{PORT}", lab.node(host).address()));
+                .arg(format!("{host}={}:{PORT}", testbed.node(host).address()));
         }
         let output = command
             .output()
             .with_context(|| format!("cannot run {}", binary.display()))?;
         succeed("dunlin init", &output)?;
-        Ok(Self::with_files_of_others(lab, binary, hosts))
+        Ok(Self::with_files_of_others(testbed, binary, hosts))
     }
 
     /// Of hosts whose files are, or will be, where [`Self::init`] has them.
-    pub fn with_files_of_others(lab: &'lab Lab, binary: &Path, hosts: &[&str]) -> Self {
+    pub fn with_files_of_others(testbed: &'testbed Testbed, binary: &Path, hosts: &[&str]) -> Self {
         Self {
-            lab,
+            testbed,
             binary: binary.to_path_buf(),
             others: BTreeMap::new(),
-            dir: lab.dir().join("dunlin"),
+            dir: testbed.dir().join("dunlin"),
             hosts: hosts.iter().map(|&name| name.to_owned()).collect(),
             daemons: BTreeMap::new(),
             frozen: BTreeMap::new(),
@@ -141,9 +141,9 @@ impl<'lab> Cluster<'lab> {
         Ok(())
     }
 
-    /// The lab that the daemons run in.
-    pub fn lab(&self) -> &'lab Lab {
-        self.lab
+    /// The testbed that the daemons run in.
+    pub fn testbed(&self) -> &'testbed Testbed {
+        self.testbed
     }
 
     /// The configuration that `dunlin init` wrote.
@@ -177,7 +177,7 @@ impl<'lab> Cluster<'lab> {
 
     /// The host stands still from when this returns, until it is thawed.
     pub fn freeze(&mut self, host: &str) -> Result<()> {
-        let freezer = self.lab.node(host).freeze()?;
+        let freezer = self.testbed.node(host).freeze()?;
         self.frozen.insert(host.to_owned(), freezer);
         Ok(())
     }
@@ -231,7 +231,7 @@ impl<'lab> Cluster<'lab> {
     pub fn start_host(&mut self, host: &str) -> Result<()> {
         let log_path = self.log(host);
         let log = File::options().create(true).append(true).open(&log_path)?;
-        let mut command = self.lab.node(host).command(self.binary_of(host))?;
+        let mut command = self.testbed.node(host).command(self.binary_of(host))?;
         if let Some(clock) = self.clocks.get(host) {
             clock.onto(&mut command);
         }
@@ -274,7 +274,7 @@ impl<'lab> Cluster<'lab> {
     pub fn renew_host(&self, host: &str) -> Result<()> {
         let state = self.state(host);
         fs::remove_dir_all(&state).with_context(|| format!("{}: the state folder", state.display()))?;
-        for entry in fs::read_dir(self.lab.node(host).home())? {
+        for entry in fs::read_dir(self.testbed.node(host).home())? {
             let entry = entry?;
             if entry.path().extension().is_some_and(|kind| kind == "img") {
                 let bytes = entry.metadata()?.len();
@@ -286,10 +286,10 @@ impl<'lab> Cluster<'lab> {
 
     /// A host that never had a part in a VM gets empty disks, as large as those of `like`.
     pub fn give_empty_disks(&self, host: &str, like: &str) -> Result<()> {
-        for entry in fs::read_dir(self.lab.node(like).home())? {
+        for entry in fs::read_dir(self.testbed.node(like).home())? {
             let entry = entry?;
             if entry.path().extension().is_some_and(|kind| kind == "img") {
-                let file = self.lab.node(host).home().join(entry.file_name());
+                let file = self.testbed.node(host).home().join(entry.file_name());
                 File::create(file)?.set_len(entry.metadata()?.len())?;
             }
         }
@@ -308,13 +308,13 @@ impl<'lab> Cluster<'lab> {
 
     /// The file that a host's daemon writes its messages to.
     pub fn log(&self, host: &str) -> PathBuf {
-        self.lab.node(host).home().join("daemon.log")
+        self.testbed.node(host).home().join("daemon.log")
     }
 
     /// Power off, now: SIGKILL to every process of the host at once.
     pub fn kill_host(&mut self, host: &str) -> Result<Instant> {
         let at = Instant::now();
-        self.lab.node(host).kill_all()?;
+        self.testbed.node(host).kill_all()?;
         self.reap(host)?;
         Ok(at)
     }
@@ -349,7 +349,7 @@ impl<'lab> Cluster<'lab> {
         };
         kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
         let deadline = Instant::now() + STOP;
-        while !self.lab.node(host).pids().is_empty() {
+        while !self.testbed.node(host).pids().is_empty() {
             // The daemon stays a zombie in its cgroup until it is waited for.
             if self
                 .daemons
@@ -361,7 +361,7 @@ impl<'lab> Cluster<'lab> {
             if Instant::now() > deadline {
                 bail!(
                     "host {host}: its daemon does not end on {signal}: {:?}",
-                    self.lab.node(host).pids()
+                    self.testbed.node(host).pids()
                 );
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -378,7 +378,7 @@ impl<'lab> Cluster<'lab> {
 
     /// A `dunlin` command as a person on that host would give it.
     pub fn command(&self, host: &str, arguments: &[&str]) -> Result<Command> {
-        let mut command = self.lab.node(host).command(self.binary_of(host))?;
+        let mut command = self.testbed.node(host).command(self.binary_of(host))?;
         command
             .arg("--socket")
             .arg(self.socket(host)?)
@@ -502,7 +502,7 @@ impl<'lab> Cluster<'lab> {
             let with_role = |role: &str| {
                 hosts
                     .iter()
-                    .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))
+                    .find(|host| host.vm(vm).is_some_and(|vm| vm.role.as_str() == role))
             };
             let primary = with_role("primary").filter(|host| host.vm(vm).is_some_and(|vm| vm.protected))?;
             Some((primary.host.clone(), with_role("backup")?.host.clone()))
@@ -514,7 +514,7 @@ impl<'lab> Cluster<'lab> {
         self.await_status(&format!("VM {vm} taken over from {old}"), at_most, |hosts| {
             let host = hosts
                 .iter()
-                .find(|host| host.host != old && host.vm(vm).is_some_and(|vm| vm.role == "primary"))?;
+                .find(|host| host.host != old && host.vm(vm).is_some_and(|vm| vm.role == Role::Primary))?;
             Some((host.host.clone(), host.vm(vm)?.clone()))
         })
     }
@@ -524,7 +524,7 @@ impl Drop for Cluster<'_> {
     fn drop(&mut self) {
         self.frozen.clear();
         for (host, mut child) in std::mem::take(&mut self.daemons) {
-            let _ = self.lab.node(&host).kill_all();
+            let _ = self.testbed.node(&host).kill_all();
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,4 +1,4 @@
-//! A VM's TOML file, written for the lab.
+//! A VM's TOML file, written for the testbed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::accel::RunsUnder;
 use crate::image::GuestImage;
-use crate::lab::Lab;
+use crate::testbed::Testbed;
 
 /// What a test wants of its VM.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub struct VmPlan {
     pub sync: Vec<String>,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
     pub members: [&'static str; 2],
-    /// Tells several VMs in one lab apart: their addresses and MACs.
+    /// Tells several VMs in one testbed apart: their addresses and MACs.
     pub number: u8,
     /// Further lines for the file's top.
     pub top: Vec<String>,
@@ -108,11 +108,11 @@ impl VmPlan {
         })
     }
 
-    /// Writes the file into the lab's directory, with a disk for each of the two hosts if one is wanted. The image
+    /// Writes the file into the testbed's directory, with a disk for each of the two hosts if one is wanted. The image
     /// is copied there too: QEMU runs as an ordinary user, who may not be able to read the workspace.
-    pub fn write(&self, lab: &Lab, image: &GuestImage) -> Result<PathBuf> {
+    pub fn write(&self, testbed: &Testbed, image: &GuestImage) -> Result<PathBuf> {
         let copy = |from: &Path, name: &str| -> Result<PathBuf> {
-            let to = lab.dir().join(name);
+            let to = testbed.dir().join(name);
             if !to.exists() {
                 std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
             }
@@ -171,7 +171,7 @@ impl VmPlan {
                 initrd.display()
             ));
         }
-        let serial = lab.here().join(format!("serial-{}.log", self.name));
+        let serial = testbed.here().join(format!("serial-{}.log", self.name));
         text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
         for card in 0..=self.idle_cards {
             let [first @ .., group, number] = self.mac();
@@ -194,11 +194,11 @@ bridge = \"br0\"
                     true => crate::image::uefi_boot_disk,
                     false => crate::image::boot_disk,
                 };
-                make(&lab.node(host).home().join(&file), image, &append)?;
+                make(&testbed.node(host).home().join(&file), image, &append)?;
             }
             text.push_str(&format!(
                 "\n[[vm.disks]]\npath = \"{}\"\n",
-                lab.here().join(&file).display()
+                testbed.here().join(&file).display()
             ));
         }
         let sizes = self.disk_mib.into_iter();
@@ -210,14 +210,14 @@ bridge = \"br0\"
                 _ => format!("{}-{number}.img", self.name),
             };
             for host in ["a", "b"] {
-                crate::image::data_disk(&lab.node(host).home().join(&file), size_mib)?;
+                crate::image::data_disk(&testbed.node(host).home().join(&file), size_mib)?;
             }
             text.push_str(&format!(
                 "\n[[vm.disks]]\npath = \"{}\"\n",
-                lab.here().join(&file).display()
+                testbed.here().join(&file).display()
             ));
         }
-        let path = lab.dir().join(format!("{}.toml", self.name));
+        let path = testbed.dir().join(format!("{}.toml", self.name));
         std::fs::write(&path, text)?;
         Ok(path)
     }

@@ -27,13 +27,13 @@ impl Cluster<'_> {
         )
     }
 
-    /// Copies the logs to where they outlive the lab.
+    /// Copies the logs to where they outlive the testbed.
     pub fn keep_logs(&self, name: &str) -> Option<PathBuf> {
         let to = crate::paths::failed_runs().join(name);
         let _ = fs::remove_dir_all(&to);
         fs::create_dir_all(&to).ok()?;
         for host in &self.hosts {
-            for file in logs(self.lab.node(host).home()) {
+            for file in logs(self.testbed.node(host).home()) {
                 let name = file
                     .file_name()
                     .unwrap_or_default()
@@ -50,7 +50,7 @@ impl Cluster<'_> {
     fn last_words(&self) -> String {
         let mut words = String::new();
         for host in &self.hosts {
-            for file in logs(self.lab.node(host).home()) {
+            for file in logs(self.testbed.node(host).home()) {
                 let name = file
                     .file_name()
                     .unwrap_or_default()
@@ -72,11 +72,8 @@ impl Cluster<'_> {
         }
         let mut machines = Vec::new();
         for host in self.statuses() {
-            let pids = host.vms.iter().map(|vm| vm.count("qemu_pid"));
-            machines.extend(
-                pids.filter(|pid| *pid > 0)
-                    .map(|pid| (host.host.clone(), pid, threads(pid))),
-            );
+            let pids = host.vms.iter().filter_map(|vm| vm.qemu_pid.map(u64::from));
+            machines.extend(pids.map(|pid| (host.host.clone(), pid, threads(pid))));
         }
         std::thread::sleep(LOOK);
         for (host, pid, before) in machines {

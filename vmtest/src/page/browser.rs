@@ -1,9 +1,9 @@
-//! A real Chromium on a host of the lab, steered through `vmtest/browser/look.mjs`.
+//! A real Chromium on a host of the testbed, steered through `vmtest/browser/look.mjs`.
 //!
 //! * **Decides:** nothing; it says what is to be done and gives back what came of it.
 //! * **Flow:** [`Browser::open`] -> one line of JSON for each thing to do, one for its answer -> [`Browser::close`].
 //! * **Invariants:** (1) no answer is waited for longer than [`PATIENCE`]; (2) a browser that is dropped is killed with all that it started, as
-//!   the lab kills what runs on its hosts.
+//!   the testbed kills what runs on its hosts.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl Browser {
     /// # Errors
     /// When it does not start, or the page does not load.
     pub fn open(cluster: &Cluster<'_>, tools: &Tools, host: &str) -> Result<(Self, String)> {
-        let node = cluster.lab().node(host);
+        let node = cluster.testbed().node(host);
         let own = node.home().join("browser");
         std::fs::create_dir_all(&own)?;
         let log = std::fs::File::create(node.home().join("browser.log"))?;
@@ -57,7 +57,7 @@ impl Browser {
             .arg(&tools.chromium)
             .arg(own.join("profile"))
             .arg(&tools.pictures)
-            // Whatever it leaves goes with the lab.
+            // Whatever it leaves goes with the testbed.
             .env("HOME", &own)
             .env("TMPDIR", &own)
             .stdin(Stdio::piped())

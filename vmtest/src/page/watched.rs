@@ -22,9 +22,9 @@ use serde::Serialize;
 use crate::bench_vm::Ratio;
 use crate::bench_vm::paired::LEAST_PAIRS;
 use crate::client::{Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::image::GuestImage;
-use crate::lab::{LabSpec, Node};
+use crate::testbed::{Node, TestbedSpec};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAGE: &str = "127.0.0.1:7702";
@@ -137,48 +137,53 @@ impl WatchReport {
 /// # Errors
 /// When the VM or a watcher fails.
 pub fn run(spec: &WatchSpec, say: &mut dyn FnMut(&str)) -> Result<WatchReport> {
-    in_a_lab("page-watched", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
-        cluster.start_hosts()?;
-        let plan = VmPlan::redis("dunlin");
-        let file = plan.write(cluster.lab(), &spec.image)?;
-        cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-        await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
-        let mut report = WatchReport {
-            pairs: Vec::new(),
-            watched_seconds: 0.0,
-        };
-        for pair in 0..spec.pairs {
-            let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-            let mut one = |watchers: usize| -> Result<Window> {
-                let window = window(cluster, spec, &plan, &primary, watchers)?;
-                say(&format!(
-                    "pair {}: {watchers} watch: {:.0} answers a second, p50 {:.2} ms, p99 {:.2} ms; {} overviews, {:.1} MiB",
-                    pair + 1,
-                    window.per_second,
-                    window.p50_ms,
-                    window.p99_ms,
-                    window.overviews,
-                    window.bytes as f64 / f64::from(1 << 20)
-                ));
-                Ok(window)
+    in_a_testbed(
+        "page-watched",
+        &TestbedSpec::three_hosts(),
+        &spec.dunlin,
+        |cluster| {
+            cluster.start_hosts()?;
+            let plan = VmPlan::redis("dunlin");
+            let file = plan.write(cluster.testbed(), &spec.image)?;
+            cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+            await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
+            let mut report = WatchReport {
+                pairs: Vec::new(),
+                watched_seconds: 0.0,
             };
-            let both = match pair % 2 {
-                0 => {
-                    let with = one(spec.watchers)?;
-                    (with, one(0)?)
-                }
-                _ => {
-                    let without = one(0)?;
-                    (one(spec.watchers)?, without)
-                }
-            };
-            report.pairs.push(both);
-            report.watched_seconds += spec.window.as_secs_f64();
-        }
-        let host = cluster.running().first().cloned().context("a host")?;
-        cluster.end(&host, &plan.name)?;
-        Ok(report)
-    })
+            for pair in 0..spec.pairs {
+                let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+                let mut one = |watchers: usize| -> Result<Window> {
+                    let window = window(cluster, spec, &plan, &primary, watchers)?;
+                    say(&format!(
+                        "pair {}: {watchers} watch: {:.0} answers a second, p50 {:.2} ms, p99 {:.2} ms; {} overviews, {:.1} MiB",
+                        pair + 1,
+                        window.per_second,
+                        window.p50_ms,
+                        window.p99_ms,
+                        window.overviews,
+                        window.bytes as f64 / f64::from(1 << 20)
+                    ));
+                    Ok(window)
+                };
+                let both = match pair % 2 {
+                    0 => {
+                        let with = one(spec.watchers)?;
+                        (with, one(0)?)
+                    }
+                    _ => {
+                        let without = one(0)?;
+                        (one(spec.watchers)?, without)
+                    }
+                };
+                report.pairs.push(both);
+                report.watched_seconds += spec.window.as_secs_f64();
+            }
+            let host = cluster.running().first().cloned().context("a host")?;
+            cluster.end(&host, &plan.name)?;
+            Ok(report)
+        },
+    )
 }
 
 fn window(
@@ -188,12 +193,12 @@ fn window(
     primary: &str,
     count: usize,
 ) -> Result<Window> {
-    let watchers = Watchers::start(cluster.lab().node(primary), count)?;
+    let watchers = Watchers::start(cluster.testbed().node(primary), count)?;
     std::thread::sleep(SETTLE);
     let before = watchers.seen.load(Ordering::Relaxed);
     let begun = Instant::now();
     let counter = Counter::start(
-        cluster.lab().node("client"),
+        cluster.testbed().node("client"),
         &CounterSpec {
             target: plan.service(),
             connections: spec.connections,

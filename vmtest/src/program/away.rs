@@ -6,13 +6,14 @@
 //! * **Not here:** hosts that die (`stories`).
 
 use anyhow::{Context, Result, anyhow, ensure};
+use dunlin_api::EventKind;
 
 use super::stories::{await_alone, under_counted_load};
 use super::{ACKNOWLEDGED, MAC, NAME, PATIENCE};
 use crate::client::Counter;
 use crate::cluster::Cluster;
-use crate::lab::Capture;
 use crate::scenario::campaign::speaker::{OneSpeaker, take_overs};
+use crate::testbed::Capture;
 
 /// It comes back with frames in its queues, a term that has passed, and a copy that nobody needs.
 pub(super) fn primary_stands_still(cluster: &mut Cluster<'_>) -> Result<()> {
@@ -31,8 +32,8 @@ pub(super) fn primary_stands_still(cluster: &mut Cluster<'_>) -> Result<()> {
 pub(super) fn primary_is_cut_off(cluster: &mut Cluster<'_>) -> Result<()> {
     under_counted_load(cluster, |cluster, primary, _, counter| {
         replaced(cluster, primary, counter, &mut |cluster, is_away| match is_away {
-            true => cluster.lab().cut_link(primary),
-            false => cluster.lab().restore_link(primary),
+            true => cluster.testbed().cut_link(primary),
+            false => cluster.testbed().restore_link(primary),
         })
     })
 }
@@ -42,11 +43,11 @@ pub(super) fn primary_is_mute(cluster: &mut Cluster<'_>) -> Result<()> {
     under_counted_load(cluster, |cluster, primary, _, counter| {
         replaced(cluster, primary, counter, &mut |cluster, is_away| {
             if !is_away {
-                return cluster.lab().heal();
+                return cluster.testbed().heal();
             }
-            let nodes = cluster.lab().nodes().map(|node| node.name());
+            let nodes = cluster.testbed().nodes().map(|node| node.name());
             let others: Vec<&str> = nodes.filter(|node| *node != primary).collect();
-            cluster.lab().lose(&[(&[primary], &others)])
+            cluster.testbed().lose(&[(&[primary], &others)])
         })
     })
 }
@@ -71,7 +72,7 @@ fn replaced(
     counter: &Counter,
     away: &mut dyn FnMut(&mut Cluster<'_>, bool) -> Result<()>,
 ) -> Result<()> {
-    let capture = Capture::start(cluster.lab(), MAC)?;
+    let capture = Capture::start(cluster.testbed(), MAC)?;
     let mut one_speaker = OneSpeaker::default();
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     let heard = capture.heard();
@@ -110,7 +111,9 @@ fn await_ended(cluster: &Cluster<'_>, host: &str) -> Result<()> {
         let events = cluster.events(host).ok()?;
         // Not of an earlier story.
         let of_program = events.iter().rev().filter(|event| event.vm == NAME);
-        let mut since_start = of_program.take_while(|event| event.kind != "listens");
-        since_start.any(|event| event.kind == "ended-here").then_some(())
+        let mut since_start = of_program.take_while(|event| event.kind != EventKind::Listens);
+        since_start
+            .any(|event| event.kind == EventKind::EndedHere)
+            .then_some(())
     })
 }

@@ -5,6 +5,7 @@
 //! * **Not here:** the rule (core's `program::order::batch`, and there its property test).
 
 use anyhow::{Context, Result, ensure};
+use dunlin_api::EventKind;
 
 use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, count, down, figure, oddities, up};
 use crate::cluster::Cluster;
@@ -13,16 +14,16 @@ const CLIENTS: usize = 50;
 const KILLS: usize = 3;
 /// redis, and fifty who count on one key.
 pub(super) fn is_read_alike(cluster: &mut Cluster<'_>) -> Result<()> {
-    let mut plan = Plan::redis(cluster.lab())?;
+    let mut plan = Plan::redis(cluster.testbed())?;
     plan.lines.push("order = \"batch\"".to_owned());
     let (mut primary, _) = up(cluster, &plan)?;
     let counter = count(cluster, CLIENTS)?;
     let (mut together, mut inputs) = (0, 0);
     for number in 1..=KILLS {
         counter.await_more(4 * ACKNOWLEDGED, PATIENCE)?;
-        together += figure(cluster, &primary, "together")?;
-        inputs += figure(cluster, &primary, "inputs")?;
-        let differing = figure(cluster, &primary, "differing")?;
+        together += figure(cluster, &primary, |program| program.together)?;
+        inputs += figure(cluster, &primary, |program| program.inputs)?;
+        let differing = figure(cluster, &primary, |program| program.differing)?;
         ensure!(
             differing == 0,
             "before kill {number} {differing} outputs differed"
@@ -38,8 +39,8 @@ pub(super) fn is_read_alike(cluster: &mut Cluster<'_>) -> Result<()> {
     }
     // What a copy that was brought here says is compared as well.
     counter.await_more(4 * ACKNOWLEDGED, PATIENCE)?;
-    let differing = figure(cluster, &primary, "differing")?;
-    let matched = figure(cluster, &primary, "matched")?;
+    let differing = figure(cluster, &primary, |program| program.differing)?;
+    let matched = figure(cluster, &primary, |program| program.matched)?;
     ensure!(
         differing == 0 && matched > 0,
         "at last {differing} outputs differed, {matched} did not"
@@ -64,11 +65,11 @@ pub(super) fn is_not_for_threads(cluster: &mut Cluster<'_>) -> Result<()> {
     let counter = oddities::count(cluster)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     let events = cluster.events(&primary)?;
-    let told = events.iter().find(|event| event.kind == "not-batched");
+    let told = events.iter().find(|event| event.kind == EventKind::NotBatched);
     let told = told.context("nobody is told that there are no batches")?;
     ensure!(told.text.contains("epoll"), "{}", told.text);
-    let together = figure(cluster, &primary, "together")?;
-    let differing = figure(cluster, &primary, "differing")?;
+    let together = figure(cluster, &primary, |program| program.together)?;
+    let differing = figure(cluster, &primary, |program| program.differing)?;
     ensure!(
         together == 0 && differing == 0,
         "{together} inputs went beside others, {differing} outputs differed"

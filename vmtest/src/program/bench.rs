@@ -1,4 +1,4 @@
-//! What running a bare program twice costs: servers on one host of the lab, plain, and the same as programs of two hosts, in turns.
+//! What running a bare program twice costs: servers on one host of the testbed, plain, and the same as programs of two hosts, in turns.
 //!
 //! * **Decides:** nothing. * **Flow:** for each server: plain and protected at once, one of them loaded at a time -> medians of the rounds.
 //! * **Invariants:** it is protected from the first to the last round, or there are no figures.
@@ -16,9 +16,9 @@ use super::services::clients::{Open, counts, fetches_one, increments};
 use super::services::{memcached, nginx, node};
 use super::{PATIENCE, Plan, down, figure, up};
 use crate::client::load::{LoadSpec, run_requests};
-use crate::cluster::{Cluster, in_a_lab};
+use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
-use crate::lab::{Lab, LabSpec, Node};
+use crate::testbed::{Node, Testbed, TestbedSpec};
 
 /// The requests of a first, rough measure.
 const LEAST_REQUESTS: u64 = 1000;
@@ -35,7 +35,7 @@ enum Load {
 }
 
 /// A server, by its port.
-type Server = fn(&Lab, u16) -> Result<Option<Plan>>;
+type Server = fn(&Testbed, u16) -> Result<Option<Plan>>;
 
 /// Name, what is asked of it, the server.
 const PROGRAMS: [(&str, &str, Load, Server); 4] = [
@@ -45,8 +45,8 @@ const PROGRAMS: [(&str, &str, Load, Server); 4] = [
     ("node", "INCR", Load::Own(increments), node),
 ];
 
-fn redis(lab: &Lab, port: u16) -> Result<Option<Plan>> {
-    let mut plan = Plan::redis(lab)?;
+fn redis(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
+    let mut plan = Plan::redis(testbed)?;
     plan.command.extend(["--port".to_owned(), port.to_string()]);
     Ok(Some(plan))
 }
@@ -119,12 +119,13 @@ pub fn run(binary: &Path, spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result
             PROGRAMS.map(|(name, ..)| name).join(", ")
         );
     }
-    in_a_lab("bench-programs", &LabSpec::three_hosts(), binary, |cluster| {
+    in_a_testbed("bench-programs", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         let mut all = Vec::new();
         for (name, asked, load, server) in PROGRAMS.into_iter().filter(|(name, ..)| is_named(name)) {
-            let lab = cluster.lab();
-            let (Some(mut plan), Some(plain)) = (server(lab, service().port())?, server(lab, PLAIN_PORT)?)
+            let testbed = cluster.testbed();
+            let (Some(mut plan), Some(plain)) =
+                (server(testbed, service().port())?, server(testbed, PLAIN_PORT)?)
             else {
                 say(&format!(
                     "bench programs: {name} is not on this machine: not measured"
@@ -167,7 +168,7 @@ fn compare(
 ) -> Result<Vec<(u32, [Measured; 2])>> {
     let (primary, _) = up(cluster, plan)?;
     let mut plain = Plain::start(cluster, plain)?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     let mut all = Vec::new();
     for &connections in &spec.connections {
         let mut rounds: [Vec<Measured>; 2] = Default::default();
@@ -185,7 +186,7 @@ fn compare(
         });
         all.push((connections, medians));
     }
-    let differing = figure(cluster, &primary, "differing")?;
+    let differing = figure(cluster, &primary, |program| program.differing)?;
     let (still, _) = cluster.await_protected(super::NAME, PATIENCE)?;
     ensure!(
         still == primary && differing == 0,
@@ -274,7 +275,7 @@ struct Plain {
 
 impl Plain {
     fn start(cluster: &Cluster<'_>, plan: &Plan) -> Result<Self> {
-        let node = cluster.lab().node("a");
+        let node = cluster.testbed().node("a");
         let address = SocketAddr::new(IpAddr::V4(node.address()), PLAIN_PORT);
         let server = node
             .command(&plan.command[0])?
@@ -285,7 +286,7 @@ impl Plain {
             .spawn()
             .with_context(|| format!("{} does not start", plan.command[0]))?;
         let plain = Self { server, address };
-        await_port(cluster.lab().node("client"), address)?;
+        await_port(cluster.testbed().node("client"), address)?;
         Ok(plain)
     }
 

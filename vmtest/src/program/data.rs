@@ -6,6 +6,7 @@
 //!   takes that as well is not played here.
 //! * **Not here:** the images themselves (`dunlin_program::data`, and its tests).
 
+use dunlin_api::EventKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use super::oddities::{ask, events, failed_on_both, told};
 use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, path, up};
 use crate::client::Answer;
 use crate::cluster::Cluster;
-use crate::lab::Lab;
+use crate::testbed::Testbed;
 
 /// How large the image is.
 pub const IMAGE_MIB: u32 = 64;
@@ -24,16 +25,16 @@ const WRITTEN: i64 = 50;
 
 impl Plan {
     /// redis with an append-only file on an image of its own.
-    pub fn redis_with_data(lab: &Lab) -> Result<Self> {
-        let mut plan = Self::redis(lab)?;
-        let at = lab.dir().join("data");
+    pub fn redis_with_data(testbed: &Testbed) -> Result<Self> {
+        let mut plan = Self::redis(testbed)?;
+        let at = testbed.dir().join("data");
         std::fs::create_dir_all(&at)?;
         let at = at.to_str().context("a path of text")?;
         let off = plan.command.iter().position(|word| word == "--appendonly");
         plan.command.truncate(off.context("redis' options")?);
         let words = ["--dir", at, "--appendonly", "yes", "--appendfsync", "always"];
         plan.command.extend(words.map(str::to_owned));
-        let image = lab.here().join("sessions.img");
+        let image = testbed.here().join("sessions.img");
         plan.lines.extend([
             format!("data = \"{}\"", image.display()),
             format!("data_at = \"{at}\""),
@@ -45,15 +46,15 @@ impl Plan {
 
 /// What is known of a host's image.
 fn mark(cluster: &Cluster<'_>, host: &str) -> Result<String> {
-    let file: PathBuf = cluster.lab().node(host).home().join("sessions.img.mark");
+    let file: PathBuf = cluster.testbed().node(host).home().join("sessions.img.mark");
     std::fs::read_to_string(&file).with_context(|| file.display().to_string())
 }
 
-/// The images are this lab's, and outlive a program: each story begins with none.
+/// The images are this testbed's, and outlive a program: each story begins with none.
 fn forget(cluster: &Cluster<'_>) -> Result<()> {
     for host in ["a", "b"] {
         for name in ["sessions.img", "sessions.img.mark"] {
-            match std::fs::remove_file(cluster.lab().node(host).home().join(name)) {
+            match std::fs::remove_file(cluster.testbed().node(host).home().join(name)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("{name}: {error}"),
                 _ => {}
             }
@@ -98,28 +99,28 @@ fn end(cluster: &Cluster<'_>) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     for host in ["a", "b"] {
-        let image = cluster.lab().node(host).home().join("sessions.img");
+        let image = cluster.testbed().node(host).home().join("sessions.img");
         ensure!(image.exists(), "host {host}: its image is gone");
     }
     forget(cluster)
 }
 
-/// The images of this lab that are on loop devices.
+/// The images of this testbed that are on loop devices.
 pub(super) fn attached(cluster: &Cluster<'_>) -> Result<Vec<String>> {
     let blocks = std::fs::read_dir("/sys/block")?.flatten();
     let files =
         blocks.filter_map(|block| std::fs::read_to_string(block.path().join("loop/backing_file")).ok());
-    let lab = cluster.dir().to_string_lossy().into_owned();
-    let here = cluster.lab().here().to_string_lossy().into_owned();
+    let testbed = cluster.dir().to_string_lossy().into_owned();
+    let here = cluster.testbed().here().to_string_lossy().into_owned();
     Ok(files
         .map(|file| file.trim().to_owned())
-        .filter(|file| file.starts_with(&lab) || file.starts_with(&here))
+        .filter(|file| file.starts_with(&testbed) || file.starts_with(&here))
         .collect())
 }
 
 /// Both primaries die, one after the other; then it is ended and begun again, and all of it is there.
 pub(super) fn outlive_two_primaries(cluster: &mut Cluster<'_>) -> Result<()> {
-    let plan = Plan::redis_with_data(cluster.lab())?;
+    let plan = Plan::redis_with_data(cluster.testbed())?;
     let (primary, backup) = up(cluster, &plan)?;
     let counter = count(cluster, CONNECTIONS)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
@@ -153,7 +154,7 @@ pub(super) fn outlive_two_primaries(cluster: &mut Cluster<'_>) -> Result<()> {
     cluster.await_status("no host knows the program", PATIENCE, |hosts| {
         (hosts.len() == 3 && hosts.iter().all(|host| host.vms.is_empty())).then_some(())
     })?;
-    let file = plan.write(cluster.lab())?;
+    let file = plan.write(cluster.testbed())?;
     cluster.dunlin(&primary, &["up", path(&file)?])?;
     let (first, _) = cluster.await_protected(NAME, PATIENCE)?;
     ensure!(
@@ -166,7 +167,7 @@ pub(super) fn outlive_two_primaries(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// All hosts die at once: what was acknowledged is there when they are back, on whichever host it begins again.
 pub(super) fn outlive_all_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
-    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.testbed())?)?;
     write(cluster)?;
     die_and_come_back(cluster)?;
     is_there(cluster, 1)?;
@@ -185,7 +186,7 @@ pub(super) fn outlive_all_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// A program that was ended on both hosts stays so, also where one of their daemons does not know it any more.
 pub(super) fn stay_ended(cluster: &mut Cluster<'_>) -> Result<()> {
-    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.testbed())?)?;
     write(cluster)?;
     // It closes the connection in place of an answer.
     ask(cluster, &["SHUTDOWN", "NOSAVE"], Duration::from_secs(2))?;
@@ -200,7 +201,7 @@ pub(super) fn stay_ended(cluster: &mut Cluster<'_>) -> Result<()> {
     ensure!(
         !events(cluster, &primary)?
             .iter()
-            .any(|event| event.kind == "cold-start"),
+            .any(|event| event.kind == EventKind::ColdStart),
         "it was begun again"
     );
     end(cluster)
@@ -208,7 +209,7 @@ pub(super) fn stay_ended(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// All hosts die while a copy is on its way: the image that it was to have is half of one.
 pub(super) fn torn_is_not_begun_from(cluster: &mut Cluster<'_>) -> Result<()> {
-    let (primary, backup) = up(cluster, &Plan::redis_with_data(cluster.lab())?)?;
+    let (primary, backup) = up(cluster, &Plan::redis_with_data(cluster.testbed())?)?;
     write(cluster)?;
     cluster.kill_host(&backup)?;
     super::stories::await_alone(cluster, &primary)?;
@@ -235,7 +236,7 @@ pub(super) fn torn_is_not_begun_from(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// What is agreed was in memory alone: a person says that all copies are dead, and begins it from what is there.
 pub(super) fn outlive_what_was_agreed(cluster: &mut Cluster<'_>) -> Result<()> {
-    let plan = Plan::redis_with_data(cluster.lab())?;
+    let plan = Plan::redis_with_data(cluster.testbed())?;
     up(cluster, &plan)?;
     write(cluster)?;
     die(cluster)?;
@@ -260,13 +261,13 @@ pub(super) fn outlive_what_was_agreed(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// Each is told in one line, before anything is begun.
 pub(super) fn cannot_be_had(cluster: &mut Cluster<'_>) -> Result<()> {
-    let plan = Plan::redis_with_data(cluster.lab())?;
+    let plan = Plan::redis_with_data(cluster.testbed())?;
     let refused = |lines: Vec<String>, words: &str| {
         let file = Plan {
             lines,
             command: plan.command.clone(),
         }
-        .write(cluster.lab())?;
+        .write(cluster.testbed())?;
         let output = cluster.output("a", &["up", path(&file)?])?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(
@@ -291,7 +292,7 @@ pub(super) fn cannot_be_had(cluster: &mut Cluster<'_>) -> Result<()> {
         with("data", "\"/no/such/sessions.img\""),
         "/no/such: No such file",
     )?;
-    let image = cluster.lab().node("b").home().join("sessions.img");
+    let image = cluster.testbed().node("b").home().join("sessions.img");
     std::fs::write(&image, vec![0; 1 << 20])?;
     refused(plan.lines.clone(), "it has 1 MiB and not 64, as data_mib says")?;
     forget(cluster)
@@ -318,7 +319,7 @@ fn die_and_come_back(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// A program that has ended on both hosts is begun again with what it had written.
 pub(super) fn outlive_a_restart(cluster: &mut Cluster<'_>) -> Result<()> {
-    let mut plan = Plan::redis_with_data(cluster.lab())?;
+    let mut plan = Plan::redis_with_data(cluster.testbed())?;
     let words: Vec<String> = plan.command.iter().map(|word| format!("'{word}'")).collect();
     // Not by an input: five seconds after the last one at least.
     let command = format!("{} & sleep 20; kill -9 $!; exit 1", words.join(" "));
@@ -338,7 +339,7 @@ pub(super) fn outlive_a_restart(cluster: &mut Cluster<'_>) -> Result<()> {
                 .iter()
                 .rev()
                 .take(40)
-                .any(|event| event.kind == "begun-again")
+                .any(|event| event.kind == EventKind::BegunAgain)
         };
         (has("a") || has("b")).then_some(())
     })?;

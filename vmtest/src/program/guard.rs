@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use super::holds::Holds;
 use super::stories::under_counted_load;
 use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
-use crate::cluster::{Cluster, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, in_a_testbed};
+use crate::testbed::TestbedSpec;
 
 /// The second take-over is by a copy of the copy that took over first.
 pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
@@ -37,13 +37,13 @@ pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
 /// # Errors
 /// When one does not go as it should; the daemons' logs are kept.
 pub fn joins(binary: &Path, times: usize) -> Result<String> {
-    in_a_lab("program-joins", &LabSpec::three_hosts(), binary, |cluster| {
+    in_a_testbed("program-joins", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         play_joins(cluster, times)
     })
 }
 
-/// A few of them, in a lab that runs.
+/// A few of them, in a testbed that runs.
 pub(super) fn few_joins(cluster: &mut Cluster<'_>) -> Result<()> {
     play_joins(cluster, 5).map(drop)
 }
@@ -51,12 +51,12 @@ pub(super) fn few_joins(cluster: &mut Cluster<'_>) -> Result<()> {
 fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
     /// The first ones may begin something that stays: a thread of a library, memory that is kept.
     const WARM: usize = 2;
-    let (mut primary, _) = up(cluster, &Plan::redis(cluster.lab())?)?;
+    let (mut primary, _) = up(cluster, &Plan::redis(cluster.testbed())?)?;
     let counter = count(cluster, CONNECTIONS)?;
     let mut first = None;
     for number in 1..=times {
         counter.await_more(ACKNOWLEDGED / 5, PATIENCE)?;
-        cluster.dunlin(&primary, &["failover", NAME])?;
+        cluster.dunlin(&primary, &["switchover", NAME])?;
         (primary, _) = cluster
             .await_take_over(NAME, &primary, PATIENCE)
             .with_context(|| format!("hand-over {number}"))?;

@@ -38,7 +38,10 @@ impl Holds {
     }
 
     fn of(cluster: &Cluster<'_>, host: &str) -> Result<Self> {
-        let (pid, node) = (cluster.pid(host).context("a daemon")?, cluster.lab().node(host));
+        let (pid, node) = (
+            cluster.pid(host).context("a daemon")?,
+            cluster.testbed().node(host),
+        );
         let entries = |of: &str| Ok::<_, std::io::Error>(fs::read_dir(format!("/proc/{pid}/{of}"))?.count());
         let processes = node.pids();
         let of_processes = processes

@@ -4,6 +4,7 @@
 //! * **Flow:** [`super::server`] in both copies -> clients that count -> a command that makes it misbehave -> what is told.
 //! * **Not here:** hosts that die (`stories`), unmodified servers (`services`).
 
+use dunlin_api::{EventKind, State};
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ pub(super) fn count(cluster: &Cluster<'_>) -> Result<Counter> {
         together: false,
         give_up: PATIENCE,
     };
-    Counter::start(cluster.lab().node("client"), &spec)
+    Counter::start(cluster.testbed().node("client"), &spec)
 }
 
 /// One command from the client's network; nothing where there was no answer.
@@ -51,7 +52,7 @@ pub(super) fn ask(
     words: &'static [&'static str],
     within: Duration,
 ) -> Result<Option<Answer>> {
-    let asked = cluster.lab().node("client").spawn("odd", move || {
+    let asked = cluster.testbed().node("client").spawn("odd", move || {
         Connection::open(service(), PATIENCE)?.ask(words, within)
     })?;
     let answer = asked
@@ -63,7 +64,9 @@ pub(super) fn ask(
 /// What a host has told of this program: the one before it had the same name, and is forgotten.
 pub(super) fn events(cluster: &Cluster<'_>, host: &str) -> Result<Vec<Event>> {
     let mut events = cluster.events(host)?;
-    let before = events.iter().rposition(|event| event.kind == "forgotten");
+    let before = events
+        .iter()
+        .rposition(|event| event.kind == EventKind::Forgotten);
     events.drain(..before.map_or(0, |last| last + 1));
     Ok(events)
 }
@@ -83,7 +86,7 @@ pub(super) fn failed_on_both(cluster: &Cluster<'_>, words: &str) -> Result<()> {
         let says = |name: &str| {
             let host = hosts.iter().find(|host| host.host == name);
             host.and_then(|host| host.vm(NAME))
-                .is_some_and(|vm| vm.state.starts_with("failed: ") && vm.state.contains(words))
+                .is_some_and(|vm| vm.state == State::Failed && vm.why.contains(words))
         };
         (says("a") && says("b")).then_some(())
     })
@@ -99,7 +102,7 @@ pub(super) fn forks(cluster: &mut Cluster<'_>) -> Result<()> {
     ensure!(
         !events(cluster, &primary)?
             .iter()
-            .any(|event| event.kind == "backup-lost" && event.text.contains("something else")),
+            .any(|event| event.kind == EventKind::BackupLost && event.text.contains("something else")),
         "pids differ"
     );
     cluster.kill_host(&primary)?;
@@ -167,8 +170,8 @@ pub(super) fn reads_the_tsc(cluster: &mut Cluster<'_>) -> Result<()> {
         !events.iter().any(|event| event.text.contains("..|")),
         "no event has a byte of an answer"
     );
-    let matched = super::figure(cluster, &primary, "matched")?;
-    let differing = super::figure(cluster, &primary, "differing")?;
+    let matched = super::figure(cluster, &primary, |program| program.matched)?;
+    let differing = super::figure(cluster, &primary, |program| program.differing)?;
     ensure!(
         matched > 0 && differing > 0,
         "{matched} equal, {differing} differing"
@@ -246,7 +249,7 @@ pub(super) fn fills_its_memory(cluster: &mut Cluster<'_>) -> Result<()> {
             "cpus = 1.5".to_owned(),
         ],
     )?;
-    let file = plan.write(cluster.lab())?;
+    let file = plan.write(cluster.testbed())?;
     let file = super::path(&file)?;
     let found = cluster.output("a", &["check", file])?;
     let said = String::from_utf8_lossy(&found.stdout).into_owned();
@@ -271,7 +274,7 @@ pub(super) fn fills_its_memory(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// `dunlin exec`: in the copy, as its user, with its exit code; and what it changes there is in one copy alone.
 pub(super) fn visitors(cluster: &mut Cluster<'_>) -> Result<()> {
-    let (primary, backup) = up(cluster, &Plan::redis(cluster.lab())?)?;
+    let (primary, backup) = up(cluster, &Plan::redis(cluster.testbed())?)?;
     let run = |host: &str, words: &[&str]| cluster.output(host, &[&["exec", NAME, "--"], words].concat());
     let of = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
     for (host, role) in [(&primary, "primary"), (&backup, "backup")] {
@@ -364,7 +367,7 @@ fn await_that(what: &str, looks: &dyn Fn() -> Result<bool>, wanted: bool) -> Res
 /// `dunlin logs --follow`: what is printed comes, line by line.
 pub(super) fn follows_logs(cluster: &mut Cluster<'_>) -> Result<()> {
     let command = "exec 3>&1; n=0; (while sleep 0.2; do n=$((n+1)); echo line $n; done) & exec ";
-    let redis = Plan::redis(cluster.lab())?;
+    let redis = Plan::redis(cluster.testbed())?;
     let words: Vec<String> = redis.command.iter().map(|word| format!("'{word}'")).collect();
     let plan = Plan {
         command: Plan::shell(&format!("{command}{}", words.join(" "))).command,
@@ -393,7 +396,7 @@ pub(super) fn follows_logs(cluster: &mut Cluster<'_>) -> Result<()> {
 /// Limits hold for a copy that was brought in while the program ran.
 pub(super) fn a_new_copy_is_limited(cluster: &mut Cluster<'_>) -> Result<()> {
     let plan = Plan::odd("threads", &[format!("memory_mib = {MEMORY_MIB}")])?;
-    let file = plan.write(cluster.lab())?;
+    let file = plan.write(cluster.testbed())?;
     let found = cluster.output("a", &["check", super::path(&file)?])?;
     if !String::from_utf8_lossy(&found.stdout).contains("limits: a control group can be made") {
         return Ok(());
@@ -403,7 +406,7 @@ pub(super) fn a_new_copy_is_limited(cluster: &mut Cluster<'_>) -> Result<()> {
     await_alone(cluster, &primary)?;
     cluster.start_host(&backup)?;
     cluster.await_protected(NAME, PATIENCE)?;
-    cluster.dunlin(&primary, &["failover", NAME])?;
+    cluster.dunlin(&primary, &["switchover", NAME])?;
     cluster.await_take_over(NAME, &primary, PATIENCE)?;
     ask(cluster, &["EAT", "512"], Duration::from_secs(5))?;
     told(cluster, &backup, &[&format!("memory_mib = {MEMORY_MIB}")])?;

@@ -12,11 +12,11 @@ use anyhow::{Context, Result, ensure};
 use super::{CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
 use crate::client::Boots;
 use crate::client::registers::Registers;
-use crate::cluster::in_a_lab;
+use crate::cluster::in_a_testbed;
 use crate::demo::service;
-use crate::lab::LabSpec;
 use crate::linear;
 use crate::random::Random;
+use crate::testbed::TestbedSpec;
 
 /// Who uses the registers.
 const READERS: u64 = 4;
@@ -29,12 +29,12 @@ const REST_MS: u64 = 2_000;
 /// When something does not go as it should; the daemons' logs are kept, and the history beside them.
 pub fn run(binary: &Path, kills: u32, seed: u64, say: &mut dyn FnMut(&str)) -> Result<String> {
     let checker = linear::checker()?;
-    in_a_lab("program-kills", &LabSpec::three_hosts(), binary, |cluster| {
+    in_a_testbed("program-kills", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         let mut random = Random::new(seed);
-        let (mut primary, mut backup) = up(cluster, &Plan::redis(cluster.lab())?)?;
+        let (mut primary, mut backup) = up(cluster, &Plan::redis(cluster.testbed())?)?;
         let counter = count(cluster, CONNECTIONS)?;
-        let client = cluster.lab().node("client");
+        let client = cluster.testbed().node("client");
         let registers = Registers::start(client, service(), READERS, PATIENCE, &Boots::never())?;
         let mut killed = [0_u32; 3];
         for number in 1..=kills {

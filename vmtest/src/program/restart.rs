@@ -5,6 +5,7 @@
 //! * **Flow:** [`super::server`] is told to end in a while, so that no input is to blame -> both copies end -> status and events.
 //! * **Not here:** the rest between two beginnings (a test of the node's), programs whose hosts die (`stories`).
 
+use dunlin_api::{EventKind, Role, State};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -55,13 +56,13 @@ fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str
         told(cluster, host, &[words, "it is begun again, after 1 s at least"])?;
     }
     let poison = events(cluster, &host)?;
-    ensure!(!poison.iter().any(|event| event.kind == "poison-input"));
+    ensure!(!poison.iter().any(|event| event.kind == EventKind::PoisonInput));
     cluster
         .await_protected(NAME, PATIENCE)
         .context("a second copy of it")?;
     // It is a new one, and survives its host.
     ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(1)));
-    cluster.dunlin(&host, &["failover", NAME])?;
+    cluster.dunlin(&host, &["switchover", NAME])?;
     cluster.await_take_over(NAME, &host, PATIENCE)?;
     ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(2)));
     down(cluster, "c")
@@ -70,7 +71,7 @@ fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str
 /// A copy has ended by itself.
 fn has_ended(cluster: &Cluster<'_>) -> Result<()> {
     cluster.await_status("a copy has ended", PATIENCE, |hosts| {
-        let ended = |state: &str| state.starts_with("failed: ") || state.starts_with("restarting: ");
+        let ended = |state: &State| matches!(state, State::Failed | State::Restarting);
         let mut vms = hosts.iter().filter_map(|host| host.vm(NAME));
         vms.any(|vm| ended(&vm.state)).then_some(())
     })
@@ -81,16 +82,16 @@ fn is_begun_again(cluster: &Cluster<'_>) -> Result<String> {
     let host = cluster.await_status("the program is begun again", PATIENCE, |hosts| {
         let has = |host: &str| {
             let events = events(cluster, host).unwrap_or_default();
-            events.iter().any(|event| event.kind == "begun-again")
+            events.iter().any(|event| event.kind == EventKind::BegunAgain)
         };
         let hosts = hosts.iter().map(|host| host.host.clone());
         hosts.into_iter().find(|host| host != "c" && has(host))
     })?;
     cluster.await_status("it serves", PATIENCE, |hosts| {
         let vm = hosts.iter().find(|known| known.host == host)?.vm(NAME)?;
-        (vm.role == "primary" && ["alone", "running"].contains(&&*vm.state)).then_some(())
+        (vm.role == Role::Primary && matches!(vm.state, State::Alone | State::Running)).then_some(())
     })?;
-    ensure!(figure(cluster, &host, "begun_again")? == 1);
+    ensure!(figure(cluster, &host, |program| program.begun_again)? == 1);
     Ok(host)
 }
 
@@ -126,7 +127,7 @@ pub(super) fn not_after_down(cluster: &mut Cluster<'_>) -> Result<()> {
         let waits = |name: &str| {
             let host = hosts.iter().find(|host| host.host == name);
             let vm = host.and_then(|host| host.vm(NAME));
-            vm.is_some_and(|vm| vm.state.starts_with("restarting: "))
+            vm.is_some_and(|vm| vm.state == State::Restarting)
         };
         (waits("a") && waits("b")).then_some(())
     })?;

@@ -38,12 +38,12 @@ fn put(root: &Path, from: &str, to: &str) -> Result<()> {
 }
 
 pub(super) fn is_its_own(cluster: &mut Cluster<'_>) -> Result<()> {
-    let root = cluster.lab().dir().join("a-root");
+    let root = cluster.testbed().dir().join("a-root");
     fs::create_dir_all(&root)?;
-    let mut plan = Plan::redis(cluster.lab())?;
+    let mut plan = Plan::redis(cluster.testbed())?;
     SERVER.clone_into(&mut plan.command[0]);
     plan.lines.push(format!("root = {root:?}"));
-    let refused = cluster.output("a", &["up", path(&plan.write(cluster.lab())?)?])?;
+    let refused = cluster.output("a", &["up", path(&plan.write(cluster.testbed())?)?])?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
         refused.status.code() == Some(2)

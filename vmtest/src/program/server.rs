@@ -4,13 +4,14 @@
 //!   can check it, and the commands of [`answer`].
 //! * **Not here:** what is expected of whom (`oddities`).
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -78,7 +79,7 @@ fn serve(stream: TcpStream, values: &Values, listener: i32) -> Result<()> {
 }
 
 fn answer(words: &[String], values: &Values, listener: i32) -> Result<String> {
-    let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut values = values.lock();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words[..] {
         ["INCR", key] => {

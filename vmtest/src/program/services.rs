@@ -17,11 +17,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up, user};
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, in_a_lab};
+use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
 use crate::image::roots::{self, Root};
-use crate::lab::{Lab, LabSpec, Node};
 use crate::paths;
+use crate::testbed::{Node, Testbed, TestbedSpec};
 use clients::{FILES, Open, Others, body};
 use ledger::Kind;
 
@@ -46,7 +46,7 @@ struct Service {
     name: &'static str,
     speech: Speech,
     clients: usize,
-    plan: fn(&Lab, u16) -> Result<Option<Plan>>,
+    plan: fn(&Testbed, u16) -> Result<Option<Plan>>,
 }
 
 const SERVICES: [Service; 9] = [
@@ -137,32 +137,37 @@ pub fn run(binary: &Path, named: &[String], kills: u32, say: &mut dyn FnMut(&str
         );
     }
     let mut played = 0;
-    in_a_lab("program-services", &LabSpec::three_hosts(), binary, |cluster| {
-        cluster.start_hosts()?;
-        for service in SERVICES
-            .iter()
-            .filter(|service| named.is_empty() || named.iter().any(|name| name == service.name))
-        {
-            let Some(plan) = (service.plan)(cluster.lab(), PORT)? else {
-                say(&format!(
-                    "program-services: {} cannot be played on this machine: not played",
-                    service.name
-                ));
-                continue;
-            };
-            let line = play(cluster, service, &plan, kills).with_context(|| service.name.to_owned())?;
-            say(&format!("program-services: {}: {line}", service.name));
-            played += 1;
-        }
-        Ok(())
-    })?;
+    in_a_testbed(
+        "program-services",
+        &TestbedSpec::three_hosts(),
+        binary,
+        |cluster| {
+            cluster.start_hosts()?;
+            for service in SERVICES
+                .iter()
+                .filter(|service| named.is_empty() || named.iter().any(|name| name == service.name))
+            {
+                let Some(plan) = (service.plan)(cluster.testbed(), PORT)? else {
+                    say(&format!(
+                        "program-services: {} cannot be played on this machine: not played",
+                        service.name
+                    ));
+                    continue;
+                };
+                let line = play(cluster, service, &plan, kills).with_context(|| service.name.to_owned())?;
+                say(&format!("program-services: {}: {line}", service.name));
+                played += 1;
+            }
+            Ok(())
+        },
+    )?;
     ensure!(played > 0, "none of these programs is on this machine");
     Ok(played)
 }
 
 fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -> Result<String> {
     let (mut primary, _) = up(cluster, plan)?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     let clients = Clients::start(client, service)?;
     let (begun, mut gaps_ms, mut losses) = (Instant::now(), Vec::new(), Losses::default());
     for number in 1..=kills {
@@ -194,7 +199,7 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
         losses.look(cluster, &primary)?;
     }
     let watched = begun.elapsed();
-    let said = clients.finish(cluster.lab().node("client"), service)?;
+    let said = clients.finish(cluster.testbed().node("client"), service)?;
     down(cluster, &primary)?;
     let worst = gaps_ms.iter().max().copied().unwrap_or_default();
     let differed = match service.may_differ() {
@@ -272,7 +277,7 @@ fn plan(port: u16, command: &[&str], more: &[&str]) -> Plan {
     }
 }
 
-pub(super) fn memcached(_: &Lab, port: u16) -> Result<Option<Plan>> {
+pub(super) fn memcached(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     // Its clock: items do not expire here. Threads: the order of reading is not the order of work, so each connection's key is its own.
     let program = installed("memcached");
     let at = port.to_string();
@@ -285,16 +290,16 @@ pub(super) fn memcached(_: &Lab, port: u16) -> Result<Option<Plan>> {
     }))
 }
 
-pub(super) fn nginx(lab: &Lab, port: u16) -> Result<Option<Plan>> {
+pub(super) fn nginx(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
     let Some(program) = installed("nginx") else {
         return Ok(None);
     };
-    let root = lab.dir().join("www");
+    let root = testbed.dir().join("www");
     std::fs::create_dir_all(&root)?;
     for (number, bytes) in FILES.iter().enumerate() {
         std::fs::write(root.join(format!("{number}")), body(number, *bytes))?;
     }
-    let file = lab.dir().join(format!("nginx-{port}.conf"));
+    let file = testbed.dir().join(format!("nginx-{port}.conf"));
     // Its answers tell the second (`Date`): the agreed one.
     let text = format!(
         "daemon off; user root; worker_processes 2; pid /tmp/nginx-{port}.pid; error_log stderr;\n\
@@ -318,8 +323,8 @@ fn sources() -> PathBuf {
 }
 
 /// A static one: no libc that anything could be preloaded into.
-fn go(lab: &Lab, port: u16) -> Result<Option<Plan>> {
-    let program = lab.dir().join("counter");
+fn go(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
+    let program = testbed.dir().join("counter");
     let built = Command::new("go")
         .args(["build", "-o"])
         .args([&program, Path::new(".")])
@@ -339,7 +344,7 @@ fn go(lab: &Lab, port: u16) -> Result<Option<Plan>> {
     )))
 }
 
-pub(super) fn node(_: &Lab, port: u16) -> Result<Option<Plan>> {
+pub(super) fn node(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let script = sources().join("counter.js");
     let script = script.to_str().context("a path of text")?.to_owned();
     Ok(installed("node").map(|program| plan(port, &[&program, &script, &port.to_string()], &[])))
@@ -356,7 +361,7 @@ fn in_its_root(root: &Root, port: u16, command: &[&str], more: &[&str]) -> Resul
 }
 
 /// Its pages are made by one of four processes: which one is nobody's business, since the session's file has the count.
-fn lighttpd(_: &Lab, port: u16) -> Result<Option<Plan>> {
+fn lighttpd(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let command = ["/usr/sbin/lighttpd", "-D", "-f", "/etc/dunlin/lighttpd.conf"];
     let more = ["user = \"root\"", "order = \"answer\"", "patience_ms = 200"];
     in_its_root(&roots::PHP, port, &command, &more).map(Some)
@@ -370,7 +375,7 @@ const FOR_A_DATABASE: [&str; 4] = [
     "scratch_mib = 512",
 ];
 
-fn mariadb(_: &Lab, port: u16) -> Result<Option<Plan>> {
+fn mariadb(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let command = [
         "/usr/sbin/mariadbd",
         "--no-defaults",
@@ -389,7 +394,7 @@ fn mariadb(_: &Lab, port: u16) -> Result<Option<Plan>> {
 }
 
 /// It refuses to be root. Where a program of another user cannot be copied it is played only by a CRIU that somebody has named, who knows why.
-fn postgresql(_: &Lab, port: u16) -> Result<Option<Plan>> {
+fn postgresql(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     if user().contains("root") && std::env::var_os("DUNLIN_CRIU").is_none() {
         return Ok(None);
     }

@@ -1,5 +1,6 @@
-//! What may happen to a bare program on two hosts, one story after the other in one lab.
+//! What may happen to a bare program on two hosts, one story after the other in one testbed.
 
+use dunlin_api::State;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -11,9 +12,9 @@ use super::{
     restart, root, time, up,
 };
 use crate::client::{Connection, Counter};
-use crate::cluster::{Cluster, in_a_lab};
+use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 /// Starts of both copies in one story: more than what [`Holds`] takes for no leak.
 const STARTS: usize = 20;
@@ -22,7 +23,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
-/// What is played in one lab, one after the other.
+/// What is played in one testbed, one after the other.
 const STORIES: [Story; 37] = [
     ("two primaries die, one after the other", guard::two_die),
     ("hand-over after hand-over", guard::few_joins),
@@ -96,12 +97,15 @@ pub fn run(binary: &std::path::Path, named: Option<&str>) -> Result<usize> {
         "no story of bare programs has {named:?} in its name"
     );
     if !stories.is_empty() {
-        in_a_lab("program-stories", &LabSpec::three_hosts(), binary, |cluster| {
-            play(cluster, &stories)
-        })?;
+        in_a_testbed(
+            "program-stories",
+            &TestbedSpec::three_hosts(),
+            binary,
+            |cluster| play(cluster, &stories),
+        )?;
     }
     if !of_data.is_empty() {
-        in_a_lab("program-data", &LabSpec::three_hosts(), binary, |cluster| {
+        in_a_testbed("program-data", &TestbedSpec::three_hosts(), binary, |cluster| {
             cluster.use_disks()?;
             play(cluster, &of_data)
         })?;
@@ -137,7 +141,7 @@ pub(super) fn under_counted_load(
     cluster: &mut Cluster<'_>,
     happens: impl FnOnce(&mut Cluster<'_>, &str, &str, &Counter) -> Result<()>,
 ) -> Result<()> {
-    let plan = Plan::redis(cluster.lab())?;
+    let plan = Plan::redis(cluster.testbed())?;
     under_load_of(&plan, cluster, happens)
 }
 
@@ -177,7 +181,7 @@ fn daemon_dies(cluster: &mut Cluster<'_>) -> Result<()> {
     under_load(cluster, |cluster, primary, _| {
         cluster.kill_daemon(primary)?;
         cluster.await_take_over(NAME, primary, PATIENCE)?;
-        let left = cluster.lab().node(primary).pids();
+        let left = cluster.testbed().node(primary).pids();
         ensure!(left.is_empty(), "host {primary}: processes {left:?}");
         Ok(())
     })
@@ -210,7 +214,7 @@ fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
 
 fn hands_over(cluster: &mut Cluster<'_>) -> Result<()> {
     under_load(cluster, |cluster, primary, _| {
-        cluster.dunlin(primary, &["failover", NAME])?;
+        cluster.dunlin(primary, &["switchover", NAME])?;
         cluster.await_take_over(NAME, primary, PATIENCE).map(drop)
     })
 }
@@ -225,10 +229,10 @@ fn daemon_ends(cluster: &mut Cluster<'_>) -> Result<()> {
 /// The copies have clocks of their own: a client that asks for the time makes them differ. The service goes on, and says that it is
 /// not protected, and why.
 fn differs(cluster: &mut Cluster<'_>) -> Result<()> {
-    let mut plan = Plan::redis(cluster.lab())?;
+    let mut plan = Plan::redis(cluster.testbed())?;
     plan.lines.push("clock = \"own\"".to_owned());
     under_load_of(&plan, cluster, |cluster, primary, _, _| {
-        let asked = cluster.lab().node("client").spawn("time", || {
+        let asked = cluster.testbed().node("client").spawn("time", || {
             let mut connection = Connection::open(service(), PATIENCE)?;
             let microseconds = "return redis.call('TIME')[2]";
             connection.ask(&["EVAL", microseconds, "0"], PATIENCE).map(drop)
@@ -249,7 +253,7 @@ fn differs(cluster: &mut Cluster<'_>) -> Result<()> {
 
 /// Many copies begin and end: no process, card or file of theirs stays, and none of the daemons keeps a descriptor, a thread or a mount.
 fn leaves_nothing(cluster: &mut Cluster<'_>) -> Result<()> {
-    let plan = Plan::redis(cluster.lab())?;
+    let plan = Plan::redis(cluster.testbed())?;
     let mut first = None;
     for number in 1..=STARTS {
         up(cluster, &plan).with_context(|| format!("start {number}"))?;
@@ -273,7 +277,7 @@ pub(super) fn await_alone(cluster: &Cluster<'_>, primary: &str) -> Result<()> {
     cluster.await_status("the program runs alone", PATIENCE, |hosts| {
         let host = hosts.iter().find(|host| host.host == primary)?;
         host.vm(NAME)
-            .is_some_and(|vm| vm.state == "alone" && !vm.protected)
+            .is_some_and(|vm| vm.state == State::Alone && !vm.protected)
             .then_some(())
     })
 }
@@ -289,7 +293,7 @@ fn does_not_serve(cluster: &mut Cluster<'_>) -> Result<()> {
         ("kill -11 $$", "was ended by signal 11"),
     ];
     for (command, words) in cases {
-        let file = Plan::shell(command).write(cluster.lab())?;
+        let file = Plan::shell(command).write(cluster.testbed())?;
         let output = cluster.output("a", &["up", path(&file)?])?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(
@@ -301,7 +305,7 @@ fn does_not_serve(cluster: &mut Cluster<'_>) -> Result<()> {
             let failed = |name: &str| {
                 let host = hosts.iter().find(|host| host.host == name);
                 host.and_then(|host| host.vm(NAME))
-                    .is_some_and(|vm| vm.state.starts_with("failed: "))
+                    .is_some_and(|vm| vm.state == State::Failed)
             };
             (failed("a") && failed("b")).then_some(())
         })?;
@@ -311,7 +315,7 @@ fn does_not_serve(cluster: &mut Cluster<'_>) -> Result<()> {
         command: vec!["/no/such/server".to_owned()],
         lines: Vec::new(),
     };
-    let file = nowhere.write(cluster.lab())?;
+    let file = nowhere.write(cluster.testbed())?;
     let output = cluster.output("a", &["up", path(&file)?])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(

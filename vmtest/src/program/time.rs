@@ -5,6 +5,7 @@
 //! * **Flow:** redis on two hosts -> clients ask it for its `TIME` and have it draw by `SPOP`, others count on one key -> SIGKILL to the
 //!   primary's host -> a copy comes to the host that is back -> again. The same with nginx, and TLS handshakes. * **Not here:** what a program reads its clock from (`node/tests/program_clock.rs`).
 
+use dunlin_api::{Event, EventKind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
 use crate::client::{Answer, Connection};
 use crate::cluster::Cluster;
 use crate::demo::service;
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// Who asks for the time: with those who count there are fifty clients.
 const ASKERS: usize = 50 - CONNECTIONS;
@@ -34,11 +35,11 @@ const DRAW: &str =
 const HANDSHAKES: usize = 12;
 
 pub(super) fn is_told_alike(cluster: &mut Cluster<'_>) -> Result<()> {
-    play(cluster, Plan::redis(cluster.lab())?, false)
+    play(cluster, Plan::redis(cluster.testbed())?, false)
 }
 
 pub(super) fn is_drawn_alike(cluster: &mut Cluster<'_>) -> Result<()> {
-    let mut plan = Plan::redis(cluster.lab())?;
+    let mut plan = Plan::redis(cluster.testbed())?;
     plan.lines.push("chance = \"agreed\"".to_owned());
     play(cluster, plan, true)
 }
@@ -47,7 +48,7 @@ fn play(cluster: &mut Cluster<'_>, plan: Plan, draws: bool) -> Result<()> {
     let since_ms = now_ms()?;
     let (mut primary, _) = up(cluster, &plan)?;
     let counter = count(cluster, CONNECTIONS)?;
-    let askers = Askers::start(cluster.lab().node("client"), draws)?;
+    let askers = Askers::start(cluster.testbed().node("client"), draws)?;
     for number in 1..=KILLS {
         counter.await_more(ACKNOWLEDGED, PATIENCE)?;
         askers.await_more(ACKNOWLEDGED)?;
@@ -102,7 +103,7 @@ pub(super) fn shakes_hands_alike(cluster: &mut Cluster<'_>) -> Result<()> {
 fn shake_hands(cluster: &Cluster<'_>) -> Result<()> {
     let url = format!("https://{}/", service());
     for number in 1..=HANDSHAKES {
-        let mut curl = cluster.lab().node("client").command("curl")?;
+        let mut curl = cluster.testbed().node("client").command("curl")?;
         let said = curl.args(["-sk", "--max-time", "60", &url]).output()?;
         let hello = said.status.success() && said.stdout == b"hello";
         ensure!(hello, "handshake {number}: {said:?}");
@@ -111,7 +112,7 @@ fn shake_hands(cluster: &Cluster<'_>) -> Result<()> {
 }
 
 fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Plan> {
-    let folder = cluster.lab().dir();
+    let folder = cluster.testbed().dir();
     let at = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let made = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
@@ -152,9 +153,10 @@ fn now_ms() -> Result<u64> {
 /// Since then, by a host's events, which it keeps over restarts.
 fn no_difference(cluster: &Cluster<'_>, primary: &str, since_ms: u64) -> Result<()> {
     let events = cluster.events(primary)?.into_iter();
-    let differs = |kind: &str, text: &str| kind == "backup-lost" && text.contains("something else");
+    let differs =
+        |event: &Event| event.kind == EventKind::BackupLost && event.text.contains("something else");
     let lost: Vec<String> = events
-        .filter(|event| event.time_ms >= since_ms && differs(&event.kind, &event.text))
+        .filter(|event| event.time_ms >= since_ms && differs(event))
         .map(|event| event.text)
         .collect();
     ensure!(lost.is_empty(), "host {primary}: {lost:?}");

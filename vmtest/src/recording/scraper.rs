@@ -3,9 +3,10 @@
 //! Beside the hosts' own figures it records `up` (as Prometheus would), how many answers the clients had, and when the
 //! story's steps began.
 
+use parking_lot::{Condvar, Mutex};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{ANSWERS, EVERY, Recording, STEP, UP};
 use crate::cluster::scrape;
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// The job that the hosts are in, as in docs/monitoring.md.
 const JOB: &str = "dunlin";
@@ -64,15 +65,13 @@ impl Scraper {
 
     /// Waits for so many further looks.
     pub(super) fn await_looks(&self, more: u64) -> Result<()> {
-        let made = self.looks.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.looks.made.lock();
         let goal = *made + more;
         let at_most = Duration::from_secs(EVERY * more) + LATE;
-        let waited = self
-            .looks
+        self.looks
             .one_more
-            .wait_timeout_while(made, at_most, |made| *made < goal);
-        let (_made, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        ensure!(!timeout.timed_out(), "nobody looks at the metrics any more");
+            .wait_while_for(&mut made, |made| *made < goal, at_most);
+        ensure!(*made >= goal, "nobody looks at the metrics any more");
         Ok(())
     }
 
@@ -130,7 +129,7 @@ fn record(hosts: &[(String, SocketAddr)], told: &Receiver<Word>, looks: &Looks) 
             let at = at.duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
             recording.set(look, STEP, &[("step", &name)], at as f64 / 1e3);
         }
-        *looks.made.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *looks.made.lock() += 1;
         looks.one_more.notify_all();
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::World;
 use super::secrets::Secrets;
 use crate::cluster::{Cluster, VmPlan};
-use crate::lab::{Lab, LabSpec};
+use crate::testbed::{Testbed, TestbedSpec};
 use crate::traces;
 
 /// A command that refuses must do so within this time.
@@ -93,12 +93,12 @@ const HOST_MISTAKES: [(&str, &str, Damage, &str); 4] = [
     ),
 ];
 
-/// Runs the whole table in one lab. Returns how many mistakes were refused, and a line for each that was not.
+/// Runs the whole table in one testbed. Returns how many mistakes were refused, and a line for each that was not.
 pub fn run(world: &World) -> Result<(usize, Vec<String>)> {
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     let mut table = Table::default();
     {
-        let mut cluster = Cluster::init(&lab, &world.dunlin, &["a", "b", "c"])?;
+        let mut cluster = Cluster::init(&testbed, &world.dunlin, &["a", "b", "c"])?;
         let played = mistakes(&mut cluster, world, &mut table);
         table.note("the table itself", played);
         if !table.failures.is_empty() {
@@ -108,7 +108,7 @@ pub fn run(world: &World) -> Result<(usize, Vec<String>)> {
                 .extend(kept.map(|dir| format!("logs are in {}", dir.display())));
         }
     }
-    lab.close()?;
+    testbed.close()?;
     Ok((table.passed, table.failures))
 }
 
@@ -128,7 +128,7 @@ impl Table {
 }
 
 fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Result<()> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     for (name, file, damage, word) in HOST_MISTAKES {
         table.note(name, host_mistake(cluster, file, damage, word));
     }
@@ -146,10 +146,10 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
         disk_mib: Some(16),
         ..VmPlan::redis("plover")
     };
-    let good = plan.write(lab, &world.image)?;
+    let good = plan.write(testbed, &world.image)?;
     let text = fs::read_to_string(&good)?;
     for (name, damage, word) in VM_MISTAKES {
-        let file = lab.dir().join(format!("{name}.toml"));
+        let file = testbed.dir().join(format!("{name}.toml"));
         fs::write(&file, damage(&text))?;
         ensure!(
             damage(&text) != text,
@@ -159,7 +159,7 @@ fn mistakes(cluster: &mut Cluster<'_>, world: &World, table: &mut Table) -> Resu
     }
     table.note(
         "missing-vm-file",
-        up_refused(cluster, &lab.dir().join("no-such-vm.toml"), "no-such-vm"),
+        up_refused(cluster, &testbed.dir().join("no-such-vm.toml"), "no-such-vm"),
     );
     table.note(
         "down-unknown-vm",
@@ -216,7 +216,7 @@ fn up_refused(cluster: &Cluster<'_>, file: &Path, word: &str) -> Result<()> {
 /// Runs a daemon that is expected to refuse.
 fn run_host(cluster: &Cluster<'_>, host: &str, file: &Path) -> Result<Output> {
     let mut child = cluster
-        .lab()
+        .testbed()
         .node(host)
         .command(cluster.binary())?
         .arg("host")
@@ -252,7 +252,7 @@ fn host_mistake(cluster: &Cluster<'_>, file: &str, damage: Damage, word: &str) -
     fs::write(&path, text)?;
     result?;
     ensure!(
-        cluster.lab().node("b").pids().is_empty(),
+        cluster.testbed().node("b").pids().is_empty(),
         "refused, but left processes"
     );
     Ok(())
@@ -265,7 +265,7 @@ fn address_in_use(cluster: &Cluster<'_>) -> Result<()> {
 
 /// Host b has another QEMU: a copy of this machine's whose distribution's version, wherever it stands in it, is one off.
 fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     let found = std::process::Command::new("sh")
         .args(["-c", "command -v qemu-system-x86_64"])
         .output()?;
@@ -285,7 +285,7 @@ fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
     );
     for (host, wanted) in [("a", version), ("b", &other)] {
         // QEMU looks for its firmware and modules beside itself.
-        let home = lab.node(host).home().join("other");
+        let home = testbed.node(host).home().join("other");
         fs::create_dir_all(home.join("bin"))?;
         for place in ["lib", "share"] {
             std::os::unix::fs::symlink(Path::new("/usr").join(place), home.join(place))?;
@@ -304,9 +304,9 @@ fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
         fs::write(&file, bytes)?;
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
     }
-    let file = lab.dir().join("other-qemu.toml");
+    let file = testbed.dir().join("other-qemu.toml");
     // Each host sees its own directory there.
-    let path = lab.here().join("other/bin/qemu-system-x86_64");
+    let path = testbed.here().join("other/bin/qemu-system-x86_64");
     let line = format!("[vm]\nqemu = \"{}\"", path.display());
     fs::write(&file, text.replacen("[vm]", &line, 1))?;
     up_refused(cluster, &file, &other)
@@ -315,7 +315,7 @@ fn other_qemu(cluster: &Cluster<'_>, text: &str) -> Result<()> {
 /// What a VM's hosts lack is said before anything is started, whichever host lacks it.
 fn checked(cluster: &mut Cluster<'_>, good: &Path, text: &str) -> Result<()> {
     check(cluster, good, 0, "disk")?;
-    let file = cluster.lab().dir().join("check.toml");
+    let file = cluster.testbed().dir().join("check.toml");
     fs::write(&file, text.replace("bridge = \"br0\"", "bridge = \"br-none\""))?;
     check(
         cluster,
@@ -323,7 +323,7 @@ fn checked(cluster: &mut Cluster<'_>, good: &Path, text: &str) -> Result<()> {
         1,
         "MISSING host b: bridge: there is no interface \"br-none\"",
     )?;
-    let disk = cluster.lab().node("b").home().join("redis.img");
+    let disk = cluster.testbed().node("b").home().join("redis.img");
     let bytes = fs::metadata(&disk)?.len();
     fs::File::options().write(true).open(&disk)?.set_len(2 * bytes)?;
     let other_size = format!("{bytes} bytes on host a, {} bytes on host b", 2 * bytes);
@@ -355,7 +355,7 @@ fn check(cluster: &Cluster<'_>, file: &Path, code: i32, words: &str) -> Result<(
 
 /// A second VM on a disk that the first one runs with.
 fn disk_of_another(cluster: &Cluster<'_>, text: &str) -> Result<()> {
-    let file = cluster.lab().dir().join("disk-of-another.toml");
+    let file = cluster.testbed().dir().join("disk-of-another.toml");
     fs::write(&file, text.replacen("name = \"redis\"", "name = \"second\"", 1))?;
     let output = cluster.output("a", &["up", &file.to_string_lossy()])?;
     refused(&output, "redis.img")?;
@@ -425,7 +425,7 @@ fn stranger(
     damage: fn(&Cluster<'_>, &Path) -> Result<()>,
     words: &str,
 ) -> Result<()> {
-    let foreign = cluster.lab().dir().join("foreign");
+    let foreign = cluster.testbed().dir().join("foreign");
     if !foreign.exists() {
         let hosts = ["a=10.77.1.1:7700", "b=10.77.1.2:7700", "c=10.77.1.3:7700"];
         let mut init = std::process::Command::new(&world.dunlin);

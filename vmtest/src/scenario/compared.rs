@@ -6,19 +6,19 @@
 //!   `verify-disk --repair` -> equal -> the backup's host dies, silence -> it returns -> equal.
 //! * **Not here:** what a comparison reads, and its pace (the guest crate's tests).
 
+use dunlin_api::{EventKind, Role, VerifyStatus};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
 use super::World;
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const DISK_MIB: u64 = 64;
@@ -32,9 +32,12 @@ const FLIPPED: u64 = (DISK_MIB << 20) - (1 << 20) - 77;
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<usize> {
-    in_a_lab("compared", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        play(cluster, world)
-    })
+    in_a_testbed(
+        "compared",
+        &TestbedSpec::three_hosts(),
+        &world.dunlin,
+        |cluster| play(cluster, world),
+    )
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
@@ -48,9 +51,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
         ..VmPlan::redis("dunlin")
     };
     let vm = plan.name.as_str();
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     let counter = Counter::start(
         client,
@@ -64,7 +67,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     cluster.await_protected(vm, PATIENCE)?;
     let first = compared(cluster, vm, "both images equal", 0, 0)?;
     let (primary, backup) = cluster.await_protected(vm, PATIENCE)?;
-    let image = cluster.lab().node(&backup).home().join(format!("{vm}.img"));
+    let image = cluster.testbed().node(&backup).home().join(format!("{vm}.img"));
     let image = OpenOptions::new().read(true).write(true).open(image)?;
     let mut byte = [0];
     image.read_exact_at(&mut byte, FLIPPED)?;
@@ -72,9 +75,8 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     let second = compared(cluster, vm, "a difference", first, 1)?;
     let told = cluster.events(&primary)?;
     ensure!(
-        told.iter()
-            .any(|event| event.kind == "disks-differ"
-                && event.text.contains(&format!("{} MiB", FLIPPED >> 20))),
+        told.iter().any(|event| event.kind == EventKind::DisksDiffer
+            && event.text.contains(&format!("{} MiB", FLIPPED >> 20))),
         "no event tells of the difference: {told:?}"
     );
     let words = cluster.dunlin(&primary, &["status"])?;
@@ -118,16 +120,14 @@ fn last(cluster: &Cluster<'_>, vm: &str) -> Option<(u64, u64)> {
     let primary = hosts
         .iter()
         .filter_map(|host| host.vm(vm))
-        .find(|vm| vm.role == "primary")?;
-    of(primary.more.get("verify")?)
+        .find(|vm| vm.role == Role::Primary)?;
+    of(&primary.verify)
 }
 
-fn of(verify: &Value) -> Option<(u64, u64)> {
-    let last = verify.get("last")?;
-    let count = |key: &str| last.get(key)?.as_u64();
-    let whole = last.get("scheduled")? == true && count("extents")? == DISK_MIB;
-    whole.then_some(())?;
-    Some((count("ended_ms")?, count("differing")?))
+fn of(verify: &VerifyStatus) -> Option<(u64, u64)> {
+    let last = verify.last.as_ref()?;
+    let whole = last.scheduled && last.extents == DISK_MIB;
+    whole.then_some((last.ended_ms, last.differing))
 }
 
 /// Waits for a comparison by the schedule that ended after `than` and found so many pieces that differ; returns when it ended.
@@ -136,8 +136,8 @@ fn compared(cluster: &Cluster<'_>, vm: &str, what: &str, than: u64, differing: u
         let mut primaries = hosts
             .iter()
             .filter_map(|host| host.vm(vm))
-            .filter(|vm| vm.role == "primary");
-        let (ended, found) = of(primaries.next()?.more.get("verify")?)?;
+            .filter(|vm| vm.role == Role::Primary);
+        let (ended, found) = of(&primaries.next()?.verify)?;
         (ended > than && found == differing).then_some(ended)
     })
 }

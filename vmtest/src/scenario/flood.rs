@@ -16,8 +16,8 @@ use nix::unistd::Pid;
 
 use super::World;
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, VmStatus, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, VmStatus, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ pub struct Outcome {
 /// # Errors
 /// When memory grew beyond the budget, or the VM's clients were let down; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<Outcome> {
-    in_a_lab("flood", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("flood", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world)
     })
 }
@@ -56,9 +56,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
         top: vec![format!("memory = {{ inbound_mib = {INBOUND_MIB} }}")],
         ..VmPlan::redis("none")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, plan.service(), PATIENCE)?;
     let counter = Counter::start(
         client,
@@ -73,8 +73,8 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
     let daemon = cluster.pid("a").context("the daemon of host a runs")?;
     let before = rss_mib(daemon)?;
     let looked = vm(cluster, &plan.name)?;
-    let qemu = looked.more.get("qemu_pid").and_then(|pid| pid.as_i64());
-    let qemu = Pid::from_raw(i32::try_from(qemu.context("no QEMU runs")?)?);
+    let qemu = looked.qemu_pid.context("no QEMU runs")?;
+    let qemu = Pid::from_raw(i32::try_from(qemu)?);
     kill(qemu, Signal::SIGSTOP)?;
     let sent = flood(cluster, &plan);
     let (after, looked) = (rss_mib(daemon), vm(cluster, &plan.name));
@@ -88,17 +88,15 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
         grown_mib <= INBOUND_MIB + SLACK_MIB,
         "{sent_mib} MiB for a guest that does not read, and the daemon grew by {grown_mib} MiB; {INBOUND_MIB} MiB is the budget"
     );
-    let queues = looked.more.get("queues").and_then(|queues| queues.as_array());
-    let inbound = queues.and_then(|queues| queues.iter().find(|queue| queue["name"] == "inbound"));
+    let inbound = looked.queues.iter().find(|queue| queue.name == "inbound");
     let inbound = inbound.context("no figures of what is on its way to the VM")?;
-    let figure = |name: &str| inbound[name].as_u64().unwrap_or(0);
     ensure!(
-        figure("bytes") <= INBOUND_MIB << 20 && figure("limit_bytes") == INBOUND_MIB << 20,
-        "beyond its budget: {inbound}"
+        inbound.bytes <= INBOUND_MIB << 20 && inbound.limit_bytes == INBOUND_MIB << 20,
+        "beyond its budget: {inbound:?}"
     );
     ensure!(
-        figure("bytes") > INBOUND_MIB << 18 && figure("dropped") > 0,
-        "the flood was none: {inbound}"
+        inbound.bytes > INBOUND_MIB << 18 && inbound.dropped > 0,
+        "the flood was none: {inbound:?}"
     );
     cluster.dunlin("a", &["down", "--now", &plan.name])?;
     let left = traces::after_down(cluster)?;
@@ -106,7 +104,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
     cluster.stop_host("a", Signal::SIGTERM)?;
     Ok(Outcome {
         sent_mib,
-        dropped: figure("dropped"),
+        dropped: inbound.dropped,
         grown_mib,
     })
 }
@@ -116,7 +114,7 @@ fn flood(cluster: &Cluster<'_>, plan: &VmPlan) -> Result<u64> {
     let mut to = plan.service();
     to.set_port(PORT);
     let sender = cluster
-        .lab()
+        .testbed()
         .node("client")
         .spawn("flood", move || -> Result<u64> {
             let socket = UdpSocket::bind("0.0.0.0:0")?;

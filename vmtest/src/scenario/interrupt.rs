@@ -15,8 +15,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::World;
-use crate::lab::{Lab, RunId};
 use crate::paths;
+use crate::testbed::{RunId, Testbed};
 
 /// Until the demonstration's VM is protected.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,12 +47,12 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
         }
     });
     let protected = is_protected.recv_timeout(PATIENCE).is_ok();
-    let run = fs::read_dir(paths::lab_runs())?
+    let run = fs::read_dir(paths::testbed_runs())?
         .flatten()
         .filter_map(|entry| RunId::of(&entry.file_name().to_string_lossy()))
         .find(|run| run.pid() == Some(child.id()))
-        .context("no lab of this demonstration runs: mend the test")?;
-    let running = Lab::processes(&run);
+        .context("no testbed of this demonstration runs: mend the test")?;
+    let running = Testbed::processes(&run);
     let seen = left_of(&run).len();
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
     child.wait()?;
@@ -64,7 +64,7 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
     let deadline = Instant::now() + GONE;
     loop {
         let left = left_of(&run);
-        if left.is_empty() && Lab::processes(&run) == 0 {
+        if left.is_empty() && Testbed::processes(&run) == 0 {
             break;
         }
         if Instant::now() > deadline {
@@ -79,8 +79,8 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
 
 /// What there is of a run. A process of it lies in its cgroup, which cannot be removed before.
 fn left_of(run: &RunId) -> Vec<String> {
-    let mut found = Lab::leftovers(run);
-    let dir = paths::lab_runs().join(run.as_str());
+    let mut found = Testbed::leftovers(run);
+    let dir = paths::testbed_runs().join(run.as_str());
     if dir.exists() {
         found.push(format!("directory {}", dir.display()));
     }

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::World;
 use super::told::Told;
 use crate::cluster::Cluster;
-use crate::lab::{Clock, Lab, LabSpec};
+use crate::testbed::{Clock, Testbed, TestbedSpec};
 
 const HOSTS: [&str; 3] = ["a", "b", "c"];
 /// Nothing at the door takes longer.
@@ -29,17 +29,17 @@ const BOUND: Duration = Duration::from_secs(60);
 /// # Errors
 /// With what went otherwise.
 pub fn run(world: &World) -> Result<usize> {
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     let refused = {
-        let mut cluster = Cluster::with_files_of_others(&lab, &world.dunlin, &HOSTS);
+        let mut cluster = Cluster::with_files_of_others(&testbed, &world.dunlin, &HOSTS);
         play(&mut cluster)?
     };
-    lab.close()?;
+    testbed.close()?;
     Ok(refused)
 }
 
 fn play(cluster: &mut Cluster<'_>) -> Result<usize> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     let mut refused = 0;
     let mut refuses = |what: &str, output: Output, code: i32, words: &str| -> Result<()> {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -53,7 +53,7 @@ fn play(cluster: &mut Cluster<'_>) -> Result<usize> {
     };
     let hosts: Vec<String> = HOSTS
         .iter()
-        .map(|host| format!("{host}={}:7700", lab.node(host).address()))
+        .map(|host| format!("{host}={}:7700", testbed.node(host).address()))
         .collect();
     let mut begin = vec!["init", "lab"];
     hosts.iter().for_each(|host| begin.extend(["--host", host]));
@@ -89,14 +89,14 @@ fn play(cluster: &mut Cluster<'_>) -> Result<usize> {
         2,
         "this token is for host b",
     )?;
-    lab.cut_link("c")?;
+    testbed.cut_link("c")?;
     refuses(
         "a door that is not reached",
         join(cluster, "c", "c", &c)?,
         1,
         "is not reached",
     )?;
-    lab.restore_link("c")?;
+    testbed.restore_link("c")?;
     ensure!(!folder(cluster, "c").exists(), "refused, and files were written");
 
     succeeds(join(cluster, "b", "b", &b)?, "host b has joined cluster lab")?;
@@ -112,7 +112,7 @@ fn play(cluster: &mut Cluster<'_>) -> Result<usize> {
         2,
         "was used already",
     )?;
-    let mut clock = Clock::new(lab.node("c").home())?;
+    let mut clock = Clock::new(testbed.node("c").home())?;
     clock.jump_ms(11 * 60_000)?;
     let mut late = command(cluster, "c", "c", &["join", &c])?;
     clock.onto(&mut late);
@@ -187,7 +187,7 @@ fn command(
 ) -> Result<std::process::Command> {
     let (verb, rest) = arguments.split_first().context("no verb")?;
     let dir = folder(cluster, name);
-    let mut command = cluster.lab().node(host).command(cluster.binary())?;
+    let mut command = cluster.testbed().node(host).command(cluster.binary())?;
     command
         .args(["cluster", verb])
         .args(rest)

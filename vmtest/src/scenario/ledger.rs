@@ -17,10 +17,10 @@ use serde::Serialize;
 use super::run::no_oops;
 use crate::client::Boots;
 use crate::client::ledger::{self, Ledger, LedgerReport};
-use crate::cluster::{Cluster, VmPlan, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, in_a_testbed};
 use crate::demo;
 use crate::image::{self, GuestImage};
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Commits before and after each kill.
@@ -65,18 +65,18 @@ pub struct LedgerOutcome {
     pub amcheck: String,
 }
 
-/// Plays it in a lab of its own. `say` gets a line for each kill.
+/// Plays it in a testbed of its own. `say` gets a line for each kill.
 ///
 /// # Errors
 /// When anything is not as it should be; the daemons' logs are kept, and the error says where.
 pub fn run(spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome> {
-    in_a_lab("ledger", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+    in_a_testbed("ledger", &TestbedSpec::three_hosts(), &spec.dunlin, |cluster| {
         play(cluster, spec, say)
     })
 }
 
 fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str)) -> Result<LedgerOutcome> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     cluster.start_hosts()?;
     let service = image::service(SERVICE)?;
     let plan = VmPlan {
@@ -88,9 +88,9 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
         top: vec![format!("storage = \"{}\"", spec.storage)],
         ..VmPlan::redis("plover")
     };
-    let file = plan.write(lab, &spec.image)?;
+    let file = plan.write(testbed, &spec.image)?;
     cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     let target = SocketAddr::new(demo::service().ip(), service.port);
     ledger::set_up(client, target, PATIENCE)?;
     let (mut primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
@@ -135,7 +135,7 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
         .collect();
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     let amcheck = amcheck(client, &spec.clients, target)?;
-    no_oops(lab)?;
+    no_oops(testbed)?;
     cluster.end(&primary, &plan.name)?;
     ensure!(ledger.is_clean(), "the ledger is not right: {ledger:?}");
     Ok(LedgerOutcome {
@@ -183,7 +183,7 @@ fn longest_gap_ms(times: &[Vec<Instant>], from: Instant, to: Instant) -> u64 {
 }
 
 /// Every table and index of the database, pages and order, and that each row is in its indexes.
-fn amcheck(client: &crate::lab::Node, tree: &Path, target: SocketAddr) -> Result<String> {
+fn amcheck(client: &crate::testbed::Node, tree: &Path, target: SocketAddr) -> Result<String> {
     let bin = tree.join("usr/lib/postgresql/15/bin/pg_amcheck");
     let output = client
         .command(&bin)?

@@ -2,11 +2,12 @@
 //! is left to agree.
 //!
 //! * **Decides:** which answers a person has a right to: an exit code, a line that says what to do, and nothing left.
-//! * **Flow:** [`run`] plays the parts one after the other in one lab; each begins and ends without a VM.
+//! * **Flow:** [`run`] plays the parts one after the other in one testbed; each begins and ends without a VM.
 //! * **Invariants:** (1) a command that fails has changed nothing; (2) after `down` nothing of the VM is left, wherever it
 //!   was said.
 //! * **Not here:** clients (`run`), mistakes in files (`bad_input`).
 
+use dunlin_api::{EventKind, Role, State};
 use std::fs;
 use std::path::Path;
 use std::process::Output;
@@ -17,8 +18,8 @@ use nix::sys::signal::Signal;
 
 use super::World;
 use super::run::order_guest;
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -30,7 +31,7 @@ const TIMES: usize = 8;
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<usize> {
-    in_a_lab("life", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("life", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world)
     })
 }
@@ -38,13 +39,13 @@ pub fn run(world: &World) -> Result<usize> {
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     cluster.start_hosts()?;
     let bare = VmPlan::redis("none");
-    let file = bare.write(cluster.lab(), &world.image)?;
+    let file = bare.write(cluster.testbed(), &world.image)?;
     comes_back_with_its_host(cluster, &bare, &file).context("a VM without protection")?;
     for number in 1..=TIMES {
         up_and_down(cluster, "a", "a", &file).with_context(|| format!("policy none, {number}. time"))?;
     }
     let whole = VmPlan::redis("dunlin");
-    let file = whole.write(cluster.lab(), &world.image)?;
+    let file = whole.write(cluster.testbed(), &world.image)?;
     does_not_start(cluster, &file).context("a VM that does not start")?;
     for host in ["a", "b", "c"] {
         up_and_down(cluster, "a", host, &file).with_context(|| format!("ended from host {host}"))?;
@@ -87,12 +88,12 @@ fn comes_back_with_its_host(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Pat
     cluster.start_host("a")?;
     cluster.await_status("the VM runs again", PATIENCE, |hosts| {
         let vm = hosts.iter().find_map(|host| host.vm(&plan.name))?;
-        (vm.role == "primary" && vm.state == "running").then_some(())
+        (vm.role == Role::Primary && vm.state == State::Running).then_some(())
     })?;
-    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
     let told = cluster.events("a")?;
     ensure!(
-        told.iter().any(|event| event.kind == "cold-start"),
+        told.iter().any(|event| event.kind == EventKind::ColdStart),
         "no event tells that it was booted again: {told:?}"
     );
     cluster.dunlin("a", &["down", "--now", &plan.name])?;
@@ -101,7 +102,7 @@ fn comes_back_with_its_host(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Pat
 
 /// What `up` says of a VM that cannot start has to work: "end it with 'dunlin down'".
 fn does_not_start(cluster: &Cluster<'_>, file: &Path) -> Result<()> {
-    let broken = cluster.lab().dir().join("broken.toml");
+    let broken = cluster.testbed().dir().join("broken.toml");
     let text = fs::read_to_string(file)?;
     let damaged = text.replace("vmlinuz", "initrd.img");
     ensure!(damaged != text, "the damage changes nothing: mend the test");
@@ -115,7 +116,7 @@ fn does_not_start(cluster: &Cluster<'_>, file: &Path) -> Result<()> {
 /// A guest that switches itself off is off on all hosts, also where a take-over has brought it.
 fn switched_off_inside(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, plan.service(), PATIENCE)?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     cluster.kill_host(&primary)?;
@@ -123,7 +124,7 @@ fn switched_off_inside(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) ->
     await_service(client, plan.service(), PATIENCE)?;
     cluster.start_host(&primary)?;
     cluster.await_protected(&plan.name, PATIENCE)?;
-    order_guest(cluster.lab(), plan.service(), "poweroff")?;
+    order_guest(cluster.testbed(), plan.service(), "poweroff")?;
     gone(cluster)
 }
 
@@ -137,14 +138,14 @@ fn nobody_is_left_to_agree(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path
     }
     cluster.await_status("host a has no majority", PATIENCE, |hosts| {
         let vm = hosts.iter().find_map(|host| host.vm(&plan.name))?;
-        (vm.role == "primary" && vm.state == "no-majority").then_some(())
+        (vm.role == Role::Primary && vm.state == State::QuorumLost).then_some(())
     })?;
     let output = cluster.output("a", &["down", &plan.name])?;
     failed(&output, 1, &["'b' and 'c'", "--force", "Nothing was changed"])?;
     let status = cluster.status("a")?;
-    let role = status.vm(&plan.name).map(|vm| vm.role.as_str());
+    let role = status.vm(&plan.name).map(|vm| &vm.role);
     ensure!(
-        role == Some("primary"),
+        role == Some(&Role::Primary),
         "a refused command has changed something: {role:?}"
     );
     let said = cluster.dunlin("a", &["down", "--force", &plan.name])?;

@@ -1,7 +1,7 @@
 //! Scenarios: lists of actions on real hosts, each with the check that belongs to it.
 //!
 //! * **Decides:** which stories are told, and which of them are quick enough for every commit.
-//! * **Flow:** [`all`] names them, the tables are in `stories` -> [`run::run`] plays one in a fresh lab -> [`bad_input`] is a table of its own.
+//! * **Flow:** [`all`] names them, the tables are in `stories` -> [`run::run`] plays one in a fresh testbed -> [`bad_input`] is a table of its own.
 //! * **Invariants:** (1) roles are asked for, never assumed: `KillPrimary` kills whoever is the primary then;
 //!   (2) clients count from the first to the last action, and every scenario ends with their verdict, with `down`
 //!   and with the check that nothing is left.
@@ -57,7 +57,7 @@ pub enum Action {
     KillWitness,
     /// SIGKILL to the backup's and the witness's hosts at once; the primary must fall silent, and say so.
     KillOthers,
-    /// `dunlin protect --alone` on the primary's host.
+    /// `dunlin promote --force` on the primary's host.
     ProtectAlone,
     /// SIGKILL to the primary's daemon alone: its QEMU must end with it, then as `KillPrimary`.
     KillPrimaryDaemon,
@@ -96,15 +96,15 @@ pub enum Action {
     KillPrimaryAndThaw,
     /// So many further syncs of one primary and one backup, none of which costs the VM its backup.
     AwaitSyncs(u64),
-    /// The copies are kept in that manner. The clients count together as well, so that matching does not pay.
-    AwaitManner(&'static str),
+    /// The copies are kept in that mode. The clients count together as well, so that matching does not pay.
+    AwaitMode(&'static str),
     /// The daemon of that role dies at a line of its next sync (`dunlin inject VM die-at=LINE`).
     DieAt(&'static str, &'static str),
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
     PausePrimary(u64),
     /// The primary's host is away until the others have cut from their logs what it would need to follow them; then it is back.
     LosePrimaryFor(Away),
-    /// A planned hand-over by `dunlin failover`.
+    /// A planned hand-over by `dunlin switchover`.
     Failover,
     /// `dunlin policy VM NAME`, asked of the witness's host; the VM is then under that policy, and unprotected or protected as it says.
     Policy(&'static str),
@@ -118,7 +118,7 @@ pub enum Action {
     KillAll,
     /// After `KillAll`: only the daemon of the last primary's host is started.
     RestartLast,
-    /// `dunlin protect --alone --from-disk` there; what a person is told before it says so.
+    /// `dunlin promote --force --from-disk` there; what a person is told before it says so.
     BootFromDisk,
     /// The primary's disk misbehaves (a fault of `dunlin inject`): the backup goes on with the VM, and the old primary's events
     /// say why, with this word.

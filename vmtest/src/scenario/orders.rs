@@ -6,6 +6,7 @@
 //!   effect says so; (3) an older disk boots only when a person has said that it is older.
 //! * **Not here:** the plain life of a VM (`life`), mistakes in files (`bad_input`).
 
+use dunlin_api::{EventKind, Role, State};
 use std::fs::{self, File};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use super::World;
 use super::life::{failed, gone};
 use super::run::ask_guest;
 use crate::client::Connection;
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often two calls are made at once.
@@ -46,12 +47,12 @@ pub const STORIES: [Story; 7] = [
     ("older-disk-boots-by-order-only", stale_disk),
 ];
 
-/// Plays one in a lab of its own.
+/// Plays one in a testbed of its own.
 ///
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, (name, story): Story) -> Result<()> {
-    in_a_lab(name, &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed(name, &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         cluster.start_hosts()?;
         story(cluster, world)?;
         for host in cluster.running() {
@@ -76,8 +77,8 @@ fn two_ups(cluster: &Cluster<'_>, world: &World) -> Result<()> {
             members,
             ..VmPlan::redis("dunlin")
         };
-        let file = plan.write(cluster.lab(), &world.image)?;
-        let own = cluster.lab().dir().join(format!("from-{host}.toml"));
+        let file = plan.write(cluster.testbed(), &world.image)?;
+        let own = cluster.testbed().dir().join(format!("from-{host}.toml"));
         fs::rename(file, &own)?;
         files.push((host, own));
     }
@@ -126,8 +127,8 @@ fn off_by_itself(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
 
 fn switches_off(cluster: &Cluster<'_>, world: &World) -> Result<()> {
     let plan = VmPlan::redis("none");
-    let file = plan.write(cluster.lab(), &world.image)?;
-    let client = cluster.lab().node("client");
+    let file = plan.write(cluster.testbed(), &world.image)?;
+    let client = cluster.testbed().node("client");
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     await_service(client, plan.service(), PATIENCE)?;
     let begun = Instant::now();
@@ -154,15 +155,15 @@ fn switches_off(cluster: &Cluster<'_>, world: &World) -> Result<()> {
 /// says so.
 fn hung(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
-    let panics = cluster.lab().dir().join("panics.toml");
+    let file = plan.write(cluster.testbed(), &world.image)?;
+    let panics = cluster.testbed().dir().join("panics.toml");
     let text = fs::read_to_string(&file)?;
     let damaged = text.replace("initrd.img", "vmlinuz");
     ensure!(damaged != text, "the damage changes nothing: mend the test");
     fs::write(&panics, damaged)?;
     let (enough, target) = (Arc::new(AtomicBool::new(false)), plan.service());
     let stop = enough.clone();
-    let caller = cluster.lab().node("client").spawn("caller", move || {
+    let caller = cluster.testbed().node("client").spawn("caller", move || {
         while !stop.load(Ordering::Relaxed) {
             // Nobody answers: what counts are the questions, which every card on the bridge gets.
             let _ = Connection::open(target, Duration::from_millis(500));
@@ -176,17 +177,11 @@ fn hung(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
             |hosts| {
                 let vm = hosts
                     .iter()
-                    .find_map(|host| host.vm("redis").filter(|vm| vm.role == "primary"))?;
-                let of = |name: &str| {
-                    vm.progress
-                        .get(name)
-                        .and_then(|value| value.as_u64())
-                        .unwrap_or(0)
-                };
-                let copied = of("total") > 0 && of("done") == of("total");
-                let called = vm.count("frames_in") > 2;
-                (called && (vm.protected || (copied && vm.count("committed") > vm.count("applied"))))
-                    .then_some(())
+                    .find_map(|host| host.vm("redis").filter(|vm| vm.role == Role::Primary))?;
+                let progress = vm.progress.as_ref();
+                let copied = progress.is_some_and(|now| now.total > 0 && now.done == now.total);
+                let called = vm.frames_in > 2;
+                (called && (vm.protected || (copied && vm.committed > vm.applied))).then_some(())
             },
         )?;
         cluster.dunlin("a", &["down", "--now", "redis"])?;
@@ -202,12 +197,12 @@ fn hung(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
 /// QEMU stands still, so nobody can ask its guest: `down` ends the VM all the same, and no host is taken for dead meanwhile.
 fn hung_qemu(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let (primary, _) = cluster.await_protected("redis", PATIENCE)?;
     let status = cluster.status(&primary)?;
-    let pid = status.vm("redis").map_or(0, |vm| vm.count("qemu_pid"));
-    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
+    let pid = status.vm("redis").and_then(|vm| vm.qemu_pid);
+    let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     let pid = pid.context("the primary does not say which process its QEMU is")?;
     let began = SystemTime::now();
     nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGSTOP).context("stopping QEMU")?;
@@ -219,7 +214,7 @@ fn hung_qemu(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         let told = cluster.events(&host)?;
         let told = told.iter().filter(|event| event.at() >= began);
         let elected: Vec<&str> = told
-            .filter(|event| ["elected", "deposed", "no-majority"].contains(&event.kind.as_str()))
+            .filter(|event| ["elected", "deposed", "quorum-lost"].contains(&event.kind.as_str()))
             .map(|event| event.text.as_str())
             .collect();
         ensure!(
@@ -238,7 +233,7 @@ fn hung_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         disk_mib: Some(64),
         ..VmPlan::redis("dunlin")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     for role in ["backup", "primary"] {
         hung_disk(cluster, &plan, &file.to_string_lossy(), role).with_context(|| format!("the {role}'s"))?;
     }
@@ -247,12 +242,12 @@ fn hung_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
 
 fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -> Result<()> {
     cluster.dunlin("a", &["up", file])?;
-    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
     let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
     let host = if role == "backup" { backup } else { primary.clone() };
     cluster.dunlin(&host, &["inject", "redis", "hang=on"])?;
     // Redis writes it to its disk before it answers: the primary's takes it at once, the backup's with the next sync.
-    let asked = ask_guest(cluster.lab(), plan.service(), &["SET", "hangs", role]);
+    let asked = ask_guest(cluster.testbed(), plan.service(), &["SET", "hangs", role]);
     if role == "backup" {
         asked?;
         // Its buffers take more: it goes on following, and only what is to be durable waits.
@@ -273,7 +268,7 @@ fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -
     })?;
     let told = cluster.events(&host)?;
     ensure!(
-        told.iter().any(|event| event.kind == "ends-late"),
+        told.iter().any(|event| event.kind == EventKind::EndsLate),
         "host {host} does not tell what remains there: {told:?}"
     );
     failed(&cluster.output("a", &["up", file])?, 2, &["redis.img"])?;
@@ -292,7 +287,7 @@ fn progress_and_why_not(cluster: &mut Cluster<'_>, world: &World) -> Result<()> 
         disk_mib: Some(64),
         ..VmPlan::redis("dunlin")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     let said = cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     for word in ["QEMU runs", "%", "up and protected"] {
         ensure!(said.contains(word), "up does not say \"{word}\": {said}");
@@ -303,7 +298,7 @@ fn progress_and_why_not(cluster: &mut Cluster<'_>, world: &World) -> Result<()> 
 
     let smaller = File::options()
         .write(true)
-        .open(cluster.lab().node("b").home().join("redis.img"))?;
+        .open(cluster.testbed().node("b").home().join("redis.img"))?;
     smaller.set_len(48 << 20)?;
     let output = cluster.output("a", &["up", &file.to_string_lossy()])?;
     failed(
@@ -323,7 +318,7 @@ fn protects_anew(cluster: &mut Cluster<'_>) -> Result<()> {
     cluster.kill_host(&backup)?;
     cluster.await_status("a primary without a backup", PATIENCE, |hosts| {
         let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
-        (vm.state == "alone" && !vm.protected).then_some(())
+        (vm.state == State::Alone && !vm.protected).then_some(())
     })?;
     let output = cluster.output(&primary, &["protect", "redis"])?;
     failed(
@@ -353,13 +348,13 @@ fn stale_disk(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         disk_mib: Some(64),
         ..VmPlan::redis("dunlin")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
     cluster.kill_host(&backup)?;
     cluster.await_status("a primary without a backup", PATIENCE, |hosts| {
         let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
-        (vm.state == "alone" && !vm.protected).then_some(())
+        (vm.state == State::Alone && !vm.protected).then_some(())
     })?;
     for host in [primary.as_str(), "c"] {
         cluster.kill_host(host)?;
@@ -367,17 +362,17 @@ fn stale_disk(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     for host in [backup.as_str(), "c"] {
         cluster.start_host(host)?;
     }
-    let boot = ["protect", "--alone", "--from-disk", "redis"];
+    let boot = ["promote", "--force", "--from-disk", "redis"];
     let refused = cluster.output(&backup, &boot)?;
     failed(&refused, 2, &[&format!("'{primary}'"), " UTC", "--force-stale"])?;
     let status = cluster.status(&backup)?;
     let role = status.vm("redis").map(|vm| vm.role.clone());
     ensure!(
-        role.as_deref() == Some("none"),
+        role == Some(Role::None),
         "a refused order has made host {backup} {role:?}"
     );
     cluster.dunlin(&backup, &[boot.as_slice(), &["--force-stale"]].concat())?;
-    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
     cluster.start_host(&primary)?;
     cluster.await_protected("redis", PATIENCE)?;
     cluster.dunlin(&backup, &["down", "--now", "redis"])?;

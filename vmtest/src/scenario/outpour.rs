@@ -8,6 +8,7 @@
 //! * **Invariant:** what is held is looked at all along.
 //! * **Not here:** the budget's rule (`core/src/output`), a flood towards a guest (`flood`).
 
+use dunlin_api::EventKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -18,8 +19,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::World;
 use crate::client::upload::VALUE_BYTES;
 use crate::client::{Counter, CounterSpec, Upload};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::{CpuShare, LabSpec};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::{CpuShare, TestbedSpec};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest that a client may wait for a value: the scenario's faults, one after the other.
@@ -50,7 +51,7 @@ pub struct Outcome {
 /// # Errors
 /// When more was held than the budget, something was lost, or the guest stood still; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<Outcome> {
-    in_a_lab("outpour", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("outpour", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world)
     })
 }
@@ -62,9 +63,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
         // Everything that the VM says waits for a sync.
         ..VmPlan::redis("remus")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, plan.service(), PATIENCE)?;
     let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
     let counter = Counter::start(
@@ -81,13 +82,13 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
 
     // A slow backup: the guest is slowed, and loses nothing.
     cluster
-        .lab()
+        .testbed()
         .node(&backup)
         .set_cpu_share(Some(CpuShare::percent(SLOW)))?;
     let begun_with = pour.values();
     let slowed = watch(cluster, &plan, &primary, |outbound| {
         let events = cluster.events(&primary)?;
-        let had_to_wait = events.iter().any(|event| event.kind == "output-full");
+        let had_to_wait = events.iter().any(|event| event.kind == EventKind::OutputFull);
         Ok(outbound.dropped > 0 || (had_to_wait && pour.values() >= begun_with + 2 * OUTBOUND_MIB))
     })
     .context("with a slow backup")?;
@@ -96,7 +97,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
         "{} frames were dropped though they wait for a sync",
         slowed.dropped
     );
-    cluster.lab().node(&backup).set_cpu_share(None)?;
+    cluster.testbed().node(&backup).set_cpu_share(None)?;
     pour.await_more(SOME)?;
 
     // Nobody answers: what is beyond the budget is dropped.
@@ -148,17 +149,15 @@ fn watch(
         let vm = status
             .vm(&plan.name)
             .context("the primary knows the VM no more")?;
-        let queues = vm.more.get("queues").and_then(|queues| queues.as_array());
-        let outbound = queues.and_then(|queues| queues.iter().find(|queue| queue["name"] == "outbound"));
+        let outbound = vm.queues.iter().find(|queue| queue.name == "outbound");
         let outbound = outbound.context("no figures of what waits to leave")?;
-        let figure = |name: &str| outbound[name].as_u64().unwrap_or(0);
-        let limit_bytes = figure("limit_bytes");
         ensure!(
-            limit_bytes == OUTBOUND_MIB << 20 && figure("bytes") <= limit_bytes + ROUND_BYTES,
-            "beyond its budget: {outbound}"
+            outbound.limit_bytes == OUTBOUND_MIB << 20
+                && outbound.bytes <= outbound.limit_bytes + ROUND_BYTES,
+            "beyond its budget: {outbound:?}"
         );
-        seen.peak_bytes = seen.peak_bytes.max(figure("bytes"));
-        seen.dropped = figure("dropped");
+        seen.peak_bytes = seen.peak_bytes.max(outbound.bytes);
+        seen.dropped = outbound.dropped;
         if done(seen)? {
             return Ok(seen);
         }
@@ -194,7 +193,7 @@ impl Pour {
                 }
                 Ok(())
             };
-            let client = cluster.lab().node("client");
+            let client = cluster.testbed().node("client");
             workers.push(client.spawn(&format!("pour-{number}"), work)?);
         }
         Ok(Self {

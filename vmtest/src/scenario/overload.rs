@@ -1,4 +1,4 @@
-//! A machine that has much else to do: busy loops at normal priority beside the whole lab, a load, and a kill in between.
+//! A machine that has much else to do: busy loops at normal priority beside the whole testbed, a load, and a kill in between.
 //!
 //! * **Decides:** that a busy machine is no reason for an election or to go on unprotected: nobody is elected but after the kill,
 //!   and but for the join after it the VM is protected nearly all the time. Clients lose nothing.
@@ -6,6 +6,7 @@
 //!   other half -> the daemons' logs are read, and the clients' verdict.
 //! * **Not here:** how fast it is then.
 
+use dunlin_api::EventKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -15,9 +16,9 @@ use anyhow::{Result, ensure};
 
 use super::World;
 use crate::client::{Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, Logged, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, Logged, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 /// Nothing may take longer, though the machine is as busy as it gets.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -51,17 +52,20 @@ pub struct OverloadOutcome {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, spec: OverloadSpec) -> Result<OverloadOutcome> {
-    in_a_lab("overload", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        play(cluster, world, spec)
-    })
+    in_a_testbed(
+        "overload",
+        &TestbedSpec::three_hosts(),
+        &world.dunlin,
+        |cluster| play(cluster, world, spec),
+    )
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, spec: OverloadSpec) -> Result<OverloadOutcome> {
     cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     let counter = Counter::start(
         client,
@@ -98,7 +102,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, spec: OverloadSpec) -> Result<
         let of = events
             .iter()
             .filter(move |event| event.at > from && event.at < to);
-        of.filter(|event| event.kind == "elected").count()
+        of.filter(|event| event.kind == EventKind::Elected).count()
     };
     let (before, kill, after) = (
         during(begun, killed),
@@ -129,7 +133,7 @@ fn unprotected(events: &[Logged], from: SystemTime, to: SystemTime) -> Duration 
     let mut sum = Duration::ZERO;
     for event in events.iter().filter(|event| event.at > from && event.at < to) {
         match event.kind.as_str() {
-            "unprotected" | "took-over" | "backup-lost" | "no-majority" => {
+            "unprotected" | "took-over" | "backup-lost" | "quorum-lost" => {
                 since.get_or_insert(event.at);
             }
             "protected" => {
@@ -198,7 +202,7 @@ mod tests {
         .map(|(second, kind)| Logged {
             at: at(second),
             host: "a".to_owned(),
-            kind: kind.to_owned(),
+            kind: kind.into(),
         })
         .into();
         let between = |from, to| unprotected(&events, at(from), at(to)).as_secs();

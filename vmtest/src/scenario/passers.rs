@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::World;
 use crate::client::{Passers, PassersReport, PassersSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::{LabSpec, Node};
+use crate::testbed::{Node, TestbedSpec};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
@@ -30,9 +30,9 @@ const SOME: u64 = 96;
 /// # Errors
 /// When clients were let down, or it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
-    in_a_lab(
+    in_a_testbed(
         "connections-come-and-go",
-        &LabSpec::three_hosts(),
+        &TestbedSpec::three_hosts(),
         &world.dunlin,
         |cluster| play(cluster, world, kills),
     )
@@ -41,9 +41,9 @@ pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
 fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersReport> {
     cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     set_options(client, true)?;
     let passers = Passers::start(

@@ -14,9 +14,9 @@ use nix::unistd::Pid;
 use super::World;
 use super::soak::{DAEMON, Memory, memory_of};
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Joins before the first look: an allocator's pools are as large as they get.
@@ -36,7 +36,7 @@ pub type Grown = Vec<(String, u64, u64)>;
 /// # Errors
 /// When a daemon grew, or clients were let down; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<Grown> {
-    in_a_lab("rejoins", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("rejoins", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world)
     })
 }
@@ -44,9 +44,9 @@ pub fn run(world: &World) -> Result<Grown> {
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Grown> {
     cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     let counter = Counter::start(
         client,
@@ -86,7 +86,7 @@ fn rejoin(cluster: &Cluster<'_>, vm: &str) -> Result<()> {
     let (_, backup) = cluster.await_protected(vm, PATIENCE)?;
     let told = |kind: &str| -> Result<usize> {
         let logged = cluster.logged()?;
-        Ok(logged.iter().filter(|event| event.kind == kind).count())
+        Ok(logged.iter().filter(|event| event.kind.as_str() == kind).count())
     };
     let before = told("joined")?;
     let qemu = processes(cluster, &backup).find(|(_, name, _)| name.starts_with("qemu"));
@@ -119,6 +119,6 @@ fn least(looks: &[Vec<(String, u64)>]) -> Vec<(String, u64)> {
 }
 
 fn processes(cluster: &Cluster<'_>, host: &str) -> impl Iterator<Item = (i32, String, Memory)> {
-    let pids = cluster.lab().node(host).pids().into_iter();
+    let pids = cluster.testbed().node(host).pids().into_iter();
     pids.filter_map(|pid| memory_of(pid).map(|(name, memory)| (pid, name, memory)))
 }

@@ -19,8 +19,8 @@ use serde::Deserialize;
 
 use super::World;
 use crate::client::{Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -107,14 +107,14 @@ impl Build {
     }
 }
 
-/// Plays one with the world's build and an `older` one, in a lab of its own.
+/// Plays one with the world's build and an `older` one, in a testbed of its own.
 ///
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World, older: &Path, (name, from_newer, steps): Story) -> Result<Outcome> {
     let builds = [Build::of(older)?, Build::of(&world.dunlin)?];
     let first = &builds[usize::from(from_newer)].binary;
-    in_a_lab(name, &LabSpec::three_hosts(), first, |cluster| {
+    in_a_testbed(name, &TestbedSpec::three_hosts(), first, |cluster| {
         let plan = VmPlan::redis("dunlin");
         let mut stage = Stage {
             newer: match from_newer {
@@ -129,8 +129,8 @@ pub fn run(world: &World, older: &Path, (name, from_newer, steps): Story) -> Res
     })
 }
 
-struct Stage<'s, 'lab> {
-    cluster: &'s mut Cluster<'lab>,
+struct Stage<'s, 'testbed> {
+    cluster: &'s mut Cluster<'testbed>,
     builds: &'s [Build; 2],
     /// The hosts that run the newer build.
     newer: BTreeSet<String>,
@@ -140,9 +140,9 @@ struct Stage<'s, 'lab> {
 impl Stage<'_, '_> {
     fn play(&mut self, world: &World, plan: &VmPlan, steps: &[Step]) -> Result<Outcome> {
         self.cluster.start_hosts()?;
-        let file = plan.write(self.cluster.lab(), &world.image)?;
+        let file = plan.write(self.cluster.testbed(), &world.image)?;
         self.cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-        let client = self.cluster.lab().node("client");
+        let client = self.cluster.testbed().node("client");
         await_service(client, plan.service(), PATIENCE)?;
         self.settled().context("at first")?;
         let spec = CounterSpec {
@@ -207,7 +207,7 @@ impl Stage<'_, '_> {
         let what = format!("a host is the VM's {role}");
         self.cluster.await_status(&what, PATIENCE, |hosts| {
             let mut hosts = hosts.iter();
-            let with = hosts.find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))?;
+            let with = hosts.find(|host| host.vm(vm).is_some_and(|vm| vm.role.as_str() == role))?;
             Some(with.host.clone())
         })
     }

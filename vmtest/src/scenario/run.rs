@@ -8,7 +8,8 @@ mod stopped;
 mod stuck;
 mod verdict;
 
-use std::collections::{BTreeMap, BTreeSet};
+use dunlin_api::SyncFigures;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,10 +20,10 @@ use nix::sys::signal::Signal;
 use super::secrets::Secrets;
 use super::{Action, Scenario, Thawed};
 use crate::client::{Answer, Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
 use crate::image::GuestImage;
-use crate::lab::{CpuShare, Lab, LabSpec};
+use crate::testbed::{CpuShare, Testbed, TestbedSpec};
 
 /// Nothing in a scenario may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -48,19 +49,19 @@ pub struct Outcome {
     pub clients: CounterReport,
     /// The longest gap that a fault cost, in microseconds.
     pub worst_gap_us: u64,
-    /// Medians of the first primary's syncs before it died, by the daemon's names.
-    pub syncs: BTreeMap<String, u64>,
+    /// Medians of the first primary's syncs before it died.
+    pub syncs: Option<SyncFigures>,
     /// How often the clients were watched while nothing could leave, and for how long together.
     pub silences: (usize, Duration),
 }
 
-/// Plays `scenario` in a lab of its own.
+/// Plays `scenario` in a testbed of its own.
 ///
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept, and the error says where.
 pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
-    let three = LabSpec::three_hosts();
-    let spec = LabSpec {
+    let three = TestbedSpec::three_hosts();
+    let spec = TestbedSpec {
         host_cpu: scenario.cpu.map(CpuShare::percent),
         hosts: match moves::are_in(scenario) {
             true => three
@@ -70,15 +71,15 @@ pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
                 .collect(),
             false => three.hosts,
         },
-        ..LabSpec::three_hosts()
+        ..TestbedSpec::three_hosts()
     };
-    in_a_lab(scenario.name, &spec, &world.dunlin, |cluster| {
+    in_a_testbed(scenario.name, &spec, &world.dunlin, |cluster| {
         play(cluster, world, scenario)
     })
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result<Outcome> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     if scenario.durable {
         cluster.use_disks()?;
     }
@@ -97,9 +98,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         sync,
         ..VmPlan::redis(scenario.policy)
     };
-    let file = plan.write(lab, &world.image)?;
+    let file = plan.write(testbed, &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     await_service(client, service(), PATIENCE)?;
     let broadcasts = match scenario.idle_cards {
         0 => None,
@@ -108,7 +109,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     let spec = CounterSpec {
         target: service(),
         connections: scenario.connections,
-        together: scenario.actions.contains(&Action::AwaitManner("passive")),
+        together: scenario.actions.contains(&Action::AwaitMode("passive")),
         // A translated OVMF takes half a minute, two copies of it on one machine twice that, and a client waits for a boot to end.
         give_up: if scenario.uefi { PATIENCE } else { GIVE_UP },
     };
@@ -131,7 +132,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         counter,
         dead: BTreeSet::new(),
         last_primary: None,
-        syncs: BTreeMap::new(),
+        syncs: None,
         moments: Vec::new(),
         frozen_at: SystemTime::UNIX_EPOCH,
         silences: Vec::new(),
@@ -154,10 +155,12 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     broadcasts.map(Broadcasts::finish).transpose()?;
     let worst_gap_us = verdict::judge(scenario, &clients, &answers, &moments, &silences)?;
     if scenario.audit && scenario.policy == "str" {
-        let ahead = syncs.get("ahead").copied().unwrap_or_default();
-        ensure!(ahead > 0, "no sync had a round while the VMs ran: {syncs:?}");
+        let pre_copied = syncs.as_ref().map_or(0, |median| median.pre_copied);
+        ensure!(pre_copied > 0, "no sync had a round while the VMs ran: {syncs:?}");
+        let load_us = syncs.as_ref().map_or(0, |median| median.load_us);
+        ensure!(load_us > 0, "a sync's load takes time: {syncs:?}");
     }
-    no_oops(lab)?;
+    no_oops(testbed)?;
     for host in &dead {
         cluster.start_host(host)?;
     }
@@ -182,15 +185,15 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     })
 }
 
-struct Stage<'cluster, 'lab> {
-    cluster: &'cluster mut Cluster<'lab>,
+struct Stage<'cluster, 'testbed> {
+    cluster: &'cluster mut Cluster<'testbed>,
     vm: String,
     counter: Counter,
     dead: BTreeSet<String>,
     /// Who served when all hosts were lost, if they were.
     last_primary: Option<String>,
     /// Of the first primary, before it died.
-    syncs: BTreeMap<String, u64>,
+    syncs: Option<SyncFigures>,
     /// From each fault until the clients were served again.
     moments: Vec<(Instant, Instant)>,
     /// When the newest frozen host stood still.
@@ -204,16 +207,13 @@ impl Stage<'_, '_> {
         match action {
             Action::AwaitProtected => self.cluster.await_protected(&self.vm, PATIENCE).map(drop),
             Action::AwaitAnswers(count) => self.counter.await_more(count, PATIENCE),
-            Action::Flood => self.cluster.lab().flood(self.cluster.hosts()),
+            Action::Flood => self.cluster.testbed().flood(self.cluster.hosts()),
             Action::HasOverheard => self.has_overheard(),
             Action::KillPrimary => {
                 let primary = self.with_role("primary")?;
-                if self.syncs.is_empty() {
+                if self.syncs.is_none() {
                     let status = self.cluster.status(&primary)?;
-                    self.syncs = status
-                        .vm(&self.vm)
-                        .map(|vm| vm.sync.median.clone())
-                        .unwrap_or_default();
+                    self.syncs = status.vm(&self.vm).map(|vm| vm.sync.median.clone());
                 }
                 let at = self.cluster.kill_host(&primary)?;
                 self.dead.insert(primary.clone());
@@ -272,7 +272,7 @@ impl Stage<'_, '_> {
             Action::ProtectAlone => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
-                self.cluster.dunlin(&primary, &["protect", "--alone", &self.vm])?;
+                self.cluster.dunlin(&primary, &["promote", "--force", &self.vm])?;
                 self.unprotected(at)
             }
             Action::Restart => {
@@ -328,7 +328,7 @@ impl Stage<'_, '_> {
             }
             Action::Thaw(which) => {
                 for host in self.cluster.frozen() {
-                    // In this lab the witness is always the same.
+                    // In this testbed the witness is always the same.
                     if which == Thawed::All || host == WITNESS {
                         self.cluster.thaw(&host);
                     }
@@ -344,7 +344,7 @@ impl Stage<'_, '_> {
                 };
                 for host in hosts {
                     let share = CpuShare::percent(percent);
-                    self.cluster.lab().node(&host).set_cpu_share(Some(share))?;
+                    self.cluster.testbed().node(&host).set_cpu_share(Some(share))?;
                 }
                 Ok(())
             }
@@ -360,25 +360,25 @@ impl Stage<'_, '_> {
             Action::CutPrimary => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
-                self.cluster.lab().cut_link(&primary)?;
+                self.cluster.testbed().cut_link(&primary)?;
                 self.taken_over(&primary, at)
             }
             Action::CutBackup => {
                 let backup = self.with_role("backup")?;
                 let at = Instant::now();
-                self.cluster.lab().cut_link(&backup)?;
+                self.cluster.testbed().cut_link(&backup)?;
                 self.unprotected(at)
             }
             Action::RestoreLinks => {
                 for host in self.cluster.hosts().to_vec() {
-                    self.cluster.lab().restore_link(&host)?;
+                    self.cluster.testbed().restore_link(&host)?;
                 }
                 Ok(())
             }
             Action::PausePrimary(ms) => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
-                let frozen = self.cluster.lab().node(&primary).freeze()?;
+                let frozen = self.cluster.testbed().node(&primary).freeze()?;
                 // The fault itself is a length of time; nothing is waited for here.
                 std::thread::sleep(Duration::from_millis(ms));
                 drop(frozen);
@@ -422,22 +422,22 @@ impl Stage<'_, '_> {
             }
             Action::AwaitTold(role, kind) => self.cluster.await_status(kind, PATIENCE, |hosts| {
                 // A host whose copy of the VM has just failed has no role, or that of a backup that is tried again.
-                let asked = hosts
-                    .iter()
-                    .filter(|host| role == "none" || host.vm(&self.vm).is_some_and(|vm| vm.role == role));
+                let asked = hosts.iter().filter(|host| {
+                    role == "none" || host.vm(&self.vm).is_some_and(|vm| vm.role.as_str() == role)
+                });
                 let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
                 told.any(|count| count > 0).then_some(())
             }),
             Action::AwaitSyncs(more) => self.syncs_without_loss(more),
-            Action::AwaitManner(manner) => self.cluster.await_status(manner, PATIENCE, |hosts| {
+            Action::AwaitMode(mode) => self.cluster.await_status(mode, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.sync.manner == manner).then_some(())
+                (vm.sync.mode.as_str() == mode).then_some(())
             }),
             Action::AwaitState(state) => self.cluster.await_status(state, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.state == state).then_some(())
+                (vm.state.as_str() == state).then_some(())
             }),
             Action::RotateKeys => self.rotate_keys(),
             Action::RevokeBackup => self.revoke_backup(),
@@ -457,7 +457,7 @@ impl Stage<'_, '_> {
             Action::Failover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
-                self.cluster.dunlin(&primary, &["failover", &self.vm])?;
+                self.cluster.dunlin(&primary, &["switchover", &self.vm])?;
                 self.taken_over(&primary, at)
             }
             Action::Policy(policy) => {
@@ -535,13 +535,13 @@ impl Stage<'_, '_> {
 fn with_role(hosts: &[HostStatus], vm: &str, role: &str) -> Option<String> {
     let host = hosts
         .iter()
-        .find(|host| host.vm(vm).is_some_and(|vm| vm.role == role))?;
+        .find(|host| host.vm(vm).is_some_and(|vm| vm.role.as_str() == role))?;
     Some(host.host.clone())
 }
 
 /// Tells the guest to `reboot`, to `poweroff`, or to `remember-NAME`, as a person in it would. Returns how that was taken, for people.
-pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<String> {
-    match ask_guest(lab, guest, &["RPUSH", "dunlin:power", word]) {
+pub(super) fn order_guest(testbed: &Testbed, guest: SocketAddr, word: &str) -> Result<String> {
+    match ask_guest(testbed, guest, &["RPUSH", "dunlin:power", word]) {
         Ok(Answer::Integer(_)) => Ok("answered".to_owned()),
         Ok(other) => bail!("the guest was not told to {word}: it answers {other:?}"),
         // It may be obeyed before it is answered.
@@ -553,15 +553,17 @@ pub(super) fn order_guest(lab: &Lab, guest: SocketAddr, word: &str) -> Result<St
 }
 
 /// A command to the guest's redis.
-pub(super) fn ask_guest(lab: &Lab, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
+pub(super) fn ask_guest(testbed: &Testbed, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
     const AT_MOST: Duration = Duration::from_secs(5);
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    let asked = lab.node("client").spawn("ask-guest", move || -> Result<Answer> {
-        let connection =
-            Connection::open(guest, AT_MOST).map_err(|error| anyhow::anyhow!("{guest}: {error}"));
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(connection?.ask(&words, AT_MOST)?)
-    })?;
+    let asked = testbed
+        .node("client")
+        .spawn("ask-guest", move || -> Result<Answer> {
+            let connection =
+                Connection::open(guest, AT_MOST).map_err(|error| anyhow::anyhow!("{guest}: {error}"));
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            Ok(connection?.ask(&words, AT_MOST)?)
+        })?;
     asked
         .join()
         .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
@@ -572,8 +574,8 @@ fn primary(hosts: &[HostStatus], vm: &str) -> Option<String> {
 }
 
 /// A backup whose memory was torn may run on for a while: its kernel is the first to notice.
-pub(super) fn no_oops(lab: &Lab) -> Result<()> {
-    for node in lab.nodes() {
+pub(super) fn no_oops(testbed: &Testbed) -> Result<()> {
+    for node in testbed.nodes() {
         for entry in std::fs::read_dir(node.home())?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("serial-") {
                 let text = String::from_utf8_lossy(&std::fs::read(entry.path())?).into_owned();

@@ -53,7 +53,7 @@ impl Secrets {
     pub fn look(&self, cluster: &Cluster<'_>) -> Result<Looked> {
         let mut looked = Looked::default();
         for host in cluster.running() {
-            let node = cluster.lab().node(&host);
+            let node = cluster.testbed().node(&host);
             for entry in fs::read_dir(node.home())?.flatten() {
                 if entry.path().extension().is_some_and(|ext| ext == "log") {
                     self.search(
@@ -93,7 +93,7 @@ impl Secrets {
 
     /// Searches what a host would give to whoever helps.
     pub fn look_in_bundle(&self, cluster: &Cluster<'_>, host: &str) -> Result<()> {
-        let file = cluster.lab().dir().join(format!("bundle-{host}.tar.gz"));
+        let file = cluster.testbed().dir().join(format!("bundle-{host}.tar.gz"));
         let config = cluster.host_file(host);
         let (to, config) = (file.to_string_lossy(), config.to_string_lossy());
         cluster.dunlin(host, &["support-bundle", "--config", &config, "--output", &to])?;
@@ -209,7 +209,7 @@ mod tests {
         ] {
             assert!(secrets.are_in(leak), "{leak}");
         }
-        assert!(!secrets.are_in("ready: host a of cluster lab at 10.77.1.1:7700"));
+        assert!(!secrets.are_in("ready: host a of cluster testbed at 10.77.1.1:7700"));
         fs::remove_dir_all(&host).expect("removed");
         assert!(Secrets::of(dir.path()).is_err(), "a test that looks for nothing");
     }

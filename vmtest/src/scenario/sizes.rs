@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use super::World;
 use super::soak::memory_of;
 use crate::client::{Broadcasts, Counter, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 
 /// Nothing here may take longer than this: a guest of 64 GiB with eight emulated CPUs boots slowly.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -58,7 +58,7 @@ pub const SIZES: [Size; 3] = [
 /// # Errors
 /// When anything was lost, or a step took longer than any machine needs; the daemons' logs are kept.
 pub fn run(world: &World, size: &Size) -> Result<String> {
-    in_a_lab(size.name, &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed(size.name, &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world, size)
     })
 }
@@ -74,14 +74,14 @@ fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String>
         memory_overcommit: true,
         ..VmPlan::redis("dunlin")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     let begun = Instant::now();
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
     let joined = begun.elapsed();
 
-    let lab = cluster.lab();
-    let client = lab.node("client");
+    let testbed = cluster.testbed();
+    let client = testbed.node("client");
     let broadcasts = Broadcasts::start(client)?;
     let mut counters = Vec::new();
     for disk in 0..u16::from(size.disks) {
@@ -111,7 +111,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String>
         .clone();
     ensure!(sync.count > 0, "it was never synced");
     let own = |host: &str, program: &str| {
-        let pids = cluster.lab().node(host).pids().into_iter();
+        let pids = cluster.testbed().node(host).pids().into_iter();
         let found = pids
             .filter_map(memory_of)
             .find(|(name, _)| name.starts_with(program));
@@ -138,9 +138,8 @@ fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String>
         longest_gap_us = longest_gap_us.max(clients.longest_gap_us);
     }
     broadcasts.finish()?;
-    super::run::no_oops(cluster.lab())?;
+    super::run::no_oops(cluster.testbed())?;
     cluster.end("c", &plan.name)?;
-    let median = |name: &str| sync.median.get(name).copied().unwrap_or_default();
     let failover = serves.failover.unwrap_or_default();
     let failover_us: u64 = failover.steps().iter().map(|(_, step_us)| step_us).sum();
     Ok(format!(
@@ -154,12 +153,12 @@ fn play(cluster: &mut Cluster<'_>, world: &World, size: &Size) -> Result<String>
         joined.as_secs_f64(),
         joined_again.as_secs_f64(),
         sync.count,
-        median("pause_us"),
-        median("united"),
-        median("scan_us"),
-        median("stop_us"),
-        median("save_us"),
-        median("load_us"),
+        sync.median.pause_us,
+        sync.median.united,
+        sync.median.scan_us,
+        sync.median.stop_us,
+        sync.median.save_us,
+        sync.median.load_us,
         failover_us / 1000,
         longest_gap_us / 1000,
         own[0],

@@ -16,9 +16,9 @@ use serde::Serialize;
 
 use super::World;
 use crate::client::{Passers, PassersReport, PassersSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 use places::Places;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -71,7 +71,7 @@ pub struct SoakOutcome {
 /// # Errors
 /// When a process grew, clients were let down or too few; the daemons' logs are kept.
 pub fn run(world: &World, lasts: Duration, say: &mut dyn FnMut(&str)) -> Result<SoakOutcome> {
-    in_a_lab("soak", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("soak", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world, lasts, say)
     })
 }
@@ -84,9 +84,9 @@ fn play(
 ) -> Result<SoakOutcome> {
     cluster.start_hosts()?;
     let plan = VmPlan::redis("dunlin");
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     let passers = Passers::start(
         client,
@@ -193,7 +193,7 @@ fn look_once(cluster: &Cluster<'_>, vm: &str) -> Look {
     while taken < LOOKS || (taken < MOST_LOOKS && epoch(cluster, vm) < begun + SYNCS) {
         taken += 1;
         for host in cluster.hosts() {
-            for pid in cluster.lab().node(host).pids() {
+            for pid in cluster.testbed().node(host).pids() {
                 if let Some((program, memory)) = memory_of(pid) {
                     let process = (format!("{host} {program}"), pid);
                     looks.entry(process).or_default().push(memory);

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::World;
 use crate::client::streams::{Streams, StreamsReport, StreamsSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest that a connection may stand still: a fault on a busy machine.
@@ -30,13 +30,18 @@ const VALUES: usize = 8;
 /// When a byte was wrong, or a connection broke or stood still; the daemons' logs are kept.
 pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
     let one = |speculative| {
-        in_a_lab("speculative", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-            let plan = begin(cluster, world, speculative)?;
-            let client = cluster.lab().node("client");
-            let report = Streams::start(client, spec(&plan, 1, mib), Some(1))?.finish()?;
-            cluster.end("c", &plan.name)?;
-            Ok(report)
-        })
+        in_a_testbed(
+            "speculative",
+            &TestbedSpec::three_hosts(),
+            &world.dunlin,
+            |cluster| {
+                let plan = begin(cluster, world, speculative)?;
+                let client = cluster.testbed().node("client");
+                let report = Streams::start(client, spec(&plan, 1, mib), Some(1))?.finish()?;
+                cluster.end("c", &plan.name)?;
+                Ok(report)
+            },
+        )
     };
     Ok([one(false).context("remus")?, one(true).context("remus+spec")?])
 }
@@ -46,21 +51,26 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
 /// # Errors
 /// As `timed`.
 pub fn faults(world: &World, hand_overs: u32, kills: u32) -> Result<StreamsReport> {
-    in_a_lab("speculative", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        let plan = begin(cluster, world, true)?;
-        let client = cluster.lab().node("client");
-        let streams = Streams::start(client, spec(&plan, CLIENTS, VALUES), None)?;
-        let outcome = play(cluster, &plan, &streams, hand_overs, kills);
-        let streams = streams.finish();
-        let report = match (outcome, streams) {
-            (Ok(()), streams) => streams?,
-            // Why the clients gave up says more than that they did.
-            (Err(error), Err(clients)) => return Err(error.context(format!("{clients:#}"))),
-            (Err(error), Ok(report)) => return Err(error.context(format!("the clients saw {report:?}"))),
-        };
-        cluster.end("c", &plan.name)?;
-        Ok(report)
-    })
+    in_a_testbed(
+        "speculative",
+        &TestbedSpec::three_hosts(),
+        &world.dunlin,
+        |cluster| {
+            let plan = begin(cluster, world, true)?;
+            let client = cluster.testbed().node("client");
+            let streams = Streams::start(client, spec(&plan, CLIENTS, VALUES), None)?;
+            let outcome = play(cluster, &plan, &streams, hand_overs, kills);
+            let streams = streams.finish();
+            let report = match (outcome, streams) {
+                (Ok(()), streams) => streams?,
+                // Why the clients gave up says more than that they did.
+                (Err(error), Err(clients)) => return Err(error.context(format!("{clients:#}"))),
+                (Err(error), Ok(report)) => return Err(error.context(format!("the clients saw {report:?}"))),
+            };
+            cluster.end("c", &plan.name)?;
+            Ok(report)
+        },
+    )
 }
 
 fn begin(cluster: &mut Cluster<'_>, world: &World, speculative: bool) -> Result<VmPlan> {
@@ -70,9 +80,9 @@ fn begin(cluster: &mut Cluster<'_>, world: &World, speculative: bool) -> Result<
         memory_mib: 384,
         ..VmPlan::redis("remus")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    await_service(cluster.lab().node("client"), plan.service(), PATIENCE)?;
+    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
     cluster.await_protected(&plan.name, PATIENCE)?;
     Ok(plan)
 }
@@ -103,17 +113,14 @@ fn play(
         "the policy is shown as '{}'",
         vm.policy
     );
-    let begun = vm
-        .more
-        .get("speculation")
-        .and_then(|figures| figures["begun"].as_u64());
+    let begun = vm.speculation.as_ref().map(|figures| figures.begun);
     ensure!(
         begun.is_some_and(|begun| begun >= CLIENTS as u64),
         "{begun:?} connections pass shadow sockets"
     );
     for number in 0..hand_overs {
         let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-        cluster.dunlin(&primary, &["failover", &plan.name])?;
+        cluster.dunlin(&primary, &["switchover", &plan.name])?;
         streams
             .await_more(some, PATIENCE)
             .with_context(|| format!("after hand-over {number}, from host {primary}"))?;

@@ -4,7 +4,7 @@
 //!   fault (two to three seconds). How long the others are is told and not judged: that is for whoever knows the machine.
 //! * **Flow:** a VM with redis, PostgreSQL and nginx, protected -> its clients, and a look at the primary again and again -> the
 //!   waits between two commits of a client, each with what the looks in it saw.
-//! * **Not here:** faults (`campaign`), other loads beside the lab (`overload`).
+//! * **Not here:** faults (`campaign`), other loads beside the testbed (`overload`).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,9 +13,9 @@ use anyhow::{Result, ensure};
 
 use super::campaign::loads::{Clients, Loads};
 use super::campaign::{CampaignSpec, Terms, mixed};
-use crate::cluster::{Cluster, VmStatus, in_a_lab};
+use crate::cluster::{Cluster, VmStatus, in_a_testbed};
 use crate::image;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(150);
 /// No commit may wait so long.
@@ -46,23 +46,23 @@ struct Look {
 /// # Errors
 /// When the VM was not protected all along, or clients were let down; the daemons' logs are kept.
 pub fn run(spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> {
-    in_a_lab("stalls", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+    in_a_testbed("stalls", &TestbedSpec::three_hosts(), &spec.dunlin, |cluster| {
         play(cluster, spec, vcpus, lasts)
     })
 }
 
 fn play(cluster: &mut Cluster<'_>, spec: &CampaignSpec, vcpus: u32, lasts: Duration) -> Result<Outcome> {
     cluster.start_hosts()?;
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     let plan = mixed(&Terms {
         policy: "dunlin",
         vcpus,
         durable: false,
         idle_cards: 0,
     });
-    let file = plan.write(lab, &spec.image)?;
+    let file = plan.write(testbed, &spec.image)?;
     cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     let loads = Loads::start(client, plan.service(), image::MIXED.port, Clients::SOME, PATIENCE)?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     loads.await_progress(PATIENCE)?;
@@ -114,13 +114,12 @@ fn play(cluster: &mut Cluster<'_>, spec: &CampaignSpec, vcpus: u32, lasts: Durat
 
 /// What the primary does, in a word or two.
 fn what(vm: &VmStatus) -> String {
-    let wait = vm.more.get("waits").and_then(|waits| waits["name"].as_str());
-    let held = vm.more.get("held_frames").and_then(|held| held.as_u64());
-    match (wait, held) {
-        (Some(wait), Some(0) | None) => format!("{}, {wait}", vm.state),
-        (Some(wait), Some(_)) => format!("{}, {wait}, output waits", vm.state),
-        (None, Some(1..)) => format!("{}, output waits", vm.state),
-        (None, _) => vm.state.clone(),
+    let wait = vm.waits.as_ref().map(|wait| &wait.name);
+    match (wait, vm.held_frames) {
+        (Some(wait), 0) => format!("{}, {wait}", vm.state),
+        (Some(wait), _) => format!("{}, {wait}, output waits", vm.state),
+        (None, 1..) => format!("{}, output waits", vm.state),
+        (None, 0) => vm.state_in_words(),
     }
 }
 

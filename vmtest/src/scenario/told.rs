@@ -30,8 +30,8 @@ pub struct Told {
 impl Told {
     /// The host is to be started after this. The first answer that its events get is that they come too early.
     pub fn prepare(cluster: &Cluster<'_>, host: &str) -> Result<Self> {
-        let lab = cluster.lab();
-        let client = lab.node("client").address();
+        let testbed = cluster.testbed();
+        let client = testbed.node("client").address();
         let metrics = cluster.serve_metrics(host)?;
         let file = cluster.host_file(host);
         let text = fs::read_to_string(&file)?;
@@ -41,7 +41,7 @@ impl Told {
         )?;
         let (tell, events) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
-        let listens = lab.node("client").spawn("receiver", move || {
+        let listens = testbed.node("client").spawn("receiver", move || {
             let listener = TcpListener::bind(SocketAddr::new(client.into(), EVENTS))?;
             let _ = ready.send(());
             for number in 0..2 {
@@ -87,9 +87,11 @@ impl Told {
         self.listens
             .join()
             .map_err(|_| anyhow::anyhow!("the receiver panicked"))???;
-        let lab = cluster.lab();
+        let testbed = cluster.testbed();
         let address = self.metrics;
-        let asks = lab.node(other).spawn("scraper", move || scrape(address, BOUND))?;
+        let asks = testbed
+            .node(other)
+            .spawn("scraper", move || scrape(address, BOUND))?;
         let (head, page) = asks
             .join()
             .map_err(|_| anyhow::anyhow!("the scraper panicked"))???;

@@ -4,6 +4,7 @@
 //! * **Flow:** both up and protected -> both counted on -> host a killed -> both go on from host b -> a returns -> both
 //!   protected -> host b killed -> both go on from host a.
 
+use dunlin_api::Role;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -11,8 +12,8 @@ use nix::sys::signal::Signal;
 
 use super::World;
 use crate::client::{Answers, Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, VmPlan, await_service, in_a_lab};
-use crate::lab::LabSpec;
+use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
+use crate::testbed::TestbedSpec;
 use crate::traces;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -33,7 +34,7 @@ pub struct Outcome {
 /// # Errors
 /// When it does not go as it should; the daemons' logs are kept.
 pub fn run(world: &World) -> Result<Outcome> {
-    in_a_lab("two-vms", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
+    in_a_testbed("two-vms", &TestbedSpec::three_hosts(), &world.dunlin, |cluster| {
         play(cluster, world)
     })
 }
@@ -52,16 +53,16 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
             ..VmPlan::redis("plover")
         },
     ];
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     for plan in &plans {
-        let file = plan.write(cluster.lab(), &world.image)?;
+        let file = plan.write(cluster.testbed(), &world.image)?;
         cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
         await_service(client, plan.service(), PATIENCE)?;
     }
     // A busy machine may have moved one already.
     for (plan, (primary, _)) in plans.iter().zip(protected(cluster, &plans)?) {
         if primary != plan.members[0] {
-            cluster.dunlin(&primary, &["failover", &plan.name])?;
+            cluster.dunlin(&primary, &["switchover", &plan.name])?;
             cluster.await_take_over(&plan.name, &primary, PATIENCE)?;
         }
     }
@@ -96,7 +97,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
                 .iter()
                 .all(|plan| {
                     host.vm(&plan.name)
-                        .is_some_and(|vm| vm.role == "primary" && !vm.protected)
+                        .is_some_and(|vm| vm.role == Role::Primary && !vm.protected)
                 })
                 .then_some(())
         })?;

@@ -7,6 +7,7 @@
 //! * **Invariants:** (1) no host's log ever holds more than its limit (asked of `status` all along); (2) bulk is no reason for
 //!   an election, also beside busy loops: heartbeats do not wait behind it.
 
+use dunlin_api::{EventKind, Reasons, Role};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -14,9 +15,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::World;
 use super::overload::Busy;
 use crate::client::Upload;
-use crate::cluster::{Cluster, HostStatus, VmPlan, VmStatus, await_service, in_a_lab};
+use crate::cluster::{Cluster, HostStatus, VmPlan, VmStatus, await_service, in_a_testbed};
 use crate::demo::service;
-use crate::lab::LabSpec;
+use crate::testbed::TestbedSpec;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The longest that a value may take: a megabyte into two emulated guests on a busy machine, and a sync.
@@ -45,9 +46,12 @@ pub struct Outcome {
 /// # Errors
 /// When a value was lost or stuck, a log grew beyond its limit, or somebody was elected meanwhile; the daemons' logs are kept.
 pub fn run(world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
-    in_a_lab("long-upload", &LabSpec::three_hosts(), &world.dunlin, |cluster| {
-        play(cluster, world, at_least, loops)
-    })
+    in_a_testbed(
+        "long-upload",
+        &TestbedSpec::three_hosts(),
+        &world.dunlin,
+        |cluster| play(cluster, world, at_least, loops),
+    )
 }
 
 fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
@@ -56,21 +60,22 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usi
         top: vec![format!("memory = {{ log_mib = {LOG_MIB} }}")],
         ..VmPlan::redis("dunlin")
     };
-    let file = plan.write(cluster.lab(), &world.image)?;
+    let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     let mut peak = 0;
     let (_, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
     let busy = Busy::start(loops);
     let first = upload(cluster, &plan, at_least, &mut peak).context("into a protected VM")?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
-    let asked = reason(&cluster.status(&primary)?, &plan.name, "memory");
+    let asked = reason(&cluster.status(&primary)?, &plan.name, |reasons| reasons.memory);
     ensure!(asked > 0, "no sync was made because the log was half full");
     cluster.kill_host(&backup)?;
     cluster.await_status("an unprotected primary", PATIENCE, |hosts| {
         let mut vms = hosts.iter().filter_map(|host| host.vm(&plan.name));
-        vms.any(|vm| vm.role == "primary" && !vm.protected).then_some(())
+        vms.any(|vm| vm.role == Role::Primary && !vm.protected)
+            .then_some(())
     })?;
     let mut second = upload(cluster, &plan, at_least, &mut peak).context("into an unprotected VM")?;
     drop(busy);
@@ -97,7 +102,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usi
 /// Uploads until the log's limit was exceeded several times over, and at least so long. The last value is there.
 fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u64) -> Result<Upload> {
     let (begun, begun_at, to) = (Instant::now(), SystemTime::now(), plan.service());
-    let client = cluster.lab().node("client");
+    let client = cluster.testbed().node("client");
     let opened = client.spawn("upload", move || Upload::open(to, GIVE_UP))?.join();
     let mut upload = opened.map_err(|_| anyhow!("the upload's thread panicked"))???;
     while upload.bytes() < (TIMES * LOG_MIB) << 20 || begun.elapsed() < at_least {
@@ -121,7 +126,7 @@ fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u
     let events = cluster.logged()?;
     let elected = events
         .iter()
-        .filter(|event| event.kind == "elected" && event.at > begun_at);
+        .filter(|event| event.kind == EventKind::Elected && event.at > begun_at);
     let elected = elected.count();
     ensure!(
         elected == 0,
@@ -133,14 +138,10 @@ fn upload(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u
 
 /// What a log holds, and what it may hold.
 fn log(vm: &VmStatus) -> Option<(u64, u64)> {
-    let queues = vm.more.get("queues")?.as_array()?;
-    let log = queues.iter().find(|queue| queue["name"] == "log")?;
-    Some((log["bytes"].as_u64()?, log["limit_bytes"].as_u64()?))
+    let log = vm.queues.iter().find(|queue| queue.name == "log")?;
+    Some((log.bytes, log.limit_bytes))
 }
 
-fn reason(status: &HostStatus, vm: &str, name: &str) -> u64 {
-    let reasons = status.vm(vm).map(|vm| &vm.sync.reasons);
-    reasons
-        .and_then(|reasons| reasons.get(name).copied())
-        .unwrap_or(0)
+fn reason(status: &HostStatus, vm: &str, of: fn(&Reasons) -> u64) -> u64 {
+    status.vm(vm).map_or(0, |vm| of(&vm.sync.reasons))
 }

@@ -1,9 +1,9 @@
 //! The package on Debian machines that run systemd: from a person's first ten minutes to the purge.
 //!
 //! * **Decides:** nothing; what must hold is in [`minutes`], [`care`], [`upgrade`] and [`alone`].
-//! * **Flow:** a lab of three hosts and a client -> a Debian root on each, booted ([`machine`]), the first with a VM of libvirt's ([`libvirt`]) -> a
+//! * **Flow:** a testbed of three hosts and a client -> a Debian root on each, booted ([`machine`]), the first with a VM of libvirt's ([`libvirt`]) -> a
 //!   cluster on fresh hosts -> keys and roles -> purged everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
-//! * **Invariants:** what the lab made goes with it, however this ends.
+//! * **Invariants:** what the testbed made goes with it, however this ends.
 //! * **Not here:** a VM's life in all its turns (the scenarios).
 
 mod alone;
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use dunlin_vmtest::lab::{Lab, LabSpec};
+use dunlin_vmtest::testbed::{Testbed, TestbedSpec};
 
 use crate::accel::Accel;
 use crate::setup;
@@ -47,10 +47,10 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     let say = |line: &str| println!("package: [{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     setup::install(&PACKAGES)?;
     let (_, image) = Accel::tcg().choose()?;
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     let (plain, with_libvirt) = (machine::archive(&[])?, machine::archive(&libvirt::PACKAGES)?);
     let hosts = [("a", &with_libvirt), ("b", &plain), ("c", &plain)]
-        .map(|(name, archive)| Machine::unpack(lab.node(name), archive));
+        .map(|(name, archive)| Machine::unpack(testbed.node(name), archive));
     let [a, b, c] = hosts;
     let mut machines = [a?, b?, c?];
     let name = |deb: &Path| -> Result<String> {
@@ -67,16 +67,16 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     say("three Debian roots run systemd");
 
     let typed =
-        minutes::run(&lab, &mut machines, &image, &this, &say).context("ten minutes on fresh hosts")?;
+        minutes::run(&testbed, &mut machines, &image, &this, &say).context("ten minutes on fresh hosts")?;
     let (text, counted) = typed.finish();
     fs::write(transcript, &text).with_context(|| transcript.display().to_string())?;
     say(&format!("{counted}: {}", transcript.display()));
     ensure!(counted.minutes <= 10.0, "that is more than ten minutes");
-    care::run(&lab, &machines, &say).context("keys, roles and a request for help")?;
+    care::run(&testbed, &machines, &say).context("keys, roles and a request for help")?;
     three::leave(&machines, "shop").context("the package is taken away again")?;
     say("the VM is down, the services ended cleanly, and the purge left nothing");
 
-    upgrade::run(&lab, &mut machines, &image, (&earlier, &this), &say).context("upgrades")?;
+    upgrade::run(&testbed, &mut machines, &image, (&earlier, &this), &say).context("upgrades")?;
     three::leave(&machines, "shop").context("the package is taken away again")?;
     let steps = alone::run(&machines[0], &this, &later)?;
     for machine in &mut machines {

@@ -14,7 +14,7 @@
 //! 3. A connection that differs says nothing new until the next sync.
 //!
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
-//! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`shadow`).
+//! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`rewriter`).
 
 use super::place::{Found, SHOWN_BYTES, alike, shown};
 use super::said::{Said, after, later};

@@ -3,10 +3,10 @@
 //! Layout, all numbers big-endian: how many connections (4); for each its key, where the client's next byte will be (4), and flags (1).
 //!
 //! The kernel counts what a brought connection takes in from nothing (`tcpi_bytes_received`), so the copy counts anew, too.
-//! Source: tcp(7), TCP_REPAIR. Not here: the connection itself, and the numbers that it shows its client (`output::shadow`).
+//! Source: tcp(7), TCP_REPAIR. Not here: the connection itself, and the numbers that it shows its client (`output::rewriter`).
 
 use super::{Gate, Heard, MOST_CONNECTIONS};
-use crate::output::shadow::table::{put_key, take_key};
+use crate::output::rewriter::table::{put_key, take_key};
 use crate::wire::{Reader, WireError};
 use bytes::{BufMut, Bytes, BytesMut};
 use std::collections::BTreeMap;

@@ -18,7 +18,7 @@ pub mod primary;
 #[cfg(test)]
 mod tests;
 
-use crate::policy::{Manner, Policy};
+use crate::policy::{Mode, Policy};
 
 /// How what the network sends reaches the VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -61,15 +61,15 @@ pub struct Rules {
 impl Rules {
     /// What a policy's mode means; `speculative` as the VM's file says.
     #[must_use]
-    pub fn of(mode: Manner, speculative: bool) -> Self {
+    pub fn of(mode: Mode, speculative: bool) -> Self {
         let (inputs, backup) = match mode.backup_runs() {
             true => (Inputs::Agreed, BackupVm::Runs),
             false => (Inputs::Direct, BackupVm::Holds),
         };
         let release = match mode {
-            Manner::Match => Release::Match,
-            Manner::Passive if speculative => Release::Speculative,
-            Manner::Active | Manner::Passive => Release::Sync,
+            Mode::Match => Release::Match,
+            Mode::Passive if speculative => Release::Speculative,
+            Mode::Active | Mode::Passive => Release::Sync,
         };
         Self::new(inputs, backup, release)
     }
@@ -77,7 +77,7 @@ impl Rules {
     /// In the epoch after a join; and, for inputs, where nobody follows.
     #[must_use]
     pub fn first(policy: Policy, speculative: bool) -> Self {
-        Self::of(policy.first_manner(), speculative)
+        Self::of(policy.first_mode(), speculative)
     }
 
     fn new(inputs: Inputs, backup: BackupVm, release: Release) -> Self {
@@ -127,11 +127,11 @@ impl Rules {
 
     /// The mode's number on the wire, and its name for people.
     #[must_use]
-    pub fn mode(self) -> Manner {
+    pub fn mode(self) -> Mode {
         match (self.backup, self.release) {
-            (BackupVm::Runs, Release::Match) => Manner::Match,
-            (BackupVm::Runs, _) => Manner::Active,
-            (BackupVm::Holds, _) => Manner::Passive,
+            (BackupVm::Runs, Release::Match) => Mode::Match,
+            (BackupVm::Runs, _) => Mode::Active,
+            (BackupVm::Holds, _) => Mode::Passive,
         }
     }
 }

@@ -3,20 +3,20 @@
 use super::backup::{self, BackupEpochs};
 use super::primary::{Loaded, Phase, PrimaryEpochs, Stage};
 use super::{Inputs, Release, Rules};
-use crate::policy::{Manner, Policy};
+use crate::policy::{Mode, Policy};
 use crate::units::Epoch;
 use proptest::prelude::*;
 
-const MATCH: Manner = Manner::Match;
-const ACTIVE: Manner = Manner::Active;
-const PASSIVE: Manner = Manner::Passive;
+const MATCH: Mode = Mode::Match;
+const ACTIVE: Mode = Mode::Active;
+const PASSIVE: Mode = Mode::Passive;
 
-fn rules(mode: Manner) -> Rules {
+fn rules(mode: Mode) -> Rules {
     Rules::of(mode, false)
 }
 
 /// Followed by a backup that has joined in this mode.
-fn synced(mode: Manner) -> PrimaryEpochs {
+fn synced(mode: Mode) -> PrimaryEpochs {
     let mut epochs = joining(mode);
     epochs.join_copied();
     let loaded = sync(&mut epochs, Epoch(1), false, mode);
@@ -26,7 +26,7 @@ fn synced(mode: Manner) -> PrimaryEpochs {
     epochs
 }
 
-fn joining(mode: Manner) -> PrimaryEpochs {
+fn joining(mode: Mode) -> PrimaryEpochs {
     let mut epochs = PrimaryEpochs::new(rules(mode));
     epochs.session_begins();
     epochs.join_begins();
@@ -34,7 +34,7 @@ fn joining(mode: Manner) -> PrimaryEpochs {
 }
 
 /// A sync from its beginning to its end.
-fn sync(epochs: &mut PrimaryEpochs, epoch: Epoch, switchover: bool, next: Manner) -> Loaded {
+fn sync(epochs: &mut PrimaryEpochs, epoch: Epoch, switchover: bool, next: Mode) -> Loaded {
     if epochs.begin(0, epoch, switchover, rules(next)) {
         assert!(epochs.is_proposed() && !epochs.holds_log());
         assert!(epochs.sync_agreed(epoch) && epochs.holds_log());
@@ -76,7 +76,7 @@ fn the_rules_of_each_policy_are_those_of_its_paper() {
         );
     }
     assert_eq!(Rules::first(Policy::Remus, true).release(), Release::Speculative);
-    for mode in Manner::ALL {
+    for mode in Mode::ALL {
         for speculative in [false, true] {
             assert_eq!(Rules::of(mode, speculative).mode(), mode);
         }
@@ -86,7 +86,7 @@ fn the_rules_of_each_policy_are_those_of_its_paper() {
 #[test]
 fn the_table_for_people_is_the_codes() {
     let page = include_str!("../../../../docs/replica.md");
-    let modes = Manner::ALL.map(|mode| (mode.name(), mode, false));
+    let modes = Mode::ALL.map(|mode| (mode.name(), mode, false));
     for (name, mode, speculative) in modes.into_iter().chain([("passive, speculative", PASSIVE, true)]) {
         let of = Rules::of(mode, speculative);
         let backup = if of.backup_runs() { "runs" } else { "holds" };
@@ -241,7 +241,7 @@ fn an_acknowledgement_of_another_sync_is_a_programmers_error() {
 }
 
 /// A backup that has joined in this mode.
-fn follower(mode: Manner) -> BackupEpochs {
+fn follower(mode: Mode) -> BackupEpochs {
     let mut epochs = BackupEpochs::new(rules(mode));
     assert!(!epochs.executes_inputs() && !epochs.may_lead());
     assert_eq!(epochs.awaits_entry(rules(mode)), mode.backup_runs());
@@ -341,7 +341,7 @@ proptest! {
         let mut epochs = PrimaryEpochs::new(rules(MATCH));
         let mut epoch = Epoch(1);
         for (step, mode) in steps {
-            let next = rules(Manner::ALL[usize::from(mode)]);
+            let next = rules(Mode::ALL[usize::from(mode)]);
             let stage = epochs.run().map(|run| (run.stage, run.drawn));
             match step {
                 0 if epochs.session().is_none() && !epochs.is_handed() => epochs.session_begins(),

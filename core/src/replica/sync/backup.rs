@@ -18,7 +18,7 @@ mod takeover;
 use super::bugs::{Bug, Bugs};
 use super::table::{self, Side};
 use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
-use crate::policy::Manner;
+use crate::policy::Mode;
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::{PageDelta, Staged, Staging};
 use crate::units::{Epoch, Term};
@@ -97,9 +97,9 @@ pub enum Report {
         /// The epoch that it ends.
         epoch: Epoch,
         /// The mode of the next one.
-        next: Manner,
+        next: Mode,
         /// The connections that do not speak the VM's own numbers.
-        shadow: Bytes,
+        connections: Bytes,
     },
     /// It is applied; the VM runs on, or could.
     Loaded {
@@ -189,7 +189,7 @@ enum State {
     AwaitsLeave(Whole),
     Applying {
         epoch: Epoch,
-        next: Manner,
+        next: Mode,
         state: Bytes,
         joining: bool,
     },
@@ -388,14 +388,14 @@ impl Backup {
                     false => Ok(self.awaits_state(epoch)),
                 }
             }
-            (State::Idle, SyncMessage::Ahead { epoch, pages, more }) if self.active => {
+            (State::Idle, SyncMessage::PreCopy { epoch, pages, more }) if self.active => {
                 self.check_epoch(epoch)?;
                 let gathering = Gathering::new(u64::from(self.setup.pages));
                 self.precopy_gathers(epoch, gathering, pages, more, effects)
             }
             (
                 State::PreCopyGathers { epoch, gathering },
-                SyncMessage::Ahead {
+                SyncMessage::PreCopy {
                     epoch: got,
                     pages,
                     more,
@@ -449,10 +449,10 @@ impl Backup {
                 SyncMessage::State {
                     epoch: got,
                     next,
-                    shadow,
+                    connections,
                     device_state,
                 },
-            ) if got == epoch => self.state_arrived(epoch, next, shadow, device_state, effects),
+            ) if got == epoch => self.state_arrived(epoch, next, connections, device_state, effects),
             (State::AwaitsAudit(mut whole), SyncMessage::Audit { epoch, hash })
                 if epoch == whole.staged.epoch =>
             {

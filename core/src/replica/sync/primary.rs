@@ -22,7 +22,7 @@ use super::bugs::{Bug, Bugs};
 use super::rounds::Rounds;
 use super::table::{self, Side};
 use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
-use crate::policy::Manner;
+use crate::policy::Mode;
 use crate::sync::compare::DivergentPage;
 use crate::sync::dirty::PageSet;
 use crate::units::{Epoch, Term};
@@ -47,7 +47,7 @@ pub enum Word {
     /// The line is drawn between this epoch's frames and the next one's.
     LineDrawn {
         /// The connections that do not speak the VM's own numbers.
-        shadow: Bytes,
+        connections: Bytes,
     },
     /// The group is asked to follow the backup: the loop answers for the VM that stands here.
     HandedOver,
@@ -63,7 +63,7 @@ pub struct Order {
     /// Whether the log says so, too.
     pub agreed: bool,
     /// The mode of the next epoch.
-    pub next: Manner,
+    pub next: Mode,
 }
 
 /// What a driver does.
@@ -119,9 +119,9 @@ pub enum Effect {
         /// The epoch.
         epoch: Epoch,
         /// The mode of the next one.
-        next: Manner,
+        next: Mode,
         /// The connections that do not speak the VM's own numbers.
-        shadow: Bytes,
+        connections: Bytes,
     },
     /// Tells the loop.
     Report(Report),
@@ -174,7 +174,7 @@ pub enum Report {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Pages that were looked at before the stop.
-    pub ahead: u64,
+    pub pre_copied: u64,
     /// Pages that the primary has written, the backup, either, and how many of them differ.
     pub pages: [u64; 4],
     /// Bytes of pages that were sent.
@@ -458,8 +458,8 @@ impl Primary {
                 Ok(State::PreCopyScans { epoch })
             }
             (State::Idle, Word::Sync(order)) => Ok(self.begin_sync(order, effects)),
-            (State::AwaitsLine(capture), Word::LineDrawn { shadow }) => {
-                Ok(self.line_drawn(capture, shadow, effects))
+            (State::AwaitsLine(capture), Word::LineDrawn { connections }) => {
+                Ok(self.line_drawn(capture, connections, effects))
             }
             (State::HandsOver(order), Word::HandedOver) => {
                 self.vm.handed_over();

@@ -132,7 +132,7 @@ pub const MESSAGES: [Row; 20] = [
         "the last sync of the join follows",
     ),
     row(
-        "Ahead",
+        "PreCopy",
         Side::Primary,
         At::States(&["precopy-asks"]),
         At::States(&["idle", "precopy-gathers"]),

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// A VM and its clients: how many frames leave in a millisecond, how long each is held and how many leave by a sync,
-/// in each manner.
+/// in each mode.
 struct Vm {
     per_ms: [f64; 3],
     held_us: [u64; 3],
@@ -14,13 +14,13 @@ struct Vm {
 
 struct World {
     choice: ChangeOver,
-    manner: Manner,
+    mode: Mode,
     now_us: u64,
     tally: Tally,
     owed: f64,
     owed_by_sync: f64,
     cold_until_us: u64,
-    /// Milliseconds spent in each manner.
+    /// Milliseconds spent in each mode.
     spent: [u64; 3],
     switches: u64,
 }
@@ -28,8 +28,8 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            choice: ChangeOver::new(Manner::Match, 0),
-            manner: Manner::Match,
+            choice: ChangeOver::new(Mode::Match, 0),
+            mode: Mode::Match,
             now_us: 0,
             tally: Tally::default(),
             owed: 0.0,
@@ -43,9 +43,9 @@ impl World {
     fn run(&mut self, vm: &Vm, ms: u64) {
         for _ in 0..ms {
             self.now_us += 1000;
-            let row = self.manner as usize;
+            let row = self.mode as usize;
             self.spent[row] += 1;
-            let cold = self.manner == Manner::Match && self.now_us < self.cold_until_us;
+            let cold = self.mode == Mode::Match && self.now_us < self.cold_until_us;
             self.owed += vm.per_ms[row] * if cold { 0.05 } else { 1.0 };
             let frames = self.owed as u64;
             self.owed -= frames as f64;
@@ -63,10 +63,10 @@ impl World {
                 let cost_us = vm.warm_up_us * 95 / 100;
                 self.choice.observe(self.now_us, &self.tally, Some(cost_us));
             }
-            if self.choice.wish() != self.manner {
-                self.manner = self.choice.wish();
+            if self.choice.wish() != self.mode {
+                self.mode = self.choice.wish();
                 self.switches += 1;
-                self.choice.entered(self.manner, self.now_us);
+                self.choice.entered(self.mode, self.now_us);
                 self.cold_until_us = self.now_us + vm.warm_up_us;
             }
         }
@@ -100,7 +100,7 @@ fn invariant_3_where_everything_matches_nothing_is_tried() {
 fn where_matching_does_not_pay_a_passive_backup_is_taken_up_at_once_and_kept() {
     let mut world = World::new();
     world.run(&COUNTER, 2_500);
-    assert_eq!(world.choice.chosen, Manner::Passive);
+    assert_eq!(world.choice.chosen, Mode::Passive);
     world.run(&COUNTER, 60_000);
     let wrong = world.spent[0] + world.spent[1];
     assert!(wrong * 10 < world.spent[2], "{:?}", world.spent);
@@ -110,9 +110,9 @@ fn where_matching_does_not_pay_a_passive_backup_is_taken_up_at_once_and_kept() {
 fn back_to_matching_when_that_pays_again() {
     let mut world = World::new();
     world.run(&COUNTER, 20_000);
-    assert_eq!(world.choice.chosen, Manner::Passive);
+    assert_eq!(world.choice.chosen, Mode::Passive);
     world.run(&MATCHING, 40_000);
-    assert_eq!(world.choice.chosen, Manner::Match);
+    assert_eq!(world.choice.chosen, Mode::Match);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_backup_that_says_nothing_else_and_is_slow_at_first_is_judged_by_what_it_com
         warm_up_us: 1_300_000,
     };
     world.run(&vm, 40_000);
-    assert_eq!(world.choice.chosen, Manner::Match);
+    assert_eq!(world.choice.chosen, Mode::Match);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn where_clients_set_the_pace_the_shorter_wait_decides() {
         warm_up_us: 0,
     };
     world.run(&vm, 10_000);
-    assert_eq!(world.choice.chosen, Manner::Passive);
+    assert_eq!(world.choice.chosen, Mode::Passive);
 }
 
 #[test]
@@ -173,9 +173,9 @@ fn invariant_4_what_warms_up_is_not_judged_by_its_beginning() {
     let mut world = World::new();
     // It boots: nothing matches for a while.
     world.run(&COUNTER, 5_000);
-    assert_eq!(world.choice.chosen, Manner::Passive);
+    assert_eq!(world.choice.chosen, Mode::Passive);
     world.run(&WARMS_UP, 20_000);
-    assert_eq!(world.choice.chosen, Manner::Match);
+    assert_eq!(world.choice.chosen, Mode::Match);
     let spent = world.spent;
     world.run(&WARMS_UP, 60_000);
     let (matched, other) = (
@@ -187,7 +187,7 @@ fn invariant_4_what_warms_up_is_not_judged_by_its_beginning() {
 
 #[test]
 fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
-    let mut choice = ChangeOver::new(Manner::Match, 0);
+    let mut choice = ChangeOver::new(Mode::Match, 0);
     let mut tally = Tally::default();
     let mut wished_us = None;
     for now_us in (0..20_000_000).step_by(50_000) {
@@ -198,7 +198,7 @@ fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
             tally.late += 1;
         }
         choice.observe(now_us, &tally, None);
-        if choice.wish() != Manner::Match {
+        if choice.wish() != Mode::Match {
             wished_us.get_or_insert(now_us);
         }
     }
@@ -210,7 +210,7 @@ fn a_cold_backup_that_is_late_is_no_reason_for_doubt() {
 
 #[test]
 fn a_few_differences_are_no_reason_for_doubt_until_they_cost_too_much() {
-    let mut choice = ChangeOver::new(Manner::Match, 0);
+    let mut choice = ChangeOver::new(Mode::Match, 0);
     let mut tally = Tally::default();
     let mut run = |from_ms: u64, to_ms: u64, forced_each_ms: u64| {
         for ms in (from_ms..to_ms).step_by(50) {
@@ -221,10 +221,10 @@ fn a_few_differences_are_no_reason_for_doubt_until_they_cost_too_much() {
         choice.wish()
     };
     // Connections begin, and their greetings differ.
-    assert_eq!(run(500, 2_000, 700), Manner::Match);
-    assert_eq!(run(2_000, 10_000, u64::MAX), Manner::Match);
+    assert_eq!(run(500, 2_000, 700), Mode::Match);
+    assert_eq!(run(2_000, 10_000, u64::MAX), Mode::Match);
     // A page that tells the time.
-    assert_ne!(run(10_000, 15_000, 1_000), Manner::Match);
+    assert_ne!(run(10_000, 15_000, 1_000), Mode::Match);
 }
 
 #[test]
@@ -239,16 +239,16 @@ fn a_load_of_other_frames_after_a_pause_is_another_one() {
     };
     // Long enough that a trial of matching would be minutes away.
     world.run(&COUNTER, 200_000);
-    assert_eq!(world.choice.chosen, Manner::Passive);
+    assert_eq!(world.choice.chosen, Mode::Passive);
     world.run(&idle, 700);
-    // As many as before in the manner in use: only their size tells the two loads apart.
+    // As many as before in the mode in use: only their size tells the two loads apart.
     let other = Vm {
         per_ms: [8.0, 0.2, 4.0],
         frame_bytes: 1_400,
         ..MATCHING
     };
     world.run(&other, 5_000);
-    assert_eq!(world.choice.chosen, Manner::Match);
+    assert_eq!(world.choice.chosen, Mode::Match);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn invariant_2_a_load_that_comes_in_bursts_does_not_pay_for_a_trial_in_each() {
 }
 
 proptest! {
-    /// Invariant 2, for any VM: after a while nearly all time is spent in a manner that is nearly the best one.
+    /// Invariant 2, for any VM: after a while nearly all time is spent in a mode that is nearly the best one.
     #[test]
     fn no_flapping_and_never_much_worse_than_the_best(
         per_ms in prop::array::uniform3(0.2_f64..8.0),

@@ -12,6 +12,7 @@ use super::{
     proto::{self, Chunk, Command, NbdError, Request},
 };
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
 use std::{
     io::{self, IoSlice, Read, Write},
     net::Shutdown,
@@ -21,7 +22,7 @@ use std::{
     },
     path::Path,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -154,7 +155,7 @@ impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
         if self.bytes > 0 {
-            *self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+            *self.shared.budget.lock() -= self.bytes;
             self.shared.returned.notify_one();
         }
     }
@@ -164,7 +165,7 @@ impl Shared {
     fn work(&self) -> Result<(), HandshakeError> {
         loop {
             let (request, data, ticket) = {
-                let mut stream = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut stream = self.reading.lock();
                 if self.closed.load(Ordering::Acquire) {
                     return Ok(());
                 }
@@ -185,7 +186,7 @@ impl Shared {
             if let Err(error) = answered {
                 self.closed.store(true, Ordering::Release);
                 // Wakes the thread that reads.
-                let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+                let writing = self.writing.lock();
                 let _already_closed = writing.shutdown(Shutdown::Both);
                 return Err(error.into());
             }
@@ -211,9 +212,9 @@ impl Shared {
         let carries = matches!(request.command, Command::Read | Command::Write);
         if carries && request.len <= proto::MOST_REQUEST_BYTES {
             let want = u64::from(request.len);
-            let mut used = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut used = self.budget.lock();
             while *used > 0 && *used + want > MOST_IN_FLIGHT_BYTES {
-                used = self.returned.wait(used).unwrap_or_else(PoisonError::into_inner);
+                self.returned.wait(&mut used);
             }
             *used += want;
             ticket.bytes = want;
@@ -342,7 +343,7 @@ impl Shared {
     }
 
     fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
-        let mut stream = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.writing.lock();
         let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let mut left = &mut slices[..];
         IoSlice::advance_slices(&mut left, 0);

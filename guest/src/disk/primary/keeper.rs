@@ -6,7 +6,7 @@
 //! Not here: the map's file ([`crate::disk::dirty_map`]).
 
 use super::*;
-use std::sync::Condvar;
+use parking_lot::Condvar;
 
 /// What is asked for.
 pub(super) enum Keep {
@@ -32,7 +32,7 @@ struct Waiting {
 
 impl Orders {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Never waits.
@@ -53,12 +53,10 @@ impl Orders {
 
     /// Waits for the next one; nothing after the end.
     fn next(&self) -> Option<Keep> {
-        let mut waiting = self
-            .changed
-            .wait_while(self.lock(), |waiting| {
-                !waiting.clear && waiting.pair.is_none() && !waiting.ended
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.lock();
+        self.changed.wait_while(&mut waiting, |waiting| {
+            !waiting.clear && waiting.pair.is_none() && !waiting.ended
+        });
         if let Some((epoch, pair)) = waiting.pair.take() {
             return Some(Keep::Pair(epoch, pair));
         }
@@ -96,7 +94,7 @@ impl Primary {
     /// P5. What the peer has committed before the flush begins, and what nobody writes until it has ended, is on both images
     /// for good.
     fn clear_map(&self) -> io::Result<()> {
-        let _alone = self.clearing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.clearing.lock();
         let done = {
             let mut state = self.lock();
             state.written_since = Some(ExtentSet::default());

@@ -4,6 +4,7 @@ use super::Agreement;
 use crate::vm::nics::MOST_BATCH_BYTES;
 use crate::vm::run::{Role, VmLoop};
 use bytes::Bytes;
+use dunlin_api::EventKind;
 use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::units::Index;
 use dunlin_core::wire::agreed;
@@ -62,7 +63,7 @@ impl VmLoop {
         let (now_us, told_us) = (self.now_us(), self.agreement.log_full_told_us);
         if !full {
             if std::mem::take(&mut self.agreement.log_full_is_last) {
-                self.event("log-room", "the log here has room again");
+                self.event(EventKind::LogRoom, "the log here has room again");
             }
             return;
         }
@@ -84,7 +85,7 @@ impl VmLoop {
                  none does ('log_entries' in 'dunlin status --json'), start this host's daemon again"
             ),
         };
-        self.event("log-full", text);
+        self.event(EventKind::LogFull, text);
     }
 
     pub(in crate::vm) fn cut_log(&mut self, index: Index, state: Bytes) {

@@ -8,6 +8,7 @@ use super::StagedSync;
 use crate::vm::event::BackupStep;
 use crate::vm::run::VmLoop;
 use bytes::Bytes;
+use dunlin_api::EventKind;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Leave;
@@ -19,8 +20,16 @@ impl VmLoop {
             return;
         };
         match step {
-            BackupStep::Staged { epoch, next, shadow } => {
-                backup.staged = Some(StagedSync { epoch, next, shadow });
+            BackupStep::Staged {
+                epoch,
+                next,
+                connections,
+            } => {
+                backup.staged = Some(StagedSync {
+                    epoch,
+                    next,
+                    connections,
+                });
                 // What the VM sent up to its stop belongs to the epoch that ends.
                 self.read_ports();
                 self.give_leave();
@@ -31,7 +40,7 @@ impl VmLoop {
                 }
                 if joining {
                     self.event(
-                        "joined",
+                        EventKind::Joined,
                         format!("this host follows the VM from epoch {}", epoch.0 + 1),
                     );
                 }
@@ -76,11 +85,16 @@ impl VmLoop {
     fn acknowledge(&mut self) {
         let speculative = self.config.speculative;
         let Some(backup) = self.backup() else { return };
-        let Some(StagedSync { epoch, next, shadow }) = backup.staged.take() else {
+        let Some(StagedSync {
+            epoch,
+            next,
+            connections,
+        }) = backup.staged.take()
+        else {
             return;
         };
         let next = Rules::of(next, speculative);
-        let table = match self.speculation_applies(epoch, &shadow) {
+        let table = match self.speculation_applies(epoch, &connections) {
             Some(Err(error)) => {
                 // Not acknowledged: the session ends, and with it this copy.
                 self.join_failed(format!("the primary's connections: {error}"));
@@ -88,7 +102,7 @@ impl VmLoop {
             }
             // None of them has numbers other than the VM's own.
             Some(Ok(())) => Bytes::new(),
-            None => shadow,
+            None => connections,
         };
         if let Err(error) = self.output.applied(epoch, &table) {
             // Not acknowledged: the session ends, and with it this copy.

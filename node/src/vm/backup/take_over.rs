@@ -7,9 +7,9 @@
 //! Not here: the work on the copy (`session::backup`), what had left already (core's `output`).
 
 use super::TakeOver;
-use crate::control::FailoverStatus;
 use crate::vm::Line;
 use crate::vm::run::VmLoop;
+use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::replica::leadership::Step;
 use dunlin_core::replica::sync::backup::Word;
@@ -88,7 +88,7 @@ impl VmLoop {
                 self.agreement.leadership.took_over();
                 if self.shared.fault_at.steps_down(Line::BackupTookOver) {
                     self.event(
-                        "stepped-down",
+                        EventKind::SteppedDown,
                         "a fault was asked for: the take-over is cut short by an election",
                     );
                     self.group.step_down();
@@ -114,7 +114,7 @@ impl VmLoop {
             held.join(" and ")
         };
         self.event(
-            "stalled",
+            EventKind::Stalled,
             format!("the VM is to be taken over here, and {what} does not get on: {why}; another host may lead until then"),
         );
         self.group.may_lead(false);
@@ -123,7 +123,7 @@ impl VmLoop {
 
     pub(in crate::vm) fn take_over_failed(&mut self, why: &str) {
         self.event(
-            "take-over-failed",
+            EventKind::TakeOverFailed,
             format!("the copy here cannot be taken over: {why}"),
         );
         self.drop_machine();
@@ -144,7 +144,7 @@ impl VmLoop {
             nics.announce();
         }
         self.announcements = Announcements::after_take_over(now_us);
-        self.become_primary(machine, status.clone());
+        self.become_primary(machine, status);
         if self.speculating.is_none() {
             self.output.take_over(now_us);
         }
@@ -167,7 +167,7 @@ impl VmLoop {
                 "; it had heard {overheard} frames for the VM that nobody had agreed on: they are not lost"
             );
         }
-        self.event("took-over", text);
+        self.event(EventKind::TookOver, text);
         self.stands_alone();
     }
 }

@@ -6,9 +6,9 @@
 
 use super::Inquest;
 use crate::config::VmConfig;
-use crate::control::Standing;
 use crate::events::utc;
 use crate::vm::run::VmLoop;
+use dunlin_api::Standing;
 use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::units::ReplicaId;
 
@@ -83,7 +83,7 @@ pub(super) fn judge(vm_loop: &VmLoop, inquest: Inquest) -> Verdict {
         ))
     } else {
         Verdict::Silent(format!(
-            "no copy of the VM is alive here, and {} may hold one; if it is dead for good, 'dunlin protect --alone \
+            "no copy of the VM is alive here, and {} may hold one; if it is dead for good, 'dunlin promote --force \
              --from-disk {}' boots the VM from this host's disk ({})",
             silent.join(", "),
             config.name,
@@ -104,7 +104,7 @@ fn elsewhere(host: &str, vm: &str, waits: bool) -> String {
     let then = if waits {
         format!(
             "but does not know any more what was agreed (durability = \"memory\"), so it waits too: if no copy of the VM is alive \
-             anywhere, 'dunlin protect --alone --from-disk {vm}' said on host '{host}' boots it there"
+             anywhere, 'dunlin promote --force --from-disk {vm}' said on host '{host}' boots it there"
         )
     } else {
         "and boots it".to_owned()
@@ -202,8 +202,8 @@ fn describe(standing: &Standing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::DiskStanding;
-    use crate::vm::Note;
+    use dunlin_api::DiskStanding;
+    use dunlin_api::Note;
 
     fn standing(id: u8, last: (u64, u64), complete: u64, disk: DiskStanding) -> (ReplicaId, Standing) {
         let standing = Standing {

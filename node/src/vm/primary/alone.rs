@@ -8,9 +8,9 @@
 //!
 //! Not here: terms and logs (core's `consensus::alone`).
 
-use crate::control::Answer;
 use crate::vm::run::{Role, VmLoop};
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind};
 use dunlin_core::consensus::Member;
 use dunlin_core::units::ReplicaId;
 
@@ -36,10 +36,10 @@ impl VmLoop {
                 .map(|link| format!("'{}'", self.config.host_name(link.peer)))
                 .collect();
             self.event(
-                "others-lost",
+                EventKind::OthersLost,
                 format!(
                     "nothing was heard of host {} for {} s. A person who knows that they are dead, and not only cut off from this \
-                     one, may say 'dunlin protect --alone {}' here",
+                     one, may say 'dunlin promote --force {}' here",
                     hosts.join(" and "),
                     LOST_US / 1_000_000,
                     self.config.name
@@ -72,7 +72,7 @@ impl VmLoop {
         if !from_disk {
             return Some(Answer::refused(format!(
                 "this host holds no complete and running copy of the VM, or one that the others have gone on without; if \
-                 no copy is alive anywhere, 'dunlin protect --alone --from-disk {}' boots the VM from this host's disk",
+                 no copy is alive anywhere, 'dunlin promote --force --from-disk {}' boots the VM from this host's disk",
                 self.config.name
             )));
         }
@@ -102,7 +102,7 @@ impl VmLoop {
             self.log_link_lost(peer);
         }
         self.event(
-            "standing-alone",
+            EventKind::StandingAlone,
             "by a person's order this host serves without the others, who were declared dead; one of them that is not \
              dead starts anew when it meets this host, and what it has told clients meanwhile is lost",
         );
@@ -151,7 +151,7 @@ impl VmLoop {
             Ok(_) => {
                 let host = self.config.host_name(back.id).to_owned();
                 self.event(
-                    "readmitted",
+                    EventKind::Readmitted,
                     format!("host '{host}' takes part in the group again"),
                 );
             }

@@ -1,12 +1,12 @@
 //! The VM's process begins: a boot, or a backup's that goes on as the primary's.
 
 use super::PrimaryRole;
-use crate::control::FailoverStatus;
 use crate::vm::event::{LoopEvent, Started};
 use crate::vm::machine::Machine;
 use crate::vm::nics::Nics;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::speculating::Speculating;
+use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::Start;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl VmLoop {
                 let how = why.map_or(String::new(), |why| format!(" ({why})"));
                 let accel = format!("{accel:?}").to_uppercase();
                 self.event(
-                    "started",
+                    EventKind::Started,
                     format!("QEMU {} runs, {accel}{how}", machine.qemu.version()),
                 );
                 self.nics = Some(nics);
@@ -81,7 +81,7 @@ impl VmLoop {
                 }
             }
             Err(why) => {
-                self.event("failed", format!("the VM does not start: {why}"));
+                self.event(EventKind::Failed, format!("the VM does not start: {why}"));
                 self.order_failed(&format!("the VM does not start: {why}"));
                 self.failure = Some(why);
                 self.drop_machine();

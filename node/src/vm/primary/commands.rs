@@ -4,7 +4,6 @@
 //!
 //! Not here: the other end of a hand-over (`backup`).
 
-use crate::control::{Answer, Progress};
 use crate::events::now_ms;
 use crate::vm::Ended;
 use crate::vm::care::{self, Link};
@@ -12,6 +11,7 @@ use crate::vm::event::{Command, LoopEvent};
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::verification::{self, Compared};
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, Progress};
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::disk::VerifyOptions;
 use std::ops::ControlFlow;

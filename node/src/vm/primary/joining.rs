@@ -6,7 +6,6 @@
 
 use super::PrimaryRole;
 use super::{Lingers, REJOIN_US, SILENCE_US, Session};
-use crate::control::{Answer, JoinProblem, Progress};
 use crate::vm::backup::NOT_READY;
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
@@ -16,6 +15,7 @@ use crate::vm::session::link::SyncLink;
 use crate::vm::session::primary::Primary;
 use crate::vm::session::talker::Talker;
 use crate::vm::session::waiting::Waiting;
+use dunlin_api::{Answer, EventKind, JoinProblem, Progress};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::primary::Phase;
@@ -88,7 +88,7 @@ impl VmLoop {
         let id = self.new_session();
         let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
         let term = self.group.term();
-        // Both sides begin in this policy's first manner.
+        // Both sides begin in this policy's first mode.
         let policy = self.policy_name().as_bytes().to_vec();
         let work = move || {
             let result = open(
@@ -239,15 +239,22 @@ impl VmLoop {
                         .and_then(|session| session.closer.as_ref())
                 {
                     closer.close();
-                    self.event("mirror-lost", format!("disk {number}: {reason}"));
+                    self.event(EventKind::MirrorLost, format!("disk {number}: {reason}"));
                 }
             }
             DiskEvent::BackupFailed { reason } => {
-                self.event("mirror-failed", format!("disk {number} on this backup: {reason}"));
+                self.event(
+                    EventKind::MirrorFailed,
+                    format!("disk {number} on this backup: {reason}"),
+                );
                 self.close_backup_session();
             }
             DiskEvent::ImageFailed { reason, full } => {
-                let kind = if full { "disk-full" } else { "disk-error" };
+                let kind = if full {
+                    EventKind::DiskFull
+                } else {
+                    EventKind::DiskError
+                };
                 self.event(kind, format!("disk {number}: {reason}"));
                 self.leave_to_the_backup(&format!("disk {number} of this host fails"));
             }
@@ -373,7 +380,7 @@ impl VmLoop {
     fn say_backup_lost(&mut self, host: &str, why: &str, was_complete: bool) {
         let text = format!("host '{host}': {why}");
         if was_complete {
-            self.event("backup-lost", text);
+            self.event(EventKind::BackupLost, text);
         } else {
             self.join_failed(text);
         }
@@ -382,7 +389,7 @@ impl VmLoop {
     /// A join that is tried again because the last one failed is not worth a word.
     pub(in crate::vm) fn join_begins(&self, text: impl Into<String>) {
         if self.join_complaint.is_none() {
-            self.event("joining", text);
+            self.event(EventKind::Joining, text);
         }
     }
 
@@ -393,7 +400,7 @@ impl VmLoop {
             known.times = known.times.saturating_add(1);
             return self.wake_followers();
         }
-        self.event("join-failed", &*why);
+        self.event(EventKind::JoinFailed, &*why);
         let passes = why.ends_with(NOT_READY);
         self.join_complaint = Some(JoinProblem {
             why,

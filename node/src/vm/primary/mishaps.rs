@@ -4,6 +4,7 @@
 
 use super::PrimaryRole;
 use crate::vm::run::{Role, VmLoop};
+use dunlin_api::EventKind;
 use dunlin_core::agreed::Agreed;
 use dunlin_guest::qemu::QemuEvent;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const ROOM_US: u64 = 1_000_000;
 
 /// A VM whose disk is full.
 #[derive(Clone, Copy)]
-pub struct Room {
+pub struct EnospcWait {
     pub retry_at_us: u64,
     /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
     tried: bool,
@@ -41,7 +42,9 @@ impl VmLoop {
             match event {
                 QemuEvent::Shutdown { guest: true, .. } => self.guest_switched_off(),
                 QemuEvent::Reset { guest: true } => self.guest_reset(),
-                QemuEvent::GuestPanicked => self.event("guest-panicked", "the guest's kernel panicked"),
+                QemuEvent::GuestPanicked => {
+                    self.event(EventKind::GuestPanicked, "the guest's kernel panicked")
+                }
                 QemuEvent::BlockIoError { reason, stopped } => self.guest_disk_failed(&reason, stopped),
                 _ => {}
             }
@@ -52,7 +55,7 @@ impl VmLoop {
         {
             primary.quit_at_us = None;
             self.event(
-                "powerdown-ignored",
+                EventKind::PowerdownIgnored,
                 "the guest did not switch itself off in time; it is ended",
             );
             self.propose(&Agreed::Down);
@@ -73,7 +76,10 @@ impl VmLoop {
 
     /// The guest boots anew. Both copies got the same input, but a boot is made of clocks: they are made one again at once.
     pub(in crate::vm) fn guest_reset(&mut self) {
-        self.event("guest-reset", "the guest has reset its machine and boots anew");
+        self.event(
+            EventKind::GuestReset,
+            "the guest has reset its machine and boots anew",
+        );
         if let Some(primary) = self.primary() {
             primary.guest_was_reset = true;
         }
@@ -84,15 +90,15 @@ impl VmLoop {
     pub(in crate::vm) fn guest_disk_failed(&mut self, reason: &str, stopped: bool) {
         let retry_at_us = self.now_us() + ROOM_US;
         let Some(primary) = self.primary().filter(|_| stopped) else {
-            return self.event("disk-error", reason);
+            return self.event(EventKind::DiskError, reason);
         };
-        let known = primary.room.replace(Room {
+        let known = primary.enospc_wait.replace(EnospcWait {
             retry_at_us,
             tried: false,
         });
         if known.is_none() {
             self.event(
-                "waits-for-room",
+                EventKind::WaitsForRoom,
                 format!("the VM stands still until there is room on its disk ({reason}); nothing is lost"),
             );
         }
@@ -101,14 +107,17 @@ impl VmLoop {
     pub(in crate::vm) fn look_for_room(&mut self) {
         let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
-        let Some(room) = primary.room.filter(|room| room.retry_at_us <= now_us) else {
+        let Some(room) = primary.enospc_wait.filter(|room| room.retry_at_us <= now_us) else {
             return;
         };
         if room.tried {
-            primary.room = None;
-            return self.event("has-room", "the VM goes on: there is room on its disk again");
+            primary.enospc_wait = None;
+            return self.event(
+                EventKind::HasRoom,
+                "the VM goes on: there is room on its disk again",
+            );
         }
-        primary.room = Some(Room {
+        primary.enospc_wait = Some(EnospcWait {
             retry_at_us: now_us + ROOM_US,
             tried: true,
         });
@@ -123,7 +132,10 @@ impl VmLoop {
         let protected = self.agreement.state().complete.len() > 1;
         let primary = self.primary();
         if protected && primary.is_some_and(|primary| primary.epochs.is_synced()) {
-            self.event("left-to-backup", format!("{why}: the backup goes on with the VM"));
+            self.event(
+                EventKind::LeftToBackup,
+                format!("{why}: the backup goes on with the VM"),
+            );
             self.end_copy(why);
         }
     }
@@ -140,7 +152,7 @@ impl VmLoop {
             Some(words) => format!("{why}; it said: {words}"),
             None => why.to_owned(),
         };
-        self.event("qemu-died", format!("QEMU: {why}"));
+        self.event(EventKind::QemuDied, format!("QEMU: {why}"));
         self.end_copy(&why);
     }
 

@@ -7,9 +7,9 @@
 //!
 //! Not here: what the policies are (core's `policy`).
 
-use crate::control::Answer;
 use crate::vm::run::VmLoop;
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::Agreed;
 use dunlin_core::policy::Policy;
 use dunlin_core::replica::epoch::Rules;
@@ -74,7 +74,7 @@ impl VmLoop {
     /// The group has agreed on another policy (invariant 1).
     pub(in crate::vm) fn policy_agreed(&mut self, policy: Policy) {
         let text = self.policy_in_words(policy);
-        self.event("policy", text);
+        self.event(EventKind::Policy, text);
         let first = self.first_rules();
         let Some(primary) = self.primary() else { return };
         primary.change_over = None;

@@ -13,9 +13,9 @@
 //! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`), how a list is followed (`vm::hosts`).
 
 use crate::config::newest;
-use crate::control::Answer;
 use crate::vm::run::{Role, VmLoop};
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Hosts};
 use dunlin_core::consensus::Member;
 use dunlin_core::units::{Index, ReplicaId, Term};
@@ -106,7 +106,7 @@ impl VmLoop {
             },
         };
         self.event(
-            "removed",
+            EventKind::Removed,
             format!("by a person's order the group goes on without host '{host}'"),
         );
         let term = self.group.term();

@@ -3,13 +3,14 @@
 //! Not here: an end that a person orders (`vm::ending`), a process that dies (`primary`).
 
 use crate::vm::run::VmLoop;
+use dunlin_api::EventKind;
 use dunlin_core::agreed::Agreed;
 use dunlin_guest::qemu::QemuEvent;
 
 impl VmLoop {
     /// The VM's end, if the group agrees. Its process ends by itself, which is no failure then.
     pub(super) fn guest_switched_off(&mut self) {
-        self.event("guest-shutdown", "the guest switched itself off");
+        self.event(EventKind::GuestShutdown, "the guest switched itself off");
         let agreed_soon = self.propose(&Agreed::Down);
         if let Some(primary) = self.primary() {
             primary.switched_off = agreed_soon;

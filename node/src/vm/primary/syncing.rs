@@ -5,16 +5,16 @@
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
 use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, PrimaryRole};
-use crate::control::{ComparedStatus, SyncFigures, SyncStatus};
 use crate::vm::Line;
 use crate::vm::event::SyncStep;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::session::reader::Lent;
 use crate::vm::status::remember;
+use dunlin_api::{ComparedStatus, EventKind, SyncFigures, SyncStatus};
 use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::Loaded;
 use dunlin_core::replica::sync::primary::{Order, Word};
@@ -22,7 +22,6 @@ use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
-use std::sync::PoisonError;
 
 impl VmLoop {
     pub(super) fn begin_sync(&mut self, hand_over: bool) {
@@ -99,13 +98,13 @@ impl VmLoop {
         };
         match (&primary.change_over, primary.epochs.is_synced()) {
             // Whoever takes over has to run.
-            (Some(_), true) if hand_over => Rules::of(Manner::Active, speculative),
+            (Some(_), true) if hand_over => Rules::of(Mode::Active, speculative),
             (Some(choice), true) => Rules::of(choice.wish(), speculative),
             _ => first,
         }
     }
 
-    /// Looks at what the manner in use brings.
+    /// Looks at what the mode in use brings.
     pub(super) fn observe_output(&mut self) {
         let now_us = self.now_us();
         let Role::Primary(primary) = &mut self.role else {
@@ -154,9 +153,9 @@ impl VmLoop {
         if !primary.epochs.is_synced() || !primary.epochs.may_begin() {
             return;
         }
-        let manner = primary.epochs.rules().mode();
-        let limits = config.sync.limits(policy, manner);
-        let backup_idle = !manner.backup_runs() || primary.backup_applied >= applied;
+        let mode = primary.epochs.rules().mode();
+        let limits = config.sync.limits(policy, mode);
+        let backup_idle = !mode.backup_runs() || primary.backup_applied >= applied;
         // Looking at sockets and threads costs: only where it can make a difference.
         let idleness_counts = !by_period
             && backup_idle
@@ -168,7 +167,7 @@ impl VmLoop {
         let sight = Sight {
             now_us,
             last_sync_us: primary.last_sync_us,
-            manner,
+            mode,
             output_waits,
             differs,
             primary_idle: idleness_counts && machine.qemu.threads().idle(),
@@ -177,7 +176,7 @@ impl VmLoop {
             change_over: primary
                 .change_over
                 .as_ref()
-                .is_some_and(|choice| choice.wish() != manner),
+                .is_some_and(|choice| choice.wish() != mode),
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
             overtaken_us,
@@ -189,7 +188,7 @@ impl VmLoop {
             },
             fills_us: primary.fills_us,
             // A passive epoch's inputs are not in the log, nor are its syncs.
-            memory_asks: output_fills_up || (log_fills_up && manner.backup_runs()),
+            memory_asks: output_fills_up || (log_fills_up && mode.backup_runs()),
         };
         let decision = decide(&limits, &sight);
         let late_us = Some(sight.waited_us).filter(|waited_us| *waited_us > 0);
@@ -314,10 +313,9 @@ impl VmLoop {
     pub(in crate::vm) fn sync_status(&self, primary: &PrimaryRole) -> SyncStatus {
         let (tally, counters) = (self.output.tally(), self.output.counters());
         SyncStatus {
-            manner: if self.output.voice() == Voice::Protected {
-                primary.epochs.rules().mode().name().to_owned()
-            } else {
-                String::new()
+            mode: match self.output.voice() {
+                Voice::Protected => primary.epochs.rules().mode().name().into(),
+                _ => dunlin_api::Mode::None,
             },
             change_overs: primary.change_over.as_ref().map_or(0, ChangeOver::changes),
             compared: ComparedStatus {
@@ -337,8 +335,20 @@ impl VmLoop {
         let changes_over = self.policy().changes_over();
         self.output.backup_loaded(epoch);
         let tally = *self.output.tally();
+        let shared = std::sync::Arc::clone(&self.shared);
         let Some(primary) = self.primary() else { return };
-        primary.sync_status.last.load_us = load_us;
+        // Told after the rest: a join's last sync is not among the recent ones.
+        let status = &mut primary.sync_status;
+        if let Some(newest) = shared
+            .recent_syncs
+            .lock()
+            .back_mut()
+            .filter(|newest| **newest == status.last)
+        {
+            newest.load_us = load_us;
+        }
+        status.last.load_us = load_us;
+        status.sum.load_us += load_us;
         let (was, now, joined) = match primary.epochs.loaded() {
             Loaded::NextEpoch { was, now, joined } => (was, now, joined),
             Loaded::HandOver => return self.hand_over_vm(),
@@ -368,13 +378,13 @@ impl VmLoop {
         }
         let ended = self.output.epoch();
         let table = self.output.draw_line();
-        let shadow = self.speculation_cut(ended, last_of_join).unwrap_or(table);
+        let connections = self.speculation_cut(ended, last_of_join).unwrap_or(table);
         let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
             return;
         };
         if let Some(jobs) = &session.jobs {
             // A session that has ended reports that itself.
-            let _ = jobs.send(Word::LineDrawn { shadow });
+            let _ = jobs.send(Word::LineDrawn { connections });
         }
         if last_of_join {
             // From here on outputs belong to the first protected epoch; they wait for the group's word.
@@ -386,11 +396,7 @@ impl VmLoop {
     pub(super) fn sync_acknowledged(&mut self, epoch: Epoch, joining: bool, figures: SyncFigures) {
         let now_us = self.now_us();
         {
-            let mut recent = self
-                .shared
-                .recent_syncs
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut recent = self.shared.recent_syncs.lock();
             if !joining {
                 remember(&mut recent, figures.clone());
             }
@@ -434,7 +440,7 @@ impl VmLoop {
     fn hand_over_vm(&mut self) {
         let Some(peer) = self.session_peer() else { return };
         self.event(
-            "handing-over",
+            EventKind::HandingOver,
             format!("the VM goes to host '{}'", self.config.host_name(peer)),
         );
         self.release();
@@ -511,7 +517,7 @@ impl VmLoop {
         let observe = primary.change_over.as_ref().map(|_| primary.observe_at_us);
         let look = (self.output.voice() == Voice::Protected && primary.epochs.run().is_none())
             .then_some(primary.next_look_us);
-        let room = primary.room.map(|room| room.retry_at_us);
+        let room = primary.enospc_wait.map(|room| room.retry_at_us);
         let announce = self.announcements.due_us().filter(|_| self.may_speak(now_us));
         [drain, look, observe, primary.quit_at_us, room, announce]
             .into_iter()

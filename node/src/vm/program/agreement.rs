@@ -9,6 +9,7 @@ use super::{ProgramLoop, Role};
 use crate::vm::agreement::Agreement;
 use crate::vm::{Ended, group};
 use bytes::Bytes;
+use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::consensus::{EntryKind, Refusal};
 use dunlin_core::output::gate::Voice;
@@ -41,7 +42,10 @@ impl ProgramLoop {
                 GroupEvent::BecameLeader { term, .. } => {
                     self.agreement.leadership.elected();
                     self.agreement.unsaid.clear();
-                    self.event("elected", format!("this host leads the group in term {}", term.0));
+                    self.event(
+                        EventKind::Elected,
+                        format!("this host leads the group in term {}", term.0),
+                    );
                     self.elected();
                 }
                 GroupEvent::BecameFollower { term, leader } => {
@@ -51,7 +55,7 @@ impl ProgramLoop {
                 GroupEvent::LinkLost { peer, why, .. } => {
                     let host = self.config.host_name(peer).to_owned();
                     self.event(
-                        "link-lost",
+                        EventKind::LinkLost,
                         format!("the log's link to host '{host}' is lost: {why}"),
                     );
                     self.connect_again(peer);
@@ -63,7 +67,7 @@ impl ProgramLoop {
                     self.install_snapshot(snapshot.last.index, snapshot.state);
                 }
                 GroupEvent::TransferFailed { .. } => {
-                    self.answer_hand_over(&crate::control::Answer::failed(
+                    self.answer_hand_over(&dunlin_api::Answer::failed(
                         "the other host did not take the lead; say it again",
                     ));
                 }
@@ -118,11 +122,11 @@ impl ProgramLoop {
                     "host '{host}' leads in term {}: this one no longer speaks",
                     term.0
                 );
-                self.event("deposed", text);
+                self.event(EventKind::Deposed, text);
             }
             _ => {
                 let text = group::no_majority(&self.group, &self.config, self.now_us());
-                self.event("no-majority", text);
+                self.event(EventKind::QuorumLost, text);
             }
         }
     }
@@ -196,7 +200,7 @@ impl ProgramLoop {
                 self.note_that_it_is_complete(index, set);
             }
             Agreed::Down => {
-                self.event("down", "the program is ended");
+                self.event(EventKind::Down, "the program is ended");
                 self.drop_copy();
                 if self.group.is_leader() || self.tells_end {
                     self.tell_the_end();

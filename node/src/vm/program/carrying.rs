@@ -16,7 +16,7 @@ use crate::vm::session::link::Ends;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use dunlin_core::agreed::AgreedTime;
-use dunlin_core::policy::Manner;
+use dunlin_core::policy::Mode;
 use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_program::answers::Answers;
@@ -58,7 +58,7 @@ pub(super) enum Word {
         /// The newest entry whose inputs it has read.
         applied: Index,
         /// The connections that do not speak its own numbers.
-        shadow: Bytes,
+        connections: Bytes,
         /// The order's own table.
         order: Bytes,
         /// What time it is for the program.
@@ -110,7 +110,7 @@ pub struct Brought {
     /// The epoch that it ended.
     pub epoch: Epoch,
     /// The connections that do not speak its own numbers.
-    pub shadow: Bytes,
+    pub connections: Bytes,
     /// The order's own table.
     pub order: Bytes,
     /// What time it is for it.
@@ -192,7 +192,7 @@ impl Carrier {
                 return Err(error.to_string());
             }
         };
-        let (about, epoch, shadow, order) = taken?;
+        let (about, epoch, connections, order) = taken?;
         self.tell(JoinStep::RunsOn);
         let about = About {
             adopted: Adopted {
@@ -207,8 +207,8 @@ impl Carrier {
         let sent = self.send_folder(epoch)?;
         self.send(&SyncMessage::State {
             epoch,
-            next: Manner::Match,
-            shadow,
+            next: Mode::Match,
+            connections,
             device_state: Bytes::new(),
         })?;
         match heard(&self.link, LOADED_WITHIN)? {
@@ -234,7 +234,7 @@ impl Carrier {
         let Ok(Word::LineDrawn {
             epoch,
             applied,
-            shadow,
+            connections,
             order,
             time,
             chance,
@@ -263,7 +263,7 @@ impl Carrier {
                 last_pid: 0,
             },
         };
-        Ok((about, epoch, shadow, order))
+        Ok((about, epoch, connections, order))
     }
 
     fn send_folder(&self, epoch: Epoch) -> Result<u64, String> {
@@ -355,7 +355,7 @@ impl Fetcher {
                 None
             }
         };
-        let (epoch, shadow) = self.receive(room)?;
+        let (epoch, connections) = self.receive(room)?;
         let begun = Instant::now();
         let read = |name: &str| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
         let about: About =
@@ -393,7 +393,7 @@ impl Fetcher {
             copy,
             applied: Index(about.applied),
             epoch,
-            shadow,
+            connections,
             order,
             time,
             answers,
@@ -425,9 +425,11 @@ impl Fetcher {
                         .ok_or("it is larger than this host's disk has room for")?;
                     unpacking.piece(&part).map_err(told)?;
                 }
-                SyncMessage::State { epoch, shadow, .. } => {
+                SyncMessage::State {
+                    epoch, connections, ..
+                } => {
                     unpacking.end().map_err(told)?;
-                    return Ok((epoch, shadow));
+                    return Ok((epoch, connections));
                 }
                 other => return Err(unexpected(&other)),
             }

@@ -11,6 +11,7 @@ use super::{PRINTED, ProgramLoop, RAN, Role, Running, data, joining, poison};
 use crate::config::ProgramSpec;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
+use dunlin_api::EventKind;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::program::order::Gate;
@@ -226,7 +227,7 @@ impl ProgramLoop {
         };
         running.ready = port.map_or(!ports.is_empty(), |port| ports.contains(&port));
         if running.ready {
-            self.event("listens", "the program's copy on this host listens");
+            self.event(EventKind::Listens, "the program's copy on this host listens");
             self.tell_listening();
         } else if now_us > running.until_us {
             let where_at = port.map_or("any TCP port".to_owned(), |port| format!("TCP port {port}"));
@@ -255,7 +256,7 @@ impl ProgramLoop {
 
     fn fails_by(&mut self, end: End, why: &str) {
         let plan = self.plan_restart(end);
-        self.event("program-ended", format!("{why}{plan}"));
+        self.event(EventKind::ProgramEnded, format!("{why}{plan}"));
         self.last_inputs.ended();
         self.failure = Some(why.to_owned());
         let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
@@ -272,16 +273,14 @@ impl ProgramLoop {
 
     /// Another host's copy is the program now.
     pub(super) fn end_here(&mut self, why: &str) {
-        self.answer_hand_over(&crate::control::Answer::done(
-            "another host serves the program now",
-        ));
-        self.event("ended-here", why);
+        self.answer_hand_over(&dunlin_api::Answer::done("another host serves the program now"));
+        self.event(EventKind::EndedHere, why);
         self.drop_copy();
     }
 
     /// Ends the copy here, and all around it.
     pub(super) fn drop_copy(&mut self) {
-        self.answer_hand_over(&crate::control::Answer::failed("the copy on this host has ended"));
+        self.answer_hand_over(&dunlin_api::Answer::failed("the copy on this host has ended"));
         self.role = Role::None;
         self.door = None;
         self.running = None;

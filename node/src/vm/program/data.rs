@@ -21,11 +21,12 @@ use dunlin_program::data::mark::Mark;
 use dunlin_program::data::{Data, Image};
 use dunlin_program::guard::GuardError;
 use dunlin_program::options;
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -269,7 +270,7 @@ impl Marks {
     }
 
     fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), String> {
-        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.alone.lock();
         let mark = self.data.mark().map_err(told)?.unwrap_or_default();
         change(mark).map_or(Ok(()), |mark| self.data.set_mark(mark).map_err(told))
     }

@@ -15,7 +15,6 @@ use dunlin_program::report::hexdump;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
 
 const KEPT: usize = 16;
 
@@ -121,11 +120,7 @@ impl ProgramLoop {
         if let Some(place) = place {
             let backup = self.other().map_or("?", |other| self.config.host_name(other));
             let text = told(&place, &self.host.name, backup);
-            let mut kept = self
-                .shared
-                .differences
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut kept = self.shared.differences.lock();
             kept.add(text);
         }
         format!(

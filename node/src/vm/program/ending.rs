@@ -6,11 +6,11 @@
 //! Not here: what is forgotten (`daemon::store`).
 
 use super::{ProgramLoop, Role};
-use crate::control::Answer;
 use crate::vm::Ended;
 use crate::vm::group::{self, TOLD};
 use crate::vm::primary::AGAIN;
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Life};
 
 /// How long an order waits for a leader.
@@ -125,7 +125,7 @@ impl ProgramLoop {
              'dunlin down --force {name}' is said there",
             self.host.name
         );
-        self.event("down-by-force", text.clone());
+        self.event(EventKind::DownByForce, text.clone());
         self.answer_orders(&Answer::done(
             "the program was taken away from this host by force",
         ));

@@ -9,6 +9,7 @@
 use super::backlog::Input;
 use super::{ProgramLoop, Role, Running};
 use bytes::Bytes;
+use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
@@ -201,7 +202,7 @@ impl ProgramLoop {
             .is_some_and(|running| !std::mem::replace(&mut running.told_unbatched, true));
         if is_new {
             self.event(
-                "not-batched",
+                EventKind::NotBatched,
                 format!(
                     "the program's inputs are given to the copy here one at a time, as by order = \"read\": {why} (order = \"batch\" is \
                      for one thread that waits for its connections in one epoll)"
@@ -217,7 +218,7 @@ impl ProgramLoop {
         if impatient > told && at_us.is_none_or(|at_us| now_us - at_us > QUIET_US) {
             self.impatient_told = (impatient, Some(now_us));
             self.event(
-                "not-read",
+                EventKind::NotRead,
                 format!(
                     "the program did not read an input within {} ms ({impatient} so far): the next one was delivered all the same, so \
                      the copies may read in another order ('patience_ms' in the program's file)",

@@ -10,9 +10,9 @@
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
 use super::{ProgramLoop, Role};
-use crate::control::{DiskStanding, Standing};
 use crate::vm::cold::ask_standing;
 use crate::vm::event::LoopEvent;
+use dunlin_api::{DiskStanding, EventKind, Standing};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::consensus::Role as ConsensusRole;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
@@ -155,7 +155,7 @@ impl ProgramLoop {
         if let Err(why) = judged
             && self.images.complaint != why
         {
-            self.event("waiting", &*why);
+            self.event(EventKind::Waiting, &*why);
             self.images.complaint = why;
         }
     }
@@ -226,7 +226,7 @@ impl ProgramLoop {
         if let Some(other) = self.other() {
             let host = self.config.host_name(other).to_owned();
             self.event(
-                "begins-elsewhere",
+                EventKind::BeginsElsewhere,
                 format!("host '{host}' has the newer image of the program's data: it begins there"),
             );
             let now_us = self.now_us();
@@ -286,7 +286,7 @@ impl ProgramLoop {
              the newest image of its data"
         );
         if self.images.complaint != why {
-            self.event("waiting", &*why);
+            self.event(EventKind::Waiting, &*why);
             self.images.complaint = why;
         }
     }
@@ -392,10 +392,10 @@ impl ProgramLoop {
                 "the program has ended on all of its hosts, and is begun again here (restart = \"{}\"): what was only in its memory is gone",
                 self.program.restart.name()
             );
-            return self.event("begun-again", text);
+            return self.event(EventKind::BegunAgain, text);
         }
         self.event(
-            "cold-start",
+            EventKind::ColdStart,
             "no host holds a living copy of the program: it begins again here, from its data; what was only in its memory is gone",
         );
     }

@@ -14,6 +14,7 @@ use super::{ProgramLoop, Role, Running, copies};
 use crate::vm::session::link::refuse;
 use crate::vm::session::talker::Talker;
 use crossbeam_channel::{Sender, bounded};
+use dunlin_api::EventKind;
 use dunlin_core::agreed::{AgreedTime, Frame, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
@@ -141,7 +142,7 @@ impl ProgramLoop {
         // Once for each reason: the primary tries again and again.
         if self.tries.is_news(why) {
             self.event(
-                "join-failed",
+                EventKind::JoinFailed,
                 format!("no copy of the running program is on this host: {why}"),
             );
         }
@@ -175,7 +176,7 @@ impl ProgramLoop {
             .load(brought.order)
             .map_err(|error| error.to_string())
             .and_then(|()| {
-                let applied = output.applied(brought.epoch, &brought.shadow);
+                let applied = output.applied(brought.epoch, &brought.connections);
                 applied.map_err(|error| error.to_string())
             });
         if let Err(why) = loaded.and_then(|()| copies::note_that_it_ran(&self.folder())) {
@@ -216,7 +217,7 @@ impl ProgramLoop {
             took_us as f64 / 1e3,
             self.backlog.len()
         );
-        self.event("joined", text);
+        self.event(EventKind::Joined, text);
         let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
         if let Some(talker) = talker {
             talker.say(SyncMessage::Loaded {

@@ -13,9 +13,9 @@
 
 use super::carrying::{Carrier, JoinStep, Word};
 use super::{ProgramLoop, Role};
-use crate::control::JoinProblem;
 use crate::vm::session::link::SyncLink;
 use crossbeam_channel::{Sender, bounded};
+use dunlin_api::{EventKind, JoinProblem};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::Epoch;
@@ -251,7 +251,7 @@ impl ProgramLoop {
     fn draw_line(&mut self) {
         self.read_all_of_card();
         let epoch = self.output.epoch();
-        let shadow = self.output.draw_line();
+        let connections = self.output.draw_line();
         let (Some(join), Some(running)) = (&mut self.join, &self.running) else {
             return;
         };
@@ -266,7 +266,7 @@ impl ProgramLoop {
         let _ = join.words.send(Word::LineDrawn {
             epoch,
             applied: self.agreement.applied,
-            shadow,
+            connections,
             order: running.gate.table(),
             time: running.time,
             chance: seed.zip(drawn),
@@ -295,9 +295,9 @@ impl ProgramLoop {
             join.carried_bytes as f64 / f64::from(1 << 20),
             join.quiet_us as f64 / 1e3
         );
-        self.event("joined", text);
+        self.event(EventKind::Joined, text);
         self.event(
-            "protected",
+            EventKind::Protected,
             "a second copy of the program runs on the same inputs",
         );
     }
@@ -342,7 +342,7 @@ impl ProgramLoop {
             let host = self.other().map_or("?", |other| self.config.host_name(other));
             let text =
                 format!("no copy of the running program is on host '{host}': {why}; it is tried again");
-            self.event("join-failed", text);
+            self.event(EventKind::JoinFailed, text);
         }
     }
 

@@ -42,9 +42,9 @@ use super::session::link::{Closer, SyncLink};
 use super::session::talker::Talker;
 use super::{Ended, Host, Shared, group};
 use crate::config::{Durability, ProgramSpec, VmConfig};
-use crate::control::{Answer, FailoverStatus};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
+use dunlin_api::{Answer, EventKind, FailoverStatus};
 use dunlin_core::agreed::{AgreedTime, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
@@ -303,9 +303,9 @@ impl ProgramLoop {
     /// Runs until the program is ended or the daemon ends.
     pub fn run(mut self) {
         while !self.is_over() {
-            let (bell_rings, group_is_readable) = self.wait();
-            if bell_rings {
-                self.to_loop.hush();
+            let (woken, group_is_readable) = self.wait();
+            if woken {
+                self.to_loop.clear();
             }
             self.group.woke(group_is_readable);
             while let Ok(event) = self.events.try_recv() {
@@ -359,7 +359,7 @@ impl ProgramLoop {
         }
     }
 
-    /// Waits for what can happen; whether the bell rings, and whether the group's descriptor is readable.
+    /// Waits for what can happen; whether it was woken, and whether the group's descriptor is readable.
     fn wait(&mut self) -> (bool, bool) {
         // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
         let idle = self.group.arm() && self.events.is_empty();
@@ -369,7 +369,7 @@ impl ProgramLoop {
             tv_nsec: (sleep_us * 1000) as i64,
         };
         let mut fds = vec![
-            PollFd::new(self.to_loop.bell(), PollFlags::IN),
+            PollFd::new(self.to_loop.waker(), PollFlags::IN),
             watch(self.group.as_fd()),
         ];
         if let Some(running) = &self.running {
@@ -421,7 +421,7 @@ impl ProgramLoop {
         self.born.elapsed().as_micros() as u64
     }
 
-    fn event(&self, kind: &str, text: impl Into<String>) {
+    fn event(&self, kind: EventKind, text: impl Into<String>) {
         self.told.set(true);
         self.host.events.push(&self.config.name, kind, text);
     }
@@ -437,7 +437,7 @@ impl ProgramLoop {
                     Some(peer) if hello.purpose == Purpose::Sync => self.accept_session(peer, stream),
                     Some(_) => {}
                     None => self.event(
-                        "link-refused",
+                        EventKind::LinkRefused,
                         format!("host '{}' is not in this program's group", hello.from),
                     ),
                 }
@@ -504,7 +504,7 @@ impl ProgramLoop {
     fn add_log_link(&mut self, peer: ReplicaId, stream: Stream) {
         if let Err(error) = self.group.add_link(peer, stream) {
             let host = self.config.host_name(peer);
-            self.event("link-refused", format!("host '{host}': {error}"));
+            self.event(EventKind::LinkRefused, format!("host '{host}': {error}"));
             self.connect_again(peer);
         }
     }

@@ -9,8 +9,8 @@
 
 use super::ProgramLoop;
 use crate::config::VmConfig;
-use crate::control::{Answer, Request};
 use crate::vm::{Host, ask_host};
+use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
 use std::collections::VecDeque;
@@ -114,7 +114,7 @@ fn ask(host: &Arc<Host>, config: &VmConfig, other: &str, inputs: &[String]) {
                 "the same input has ended the copies on both hosts: {input}. The program is not given it again, and not begun again: nobody \
                  serves. 'dunlin logs {vm}' has its last words; 'dunlin down {vm}' and 'dunlin up' begin it anew"
             );
-            return host.events.push(vm, "poison-input", text);
+            return host.events.push(vm, EventKind::PoisonInput, text);
         }
     }
 }

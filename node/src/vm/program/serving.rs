@@ -7,12 +7,12 @@
 
 use super::unmatched::Mismatch;
 use super::{ProgramLoop, Role, Session, TakeOver};
-use crate::control::{Answer, FailoverStatus};
 use crate::vm::connect::open;
 use crate::vm::event::LoopEvent;
 use crate::vm::session::link::{Closer, SyncLink};
 use crate::vm::session::talker::Talker;
 use crossbeam_channel::Sender;
+use dunlin_api::{Answer, EventKind, FailoverStatus};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
@@ -44,7 +44,7 @@ impl ProgramLoop {
             Role::Primary if state.complete.contains(self.me) => self.speak_again(state.complete),
             _ => {
                 self.event(
-                    "cannot-lead",
+                    EventKind::CannotLead,
                     "this host was elected without a copy of the program; it steps down",
                 );
                 self.drop_copy();
@@ -65,7 +65,7 @@ impl ProgramLoop {
         }
         if let Some(why) = self.waits_for_an_upgrade() {
             if self.tries.is_news(&why) {
-                self.event("waiting", why);
+                self.event(EventKind::Waiting, why);
             }
             return;
         }
@@ -88,7 +88,7 @@ impl ProgramLoop {
     /// The same primary again: inputs that were lost with the old term were lost to both copies.
     fn speak_again(&mut self, complete: ReplicaSet) {
         self.answer_hand_over(&Answer::failed("this host was elected itself; say it again"));
-        self.event("majority", "a majority of the group answers again");
+        self.event(EventKind::QuorumRegained, "a majority of the group answers again");
         self.dropping = None;
         if complete == ReplicaSet::one(self.me) {
             self.set_agreed(complete);
@@ -119,7 +119,7 @@ impl ProgramLoop {
                 self.join = None;
                 self.output.set_voice(Voice::Alone);
                 self.event(
-                    "unprotected",
+                    EventKind::Unprotected,
                     "the program runs without a second copy: if this host dies now, what it knows is lost",
                 );
             }
@@ -139,12 +139,12 @@ impl ProgramLoop {
             return;
         }
         self.event(
-            "serves",
+            EventKind::Serves,
             format!("the program serves at {} from this host", self.program.address),
         );
         if voice == Voice::Protected {
             self.event(
-                "protected",
+                EventKind::Protected,
                 "a second copy of the program runs on the same inputs",
             );
         }
@@ -299,7 +299,7 @@ impl ProgramLoop {
         }
         let other = self.other().map_or("?", |other| self.config.host_name(other));
         let text = format!("host '{other}' is dropped as the backup: {why}");
-        self.event("backup-lost", text);
+        self.event(EventKind::BackupLost, text);
         self.session = None;
         self.join = None;
         let entry = Agreed::Complete {
@@ -419,7 +419,7 @@ impl ProgramLoop {
         self.output.set_voice(Voice::Alone);
         self.release();
         self.event(
-            "took-over",
+            EventKind::TookOver,
             format!(
                 "this host serves the program now: detected {:.1} ms, elected {:.1} ms, applied {:.1} ms, announced {:.1} ms; it has no \
                  second copy until the other host is there",

@@ -2,15 +2,14 @@
 
 use super::data::Marks;
 use super::{ProgramLoop, Role, SHOW_US};
-use crate::control::{ProgramStatus, QueueFigures, Standing, SyncStatus, VmStatus};
 use crate::vm::group;
 use crate::vm::session::talker::Talker;
+use dunlin_api::{ProgramStatus, QueueFigures, Standing, State, SyncStatus, VmStatus};
 use dunlin_core::agreed::Life;
 use dunlin_core::consensus::Role as ConsensusRole;
 use dunlin_core::output::compare::Counters;
 use dunlin_core::output::gate::Voice;
 use dunlin_program::data::mark::Mark;
-use std::sync::PoisonError;
 
 impl ProgramLoop {
     /// What was compared so far.
@@ -60,15 +59,15 @@ impl ProgramLoop {
         }
         self.shown_us = now_us;
         let role = match self.role {
-            Role::Primary => "primary",
-            Role::Backup => "backup",
-            Role::None if self.witness => "witness",
-            Role::None => "none",
+            Role::Primary => dunlin_api::Role::Primary,
+            Role::Backup => dunlin_api::Role::Backup,
+            Role::None if self.witness => dunlin_api::Role::Witness,
+            Role::None => dunlin_api::Role::None,
         };
-        let state = match &self.failure {
-            Some(why) if self.restart.waits() => format!("restarting: {why}"),
-            Some(why) => format!("failed: {why}"),
-            None => self.state().to_owned(),
+        let (state, why) = match &self.failure {
+            Some(why) if self.restart.waits() => (State::Restarting, why.as_str()),
+            Some(why) => (State::Failed, why.as_str()),
+            None => self.state(),
         };
         let complete = self.agreement.state().complete.len() > 1;
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
@@ -82,8 +81,9 @@ impl ProgramLoop {
         let join_problem = self.join_problem().filter(|_| alone);
         let status = VmStatus {
             name: self.config.name.clone(),
-            role: role.to_owned(),
+            role,
             state,
+            why: why.to_owned(),
             protected: complete && serves && self.group.leader().is_some(),
             wants_protection: true,
             policy: self.config.policy.name().to_owned(),
@@ -99,31 +99,32 @@ impl ProgramLoop {
             peers: group::peers(&self.group, &self.config, self.me),
             protocol: self.group.protocol(),
             sync: SyncStatus::default(),
-            failover: self.failover.clone(),
+            failover: self.failover,
             join_problem,
             queues: self.queues(),
             program: Some(self.program_status()),
             ..VmStatus::default()
         };
-        *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        *self.shared.status.lock() = status;
     }
 
-    fn state(&self) -> &'static str {
+    fn state(&self) -> (State, &'static str) {
         let listens = self.running.as_ref().is_some_and(|running| running.ready);
-        match (self.role, self.output.voice()) {
-            (Role::None, _) if self.agreement.state().life == Life::Down => "stopped",
-            (Role::None, _) if self.expected.is_some() => "joining",
+        let state = match (self.role, self.output.voice()) {
+            (Role::None, _) if self.agreement.state().life == Life::Down => State::Stopped,
+            (Role::None, _) if self.expected.is_some() => State::Joining,
             (Role::None, _) if !self.witness && self.ran && self.notes.is_none() => {
-                "lost: its copy here has ended with the daemon"
+                return (State::Lost, "its copy here has ended with the daemon");
             }
-            (Role::None, _) => "waiting",
-            _ if !listens => "starting",
-            (Role::Backup, _) => "running",
-            (Role::Primary, Voice::Shut) => "no-majority",
-            (Role::Primary, Voice::Alone) => "alone",
-            (Role::Primary, _) if self.is_bringing() => "alone",
-            (Role::Primary, _) => "running",
-        }
+            (Role::None, _) => State::Waiting,
+            _ if !listens => State::Starting,
+            (Role::Backup, _) => State::Running,
+            (Role::Primary, Voice::Shut) => State::QuorumLost,
+            (Role::Primary, Voice::Alone) => State::Alone,
+            (Role::Primary, _) if self.is_bringing() => State::Alone,
+            (Role::Primary, _) => State::Running,
+        };
+        (state, "")
     }
 
     fn program_status(&self) -> ProgramStatus {

@@ -8,6 +8,7 @@
 
 use super::ProgramLoop;
 use crate::config::ProgramSpec;
+use dunlin_api::EventKind;
 use dunlin_core::program::order::Order;
 use std::collections::VecDeque;
 
@@ -93,7 +94,7 @@ impl ProgramLoop {
                 MANY - differed,
                 advice(&self.program)
             );
-            self.event("cannot-be-matched", text);
+            self.event(EventKind::CannotBeMatched, text);
         }
     }
 }

@@ -200,7 +200,15 @@ impl Backup {
     fn report(&self, report: Report) {
         let session = self.session;
         let step = match report {
-            Report::Staged { epoch, next, shadow } => BackupStep::Staged { epoch, next, shadow },
+            Report::Staged {
+                epoch,
+                next,
+                connections,
+            } => BackupStep::Staged {
+                epoch,
+                next,
+                connections,
+            },
             Report::Loaded { epoch, joining } => BackupStep::Loaded { epoch, joining },
             Report::TookOver(result) => {
                 return self.to_loop.send(LoopEvent::TookOver { session, result });

@@ -11,9 +11,10 @@ use crossbeam_channel::{Receiver, bounded};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::sync::{SyncMessage, encode};
 use dunlin_fabric::link::{Stream, WriteHalf};
+use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// So much is always taken by a socket whose peer has read what came before: writing it does not wait.
@@ -50,7 +51,7 @@ struct Outgoing {
 
 impl SyncWriter {
     fn lock(&self) -> MutexGuard<'_, Outgoing> {
-        self.half.lock().unwrap_or_else(PoisonError::into_inner)
+        self.half.lock()
     }
 
     /// Sends a message; blocks while the peer does not read.
@@ -64,11 +65,9 @@ impl SyncWriter {
 impl SyncWriter {
     /// Sends if nobody has to wait for that; whether it was done.
     pub fn send_at_once(&self, message: &SyncMessage) -> Result<bool, Broken> {
-        let mut outgoing = match self.half.try_lock() {
-            Ok(outgoing) => outgoing,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // A sync is being sent.
-            Err(TryLockError::WouldBlock) => return Ok(false),
+        // None: a sync is being sent.
+        let Some(mut outgoing) = self.half.try_lock() else {
+            return Ok(false);
         };
         outgoing
             .send_at_once(message)

@@ -7,13 +7,13 @@ use super::copies::Copies;
 use super::drive::{Driver, drive};
 use super::link::SyncLink;
 use super::{Broken, hash_all, hash_copy, page_set};
-use crate::control::SyncFigures;
 use crate::vm::Line;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
-use dunlin_core::policy::Manner;
+use dunlin_api::SyncFigures;
+use dunlin_core::policy::Mode;
 use dunlin_core::replica::sync::primary::{self, Counts, Effect, Report, Setup, Word};
 use dunlin_core::replica::sync::{Answer, Event, Point};
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES};
@@ -175,8 +175,12 @@ impl Driver<primary::Primary> for Worker {
                 let bytes = self.send_deltas(epoch, &pages, &differing)?;
                 return Ok(Some(Answer::DeltasSent { bytes }));
             }
-            Effect::SendState { epoch, next, shadow } => {
-                self.send_state(epoch, next, shadow)?;
+            Effect::SendState {
+                epoch,
+                next,
+                connections,
+            } => {
+                self.send_state(epoch, next, connections)?;
                 let mirrored = self.mirrored();
                 return Ok(Some(Answer::StateSent { mirrored }));
             }
@@ -337,20 +341,20 @@ impl Worker {
         Ok(bytes)
     }
 
-    fn send_state(&mut self, epoch: Epoch, next: Manner, shadow: Bytes) -> Result<(), Broken> {
+    fn send_state(&mut self, epoch: Epoch, next: Mode, connections: Bytes) -> Result<(), Broken> {
         let link = &self.its.link;
         let (first, device_state) = parts::bytes(std::mem::take(&mut self.capture.device_state));
         for part in first {
             link.send(&SyncMessage::DeviceState { epoch, part })?;
         }
-        let (first, shadow) = parts::bytes(shadow);
+        let (first, connections) = parts::bytes(connections);
         for part in first {
             link.send(&SyncMessage::Connections { epoch, part })?;
         }
         link.send(&SyncMessage::State {
             epoch,
             next,
-            shadow,
+            connections,
             device_state,
         })?;
         // Before the acknowledgement: a backup that has acknowledged needs nothing more of us.
@@ -438,7 +442,7 @@ fn with_counts(figures: SyncFigures, counts: &Counts) -> SyncFigures {
         dirty_backup,
         united,
         divergent,
-        ahead: counts.ahead,
+        pre_copied: counts.pre_copied,
         bytes: counts.bytes,
         list_hashes: counts.list_hashes,
         tree_hashes,

@@ -3,7 +3,8 @@
 //! Not here: how long anything may be waited for (core's `waits`).
 
 use dunlin_core::waits::Wait;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Shared between the thread and the loop.
@@ -20,13 +21,13 @@ impl Waiting {
     }
 
     fn set(&self, waits: Option<(Wait, Instant)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waits;
+        *self.0.lock() = waits;
     }
 
     /// For what, and since when; none if it does not wait.
     #[must_use]
     pub fn now(&self) -> Option<(Wait, Duration)> {
-        let waits = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = *self.0.lock();
         waits.map(|(wait, since)| (wait, since.elapsed()))
     }
 }

@@ -2,13 +2,13 @@
 
 use super::super::lines::How;
 use super::{App, Asker, Refused, ends, gather, read, refused};
-use crate::control::keys::{HostKeys, KeysStep};
-use crate::control::{Answer, Member, Request};
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use dunlin_api::keys::{HostKeys, KeysStep};
+use dunlin_api::{Answer, Member, Request};
 use serde::Serialize;
 use utoipa::ToSchema;
 

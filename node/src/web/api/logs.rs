@@ -2,14 +2,14 @@
 
 use super::super::lines::{self, How};
 use super::{App, Asker, Done, Refused, ends, gather, read, refused, said};
-use crate::control::log::{LogAnswer, LogRequest, LogStatus};
-use crate::control::{Answer, Request};
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use dunlin_api::log::{LogAnswer, LogRequest, LogStatus};
+use dunlin_api::{Answer, Request};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 

@@ -2,8 +2,6 @@
 
 use super::super::lines::{self, How};
 use super::{App, Asker, Done, Refused, ask, long, read, refused, said};
-use crate::control::report::Found;
-use crate::control::{Answer, Request};
 use crate::daemon::examine;
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
@@ -11,6 +9,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use dunlin_api::Found;
+use dunlin_api::{Answer, Request};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -164,7 +164,7 @@ pub async fn check(State(web): App, Extension(who): Asker, how: How, body: Bytes
     .await
 }
 
-/// Hands a VM over to its backup: `dunlin failover`.
+/// Hands a VM over to its backup: `dunlin switchover`.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/switchover", params(("vm" = String, Path)), request_body = Option<Nothing>,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn switchover(

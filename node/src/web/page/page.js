@@ -126,7 +126,7 @@ function partOf(host, vm) {
   if (host.role === "unknown") return host.can_run ? "not heard" : "witness, not heard";
   if (host.role === "none") return host.can_run ? "no copy" : "witness";
   const state = host.role === "backup" && host.state !== "running" ? `, ${host.state}` : "";
-  return host.role + (host.role === "primary" && host.state.startsWith("stalled") ? ", waits" : state);
+  return host.role + (host.role === "primary" && host.state === "stalled" ? ", waits" : state);
 }
 
 function showSeats(list, vm) {

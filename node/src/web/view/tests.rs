@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::ClusterHost;
-use crate::control::{JoinProblem, PeerStatus};
+use dunlin_api::{JoinProblem, PeerStatus, Progress};
 
 fn cluster() -> Cluster {
     let host = |(number, name): (usize, &str)| ClusterHost {
@@ -21,8 +21,8 @@ fn vm(host: &str, role: &str, state: &str) -> VmStatus {
     let peers = ["a", "b", "c"].into_iter().filter(|peer| *peer != host);
     VmStatus {
         name: "shop".into(),
-        role: role.into(),
-        state: state.into(),
+        role: Role::from(role),
+        state: State::from(state),
         policy: "dunlin".into(),
         wants_protection: true,
         leader: Some("a".into()),
@@ -96,7 +96,7 @@ fn a_host_that_is_not_heard_keeps_its_seat_and_says_nothing() {
     let seen = seen(vec![("a", primary), ("c", vm("c", "witness", "waiting"))]);
     let vm = only(&seen);
     assert_eq!((vm.backup.as_deref(), vm.witness.as_deref()), (None, Some("c")));
-    assert_eq!(vm.hosts[1].role, "unknown");
+    assert_eq!(vm.hosts[1].role, Role::Unknown);
     assert_eq!(vm.protection, Protection::Unprotected);
     assert_eq!(vm.why, "Host b is not reached by its primary.");
     assert!(vm.todo.contains("Bring host b back"), "{}", vm.todo);
@@ -107,7 +107,7 @@ fn a_host_that_is_not_heard_keeps_its_seat_and_says_nothing() {
 fn of_two_who_say_that_they_are_primary_the_newer_reign_counts() {
     let mut newer = vm("b", "primary", "alone");
     newer.term = 4;
-    let seen = seen(vec![("a", vm("a", "primary", "no-majority")), ("b", newer)]);
+    let seen = seen(vec![("a", vm("a", "primary", "quorum-lost")), ("b", newer)]);
     assert_eq!(only(&seen).primary.as_deref(), Some("b"));
     assert_eq!(only(&seen).protection, Protection::Unprotected);
 }
@@ -122,12 +122,12 @@ fn every_poor_state_has_a_reason() {
     };
     let cases: [(Overview, Protection, &str); 9] = [
         (
-            with(&|vm| vm.state = "no-majority".into()),
+            with(&|vm| vm.state = State::QuorumLost),
             Protection::Unprotected,
             "no majority",
         ),
         (
-            with(&|vm| vm.state = "failed: no such disk".into()),
+            with(&|vm| (vm.state, vm.why) = (State::Failed, "no such disk".into())),
             Protection::NotServed,
             "no such disk",
         ),
@@ -144,7 +144,7 @@ fn every_poor_state_has_a_reason() {
         ),
         (
             with(&|vm| {
-                vm.state = "joining".into();
+                vm.state = State::Joining;
                 vm.progress = Some(Progress {
                     what: "memory".into(),
                     done: 30,
@@ -155,7 +155,7 @@ fn every_poor_state_has_a_reason() {
             "memory, 75 %",
         ),
         (
-            with(&|vm| vm.state = "joining".into()),
+            with(&|vm| vm.state = State::Joining),
             Protection::Joining,
             "being made",
         ),

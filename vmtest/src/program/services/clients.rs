@@ -15,8 +15,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::client::{Answer, Connection};
-use crate::lab::Node;
 use crate::program::PATIENCE;
+use crate::testbed::Node;
 
 /// What a server of files has to show: files of these many bytes.
 pub(super) const FILES: [usize; 4] = [1, 700, 5_000, 60_000];
@@ -201,7 +201,7 @@ pub(super) fn body(number: usize, bytes: usize) -> Vec<u8> {
 fn get(stream: &mut Stream, path: &str, headers: &str) -> Result<Vec<u8>> {
     stream
         .get_mut()
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{headers}\r\n").as_bytes())?;
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: testbed\r\n{headers}\r\n").as_bytes())?;
     let status = line(stream)?;
     ensure!(status == "HTTP/1.1 200 OK", "{status}");
     let mut length = None;

@@ -11,8 +11,8 @@ use super::clients::Ask;
 use crate::client::mariadb::Mariadb;
 use crate::client::postgres::Postgres;
 use crate::demo::service;
-use crate::lab::Node;
 use crate::program::PATIENCE;
+use crate::testbed::Node;
 
 /// As whom, and where: what the services' directories were prepared for.
 const USER: &str = "service";

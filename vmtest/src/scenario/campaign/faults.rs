@@ -1,5 +1,6 @@
 //! How each fault is made and mended.
 
+use dunlin_api::EventKind;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
@@ -62,9 +63,9 @@ impl Stage<'_, '_> {
                 let kbit = [5_000, 20_000, 100_000][(fault.variant % 3) as usize];
                 let queue_ms = if fault.variant & 8 == 0 { 50 } else { 300 };
                 let from = SystemTime::now();
-                let holds = self.cluster.lab().slow_link(&host, kbit, queue_ms)?;
+                let holds = self.cluster.testbed().slow_link(&host, kbit, queue_ms)?;
                 let served = self.last(lasts);
-                self.cluster.lab().mend_link(&host)?;
+                self.cluster.testbed().mend_link(&host)?;
                 self.queues.push(Queue {
                     host: host.clone(),
                     from,
@@ -93,12 +94,12 @@ impl Stage<'_, '_> {
             }
             Kind::Flood => {
                 let flood = Flood::of(fault.variant);
-                let client = self.cluster.lab().node("client");
+                let client = self.cluster.testbed().node("client");
                 let sent = flood.run(client, self.loads.target(), lasts)?;
                 format!("{flood:?}: {sent} for {seconds:.1} s")
             }
             Kind::HandOver => {
-                self.cluster.dunlin(&host, &["failover", &self.vm])?;
+                self.cluster.dunlin(&host, &["switchover", &self.vm])?;
                 self.cluster.await_take_over(&self.vm, &host, PATIENCE)?;
                 "a hand-over".to_owned()
             }
@@ -136,10 +137,13 @@ impl Stage<'_, '_> {
         let booting = self.loads.boots().begin();
         let resets = |cluster: &Cluster<'_>| -> Result<usize> {
             let logged = cluster.logged()?;
-            Ok(logged.iter().filter(|event| event.kind == "guest-reset").count())
+            Ok(logged
+                .iter()
+                .filter(|event| event.kind == EventKind::GuestReset)
+                .count())
         };
         let before = resets(self.cluster)?;
-        let order = order_guest(self.cluster.lab(), self.loads.target(), "reboot")?;
+        let order = order_guest(self.cluster.testbed(), self.loads.target(), "reboot")?;
         self.cluster
             .await_status("a guest that resets its machine", PATIENCE, |_| {
                 (resets(self.cluster).ok()? > before).then_some(())
@@ -162,7 +166,7 @@ impl Stage<'_, '_> {
     }
 
     fn cut(&self, fault: &Fault, host: &str, lasts: Duration) -> Result<String> {
-        let lab = self.cluster.lab();
+        let testbed = self.cluster.testbed();
         let other = self.host_of(fault.other)?;
         let seconds = lasts.as_secs_f64();
         let (one, all) = ([host], self.everybody_but(host));
@@ -170,31 +174,31 @@ impl Stage<'_, '_> {
         let by_cable = fault.kind == Kind::Cut && fault.variant & 1 == 0;
         let what = match fault.kind {
             Kind::Cut if by_cable => {
-                lab.cut_link(host)?;
+                testbed.cut_link(host)?;
                 "its cable is pulled".to_owned()
             }
             Kind::Cut => {
-                lab.partition(&one, &all)?;
+                testbed.partition(&one, &all)?;
                 "cut off silently".to_owned()
             }
             Kind::Mute => {
-                lab.lose(&[(&one, &all)])?;
+                testbed.lose(&[(&one, &all)])?;
                 "heard by nobody".to_owned()
             }
             Kind::OneWay => {
-                lab.lose(&[(&[&other], &one)])?;
+                testbed.lose(&[(&[&other], &one)])?;
                 format!("does not hear the {}", fault.other.name())
             }
             _ => {
-                lab.partition(&one, &[&other])?;
+                testbed.partition(&one, &[&other])?;
                 format!("cut off from the {}", fault.other.name())
             }
         };
         let served = self.last(lasts);
         if by_cable {
-            lab.restore_link(host)?;
+            testbed.restore_link(host)?;
         } else {
-            lab.heal()?;
+            testbed.heal()?;
         }
         served?;
         Ok(format!("{what} for {seconds:.1} s"))
@@ -214,7 +218,7 @@ impl Stage<'_, '_> {
     }
 
     fn everybody_but(&self, host: &str) -> Vec<String> {
-        let nodes = self.cluster.lab().nodes().map(|node| node.name().to_owned());
+        let nodes = self.cluster.testbed().nodes().map(|node| node.name().to_owned());
         nodes.filter(|name| name != host).collect()
     }
 }

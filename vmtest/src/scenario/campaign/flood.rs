@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 
 use crate::client::EVERYBODY;
-use crate::lab::Node;
+use crate::testbed::Node;
 
 /// Nobody listens there.
 const CLOSED: u16 = 9;

@@ -13,8 +13,8 @@ use crate::client::registers::Registers;
 use crate::client::{Answers, Boots, Counter, CounterReport, CounterSpec};
 use crate::cluster::await_service;
 use crate::image::REDIS_PORT;
-use crate::lab::Node;
 use crate::linear;
+use crate::testbed::Node;
 
 /// The longest that any client waits for one answer before it counts as stuck.
 const GIVE_UP: Duration = Duration::from_secs(120);

@@ -24,11 +24,11 @@ use serde::Serialize;
 use super::run::no_oops;
 use crate::accel::RunsUnder;
 use crate::client::Broadcasts;
-use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_lab};
+use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_testbed};
 use crate::image::{self, GuestImage};
-use crate::lab::{Capture, LabSpec};
 use crate::paths;
 use crate::random::Random;
+use crate::testbed::{Capture, TestbedSpec};
 use loads::{Clients, Loads, LoadsReport, gaps_ms};
 use plan::{Kind, Role, name, plan};
 use speaker::{OneSpeaker, Queue, take_overs};
@@ -112,20 +112,20 @@ impl Terms {
     }
 }
 
-/// Plays it in a lab of its own. `say` gets a line for each fault.
+/// Plays it in a testbed of its own. `say` gets a line for each fault.
 ///
 /// # Errors
 /// When anything is not as it should be; the daemons' logs are kept, and the error says where, and how to repeat it.
 pub fn run(spec: &CampaignSpec, say: &mut dyn FnMut(&str)) -> Result<CampaignOutcome> {
     let mut so_far = 0;
-    in_a_lab("campaign", &LabSpec::three_hosts(), &spec.dunlin, |cluster| {
+    in_a_testbed("campaign", &TestbedSpec::three_hosts(), &spec.dunlin, |cluster| {
         play(cluster, spec, &mut so_far, say)
     })
     .with_context(|| format!("fault {so_far}; repeat it with '{}'", spec.command(so_far.max(1))))
 }
 
-pub(super) struct Stage<'cluster, 'lab> {
-    cluster: &'cluster mut Cluster<'lab>,
+pub(super) struct Stage<'cluster, 'testbed> {
+    cluster: &'cluster mut Cluster<'testbed>,
     vm: String,
     loads: Loads,
     broadcasts: Broadcasts,
@@ -139,7 +139,7 @@ fn play(
     so_far: &mut usize,
     say: &mut dyn FnMut(&str),
 ) -> Result<CampaignOutcome> {
-    let lab = cluster.lab();
+    let testbed = cluster.testbed();
     let mut terms = Terms::of(spec.seed);
     let runs_under = &spec.image.runs_under;
     if runs_under
@@ -196,7 +196,7 @@ fn play(
     } = stage;
     broadcasts.finish()?;
     let (loads, seen) = loads.finish(
-        lab.node("client"),
+        testbed.node("client"),
         &spec.checker,
         paths::failed_runs().join("campaign-history"),
     )?;
@@ -205,7 +205,7 @@ fn play(
         !heard.spoken.is_empty(),
         "the capture heard nothing: mend the test"
     );
-    no_oops(lab)?;
+    no_oops(testbed)?;
     let (primary, _) = cluster.await_protected(&vm, PATIENCE)?;
     cluster.end(&primary, &vm)?;
     let mut gaps = BTreeMap::new();
@@ -228,12 +228,12 @@ fn play(
 }
 
 /// The hosts, the VM, the clients, and who listens to them.
-fn set_up<'cluster, 'lab>(
-    cluster: &'cluster mut Cluster<'lab>,
+fn set_up<'cluster, 'testbed>(
+    cluster: &'cluster mut Cluster<'testbed>,
     spec: &CampaignSpec,
     terms: &Terms,
-) -> Result<(Capture, Stage<'cluster, 'lab>)> {
-    let lab = cluster.lab();
+) -> Result<(Capture, Stage<'cluster, 'testbed>)> {
+    let testbed = cluster.testbed();
     cluster.use_clocks()?;
     cluster.use_small_states(STATE_MIB)?;
     if terms.durable {
@@ -241,11 +241,11 @@ fn set_up<'cluster, 'lab>(
     }
     cluster.start_hosts()?;
     let plan = mixed(terms);
-    let capture = Capture::start(lab, plan.mac())?;
-    let file = plan.write(lab, &spec.image)?;
+    let capture = Capture::start(testbed, plan.mac())?;
+    let file = plan.write(testbed, &spec.image)?;
     cluster.dunlin("a", &["up", "--no-wait", &file.to_string_lossy()])?;
     let loads = Loads::start(
-        lab.node("client"),
+        testbed.node("client"),
         plan.service(),
         image::MIXED.port,
         Clients::SOME,
@@ -255,7 +255,7 @@ fn set_up<'cluster, 'lab>(
         vm: plan.name,
         loads,
         // What an idle card gets, and never takes.
-        broadcasts: Broadcasts::start(lab.node("client"))?,
+        broadcasts: Broadcasts::start(testbed.node("client"))?,
         cluster,
         queues: Vec::new(),
     };
@@ -282,7 +282,7 @@ impl Stage<'_, '_> {
         let role = role.name();
         self.cluster
             .await_status(&format!("a {role}"), PATIENCE, |hosts| {
-                let has = |host: &&HostStatus| host.vm(&self.vm).is_some_and(|vm| vm.role == role);
+                let has = |host: &&HostStatus| host.vm(&self.vm).is_some_and(|vm| vm.role.as_str() == role);
                 hosts.iter().find(has).map(|host| host.host.clone())
             })
     }
@@ -298,7 +298,7 @@ impl Stage<'_, '_> {
             .await_status("VM protected and every host linked", PATIENCE, |hosts| {
                 let vm = |role: &str| {
                     let of = hosts.iter().filter_map(|host| host.vm(&self.vm));
-                    of.into_iter().find(|vm| vm.role == role)
+                    of.into_iter().find(|vm| vm.role.as_str() == role)
                 };
                 let primary = vm("primary").filter(|vm| vm.protected)?;
                 vm("backup")?;

@@ -7,13 +7,14 @@
 //! come out of such a queue, no later after the new one's first than the queue can hold them. No host can call them back, and the new
 //! speaker announces itself again when it sees them.
 
+use dunlin_api::EventKind;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
 use crate::cluster::Cluster;
-use crate::lab::Spoken;
+use crate::testbed::Spoken;
 
 /// A cable that was slow for a while. What it still held at the end was lost.
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ pub type TakeOvers = BTreeMap<String, usize>;
 pub fn take_overs(cluster: &Cluster<'_>) -> Result<TakeOvers> {
     let mut counts = TakeOvers::new();
     for event in cluster.logged()? {
-        if event.kind == "took-over" {
+        if event.kind == EventKind::TookOver {
             *counts.entry(event.host).or_default() += 1;
         }
     }

@@ -1,5 +1,6 @@
 //! Hosts that live and are away for a while, and what may leave meanwhile.
 
+use dunlin_api::{EventKind, Role, State};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +15,7 @@ impl Stage<'_, '_> {
         let at = Instant::now();
         match away {
             Away::Frozen => self.cluster.freeze(&primary)?,
-            Away::Mute => self.cluster.lab().cut_link(&primary)?,
+            Away::Mute => self.cluster.testbed().cut_link(&primary)?,
         }
         self.taken_over(&primary, at)?;
         let mut known = None;
@@ -22,13 +23,13 @@ impl Stage<'_, '_> {
             .await_status("a log that was cut", PATIENCE, |hosts| {
                 // Cut off, the old one still takes itself for the primary.
                 let mut others = hosts.iter().filter(|host| host.host != primary);
-                let vm = others.find_map(|host| host.vm(&self.vm).filter(|vm| vm.role == "primary"))?;
-                let known = *known.get_or_insert(vm.count("committed"));
-                (vm.count("committed") > known + vm.count("log_entries")).then_some(())
+                let vm = others.find_map(|host| host.vm(&self.vm).filter(|vm| vm.role == Role::Primary))?;
+                let known = *known.get_or_insert(vm.committed);
+                (vm.committed > known + vm.log_entries).then_some(())
             })?;
         match away {
             Away::Frozen => self.cluster.thaw(&primary),
-            Away::Mute => self.cluster.lab().restore_link(&primary)?,
+            Away::Mute => self.cluster.testbed().restore_link(&primary)?,
         }
         Ok(())
     }
@@ -40,7 +41,7 @@ impl Stage<'_, '_> {
             .await_status("a primary without a majority", PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.state == "no-majority" && !vm.protected).then_some(host)
+                (vm.state == State::QuorumLost && !vm.protected).then_some(host)
             })?;
         let before = self.counter.acknowledged();
         let code = self.cluster.output(&primary, &["status"])?.status.code();
@@ -49,7 +50,7 @@ impl Stage<'_, '_> {
             "status ends with {code:?} on a host without a majority"
         );
         let events = self.cluster.dunlin(&primary, &["events"])?;
-        ensure!(events.contains("no-majority"), "no event tells of it: {events}");
+        ensure!(events.contains("quorum-lost"), "no event tells of it: {events}");
         let after = self.counter.acknowledged();
         ensure!(before == after, "{} answers without a majority", after - before);
         Ok(())
@@ -60,7 +61,11 @@ impl Stage<'_, '_> {
         let mut told = Vec::new();
         for status in self.cluster.statuses() {
             let events = self.cluster.events(&status.host)?;
-            told.extend(events.into_iter().filter(|event| event.kind == "took-over"));
+            told.extend(
+                events
+                    .into_iter()
+                    .filter(|event| event.kind == EventKind::TookOver),
+            );
         }
         let overheard = told.iter().any(|event| event.text.contains("it had heard"));
         ensure!(overheard, "nobody has overheard anything: {told:?}");
@@ -95,7 +100,7 @@ impl Stage<'_, '_> {
     /// When the primary was allowed to speak alone, if it was since the backup was frozen.
     pub(super) fn unprotected_since_freeze(&self, primary: &str) -> Result<Option<SystemTime>> {
         let events = self.cluster.events(primary)?;
-        let unprotected = events.iter().filter(|event| event.kind == "unprotected");
+        let unprotected = events.iter().filter(|event| event.kind == EventKind::Unprotected);
         Ok(unprotected
             .map(|event| event.at())
             .find(|at| *at > self.frozen_at))

@@ -1,5 +1,6 @@
 //! Guests that boot anew: by themselves, or from a disk when all hosts were lost.
 
+use dunlin_api::EventKind;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -16,7 +17,7 @@ impl Stage<'_, '_> {
     pub(super) fn reboot(&self) -> Result<String> {
         let primary = self.with_role("primary")?;
         let before = self.count_told(&primary, "guest-reset")?;
-        order_guest(self.cluster.lab(), service(), "reboot")?;
+        order_guest(self.cluster.testbed(), service(), "reboot")?;
         self.cluster
             .await_status("a guest that resets its machine", PATIENCE, |_| {
                 let after = self.count_told(&primary, "guest-reset").ok()?;
@@ -40,7 +41,7 @@ impl Stage<'_, '_> {
 
     /// The guest makes a variable in its UEFI, and says so.
     pub(super) fn remember(&self, name: &'static str) -> Result<()> {
-        order_guest(self.cluster.lab(), service(), &format!("remember-{name}"))?;
+        order_guest(self.cluster.testbed(), service(), &format!("remember-{name}"))?;
         self.await_variables(|names| names.contains(&name))
     }
 
@@ -78,13 +79,13 @@ impl Stage<'_, '_> {
     fn await_variables(&self, are: impl Fn(&[&str]) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let said = ask_guest(self.cluster.lab(), service(), &["GET", VARIABLES]);
+            let said = ask_guest(self.cluster.testbed(), service(), &["GET", VARIABLES]);
             if let Ok(Answer::Bulk(Some(bytes))) = &said {
                 let text = String::from_utf8_lossy(bytes);
                 let names: Vec<&str> = text.split(',').filter(|name| !name.is_empty()).collect();
                 if are(&names) {
                     // Whoever looks again wants to hear it from a later boot.
-                    return ask_guest(self.cluster.lab(), service(), &["DEL", VARIABLES]).map(drop);
+                    return ask_guest(self.cluster.testbed(), service(), &["DEL", VARIABLES]).map(drop);
                 }
             }
             ensure!(
@@ -105,10 +106,10 @@ impl Stage<'_, '_> {
                 let events = self.cluster.events(&last).ok()?;
                 events
                     .iter()
-                    .any(|event| event.kind == "waiting" && event.text.contains("--from-disk"))
+                    .any(|event| event.kind == EventKind::Waiting && event.text.contains("--from-disk"))
                     .then_some(())
             })?;
-        let refused = self.cluster.output(&last, &["protect", "--alone", &self.vm])?;
+        let refused = self.cluster.output(&last, &["promote", "--force", &self.vm])?;
         let words = String::from_utf8_lossy(&refused.stderr).into_owned();
         ensure!(
             refused.status.code() == Some(2) && words.contains("--from-disk"),
@@ -116,10 +117,13 @@ impl Stage<'_, '_> {
             refused.status
         );
         self.cluster
-            .dunlin(&last, &["protect", "--alone", "--from-disk", &self.vm])?;
+            .dunlin(&last, &["promote", "--force", "--from-disk", &self.vm])?;
         self.unprotected(at)?;
         let events = self.cluster.events(&last)?;
-        let told = events.iter().filter(|event| event.kind == "cold-start").count();
+        let told = events
+            .iter()
+            .filter(|event| event.kind == EventKind::ColdStart)
+            .count();
         ensure!(told == 1, "{told} events tell of the cold start: {events:?}");
         Ok(())
     }

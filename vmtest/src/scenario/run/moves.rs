@@ -7,6 +7,7 @@
 use super::{PATIENCE, Stage, with_role};
 use crate::scenario::{Action, Scenario};
 use anyhow::{Result, ensure};
+use dunlin_api::EventKind;
 use std::time::Instant;
 
 /// Hosts that have no part in the VM at first.
@@ -76,7 +77,7 @@ impl Stage<'_, '_> {
         ensure!(!folder.exists(), "host {host}: {} is left", folder.display());
         let told = self.cluster.events(host)?;
         ensure!(
-            told.iter().any(|event| event.kind == "left"),
+            told.iter().any(|event| event.kind == EventKind::Left),
             "host {host} does not say that it has left: {told:?}"
         );
         Ok(())

@@ -1,6 +1,7 @@
 //! Faults that stop a part of a host and not all of it: a thread that hangs, a load that fails half-way, an office that is
 //! lost and won back.
 
+use dunlin_api::Role;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -34,7 +35,7 @@ impl Stage<'_, '_> {
 
     fn events_of(&self, host: &str, kind: &str) -> Result<Vec<Event>> {
         let mut events = self.cluster.events(host)?;
-        events.retain(|event| event.kind == kind);
+        events.retain(|event| event.kind.as_str() == kind);
         Ok(events)
     }
 
@@ -80,7 +81,7 @@ impl Stage<'_, '_> {
         let why = &stalled.last().context("no event tells that the VM stalled")?.text;
         ensure!(why.contains("-leaves)") || why.contains("-applied)"), "{why}");
         let stalls = self.cluster.status(&primary)?;
-        let stalls = stalls.vm(&self.vm).and_then(|vm| vm.more.get("stalls")?.as_u64());
+        let stalls = stalls.vm(&self.vm).map(|vm| vm.stalls);
         ensure!(stalls == Some(1), "status counts {stalls:?} stalls");
         self.inject(&primary, "go-on")
     }
@@ -93,7 +94,7 @@ impl Stage<'_, '_> {
             self.count_told(&primary, "backup-lost")?,
         );
         self.inject(&primary, "hang-at=primary-hands-over")?;
-        let mut command = self.cluster.command(&primary, &["failover", &self.vm])?;
+        let mut command = self.cluster.command(&primary, &["switchover", &self.vm])?;
         let failover = command
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::piped())
@@ -131,7 +132,7 @@ impl Stage<'_, '_> {
             .await_status("a copy that is ended, or serves", PATIENCE, |hosts| {
                 let host = hosts.iter().find(|host| host.host == backup)?;
                 let vm = host.vm(&self.vm)?;
-                (vm.role != "backup").then_some(())
+                (vm.role != Role::Backup).then_some(())
             })?;
         let serves = with_role(&self.cluster.statuses(), &self.vm, "primary");
         ensure!(
@@ -150,10 +151,10 @@ impl Stage<'_, '_> {
         self.inject(&backup, "fail-at=backup-campaigns")?;
         let joined = self.count_told(&backup, "joined")?;
         for _ in 0..times {
-            let before = self.count_told(&primary, "majority")?;
+            let before = self.count_told(&primary, "quorum-regained")?;
             let at = Instant::now();
             self.inject(&primary, "step-down-at=primary-leads")?;
-            self.await_another(&primary, "majority", before)?;
+            self.await_another(&primary, "quorum-regained", before)?;
             self.counter.await_more(50, PATIENCE)?;
             self.moments.push((at, Instant::now()));
         }

@@ -8,15 +8,15 @@ use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use dunlin_vmtest::lab::Lab;
+use dunlin_vmtest::testbed::Testbed;
 
 use super::machine::{Machine, PATIENCE};
 use super::three::{ACKNOWLEDGED, LOOK_AGAIN, await_protected, count, plan};
 
 /// Plays it on a cluster whose VM is protected.
-pub fn run(lab: &Lab, machines: &[Machine; 3], say: &dyn Fn(&str)) -> Result<()> {
+pub fn run(testbed: &Testbed, machines: &[Machine; 3], say: &dyn Fn(&str)) -> Result<()> {
     let plan = plan();
-    let counter = count(lab.node("client"), &plan)?;
+    let counter = count(testbed.node("client"), &plan)?;
     let [a, _, c] = machines;
     let lost = |machine: &Machine| -> Result<usize> {
         let events = machine.run("dunlin events --json")?;

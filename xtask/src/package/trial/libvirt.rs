@@ -10,7 +10,7 @@ use std::io::Write as _;
 use anyhow::{Context, Result};
 use dunlin_vmtest::cluster::{VmPlan, await_service};
 use dunlin_vmtest::image::GuestImage;
-use dunlin_vmtest::lab::Lab;
+use dunlin_vmtest::testbed::Testbed;
 
 use super::machine::{Machine, PATIENCE};
 use super::transcript::Transcript;
@@ -25,8 +25,8 @@ pub const FILES: &str = "/srv/vm";
 const MAC: &str = "52:54:00:12:34:56";
 
 /// Gives host `first` fresh disks, and a domain on them that libvirt runs, if it has none of the name yet.
-pub fn give_domain(lab: &Lab, first: &Machine, plan: &VmPlan, image: &GuestImage) -> Result<()> {
-    plan.write(lab, image)?;
+pub fn give_domain(testbed: &Testbed, first: &Machine, plan: &VmPlan, image: &GuestImage) -> Result<()> {
+    plan.write(testbed, image)?;
     fs::create_dir_all(first.path(FILES))?;
     for disk in DISKS {
         first.take(&first.node().home().join(disk), &format!("{FILES}/{disk}"))?;
@@ -50,7 +50,7 @@ pub fn give_domain(lab: &Lab, first: &Machine, plan: &VmPlan, image: &GuestImage
         "virt-install --name {name} --memory 256 --vcpus 1 --machine {machine} --virt-type qemu --osinfo debian11 --import{disks} \
          --network bridge=br0,mac={MAC},model=virtio --graphics none --noautoconsole"
     ))?;
-    await_service(lab.node("client"), plan.service(), PATIENCE).context("libvirt's VM does not serve")
+    await_service(testbed.node("client"), plan.service(), PATIENCE).context("libvirt's VM does not serve")
 }
 
 /// Takes the domain from libvirt, as a person does who gives it to Dunlin.

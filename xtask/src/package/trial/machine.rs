@@ -1,9 +1,9 @@
-//! A Debian root whose systemd runs on a host of the lab.
+//! A Debian root whose systemd runs on a host of the testbed.
 //!
 //! * **Decides:** what such a machine has before the package comes.
 //! * **Flow:** `mmdebstrap` once for a set of packages -> unpacked into the host's folder -> `systemd-nspawn --boot` in the host's network
 //!   and cgroup -> [`Machine::run`] enters its name spaces.
-//! * **Invariants:** it dies with its host ([`dunlin_vmtest::lab::Node::kill_all`]), at once and whole; its files stay.
+//! * **Invariants:** it dies with its host ([`dunlin_vmtest::testbed::Node::kill_all`]), at once and whole; its files stay.
 //! * **Source:** systemd-nspawn(1).
 
 use std::collections::hash_map::DefaultHasher;
@@ -14,8 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use dunlin_vmtest::lab::Node;
 use dunlin_vmtest::paths;
+use dunlin_vmtest::testbed::Node;
 
 /// What the root has before the package comes: an ordinary small Debian, and what the package depends on.
 const ROOT: [&str; 8] = [
@@ -76,17 +76,17 @@ fn codename() -> Result<String> {
 }
 
 /// A machine, on or off.
-pub struct Machine<'lab> {
-    node: &'lab Node,
+pub struct Machine<'testbed> {
+    node: &'testbed Node,
     root: PathBuf,
     nspawn: Option<Child>,
     /// Its first process, in whose name spaces a step runs.
     leader: u32,
 }
 
-impl<'lab> Machine<'lab> {
+impl<'testbed> Machine<'testbed> {
     /// A machine that was never switched on.
-    pub fn unpack(node: &'lab Node, archive: &Path) -> Result<Self> {
+    pub fn unpack(node: &'testbed Node, archive: &Path) -> Result<Self> {
         let root = node.home().join("root");
         fs::create_dir_all(&root)?;
         let status = Command::new("tar")
@@ -112,7 +112,7 @@ impl<'lab> Machine<'lab> {
     }
 
     /// The host that it runs on.
-    pub fn node(&self) -> &'lab Node {
+    pub fn node(&self) -> &'testbed Node {
         self.node
     }
 
@@ -258,7 +258,7 @@ impl<'lab> Machine<'lab> {
 impl Drop for Machine<'_> {
     fn drop(&mut self) {
         if self.nspawn.is_some() {
-            // The lab's end would do it too, but could not wait for it.
+            // The testbed's end would do it too, but could not wait for it.
             let _ = self.kill();
         }
     }

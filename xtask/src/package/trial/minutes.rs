@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use dunlin_vmtest::cluster::await_service;
 use dunlin_vmtest::image::GuestImage;
-use dunlin_vmtest::lab::Lab;
+use dunlin_vmtest::testbed::Testbed;
 
 use super::libvirt::give_domain;
 use super::machine::{Machine, PATIENCE};
@@ -18,7 +18,7 @@ use super::transcript::Transcript;
 
 /// Plays it on hosts with the package `deb` in root's folder. The VM runs on, protected.
 pub fn run(
-    lab: &Lab,
+    testbed: &Testbed,
     machines: &mut [Machine; 3],
     image: &GuestImage,
     deb: &str,
@@ -26,13 +26,13 @@ pub fn run(
 ) -> Result<Transcript> {
     let transcript = Transcript::default();
     let plan = plan();
-    give_domain(lab, &machines[0], &plan, image)?;
+    give_domain(testbed, &machines[0], &plan, image)?;
     say("libvirt runs a VM that virt-install made");
     begin(machines, deb, &transcript)?;
     say("three hosts installed the package, and joined with tokens");
     import(machines, &plan, &transcript)?;
     transcript.types(&machines[0], "dunlin up shop.toml")?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     await_service(client, plan.service(), PATIENCE)?;
     let primary = await_protected(machines, &plan.name)?;
     transcript.types(&machines[primary], "dunlin status")?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_vmtest::client::{Counter, CounterSpec};
 use dunlin_vmtest::cluster::{HostStatus, VmPlan};
-use dunlin_vmtest::lab::Node;
+use dunlin_vmtest::testbed::Node;
 
 use super::libvirt::{self, DISKS, FILES};
 use super::machine::{Machine, PATIENCE};
@@ -126,7 +126,8 @@ pub fn await_protected(machines: &[Machine; 3], vm: &str) -> Result<usize> {
         for machine in machines {
             statuses.push(status(machine)?);
         }
-        let has_role = |status: &HostStatus, role: &str| status.vm(vm).is_some_and(|vm| vm.role == role);
+        let has_role =
+            |status: &HostStatus, role: &str| status.vm(vm).is_some_and(|vm| vm.role.as_str() == role);
         let serves = statuses
             .iter()
             .position(|status| has_role(status, "primary") && status.vm(vm).is_some_and(|vm| vm.protected));
@@ -147,7 +148,7 @@ pub fn await_protected(machines: &[Machine; 3], vm: &str) -> Result<usize> {
 }
 
 pub fn role(machine: &Machine, vm: &str) -> Result<Option<String>> {
-    Ok(status(machine)?.vm(vm).map(|vm| vm.role.clone()))
+    Ok(status(machine)?.vm(vm).map(|vm| vm.role.to_string()))
 }
 
 pub fn status(machine: &Machine) -> Result<HostStatus> {

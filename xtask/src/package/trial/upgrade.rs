@@ -8,7 +8,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_vmtest::cluster::{Event, await_service};
 use dunlin_vmtest::image::GuestImage;
-use dunlin_vmtest::lab::Lab;
+use dunlin_vmtest::testbed::Testbed;
 
 use super::libvirt::give_domain;
 use super::machine::{Machine, PATIENCE};
@@ -20,7 +20,7 @@ const RESTART_MS: u64 = 10_000;
 
 /// Plays it on hosts with both packages in root's folder.
 pub fn run(
-    lab: &Lab,
+    testbed: &Testbed,
     machines: &mut [Machine; 3],
     image: &GuestImage,
     (older, newer): (&str, &str),
@@ -29,10 +29,10 @@ pub fn run(
     let unseen = Transcript::default();
     begin(machines, older, &unseen)?;
     let plan = plan();
-    give_domain(lab, &machines[0], &plan, image)?;
+    give_domain(testbed, &machines[0], &plan, image)?;
     import(machines, &plan, &unseen)?;
     machines[0].run("cd; dunlin up shop.toml")?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     await_service(client, plan.service(), PATIENCE)?;
     let mut primary = await_protected(machines, &plan.name)?;
     let protocol = |machine: &Machine| machine.run("dunlin version --json | grep -o '\"protocol\":[0-9]*'");

@@ -1,7 +1,7 @@
 //! A sync on the backup, from the union to the VM that goes on from it.
 
 use super::{
-    Backup, Bug, Bytes, Effect, Epoch, Manner, Next, PageSet, Point, Report, Setup, Staged, Staging, State,
+    Backup, Bug, Bytes, Effect, Epoch, Mode, Next, PageSet, Point, Report, Setup, Staged, Staging, State,
     SyncMessage, refuse,
 };
 use crate::replica::sync::PAGES_AT_ONCE;
@@ -10,7 +10,7 @@ use crate::replica::sync::PAGES_AT_ONCE;
 #[derive(Debug)]
 pub(super) struct Whole {
     pub(super) staged: Staged,
-    next: Manner,
+    next: Mode,
     pub(super) audit: Option<u128>,
     joining: bool,
 }
@@ -44,14 +44,14 @@ impl Backup {
     pub(super) fn state_arrived(
         &mut self,
         epoch: Epoch,
-        next: Manner,
-        shadow: Bytes,
+        next: Mode,
+        connections: Bytes,
         rest: Bytes,
         effects: &mut Vec<Effect>,
     ) -> Next {
         let staging = self.staging.take().expect("a sync that is awaited is staged");
         let staged = staging
-            .complete(epoch, shadow, rest)
+            .complete(epoch, connections, rest)
             .map_err(|error| refuse(error.to_string(), effects))?;
         let whole = Whole {
             staged,
@@ -83,7 +83,7 @@ impl Backup {
         effects.push(Effect::Report(Report::Staged {
             epoch,
             next: whole.next,
-            shadow: whole.staged.connections.clone(),
+            connections: whole.staged.connections.clone(),
         }));
         State::AwaitsLeave(whole)
     }
@@ -124,7 +124,7 @@ impl Backup {
     pub(super) fn sync_applied(
         &mut self,
         epoch: Epoch,
-        next: Manner,
+        next: Mode,
         state: Bytes,
         joining: bool,
         took_us: u64,

@@ -18,7 +18,7 @@ pub(super) struct Capture {
     union: PageSet,
     /// The backup's VM runs, and has pages of its own to compare.
     compared: bool,
-    shadow: Bytes,
+    connections: Bytes,
     pub(super) our_hashes: Vec<u128>,
     pub(super) their_hashes: Vec<u128>,
     differing: Vec<DivergentPage>,
@@ -102,7 +102,7 @@ impl Primary {
             theirs,
             union,
             compared,
-            shadow: Bytes::new(),
+            connections: Bytes::new(),
             our_hashes: Vec::new(),
             their_hashes: Vec::new(),
             differing: Vec::new(),
@@ -114,11 +114,11 @@ impl Primary {
     pub(super) fn line_drawn(
         &mut self,
         mut capture: Capture,
-        shadow: Bytes,
+        connections: Bytes,
         effects: &mut Vec<Effect>,
     ) -> State {
         let Order { switchover, next, .. } = capture.order;
-        capture.shadow = shadow;
+        capture.connections = connections;
         self.vm.line_drawn();
         effects.push(Effect::Pass(Point::Captured));
         if !self.joining && self.active != next.backup_runs() {
@@ -182,20 +182,20 @@ impl Primary {
             order,
             ours,
             theirs,
-            shadow,
+            connections,
             differing,
             mut counts,
             ..
         } = capture;
         let mut rounds = std::mem::take(&mut self.rounds);
-        counts.ahead = rounds.pages()[2];
+        counts.pre_copied = rounds.pages()[2];
         rounds.add(&ours, &theirs, &differing, bytes);
         counts.pages = rounds.pages();
         counts.bytes = rounds.bytes();
         effects.push(Effect::SendState {
             epoch: order.epoch,
             next: order.next,
-            shadow,
+            connections,
         });
         State::SendingDevices(order, counts)
     }

@@ -37,7 +37,7 @@ impl Primary {
         if !self.active {
             return self.precopy_united(epoch, ours, PageSet::default(), effects);
         }
-        let asks = |(pages, more)| Effect::Send(SyncMessage::Ahead { epoch, pages, more });
+        let asks = |(pages, more)| Effect::Send(SyncMessage::PreCopy { epoch, pages, more });
         effects.extend(wire_parts::pages(&ours).map(asks));
         Ok(State::PreCopyAsks {
             epoch,

@@ -1,7 +1,7 @@
 //! The transcripts' language.
 
 use super::{BackupEvent, PrimaryEvent};
-use crate::policy::Manner;
+use crate::policy::Mode;
 use crate::replica::sync::{Answer, Event, backup, primary};
 use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage};
 use crate::sync::dirty::PageSet;
@@ -49,10 +49,10 @@ impl<'a> Words<'a> {
         Epoch(self.number("epoch"))
     }
 
-    fn next(&self) -> Manner {
+    fn next(&self) -> Mode {
         let name = self.value("next").expect("a mode");
-        let named = |mode: &Manner| mode.name() == name;
-        Manner::ALL.into_iter().find(named).expect("a mode")
+        let named = |mode: &Mode| mode.name() == name;
+        Mode::ALL.into_iter().find(named).expect("a mode")
     }
 
     /// `pages=1..4,7`, or none.
@@ -138,7 +138,7 @@ impl<'a> Words<'a> {
                 pages: self.pages(),
                 more,
             },
-            "Ahead" => SyncMessage::Ahead {
+            "PreCopy" => SyncMessage::PreCopy {
                 epoch: self.epoch(),
                 pages: self.pages(),
                 more,
@@ -162,12 +162,12 @@ impl<'a> Words<'a> {
             },
             "Connections" => SyncMessage::Connections {
                 epoch: self.epoch(),
-                part: self.bytes("shadow"),
+                part: self.bytes("connections"),
             },
             "State" => SyncMessage::State {
                 epoch: self.epoch(),
                 next: self.next(),
-                shadow: self.bytes("shadow"),
+                connections: self.bytes("connections"),
                 device_state: self.bytes("state"),
             },
             "Ends" => SyncMessage::Ends {
@@ -240,7 +240,7 @@ impl Parse for PrimaryEvent {
                     next: word.next(),
                 }),
                 "line-drawn" => primary::Word::LineDrawn {
-                    shadow: word.bytes("shadow"),
+                    connections: word.bytes("connections"),
                 },
                 "handed-over" => primary::Word::HandedOver,
                 other => panic!("'{other}' is no word"),
@@ -305,7 +305,7 @@ fn message(message: &SyncMessage) -> String {
         SyncMessage::Refused { why } => format!("{name} {why}"),
         SyncMessage::Dirty { epoch, pages, more }
         | SyncMessage::Union { epoch, pages, more }
-        | SyncMessage::Ahead { epoch, pages, more } => list(epoch, pages, *more),
+        | SyncMessage::PreCopy { epoch, pages, more } => list(epoch, pages, *more),
         SyncMessage::JoinLast { epoch } | SyncMessage::Staged { epoch } => of(epoch, String::new()),
         SyncMessage::Loaded { epoch, took_us } => of(epoch, format!("took_us={took_us}")),
         SyncMessage::Ends { epoch, agreed } => of(epoch, format!("agreed={agreed}")),
@@ -333,11 +333,15 @@ impl Render for primary::Effect {
                 pages(of),
                 pages(&PageSet::from_runs(differing.iter().map(|page| (page.page, 1))))
             ),
-            Self::SendState { epoch, next, shadow } => format!(
-                "send-state epoch={} next={} shadow={}",
+            Self::SendState {
+                epoch,
+                next,
+                connections,
+            } => format!(
+                "send-state epoch={} next={} connections={}",
                 epoch.0,
                 next.name(),
-                text(shadow)
+                text(connections)
             ),
             other => format!("{other:?}"),
         }

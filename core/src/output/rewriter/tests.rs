@@ -14,51 +14,51 @@ const B: u32 = 0xffff_fff0;
 const C: u32 = 5_000_000;
 
 /// `seg`, on its way into the VM.
-fn into(shadow: &mut Shadow, seg: &Seg) -> Seg {
-    let frame = shadow.inbound(&seg.frame());
+fn into(rewriter: &mut SequenceRewriter, seg: &Seg) -> Seg {
+    let frame = rewriter.inbound(&seg.frame());
     assert!(checksum_is_right(&frame, Direction::ToVm), "{seg:?}");
     Seg::read(&frame, Direction::ToVm)
 }
 
 /// `seg`, on its way to the client.
-fn out(shadow: &mut Shadow, seg: &Seg) -> Seg {
-    let frame = shadow.outbound(&seg.frame());
+fn out(rewriter: &mut SequenceRewriter, seg: &Seg) -> Seg {
+    let frame = rewriter.outbound(&seg.frame());
     assert!(checksum_is_right(&frame, Direction::FromVm), "{seg:?}");
     Seg::read(&frame, Direction::FromVm)
 }
 
 /// A backup whose VM accepted a connection with ISN `B` and clock 100, while the primary said `P` and clock 700.
-fn accepted() -> Shadow {
-    let mut shadow = Shadow::new();
-    into(&mut shadow, &Seg::to_vm(SYN, C, 0).ticks(9, 0));
-    shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
-    let ack = into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1).ticks(10, 700));
+fn accepted() -> SequenceRewriter {
+    let mut rewriter = SequenceRewriter::new();
+    into(&mut rewriter, &Seg::to_vm(SYN, C, 0).ticks(9, 0));
+    rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
+    let ack = into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1).ticks(10, 700));
     assert_eq!((ack.ack, ack.ticks), (B.wrapping_add(1), Some((10, 100))));
-    shadow
+    rewriter
 }
 
 #[test]
 fn a_host_that_follows_nothing_changes_nothing_and_copies_nothing() {
-    let mut shadow = Shadow::new();
-    assert!(shadow.is_empty());
+    let mut rewriter = SequenceRewriter::new();
+    assert!(rewriter.is_empty());
     let frame = Seg::to_vm(ACK, 1, 2).ticks(3, 4).frame();
-    assert_eq!(shadow.inbound(&frame).bytes.as_ptr(), frame.bytes.as_ptr());
+    assert_eq!(rewriter.inbound(&frame).bytes.as_ptr(), frame.bytes.as_ptr());
     let frame = Seg::from_vm(ACK, 1, 2).ticks(3, 4).frame();
-    assert_eq!(shadow.outbound(&frame).bytes.as_ptr(), frame.bytes.as_ptr());
-    assert!(shadow.table().is_empty());
+    assert_eq!(rewriter.outbound(&frame).bytes.as_ptr(), frame.bytes.as_ptr());
+    assert!(rewriter.table().is_empty());
 }
 
 #[test]
 fn the_clients_first_acknowledgement_tells_the_primarys_numbers() {
-    let mut shadow = accepted();
-    assert!(!shadow.is_empty());
-    shadow.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).with(&[0; 40]).frame());
+    let mut rewriter = accepted();
+    assert!(!rewriter.is_empty());
+    rewriter.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).with(&[0; 40]).frame());
     // Across the wrap of the VM's own numbers: 0xfffffff0 + 31 is 15.
     let seg = Seg {
         sack: vec![(P + 33, P + 35), (P + 37, P + 39)],
         ..Seg::to_vm(ACK, C + 1, P + 31).ticks(11, 690)
     };
-    let seg = into(&mut shadow, &seg);
+    let seg = into(&mut rewriter, &seg);
     assert_eq!((seg.ack, seg.seq), (15, C + 1));
     assert_eq!(seg.sack, vec![(17, 19), (21, 23)]);
     assert_eq!(seg.ticks, Some((11, 90)));
@@ -67,9 +67,9 @@ fn the_clients_first_acknowledgement_tells_the_primarys_numbers() {
 #[test]
 fn the_answer_to_the_vms_own_syn_tells_the_primarys_numbers() {
     for flags in [SYN | ACK, RST | ACK] {
-        let mut shadow = Shadow::new();
-        shadow.overheard(&Seg::from_vm(SYN, B, 0).ticks(100, 0).frame());
-        let answer = into(&mut shadow, &Seg::to_vm(flags, C, P + 1).ticks(9, 700));
+        let mut rewriter = SequenceRewriter::new();
+        rewriter.overheard(&Seg::from_vm(SYN, B, 0).ticks(100, 0).frame());
+        let answer = into(&mut rewriter, &Seg::to_vm(flags, C, P + 1).ticks(9, 700));
         assert_eq!(answer.ack, B.wrapping_add(1));
         assert_eq!(
             answer.ticks,
@@ -81,7 +81,10 @@ fn the_answer_to_the_vms_own_syn_tells_the_primarys_numbers() {
 
 #[test]
 fn the_answer_to_a_syn_from_before_the_last_sync_echoes_nothing() {
-    let answer = into(&mut Shadow::new(), &Seg::to_vm(SYN | ACK, C, P + 1).ticks(9, 700));
+    let answer = into(
+        &mut SequenceRewriter::new(),
+        &Seg::to_vm(SYN | ACK, C, P + 1).ticks(9, 700),
+    );
     assert_eq!(
         (answer.ack, answer.ticks),
         (P + 1, Some((9, 0))),
@@ -91,13 +94,13 @@ fn the_answer_to_a_syn_from_before_the_last_sync_echoes_nothing() {
 
 #[test]
 fn equal_numbers_after_all_need_no_translation() {
-    let mut shadow = Shadow::new();
-    shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
+    let mut rewriter = SequenceRewriter::new();
+    rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
     into(
-        &mut shadow,
+        &mut rewriter,
         &Seg::to_vm(ACK, C + 1, B.wrapping_add(1)).ticks(10, 100),
     );
-    assert!(shadow.table().is_empty());
+    assert!(rewriter.table().is_empty());
 }
 
 #[test]
@@ -143,11 +146,11 @@ fn nothing_is_learnt_from_what_does_not_fit_the_handshake() {
         ),
     ];
     for (name, wrong) in cases {
-        let mut shadow = Shadow::new();
-        shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
-        assert_eq!(into(&mut shadow, &wrong).ack, wrong.ack, "{name}");
+        let mut rewriter = SequenceRewriter::new();
+        rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
+        assert_eq!(into(&mut rewriter, &wrong).ack, wrong.ack, "{name}");
         assert_eq!(
-            into(&mut shadow, &right).ack,
+            into(&mut rewriter, &right).ack,
             B.wrapping_add(1),
             "{name}: then the right one"
         );
@@ -156,22 +159,22 @@ fn nothing_is_learnt_from_what_does_not_fit_the_handshake() {
 
 #[test]
 fn bytes_with_a_syn_leave_the_numbers_open() {
-    let mut shadow = Shadow::new();
-    shadow.overheard(&Seg::from_vm(SYN, B, 0).with(b"early").frame());
+    let mut rewriter = SequenceRewriter::new();
+    rewriter.overheard(&Seg::from_vm(SYN, B, 0).with(b"early").frame());
     let answer = Seg::to_vm(SYN | ACK, C, P + 6);
-    assert_eq!(into(&mut shadow, &answer).ack, P + 6);
+    assert_eq!(into(&mut rewriter, &answer).ack, P + 6);
 }
 
 #[test]
 fn a_repeated_syn_ack_is_the_same_connection_and_another_one_is_not() {
-    let mut shadow = accepted();
-    shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
+    let mut rewriter = accepted();
+    rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1)).ack,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1)).ack,
         B.wrapping_add(1)
     );
-    shadow.overheard(&Seg::from_vm(SYN | ACK, 77, C + 900).frame());
-    assert_eq!(into(&mut shadow, &Seg::to_vm(ACK, C + 900, 8001)).ack, 78);
+    rewriter.overheard(&Seg::from_vm(SYN | ACK, 77, C + 900).frame());
+    assert_eq!(into(&mut rewriter, &Seg::to_vm(ACK, C + 900, 8001)).ack, 78);
 }
 
 #[test]
@@ -184,14 +187,14 @@ fn a_damaged_segment_stays_damaged_and_teaches_nothing() {
             ..frame
         }
     };
-    let mut shadow = Shadow::new();
-    shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
-    shadow.inbound(&damage(Seg::to_vm(ACK, C + 1, 4242).with(b"x").frame()));
-    let ack = into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1));
+    let mut rewriter = SequenceRewriter::new();
+    rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).frame());
+    rewriter.inbound(&damage(Seg::to_vm(ACK, C + 1, 4242).with(b"x").frame()));
+    let ack = into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1));
     assert_eq!(ack.ack, B.wrapping_add(1));
     // Outwards nothing is learnt, so the damaged one is translated, too: by the difference.
-    shadow.take_over();
-    let frame = shadow.outbound(&damage(
+    rewriter.take_over();
+    let frame = rewriter.outbound(&damage(
         Seg::from_vm(ACK, B.wrapping_add(1), C + 1).with(b"x").frame(),
     ));
     assert_eq!(segment(&frame, Direction::FromVm).seq, P + 1);
@@ -200,79 +203,79 @@ fn a_damaged_segment_stays_damaged_and_teaches_nothing() {
 
 #[test]
 fn an_acknowledgement_is_never_of_more_than_the_vm_has_sent() {
-    let mut shadow = accepted();
+    let mut rewriter = accepted();
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 500)).ack,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 500)).ack,
         B.wrapping_add(1)
     );
-    shadow.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).with(&[0; 20]).frame());
+    rewriter.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).with(&[0; 20]).frame());
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 500)).ack,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 500)).ack,
         B.wrapping_add(21)
     );
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 11)).ack,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 11)).ack,
         B.wrapping_add(11)
     );
 }
 
 #[test]
 fn after_a_sync_it_is_not_known_at_once_how_far_the_vm_has_sent() {
-    let mut shadow = Shadow::new();
-    let ack = |shadow: &mut Shadow, ack| into(shadow, &Seg::to_vm(ACK, C, ack)).ack;
+    let mut rewriter = SequenceRewriter::new();
+    let ack = |rewriter: &mut SequenceRewriter, ack| into(rewriter, &Seg::to_vm(ACK, C, ack)).ack;
     // Perhaps a retransmission: the VM may have sent more before the sync.
-    shadow.overheard(&Seg::from_vm(ACK, 5000, C).with(&[0; 10]).frame());
-    assert_eq!(ack(&mut shadow, 5100), 5100);
+    rewriter.overheard(&Seg::from_vm(ACK, 5000, C).with(&[0; 10]).frame());
+    assert_eq!(ack(&mut rewriter, 5100), 5100);
     // A keep-alive steps back by one.
-    shadow.overheard(&Seg::from_vm(ACK, 5099, C).frame());
-    assert_eq!(ack(&mut shadow, 5100), 5100);
+    rewriter.overheard(&Seg::from_vm(ACK, 5099, C).frame());
+    assert_eq!(ack(&mut rewriter, 5100), 5100);
     // Its next number, at last.
-    shadow.overheard(&Seg::from_vm(ACK, 5100, C).frame());
-    assert_eq!(ack(&mut shadow, 5200), 5100);
-    shadow.overheard(&Seg::from_vm(ACK, 5100, C).with(&[0; 50]).frame());
-    assert_eq!(ack(&mut shadow, 5200), 5150);
+    rewriter.overheard(&Seg::from_vm(ACK, 5100, C).frame());
+    assert_eq!(ack(&mut rewriter, 5200), 5100);
+    rewriter.overheard(&Seg::from_vm(ACK, 5100, C).with(&[0; 50]).frame());
+    assert_eq!(ack(&mut rewriter, 5200), 5150);
 }
 
 #[test]
 fn an_echo_is_never_of_a_time_that_the_vm_has_not_said() {
-    let mut shadow = accepted();
+    let mut rewriter = accepted();
     // The primary's clock runs ahead: it said 950, which would be 350 here.
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1).ticks(20, 950)).ticks,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1).ticks(20, 950)).ticks,
         Some((20, 100))
     );
-    shadow.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(400, 20).frame());
+    rewriter.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(400, 20).frame());
     assert_eq!(
-        into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1).ticks(20, 950)).ticks,
+        into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1).ticks(20, 950)).ticks,
         Some((20, 350))
     );
 }
 
 #[test]
 fn fragments_and_other_protocols_pass_as_they_are() {
-    let mut shadow = accepted();
-    shadow.take_over();
+    let mut rewriter = accepted();
+    rewriter.take_over();
     let mut bytes = Seg::to_vm(ACK, C + 1, P + 1).ticks(1, 700).frame().bytes.to_vec();
     bytes[20] = 0x20;
     let frame = Frame {
         nic: 0,
         bytes: bytes.into(),
     };
-    assert_eq!(shadow.inbound(&frame), frame);
-    assert_eq!(shadow.outbound(&frame), frame);
+    assert_eq!(rewriter.inbound(&frame), frame);
+    assert_eq!(rewriter.outbound(&frame), frame);
 }
 
 #[test]
 fn an_icmp_error_is_about_the_vms_own_number() {
     for v6 in [false, true] {
-        let mut shadow = Shadow::new();
+        let mut rewriter = SequenceRewriter::new();
         let said = Seg {
             v6,
             ..Seg::from_vm(SYN | ACK, B, C + 1)
         };
-        shadow.overheard(&said.frame());
+        rewriter.overheard(&said.frame());
         into(
-            &mut shadow,
+            &mut rewriter,
             &Seg {
                 v6,
                 ..Seg::to_vm(ACK, C + 1, P + 1)
@@ -303,7 +306,7 @@ fn an_icmp_error_is_about_the_vms_own_number() {
             nic: 0,
             bytes: bytes.into(),
         };
-        let after = shadow.inbound(&frame);
+        let after = rewriter.inbound(&frame);
         let (at, icmp) = (frame.bytes.len() - length as usize, |frame: &Frame, at: usize| {
             sum(&frame.bytes[at..])
         });

@@ -1,8 +1,8 @@
-//! The end of a lab, whatever ends it.
+//! The end of a testbed, whatever ends it.
 //!
-//! A small shell waits on a pipe whose other end only this process holds. When the lab is dropped, or this process
+//! A small shell waits on a pipe whose other end only this process holds. When the testbed is dropped, or this process
 //! dies in any way (Ctrl-C, panic, SIGKILL), the pipe closes and the shell kills and removes what the run made. It
-//! lies in its own session and in no cgroup of the lab, so neither a Ctrl-C nor `kill_all` reaches it. One way of
+//! lies in its own session and in no cgroup of the testbed, so neither a Ctrl-C nor `kill_all` reaches it. One way of
 //! cleaning up for all ends means that it is the tested one.
 
 use std::fs;
@@ -82,7 +82,7 @@ impl Reaper {
 fn shell(run: &RunId, dir: &Path) -> Command {
     let mut command = Command::new("sh");
     command
-        .args(["-c", SCRIPT, "dunlin-lab-reaper", run.as_str()])
+        .args(["-c", SCRIPT, "dunlin-testbed-reaper", run.as_str()])
         .arg(dir)
         .args(cgroup::paths(run));
     command

@@ -73,7 +73,7 @@ enum Passing {
 
 /// The connections of one VM whose numbers may differ from the client's.
 #[derive(Debug)]
-pub struct Shadow {
+pub struct SequenceRewriter {
     connections: Recent<Connection>,
     /// What the VM here had acknowledged of connections that it has reset: who speaks tells it to the other host.
     ended: Recent<u32>,
@@ -82,13 +82,13 @@ pub struct Shadow {
     raise: u32,
 }
 
-impl Default for Shadow {
+impl Default for SequenceRewriter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Shadow {
+impl SequenceRewriter {
     /// Nothing to translate.
     #[must_use]
     pub fn new() -> Self {

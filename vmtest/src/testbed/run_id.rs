@@ -4,11 +4,11 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-const PREFIX: &str = "dunlin-lab";
+const PREFIX: &str = "dunlin-testbed";
 const NAMESPACES: &str = "/run/netns";
 
-/// `dunlin-lab-PID-START-N`: START is the process's start time, so that a reused pid is not mistaken for it; N
-/// counts the labs of one process.
+/// `dunlin-testbed-PID-START-N`: START is the process's start time, so that a reused pid is not mistaken for it; N
+/// counts the testbeds of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunId(String);
 
@@ -65,7 +65,7 @@ fn start_time(pid: u32) -> Option<u64> {
     stat[stat.rfind(')')? + 2..].split(' ').nth(19)?.parse().ok()
 }
 
-/// The names of all labs' network namespaces on this machine.
+/// The names of all testbeds' network namespaces on this machine.
 pub fn namespaces() -> Vec<String> {
     let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
     entries
@@ -83,10 +83,10 @@ mod tests {
         let run = RunId::mine().unwrap();
         assert!(run.is_alive());
         assert_eq!(RunId::of(&run.namespace("a")), Some(run.clone()));
-        assert_eq!(RunId::of("dunlin-lab-x-1-0-a"), None);
+        assert_eq!(RunId::of("dunlin-testbed-x-1-0-a"), None);
         assert_eq!(RunId::of("somebody-elses"), None);
         assert!(
-            !RunId::of("dunlin-lab-1-1-0-a").unwrap().is_alive(),
+            !RunId::of("dunlin-testbed-1-1-0-a").unwrap().is_alive(),
             "process 1 started at another time"
         );
     }

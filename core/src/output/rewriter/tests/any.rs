@@ -24,13 +24,13 @@ fn any_seg() -> impl Strategy<Value = Seg> {
 }
 
 /// A backup with one connection: the client's numbers are the VM's and `delta`, and `ticks`.
-fn translating(v6: bool, delta: u32, ticks: u32) -> Shadow {
-    let mut shadow = Shadow::new();
+fn translating(v6: bool, delta: u32, ticks: u32) -> SequenceRewriter {
+    let mut rewriter = SequenceRewriter::new();
     let side = |seg: Seg| Seg { v6, ..seg };
-    shadow.overheard(&side(Seg::from_vm(SYN | ACK, 6, C + 1)).ticks(1, 9).frame());
+    rewriter.overheard(&side(Seg::from_vm(SYN | ACK, 6, C + 1)).ticks(1, 9).frame());
     let ack = Seg::to_vm(ACK, C + 1, delta.wrapping_add(7)).ticks(10, ticks.wrapping_add(1));
-    into(&mut shadow, &side(ack));
-    shadow
+    into(&mut rewriter, &side(ack));
+    rewriter
 }
 
 proptest! {
@@ -42,12 +42,12 @@ proptest! {
         ticks in 0..u32::MAX,
         over in any::<bool>(),
     ) {
-        let mut shadow = translating(seg.v6, delta, ticks);
+        let mut rewriter = translating(seg.v6, delta, ticks);
         if over {
-            shadow.take_over();
+            rewriter.take_over();
         }
         let seg = Seg { flags: ACK, ..seg };
-        let said = out(&mut shadow, &seg);
+        let said = out(&mut rewriter, &seg);
         prop_assert_eq!(said.seq, seg.seq.wrapping_add(delta));
         prop_assert_eq!((said.ack, said.flags), (seg.ack, seg.flags));
         prop_assert_eq!((&said.payload, &said.sack), (&seg.payload, &seg.sack));
@@ -62,7 +62,7 @@ proptest! {
             sack: vec![(said.seq, said.seq_after())],
             ..said
         };
-        let back = into(&mut shadow, &heard);
+        let back = into(&mut rewriter, &heard);
         prop_assert_eq!(back.ack, seg.seq_after());
         prop_assert_eq!(back.sack, vec![(seg.seq, seg.seq_after())]);
         prop_assert_eq!((back.seq, back.payload), (heard.seq, heard.payload));
@@ -78,22 +78,22 @@ proptest! {
         delta in any::<u32>(),
         ticks in any::<u32>(),
     ) {
-        let mut shadow = translating(false, delta, ticks);
+        let mut rewriter = translating(false, delta, ticks);
         for (n, (inward, seg)) in segs.into_iter().enumerate() {
             if n == 10 {
-                shadow.take_over();
+                rewriter.take_over();
             }
             if inward {
-                into(&mut shadow, &Seg { from_vm: false, ..seg });
+                into(&mut rewriter, &Seg { from_vm: false, ..seg });
             } else if n < 10 {
-                shadow.overheard(&seg.frame());
+                rewriter.overheard(&seg.frame());
             } else {
-                out(&mut shadow, &seg);
+                out(&mut rewriter, &seg);
             }
         }
-        let mut other = Shadow::new();
-        prop_assert_eq!(other.load(&shadow.table()), Ok(()));
-        prop_assert_eq!(other.table(), shadow.table());
+        let mut other = SequenceRewriter::new();
+        prop_assert_eq!(other.load(&rewriter.table()), Ok(()));
+        prop_assert_eq!(other.table(), rewriter.table());
     }
 
     /// Bytes behind right headers, right bytes that were damaged, and noise.
@@ -101,7 +101,7 @@ proptest! {
     fn damaged_frames_do_no_harm(
         segs in prop::collection::vec((any_seg(), any::<prop::sample::Index>(), any::<u8>(), 0_u8..5), 0..30),
     ) {
-        let mut shadow = translating(false, 5, 6);
+        let mut rewriter = translating(false, 5, 6);
         for (seg, at, byte, how) in segs {
             let mut bytes = Seg { from_vm: how != 0, ..seg.clone() }.frame().bytes.to_vec();
             let at = at.index(bytes.len());
@@ -112,14 +112,14 @@ proptest! {
             }
             let frame = Frame { nic: 0, bytes: bytes.into() };
             let after = match how {
-                0 | 4 => shadow.inbound(&frame),
-                1 => shadow.outbound(&frame),
+                0 | 4 => rewriter.inbound(&frame),
+                1 => rewriter.outbound(&frame),
                 2 => {
-                    shadow.overheard(&frame);
+                    rewriter.overheard(&frame);
                     continue;
                 }
                 _ => {
-                    shadow.take_over();
+                    rewriter.take_over();
                     continue;
                 }
             };
@@ -136,14 +136,14 @@ proptest! {
     ) {
         let head = [2, 0, 0, 0, 7, 0, 0, 0, count, 0, 0, 0, 0, 0, 4];
         let table = if shaped { [&head[..], &noise].concat() } else { noise };
-        let mut shadow = Shadow::new();
-        if shadow.load(&table.into()).is_ok() {
-            let again = shadow.table();
-            let mut other = Shadow::new();
+        let mut rewriter = SequenceRewriter::new();
+        if rewriter.load(&table.into()).is_ok() {
+            let again = rewriter.table();
+            let mut other = SequenceRewriter::new();
             prop_assert_eq!(other.load(&again), Ok(()));
             prop_assert_eq!(other.table(), again);
-            shadow.take_over();
-            out(&mut shadow, &Seg::from_vm(ACK, 1, 2).ticks(3, 4));
+            rewriter.take_over();
+            out(&mut rewriter, &Seg::from_vm(ACK, 1, 2).ticks(3, 4));
         }
     }
 }

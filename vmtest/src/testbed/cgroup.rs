@@ -2,7 +2,7 @@
 //!
 //! cgroup v2 does all three. Where a machine still mounts the old hierarchies for the controllers (v2 then has kill
 //! and freeze, but no `cpu`), the share comes from the old `cpu` hierarchy. Without cgroup v2 there is no
-//! atomic kill: the lab says so and kills process by process.
+//! atomic kill: the testbed says so and kills process by process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -129,7 +129,7 @@ impl HostGroup {
         let mounts = mounts();
         let unified = match &mounts.unified {
             None => {
-                eprintln!("lab: no cgroup v2 here: hosts are killed process by process, not at once");
+                eprintln!("testbed: no cgroup v2 here: hosts are killed process by process, not at once");
                 None
             }
             Some(mount) => Some(make(mount, run, node)?),

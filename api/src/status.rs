@@ -1,7 +1,9 @@
 //! How a host and its VMs are, as `dunlin status --json` says it.
 
-use super::{AnswerFigures, NotifyStatus, ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures, log};
-use crate::certificates::Certificate;
+use crate::{
+    AnswerFigures, Certificate, DiskRole, Mode, NotifyStatus, ProgramStatus, QueueFigures, Role,
+    SpeculationFigures, State, SyncFigures, log,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -43,11 +45,13 @@ pub struct HostStatus {
 pub struct VmStatus {
     /// Its name.
     pub name: String,
-    /// `primary`, `backup`, `witness`, or `none` while this host has no part in running it.
-    pub role: String,
-    /// `starting`, `running`, `joining`, `waiting`, `no-majority`, `stopped`, `stalled: ...` (a wait of docs/waits.md), `failed: ...`;
-    /// of a bare program that has ended, and is to be begun again, `restarting: ...`.
-    pub state: String,
+    /// This host's part in it.
+    pub role: Role,
+    /// How it is here.
+    pub state: State,
+    /// Why, where its state has a reason: of `stalled` the wait's name, of `failed` and `restarting` a line for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
     /// Whether a second complete copy exists, as agreed by the group.
     pub protected: bool,
     /// Whether protection is asked for at all.
@@ -121,6 +125,25 @@ pub struct VmStatus {
     pub speculation: Option<SpeculationFigures>,
 }
 
+impl HostStatus {
+    /// The VM of that name.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<&VmStatus> {
+        self.vms.iter().find(|vm| vm.name == name)
+    }
+}
+
+impl VmStatus {
+    /// Its state for people: the word, and why.
+    #[must_use]
+    pub fn state_in_words(&self) -> String {
+        match self.why.as_str() {
+            "" => self.state.to_string(),
+            why => format!("{}: {why}", self.state),
+        }
+    }
+}
+
 /// A wait of docs/waits.md.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitStatus {
@@ -155,8 +178,8 @@ pub struct BadInput {
 /// One disk on this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskFigures {
-    /// `idle`, `alone`, `primary` or `backup`.
-    pub role: String,
+    /// What it is for on this host.
+    pub role: DiskRole,
     /// What a peer may lack.
     pub dirty_bytes: u64,
     /// Primary: waits to be sent to the backup.
@@ -257,9 +280,10 @@ pub struct SyncStatus {
     pub count: u64,
     /// Of these, by reason.
     pub reasons: Reasons,
-    /// How the copies are kept now: match, active or passive.
-    pub manner: String,
-    /// How often another manner was chosen because it paid.
+    /// How the copies are kept now.
+    #[serde(rename = "manner")]
+    pub mode: Mode,
+    /// How often another mode was chosen because it paid.
     pub change_overs: u64,
     /// The comparison of outputs since the backup joined.
     pub compared: ComparedStatus,
@@ -335,7 +359,7 @@ pub struct Reasons {
     pub disk: u64,
     /// The backup said something else.
     pub differs: u64,
-    /// Another manner was taken up.
+    /// Another mode was taken up.
     pub change_over: u64,
     /// The log, or what output is held in, was half full.
     #[serde(default)]
@@ -343,7 +367,7 @@ pub struct Reasons {
 }
 
 /// A take-over, step by step. Microseconds.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailoverStatus {
     /// From the last word of the old primary to this host's candidacy.
     pub detected_us: u64,
@@ -356,6 +380,19 @@ pub struct FailoverStatus {
     /// Frames for the VM that had reached this host as well, were not agreed on before the old primary died, and were given to the VM.
     #[serde(default)]
     pub overheard: u64,
+}
+
+impl FailoverStatus {
+    /// The steps by name.
+    #[must_use]
+    pub fn steps(&self) -> [(&'static str, u64); 4] {
+        [
+            ("detection", self.detected_us),
+            ("election", self.elected_us),
+            ("apply", self.applied_us),
+            ("announce", self.announced_us),
+        ]
+    }
 }
 
 /// Why a join fails.

@@ -1,4 +1,4 @@
-//! One host or client of the lab: how processes are started on it, and how all of them die.
+//! One host or client of the testbed: how processes are started on it, and how all of them die.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -67,7 +67,7 @@ impl Node {
         })
     }
 
-    /// Its name in the lab.
+    /// Its name in the testbed.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -77,14 +77,14 @@ impl Node {
         self.address
     }
 
-    /// Its own directory, removed with the lab.
+    /// Its own directory, removed with the testbed.
     pub fn home(&self) -> &Path {
         &self.home
     }
 
     /// A command that will run on this node: in its network, in its cgroup, in a session of its own (as what systemd
-    /// starts, and so that a Ctrl-C at the terminal goes to the lab, which then ends everything in order), with its own directory at
-    /// [`super::Lab::here`], as two machines have different disks under the same path, and with a /run and a /dev/shm of
+    /// starts, and so that a Ctrl-C at the terminal goes to the testbed, which then ends everything in order), with its own directory at
+    /// [`super::Testbed::here`], as two machines have different disks under the same path, and with a /run and a /dev/shm of
     /// its own, so that what is left there is this run's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let network = self.open_namespace()?;
@@ -133,7 +133,7 @@ impl Node {
         self.group.pids()
     }
 
-    /// CPU time used by its processes since the lab was built.
+    /// CPU time used by its processes since the testbed was built.
     pub fn cpu_time(&self) -> Option<Duration> {
         self.group.cpu_time()
     }

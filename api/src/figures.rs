@@ -1,6 +1,5 @@
 //! What syncs took, how long clients waited, what a program's copies said, what queues hold, what speculation does.
 
-use dunlin_core::output::answers::Percentiles;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -38,8 +37,8 @@ pub struct SyncFigures {
     /// Pages that differed.
     pub divergent: u64,
     /// Of `united`, pages that were compared and sent before the stop (those that were written again, again after it).
-    #[serde(default)]
-    pub ahead: u64,
+    #[serde(default, rename = "ahead")]
+    pub pre_copied: u64,
     /// Bytes of memory sent.
     pub bytes: u64,
     /// Bytes of device state.
@@ -59,7 +58,7 @@ impl SyncFigures {
     /// Adds another sync's figures to a sum.
     pub fn add(&mut self, other: &Self) {
         for (sum, figure) in [
-            (&mut self.ahead, other.ahead),
+            (&mut self.pre_copied, other.pre_copied),
             (&mut self.list_hashes, other.list_hashes),
             (&mut self.tree_hashes, other.tree_hashes),
             (&mut self.tree_rounds, other.tree_rounds),
@@ -117,18 +116,6 @@ pub struct AnswerFigures {
     pub p50_us: u64,
     /// The 99th percentile; of few waits the longest.
     pub p99_us: u64,
-}
-
-impl AnswerFigures {
-    /// Of the output's own sample.
-    #[must_use]
-    pub fn of(found: Percentiles) -> Self {
-        Self {
-            samples: found.samples,
-            p50_us: found.p50_us,
-            p99_us: found.p99_us,
-        }
-    }
 }
 
 /// One queue of a VM on this host.

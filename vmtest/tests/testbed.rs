@@ -1,4 +1,4 @@
-//! The lab itself, the guest image and the clients, on a plain QEMU without Dunlin: what all other tests stand on.
+//! The testbed itself, the guest image and the clients, on a plain QEMU without Dunlin: what all other tests stand on.
 //!
 //! Needs root and what `cargo xtask setup` installs; told as skipped without root.
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use dunlin_vmtest::client::{Connection, Counter, CounterSpec, load};
-use dunlin_vmtest::lab::{Capture, CpuShare, Lab, LabSpec, Node, SmallDisk};
+use dunlin_vmtest::testbed::{Capture, CpuShare, Node, SmallDisk, Testbed, TestbedSpec};
 use dunlin_vmtest::{image, is_root, paths};
 
 #[path = "../../guest/tests/common/skipped.rs"]
@@ -50,23 +50,23 @@ fn hosts_reach_each_other_until_a_fault_parts_them() -> Result<()> {
     if skip() {
         return Ok(());
     }
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let [a, b, client] = ["a", "b", "client"].map(|name| lab.node(name));
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let [a, b, client] = ["a", "b", "client"].map(|name| testbed.node(name));
     assert!(reaches(a, b)? && reaches(client, a)?);
-    lab.cut_link("a")?;
+    testbed.cut_link("a")?;
     assert!(is_cut_off(b, a)? && reaches(client, b)?);
-    lab.restore_link("a")?;
+    testbed.restore_link("a")?;
     assert!(reaches(b, a)?);
-    lab.partition(&["a"], &["b", "c"])?;
+    testbed.partition(&["a"], &["b", "c"])?;
     assert!(is_cut_off(a, b)? && is_cut_off(b, a)? && reaches(client, a)? && reaches(client, b)?);
-    lab.heal()?;
+    testbed.heal()?;
     assert!(reaches(a, b)?);
     // One way only: what a says is lost, what b says is not; and who asks must be answered.
-    lab.lose(&[(&["a"], &["b"])])?;
+    testbed.lose(&[(&["a"], &["b"])])?;
     assert!(is_cut_off(a, b)? && is_cut_off(b, a)? && reaches(a, client)? && reaches(client, b)?);
-    lab.heal()?;
+    testbed.heal()?;
     assert!(reaches(a, b)?);
-    lab.close()
+    testbed.close()
 }
 
 #[test]
@@ -74,21 +74,21 @@ fn a_slow_cable_is_slow_until_it_is_mended_and_a_small_disk_is_full_until_it_is_
     if skip() {
         return Ok(());
     }
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let qdiscs = |lab: &Lab| -> Result<String> {
-        let output = lab
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let qdiscs = |testbed: &Testbed| -> Result<String> {
+        let output = testbed
             .node("a")
             .command("tc")?
             .args(["qdisc", "show", "dev", "up0"])
             .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    lab.slow_link("a", 5000, 50)?;
-    assert!(qdiscs(&lab)?.contains("rate 5Mbit"), "{}", qdiscs(&lab)?);
-    assert!(reaches(lab.node("a"), lab.node("b"))?);
-    lab.mend_link("a")?;
-    assert!(!qdiscs(&lab)?.contains("tbf"), "{}", qdiscs(&lab)?);
-    let folder = lab.dir().join("small");
+    testbed.slow_link("a", 5000, 50)?;
+    assert!(qdiscs(&testbed)?.contains("rate 5Mbit"), "{}", qdiscs(&testbed)?);
+    assert!(reaches(testbed.node("a"), testbed.node("b"))?);
+    testbed.mend_link("a")?;
+    assert!(!qdiscs(&testbed)?.contains("tbf"), "{}", qdiscs(&testbed)?);
+    let folder = testbed.dir().join("small");
     let small = SmallDisk::mount(&folder, 4)?;
     std::fs::write(folder.join("before"), "some")?;
     small.fill()?;
@@ -97,9 +97,9 @@ fn a_slow_cable_is_slow_until_it_is_mended_and_a_small_disk_is_full_until_it_is_
     small.free()?;
     std::fs::write(folder.join("after"), "some")?;
     assert_eq!(std::fs::read(folder.join("before"))?, b"some");
-    // Left to the lab: it goes with it.
+    // Left to the testbed: it goes with it.
     std::mem::forget(small);
-    lab.close()?;
+    testbed.close()?;
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     assert!(!mounts.contains(&*folder.to_string_lossy()), "{mounts}");
     Ok(())
@@ -110,20 +110,20 @@ fn who_speaks_is_heard_at_the_port_where_it_speaks() -> Result<()> {
     if skip() {
         return Ok(());
     }
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let capture = Capture::start(&lab, [0x02, 0xd0, 0x00, 0x00, 0x01, 0x01])?;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let capture = Capture::start(&testbed, [0x02, 0xd0, 0x00, 0x00, 0x01, 0x01])?;
     // What only others say is not heard.
-    assert!(reaches(lab.node("b"), lab.node("c"))?);
+    assert!(reaches(testbed.node("b"), testbed.node("c"))?);
     let deadline = Instant::now() + Duration::from_secs(20);
     while capture.heard().spoken.is_empty() {
-        assert!(reaches(lab.node("a"), lab.node("b"))?);
+        assert!(reaches(testbed.node("a"), testbed.node("b"))?);
         assert!(Instant::now() < deadline, "nothing is heard");
     }
     let heard = capture.finish()?;
     let hosts: Vec<&str> = heard.spoken.iter().map(|spoken| spoken.host.as_str()).collect();
     assert_eq!((hosts, heard.missed), (vec!["a"], 0));
     assert!(heard.spoken[0].frames > 0 && heard.spoken[0].first <= heard.spoken[0].last);
-    lab.close()
+    testbed.close()
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn a_killed_host_has_no_process_left_and_a_frozen_one_does_not_run() -> Result<(
     if skip() {
         return Ok(());
     }
-    let lab = Lab::new(&LabSpec {
+    let testbed = Testbed::new(&TestbedSpec {
         host_cpu: Some(CpuShare::percent(20)),
-        ..LabSpec::three_hosts()
+        ..TestbedSpec::three_hosts()
     })?;
-    let host = lab.node("a");
+    let host = testbed.node("a");
     // A process that leaves its session and its parent, as a daemon's child might.
     let mut child = host
         .command("sh")?
@@ -160,11 +160,11 @@ fn a_killed_host_has_no_process_left_and_a_frozen_one_does_not_run() -> Result<(
     host.kill_all()?;
     assert!(host.pids().is_empty());
     child.wait()?;
-    lab.close()
+    testbed.close()
 }
 
 #[test]
-fn nothing_is_left_of_a_lab_whose_process_was_killed() -> Result<()> {
+fn nothing_is_left_of_a_testbed_whose_process_was_killed() -> Result<()> {
     if skip() {
         return Ok(());
     }
@@ -172,7 +172,7 @@ fn nothing_is_left_of_a_lab_whose_process_was_killed() -> Result<()> {
     let mut victim = std::process::Command::new(std::env::current_exe()?)
         .args([
             "--exact",
-            "helper_that_builds_a_lab_and_waits",
+            "helper_that_builds_a_testbed_and_waits",
             "--nocapture",
             "--ignored",
         ])
@@ -182,17 +182,17 @@ fn nothing_is_left_of_a_lab_whose_process_was_killed() -> Result<()> {
     let stdout = std::io::BufReader::new(victim.stdout.take().context("piped")?);
     let run = std::io::BufRead::lines(stdout)
         .map_while(Result::ok)
-        .find_map(|line| line.split_once("lab is ").map(|(_, run)| run.to_owned()))
+        .find_map(|line| line.split_once("testbed is ").map(|(_, run)| run.to_owned()))
         .context("the helper built no lab")?;
-    let run = dunlin_vmtest::lab::RunId::of(&run).context("a run's name")?;
-    assert!(!Lab::leftovers(&run).is_empty());
+    let run = dunlin_vmtest::testbed::RunId::of(&run).context("a run's name")?;
+    assert!(!Testbed::leftovers(&run).is_empty());
     victim.kill()?;
     victim.wait()?;
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !Lab::leftovers(&run).is_empty() && Instant::now() < deadline {
+    while !Testbed::leftovers(&run).is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(Lab::leftovers(&run), Vec::<String>::new());
+    assert_eq!(Testbed::leftovers(&run), Vec::<String>::new());
     Ok(())
 }
 
@@ -201,20 +201,20 @@ fn only_what_a_run_has_made_itself_counts_as_left() -> Result<()> {
     if skip() {
         return Ok(());
     }
-    // Somebody else's, made while a lab runs.
-    let lab = Lab::new(&LabSpec::three_hosts())?;
+    // Somebody else's, made while a testbed runs.
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     let foreign = Foreign::make()?;
-    lab.node("a").command("true")?.status()?;
-    lab.close()?;
+    testbed.node("a").command("true")?.status()?;
+    testbed.close()?;
     drop(foreign);
 
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let host = lab.node("a");
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let host = testbed.node("a");
     assert_eq!(host.traces()?, Vec::<String>::new());
     let untidy = "echo > /run/dunlin.sock; echo > /dev/shm/dunlin-ram; ip tuntap add dunlin7 mode tap";
     assert!(host.command("sh")?.args(["-c", untidy]).status()?.success());
     assert!(!std::path::Path::new("/dev/shm/dunlin-ram").exists());
-    let left = lab.close().unwrap_err().to_string();
+    let left = testbed.close().unwrap_err().to_string();
     for thing in ["interface dunlin7", "/run/dunlin.sock", "/dev/shm/dunlin-ram"] {
         assert!(left.contains(&format!("host a: {thing}")), "{thing}: {left}");
     }
@@ -255,14 +255,14 @@ impl Drop for Foreign {
 }
 
 #[test]
-#[ignore = "not a test: the helper of nothing_is_left_of_a_lab_whose_process_was_killed"]
-fn helper_that_builds_a_lab_and_waits() -> Result<()> {
+#[ignore = "not a test: the helper of nothing_is_left_of_a_testbed_whose_process_was_killed"]
+fn helper_that_builds_a_testbed_and_waits() -> Result<()> {
     if std::env::var_os("DUNLIN_LAB_VICTIM").is_none() {
         return Ok(());
     }
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    lab.node("a").command("sleep")?.arg("1000").spawn()?;
-    println!("lab is {}", lab.run().as_str());
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    testbed.node("a").command("sleep")?.arg("1000").spawn()?;
+    println!("testbed is {}", testbed.run().as_str());
     loop {
         std::thread::park();
     }
@@ -274,8 +274,8 @@ fn the_guest_boots_on_a_plain_qemu_and_the_clients_count_on_it() -> Result<()> {
         return Ok(());
     }
     let image = image::ensure(&paths::guest_images(), &mut |line| eprintln!("{line}"))?;
-    let lab = Lab::new(&LabSpec::three_hosts())?;
-    let host = lab.node("a");
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let host = testbed.node("a");
     let disk = host.home().join("disk.img");
     image::data_disk(&disk, 64)?;
     let serial = host.home().join("serial.log");
@@ -321,7 +321,7 @@ fn the_guest_boots_on_a_plain_qemu_and_the_clients_count_on_it() -> Result<()> {
         .stdin(Stdio::null())
         .spawn()
         .context("qemu-system-x86_64 is not here: cargo xtask setup")?;
-    let client = lab.node("client");
+    let client = testbed.node("client");
     let begun = Instant::now();
     let booted = client.spawn("boot", move || await_pong(guest(), Duration::from_secs(60)))?;
     booted
@@ -362,7 +362,7 @@ fn the_guest_boots_on_a_plain_qemu_and_the_clients_count_on_it() -> Result<()> {
     assert!(measured.per_second > 50.0 && measured.p50_ms > 0.0);
     host.kill_all()?;
     qemu.wait()?;
-    lab.close()
+    testbed.close()
 }
 
 /// Waits until redis in the guest answers; each try ends by itself.

@@ -6,7 +6,7 @@
 //! **Not here**: what is promised.
 
 use super::DiskError;
-use dunlin_core::consensus::{MOST, Promise};
+use dunlin_core::consensus::{HardState, MOST};
 use dunlin_core::units::{ReplicaId, Term};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,16 +16,16 @@ use xxhash_rust::xxh3::xxh3_64;
 const SLOT: u64 = 4096;
 const NOBODY: u64 = u64::MAX;
 
-pub(super) struct PromiseFile {
+pub(super) struct HardStateFile {
     path: PathBuf,
     file: File,
     count: u64,
 }
 
-fn encode(count: u64, promise: Promise) -> [u8; 32] {
+fn encode(count: u64, hard_state: HardState) -> [u8; 32] {
     let mut bytes = [0u8; 32];
-    let voted_for = promise.voted_for.map_or(NOBODY, |r| u64::from(r.0));
-    for (i, word) in [count, promise.term.0, voted_for].into_iter().enumerate() {
+    let voted_for = hard_state.voted_for.map_or(NOBODY, |r| u64::from(r.0));
+    for (i, word) in [count, hard_state.term.0, voted_for].into_iter().enumerate() {
         bytes[i * 8..i * 8 + 8].copy_from_slice(&word.to_le_bytes());
     }
     let check = xxh3_64(&bytes[..24]);
@@ -33,7 +33,7 @@ fn encode(count: u64, promise: Promise) -> [u8; 32] {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<(u64, Promise)> {
+fn decode(bytes: &[u8]) -> Option<(u64, HardState)> {
     let bytes = bytes.first_chunk::<32>()?;
     let word = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("8 bytes"));
     let voted_for = match word(2) {
@@ -43,16 +43,16 @@ fn decode(bytes: &[u8]) -> Option<(u64, Promise)> {
     let possible = word(0) > 0 && word(0) < u64::MAX && word(1) < MOST;
     (word(3) == xxh3_64(&bytes[..24]) && possible).then_some((
         word(0),
-        Promise {
+        HardState {
             term: Term(word(1)),
             voted_for,
         },
     ))
 }
 
-impl PromiseFile {
+impl HardStateFile {
     /// Opens or creates it; the promise found, if any was ever made.
-    pub(super) fn open(dir: &Path) -> Result<(Self, Option<Promise>), DiskError> {
+    pub(super) fn open(dir: &Path) -> Result<(Self, Option<HardState>), DiskError> {
         let path = dir.join("promise");
         let file = OpenOptions::new()
             .read(true)
@@ -78,14 +78,14 @@ impl PromiseFile {
                 .map_err(DiskError::io(&path, "creating"))?;
         }
         let count = best.map_or(0, |(count, _)| count);
-        Ok((Self { path, file, count }, best.map(|(_, promise)| promise)))
+        Ok((Self { path, file, count }, best.map(|(_, hard_state)| hard_state)))
     }
 
     /// Makes it durable.
-    pub(super) fn save(&mut self, promise: Promise) -> Result<(), DiskError> {
+    pub(super) fn save(&mut self, hard_state: HardState) -> Result<(), DiskError> {
         let count = self.count + 1;
         self.file
-            .write_all_at(&encode(count, promise), (count % 2) * SLOT)
+            .write_all_at(&encode(count, hard_state), (count % 2) * SLOT)
             .map_err(DiskError::io(&self.path, "writing"))?;
         self.file
             .sync_data()
@@ -104,13 +104,13 @@ mod tests {
         let dir = crate::log::tests::Scratch::new("promise");
         let mut kept = None;
         for term in 1..20u64 {
-            let promise = Promise {
+            let hard_state = HardState {
                 term: Term(term),
                 voted_for: (term % 3 > 0).then_some(ReplicaId((term % 3) as u8)),
             };
-            let (mut file, found) = PromiseFile::open(dir.path()).unwrap();
+            let (mut file, found) = HardStateFile::open(dir.path()).unwrap();
             assert_eq!(found, kept);
-            file.save(promise).unwrap();
+            file.save(hard_state).unwrap();
             let count = file.count;
             drop(file);
             // The next save dies half-way: its slot holds rubbish.
@@ -119,7 +119,7 @@ mod tests {
                 .open(dir.path().join("promise"))
                 .unwrap();
             raw.write_all_at(&[0xaa; 20], ((count + 1) % 2) * SLOT).unwrap();
-            kept = Some(promise);
+            kept = Some(hard_state);
         }
         let raw = OpenOptions::new()
             .write(true)
@@ -127,7 +127,7 @@ mod tests {
             .unwrap();
         raw.write_all_at(&[0xaa; 8192], 0).unwrap();
         assert!(matches!(
-            PromiseFile::open(dir.path()),
+            HardStateFile::open(dir.path()),
             Err(DiskError::Corrupt { .. })
         ));
     }

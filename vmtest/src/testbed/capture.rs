@@ -6,19 +6,20 @@
 //! * **Invariants:** frames are only looked at; what the kernel could not keep for us is counted.
 //! * **Not here:** whether a change was right: that needs the daemons' words.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::Lab;
+use super::Testbed;
 use super::node::spawn_in;
 
 /// How long one look at the socket may take before the end is looked for.
@@ -62,9 +63,9 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Listens at the switch of `lab` for frames of the card `mac`.
-    pub fn start(lab: &Lab, mac: [u8; 6]) -> Result<Self> {
-        let path = Path::new("/run/netns").join(lab.switch());
+    /// Listens at the switch of `testbed` for frames of the card `mac`.
+    pub fn start(testbed: &Testbed, mac: [u8; 6]) -> Result<Self> {
+        let path = Path::new("/run/netns").join(testbed.switch());
         let network = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         let shared = Arc::new(Shared::default());
         let heard = Arc::clone(&shared);
@@ -77,7 +78,7 @@ impl Capture {
 
     /// What was heard so far.
     pub fn heard(&self) -> Speaker {
-        let spoken = self.shared.spoken.lock().unwrap_or_else(PoisonError::into_inner);
+        let spoken = self.shared.spoken.lock();
         Speaker {
             spoken: spoken.clone(),
             missed: self.shared.missed.load(Ordering::Relaxed),
@@ -123,7 +124,7 @@ fn listen(mac: [u8; 6], shared: &Shared) -> Result<()> {
             continue;
         }
         let now = SystemTime::now();
-        let mut spoken = shared.spoken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spoken = shared.spoken.lock();
         match spoken.last_mut().filter(|last| last.host == *name) {
             Some(last) => {
                 last.last = now;

@@ -1,5 +1,6 @@
 //! What is said about shared logs (docs/log-service.md): on the control socket, and between daemons.
 
+use crate::word::words;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -149,13 +150,34 @@ pub enum LogAnswer {
     Status(Box<LogStatus>),
 }
 
+words! {
+    /// How a log is on a host.
+    #[derive(Default)]
+    LogState {
+        /// Proposals are taken here.
+        Leads = "leads",
+        /// Another host takes them.
+        #[default]
+        Follows = "follows",
+        /// No majority of its hosts has chosen one.
+        NoLeader = "no-leader",
+        /// Nothing is taken until this host's disk has room.
+        DiskFull = "disk-full",
+        /// It does not run on this host any more.
+        Failed = "failed",
+    }
+}
+
 /// One log, as this host sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogStatus {
     /// Its name.
     pub name: String,
-    /// `leads`, `follows`, `no-leader: ...`, `disk-full: ...`, `failed: ...`.
-    pub state: String,
+    /// How it is here.
+    pub state: LogState,
+    /// Why, where its state has a reason.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
     /// The leader's host, if known.
     pub leader: Option<String>,
     /// Its term.
@@ -170,6 +192,17 @@ pub struct LogStatus {
     pub bytes: u64,
     /// Its hosts.
     pub hosts: Vec<LogHost>,
+}
+
+impl LogStatus {
+    /// Its state for people: the word, and why.
+    #[must_use]
+    pub fn state_in_words(&self) -> String {
+        match self.why.as_str() {
+            "" => self.state.to_string(),
+            why => format!("{}: {why}", self.state),
+        }
+    }
 }
 
 /// A host of a log.

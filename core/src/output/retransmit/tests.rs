@@ -3,11 +3,11 @@ use crate::output::packet::testing::Seg;
 use crate::output::packet::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
-fn said(kept: &mut Kept, segs: &[Seg]) {
+fn said(kept: &mut RetransmitBuffer, segs: &[Seg]) {
     segs.iter().for_each(|seg| kept.said(&seg.frame()));
 }
 
-fn taken(kept: &mut Kept) -> Vec<Seg> {
+fn taken(kept: &mut RetransmitBuffer) -> Vec<Seg> {
     kept.take()
         .iter()
         .map(|frame| Seg::read(frame, Direction::FromVm))
@@ -32,7 +32,7 @@ fn data(seq: u32) -> Seg {
 
 #[test]
 fn a_segment_stays_until_its_last_byte_is_acknowledged() {
-    let mut kept = Kept::new();
+    let mut kept = RetransmitBuffer::new();
     let first = u32::MAX - 50;
     let segs = [0, 100, 200].map(|n| data(first.wrapping_add(n)));
     said(&mut kept, &segs);
@@ -53,7 +53,7 @@ fn a_segment_stays_until_its_last_byte_is_acknowledged() {
 
 #[test]
 fn syn_and_fin_are_acknowledged_like_bytes() {
-    let mut kept = Kept::new();
+    let mut kept = RetransmitBuffer::new();
     said(
         &mut kept,
         &[Seg::from_vm(SYN | ACK, 7, 1), Seg::from_vm(FIN | ACK, 8, 1)],
@@ -66,7 +66,7 @@ fn syn_and_fin_are_acknowledged_like_bytes() {
 
 #[test]
 fn one_acknowledgement_and_one_reset_of_a_connection_are_kept_the_newest() {
-    let mut kept = Kept::new();
+    let mut kept = RetransmitBuffer::new();
     let (data, other) = (
         data(10),
         Seg {
@@ -95,7 +95,7 @@ fn one_acknowledgement_and_one_reset_of_a_connection_are_kept_the_newest() {
 
 #[test]
 fn the_newest_datagrams_of_a_flow_are_kept() {
-    let mut kept = Kept::new();
+    let mut kept = RetransmitBuffer::new();
     let arp = Frame {
         nic: 0,
         bytes: [&[2; 12][..], &[8, 6], &[0; 28]].concat().into(),
@@ -113,7 +113,7 @@ fn the_newest_datagrams_of_a_flow_are_kept() {
 
 #[test]
 fn a_sync_covers_everything() {
-    let mut kept = Kept::new();
+    let mut kept = RetransmitBuffer::new();
     said(&mut kept, &[data(1), Seg::from_vm(ACK, 101, 5)]);
     kept.applied();
     assert_eq!((kept.frames(), kept.bytes(), kept.flows.len()), (0, 0, 0));
@@ -122,7 +122,7 @@ fn a_sync_covers_everything() {
 
 #[test]
 fn when_it_is_too_much_the_oldest_goes_first() {
-    let mut kept = Kept::with_most(5 * cost(&data(0).frame()));
+    let mut kept = RetransmitBuffer::with_most(5 * cost(&data(0).frame()));
     let segs: Vec<_> = (0..9)
         .map(|n| Seg {
             port: n,
@@ -141,7 +141,7 @@ proptest! {
         steps in prop::collection::vec((0_u8..6, 0_u16..3, 0_u32..400), 0..200),
         most in prop::sample::select(vec![2000_usize, 1 << 20]),
     ) {
-        let mut kept = Kept::with_most(most);
+        let mut kept = RetransmitBuffer::with_most(most);
         let mut model: Vec<Seg> = Vec::new();
         // Far enough ahead that a client of random numbers acknowledges some and not others.
         let mut next = [u32::MAX - 300; 3];
@@ -186,7 +186,7 @@ proptest! {
 
     #[test]
     fn any_bytes_do_no_harm(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..120), 0..50)) {
-        let mut kept = Kept::with_most(4000);
+        let mut kept = RetransmitBuffer::with_most(4000);
         for (n, bytes) in frames.into_iter().enumerate() {
             let frame = Frame { nic: (n % 2) as u8, bytes: bytes.into() };
             kept.said(&frame);

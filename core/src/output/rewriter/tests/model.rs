@@ -5,7 +5,7 @@
 //! as much and has heard as much.
 
 use super::*;
-use crate::output::kept::Kept;
+use crate::output::retransmit::RetransmitBuffer;
 use end::{End, Role, answer};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -63,8 +63,8 @@ impl Guest {
 /// One host.
 struct Host {
     guest: Guest,
-    shadow: Shadow,
-    kept: Kept,
+    rewriter: SequenceRewriter,
+    retransmit: RetransmitBuffer,
     /// How many inputs its VM has had.
     at: usize,
 }
@@ -89,8 +89,8 @@ impl World {
         };
         let primary = Host {
             guest,
-            shadow: Shadow::new(),
-            kept: Kept::new(),
+            rewriter: SequenceRewriter::new(),
+            retransmit: RetransmitBuffer::new(),
             at: 0,
         };
         Self {
@@ -124,9 +124,9 @@ impl World {
     fn run_primary(&mut self) {
         if let Some(input) = self.inputs.get(self.primary.at) {
             self.primary.at += 1;
-            let shadow = &mut self.primary.shadow;
+            let rewriter = &mut self.primary.rewriter;
             let input = match input {
-                Input::Frame(frame) if !shadow.is_empty() => Input::Frame(shadow.inbound(frame)),
+                Input::Frame(frame) if !rewriter.is_empty() => Input::Frame(rewriter.inbound(frame)),
                 other => other.clone(),
             };
             self.held.extend(self.primary.guest.hear(&input));
@@ -144,8 +144,8 @@ impl World {
         backup.at += 1;
         let input = match input {
             Input::Frame(frame) => {
-                let frame = backup.shadow.inbound_to_backup(frame);
-                backup.kept.heard(&frame);
+                let frame = backup.rewriter.inbound_to_backup(frame);
+                backup.retransmit.heard(&frame);
                 Input::Frame(frame)
             }
             call @ Input::Call(..) => call.clone(),
@@ -172,11 +172,11 @@ impl World {
                 }
             }
             let frame = seg.frame();
-            let shadow = &mut self.primary.shadow;
-            let frame = if shadow.is_empty() {
+            let rewriter = &mut self.primary.rewriter;
+            let frame = if rewriter.is_empty() {
                 frame
             } else {
-                shadow.outbound(&frame)
+                rewriter.outbound(&frame)
             };
             self.held.pop_front();
             self.client_hears(&frame);
@@ -210,13 +210,13 @@ impl World {
         };
         let mut backup = self.backup.take().unwrap_or_else(|| Host {
             guest: Guest::default(),
-            shadow: Shadow::new(),
-            kept: Kept::new(),
+            rewriter: SequenceRewriter::new(),
+            retransmit: RetransmitBuffer::new(),
             at: 0,
         });
         (backup.guest, backup.at) = (guest, self.primary.at);
-        backup.shadow.load(&self.primary.shadow.table()).unwrap();
-        backup.kept.applied();
+        backup.rewriter.load(&self.primary.rewriter.table()).unwrap();
+        backup.retransmit.applied();
         self.backup = Some(backup);
         self.release(true);
     }
@@ -229,11 +229,11 @@ impl World {
         };
         self.failed_over += 1;
         self.held.clear();
-        backup.shadow.take_over();
-        let kept = backup.kept.take();
+        backup.rewriter.take_over();
+        let kept = backup.retransmit.take();
         self.primary = backup;
         for frame in kept {
-            let frame = self.primary.shadow.outbound(&frame);
+            let frame = self.primary.rewriter.outbound(&frame);
             self.client_hears(&frame);
         }
     }
@@ -278,8 +278,8 @@ impl Host {
     fn says(&mut self, said: Vec<Seg>) {
         for seg in said {
             let frame = seg.frame();
-            self.shadow.overheard(&frame);
-            self.kept.said(&frame);
+            self.rewriter.overheard(&frame);
+            self.retransmit.said(&frame);
         }
     }
 }

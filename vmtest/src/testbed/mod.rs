@@ -1,12 +1,12 @@
 //! Several hosts on one machine: network namespaces, a bridge in each, a switch between them, faults on demand.
 //!
 //! * **Decides:** what a "host" is here: a network namespace + a cgroup. Everything started on a host lies in both.
-//! * **Flow:** [`Lab::new`] builds; [`Node::command`] starts processes on a host; [`Node::kill_all`],
-//!   [`Node::freeze`] and what is in `faults` are the faults; dropping the lab ends and removes all.
+//! * **Flow:** [`Testbed::new`] builds; [`Node::command`] starts processes on a host; [`Node::kill_all`],
+//!   [`Node::freeze`] and what is in `faults` are the faults; dropping the testbed ends and removes all.
 //! * **Invariants:** (1) nothing is made outside of the run's own names, which carry pid and start time of this
-//!   process; (2) they are all gone when the lab is dropped, when this process panics, is interrupted or killed
-//!   (a watching shell cleans up, see [`reaper`]) and, should even that be killed, when the next lab starts;
-//!   (3) every host gets the same share of the CPU in one lab, whatever runs on it.
+//!   process; (2) they are all gone when the testbed is dropped, when this process panics, is interrupted or killed
+//!   (a watching shell cleans up, see [`reaper`]) and, should even that be killed, when the next testbed starts;
+//!   (3) every host gets the same share of the CPU in one testbed, whatever runs on it.
 //! * **Source:** `ip-netns(8)`, the kernel's `cgroup-v2.rst`.
 //! * **Not here:** anything about Dunlin. Hosts run whatever they are told to.
 //!
@@ -42,33 +42,33 @@ const HERE: &str = "here";
 /// The bridge in the switch and on each host.
 const BRIDGE: &str = "br0";
 
-/// What a lab is made of.
+/// What a testbed is made of.
 #[derive(Clone, Debug)]
-pub struct LabSpec {
+pub struct TestbedSpec {
     /// The hosts' names; they get the addresses 10.77.1.1, 10.77.1.2, ...
     pub hosts: Vec<String>,
     /// The clients' names; they get the addresses 10.77.2.1, 10.77.2.2, ...
     pub clients: Vec<String>,
     /// How much CPU each host may use. `None`: as much as there is.
     pub host_cpu: Option<CpuShare>,
-    /// Where the run's own directory is made (see [`crate::paths::lab_runs`]).
+    /// Where the run's own directory is made (see [`crate::paths::testbed_runs`]).
     pub base: PathBuf,
 }
 
-impl LabSpec {
+impl TestbedSpec {
     /// Two hosts `a` and `b` that can run VMs, a witness `c`, and a client.
     pub fn three_hosts() -> Self {
         Self {
             hosts: ["a", "b", "c"].map(str::to_owned).to_vec(),
             clients: vec!["client".to_owned()],
             host_cpu: None,
-            base: crate::paths::lab_runs(),
+            base: crate::paths::testbed_runs(),
         }
     }
 }
 
-/// A running lab. Dropping it kills every process in it and removes everything it made.
-pub struct Lab {
+/// A running testbed. Dropping it kills every process in it and removes everything it made.
+pub struct Testbed {
     run: RunId,
     dir: PathBuf,
     nodes: BTreeMap<String, Node>,
@@ -76,40 +76,40 @@ pub struct Lab {
     reaper: reaper::Reaper,
 }
 
-impl Lab {
+impl Testbed {
     /// Removes what a crashed run may have left, then builds the hosts, the switch and the clients.
     ///
     /// # Errors
     /// When not root, or without `ip`; the message says what to do. Nothing is left behind then either.
-    pub fn new(spec: &LabSpec) -> Result<Self> {
+    pub fn new(spec: &TestbedSpec) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
-            bail!("the lab makes network namespaces, which needs root: run it with sudo");
+            bail!("the testbed makes network namespaces, which needs root: run it with sudo");
         }
         reaper::sweep(&spec.base)?;
         let run = RunId::mine()?;
         let dir = spec.base.join(run.as_str());
         fs::create_dir_all(dir.join(HERE)).with_context(|| format!("cannot make {}", dir.display()))?;
         let reaper = reaper::Reaper::start(&run, &dir)?;
-        let mut lab = Self {
+        let mut testbed = Self {
             run,
             dir,
             nodes: BTreeMap::new(),
             reaper,
         };
 
-        let switch = lab.run.namespace("switch");
+        let switch = testbed.run.namespace("switch");
         ip(&["netns", "add", &switch])?;
         batch(
             &switch,
             "link set lo up\nlink add br0 type bridge mcast_snooping 0\nlink set br0 up\n",
         )?;
         for (index, name) in spec.hosts.iter().enumerate() {
-            lab.add_node(&switch, name, address(1, index), true, spec.host_cpu)?;
+            testbed.add_node(&switch, name, address(1, index), true, spec.host_cpu)?;
         }
         for (index, name) in spec.clients.iter().enumerate() {
-            lab.add_node(&switch, name, address(2, index), false, None)?;
+            testbed.add_node(&switch, name, address(2, index), false, None)?;
         }
-        Ok(lab)
+        Ok(testbed)
     }
 
     fn add_node(
@@ -153,11 +153,11 @@ impl Lab {
     /// A host or client by its name.
     ///
     /// # Panics
-    /// When the lab has none of that name: the caller's error.
+    /// When the testbed has none of that name: the caller's error.
     pub fn node(&self, name: &str) -> &Node {
         self.nodes
             .get(name)
-            .unwrap_or_else(|| panic!("the lab has no node {name}"))
+            .unwrap_or_else(|| panic!("the testbed has no node {name}"))
     }
 
     /// All nodes, by name.
@@ -165,7 +165,7 @@ impl Lab {
         self.nodes.values()
     }
 
-    /// This run's directory; removed with the lab.
+    /// This run's directory; removed with the testbed.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -181,7 +181,7 @@ impl Lab {
     }
 
     /// What of this run still exists outside of this process: for the checks that nothing is left.
-    /// Empty after [`Lab::close`].
+    /// Empty after [`Testbed::close`].
     pub fn leftovers(run: &RunId) -> Vec<String> {
         let mut found: Vec<String> = run_id::namespaces()
             .into_iter()
@@ -201,7 +201,7 @@ impl Lab {
         cgroup::processes(run)
     }
 
-    /// Ends the lab now and reports what its programs left on the hosts, and whether all of it is gone.
+    /// Ends the testbed now and reports what its programs left on the hosts, and whether all of it is gone.
     pub fn close(self) -> Result<()> {
         let (run, dir) = (self.run.clone(), self.dir.clone());
         let mut left = Vec::new();
@@ -222,7 +222,7 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
+impl Drop for Testbed {
     fn drop(&mut self) {
         self.nodes.clear();
         self.reaper.finish();

@@ -1,6 +1,6 @@
 //! A wall clock for each host, which can be set.
 //!
-//! The lab's hosts share a kernel, and a time namespace moves only the clocks that never jump. So the wall clock is moved where a
+//! The testbed's hosts share a kernel, and a time namespace moves only the clocks that never jump. So the wall clock is moved where a
 //! program reads it: by a small object (`clock.c`) preloaded into what is started with [`Clock::onto`].
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! What goes wrong in the network and on the disks of a lab, and how it is mended.
+//! What goes wrong in the network and on the disks of a testbed, and how it is mended.
 
 use std::fs;
 use std::io::Write;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use super::{Lab, batch, run_with_input};
+use super::{Testbed, batch, run_with_input};
 
-impl Lab {
+impl Testbed {
     /// Pulls a node's cable: both ends see the carrier go.
     pub fn cut_link(&self, node: &str) -> Result<()> {
         batch(&self.switch(), &format!("link set dev {node} down\n"))
@@ -57,8 +57,9 @@ impl Lab {
             let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
             names.join(", ")
         };
-        let mut rules =
-            String::from("table bridge lab\ndelete table bridge lab\ntable bridge lab {\nchain cut {\n");
+        let mut rules = String::from(
+            "table bridge testbed\ndelete table bridge testbed\ntable bridge testbed {\nchain cut {\n",
+        );
         rules.push_str("type filter hook forward priority 0; policy accept;\n");
         for (from, to) in ways {
             let (from, to) = (quoted(from), quoted(to));
@@ -70,7 +71,7 @@ impl Lab {
 
     /// Ends every partition.
     pub fn heal(&self) -> Result<()> {
-        self.nft("table bridge lab\ndelete table bridge lab\n")
+        self.nft("table bridge testbed\ndelete table bridge testbed\n")
     }
 
     fn nft(&self, rules: &str) -> Result<()> {
@@ -140,13 +141,13 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Puts it over the folder `at` of a lab; what was in the folder is not seen meanwhile. It survives the processes of its
-    /// host, and goes with this value, or with the lab.
+    /// Puts it over the folder `at` of a testbed; what was in the folder is not seen meanwhile. It survives the processes of its
+    /// host, and goes with this value, or with the testbed.
     pub fn mount(at: &Path, mib: u64) -> Result<Self> {
         fs::create_dir_all(at)?;
         let options = format!("size={mib}m,mode=0700");
         mount(
-            Some("dunlin-lab"),
+            Some("dunlin-testbed"),
             at,
             Some("tmpfs"),
             MsFlags::empty(),

@@ -8,13 +8,13 @@ const B1: u32 = B.wrapping_add(1);
 
 #[test]
 fn a_new_primary_goes_on_in_the_numbers_that_the_client_knows() {
-    let mut shadow = accepted();
-    shadow.take_over();
+    let mut rewriter = accepted();
+    rewriter.take_over();
     let seg = Seg {
         sack: vec![(C + 9, C + 11)],
         ..Seg::from_vm(ACK, B.wrapping_add(17), C + 1).ticks(150, 10)
     };
-    let said = out(&mut shadow, &seg);
+    let said = out(&mut rewriter, &seg);
     assert_eq!((said.seq, said.ack), (P + 17, C + 1));
     assert_eq!(
         said.sack, seg.sack,
@@ -22,43 +22,45 @@ fn a_new_primary_goes_on_in_the_numbers_that_the_client_knows() {
     );
     assert_eq!(said.ticks, Some((10_750, 10)));
     // What it echoes from before, and from now on.
-    let echoed = |shadow: &mut Shadow, ticks| into(shadow, &Seg::to_vm(ACK, C + 1, P + 17).ticks(11, ticks));
-    assert_eq!(echoed(&mut shadow, 720).ticks, Some((11, 120)));
-    assert_eq!(echoed(&mut shadow, 10_750).ticks, Some((11, 150)));
-    assert_eq!(echoed(&mut shadow, 10_750).ack, B.wrapping_add(17));
+    let echoed = |rewriter: &mut SequenceRewriter, ticks| {
+        into(rewriter, &Seg::to_vm(ACK, C + 1, P + 17).ticks(11, ticks))
+    };
+    assert_eq!(echoed(&mut rewriter, 720).ticks, Some((11, 120)));
+    assert_eq!(echoed(&mut rewriter, 10_750).ticks, Some((11, 150)));
+    assert_eq!(echoed(&mut rewriter, 10_750).ack, B.wrapping_add(17));
 }
 
 #[test]
 fn a_primary_whose_clock_ran_far_ahead_is_still_topped() {
-    let mut shadow = accepted();
+    let mut rewriter = accepted();
     let say = |ticks| Seg::from_vm(ACK, B1, C + 1).ticks(ticks, 10);
-    shadow.overheard(&say(110).frame());
-    into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1).ticks(10, 90_000));
-    shadow.take_over();
-    assert_eq!(out(&mut shadow, &say(120)).ticks, Some((100_000, 10)));
-    assert_eq!(out(&mut shadow, &say(125)).ticks, Some((100_005, 10)));
-    let echo = into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, 100_005));
+    rewriter.overheard(&say(110).frame());
+    into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1).ticks(10, 90_000));
+    rewriter.take_over();
+    assert_eq!(out(&mut rewriter, &say(120)).ticks, Some((100_000, 10)));
+    assert_eq!(out(&mut rewriter, &say(125)).ticks, Some((100_005, 10)));
+    let echo = into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, 100_005));
     assert_eq!(echo.ticks, Some((11, 125)));
 }
 
 #[test]
 fn a_connection_from_before_the_last_sync_has_its_timestamps_raised_and_nothing_else() {
-    let mut shadow = Shadow::new();
-    shadow.take_over();
-    let said = out(&mut shadow, &Seg::from_vm(ACK, 40, C).ticks(u32::MAX, 7));
+    let mut rewriter = SequenceRewriter::new();
+    rewriter.take_over();
+    let said = out(&mut rewriter, &Seg::from_vm(ACK, 40, C).ticks(u32::MAX, 7));
     assert_eq!((said.seq, said.ticks), (40, Some((9_999, 7))));
-    let heard = into(&mut shadow, &Seg::to_vm(ACK, C, 41).ticks(8, 9_999));
+    let heard = into(&mut rewriter, &Seg::to_vm(ACK, C, 41).ticks(8, 9_999));
     assert_eq!((heard.ack, heard.ticks), (41, Some((8, u32::MAX))));
     let plain = Seg::from_vm(ACK, 40, C).frame();
-    let same = shadow.outbound(&plain).bytes.as_ptr();
+    let same = rewriter.outbound(&plain).bytes.as_ptr();
     assert_eq!(
         same,
         plain.bytes.as_ptr(),
         "without timestamps there is no change"
     );
     let syn = Seg::to_vm(SYN, C, 0).ticks(8, 9_999);
-    assert_eq!(into(&mut shadow, &syn), syn, "the echo of a SYN means nothing");
-    let syn_ack = into(&mut shadow, &Seg::to_vm(SYN | ACK, C, 41).ticks(8, 777));
+    assert_eq!(into(&mut rewriter, &syn), syn, "the echo of a SYN means nothing");
+    let syn_ack = into(&mut rewriter, &Seg::to_vm(SYN | ACK, C, 41).ticks(8, 777));
     assert_eq!(
         syn_ack.ticks,
         Some((8, 0)),
@@ -68,13 +70,13 @@ fn a_connection_from_before_the_last_sync_has_its_timestamps_raised_and_nothing_
 
 #[test]
 fn a_connection_that_begins_after_the_take_over_is_the_new_primarys_own() {
-    let mut shadow = accepted();
-    shadow.take_over();
-    let syn_ack = out(&mut shadow, &Seg::from_vm(SYN | ACK, 300, C + 50).ticks(200, 9));
+    let mut rewriter = accepted();
+    rewriter.take_over();
+    let syn_ack = out(&mut rewriter, &Seg::from_vm(SYN | ACK, 300, C + 50).ticks(200, 9));
     assert_eq!((syn_ack.seq, syn_ack.ticks), (300, Some((10_200, 9))));
-    let ack = into(&mut shadow, &Seg::to_vm(ACK, C + 50, 301).ticks(10, 10_200));
+    let ack = into(&mut rewriter, &Seg::to_vm(ACK, C + 50, 301).ticks(10, 10_200));
     assert_eq!((ack.ack, ack.ticks), (301, Some((10, 200))));
-    assert_eq!(out(&mut shadow, &Seg::from_vm(ACK, 301, C + 50)).seq, 301);
+    assert_eq!(out(&mut rewriter, &Seg::from_vm(ACK, 301, C + 50)).seq, 301);
 }
 
 #[test]
@@ -83,24 +85,24 @@ fn a_handshake_that_a_take_over_interrupts_is_finished_in_the_numbers_that_the_c
     let dead_primarys = (P, 5000, 15_000);
     let this_hosts = (B, 10_130, 10_140);
     for (heard, echo, next) in [dead_primarys, this_hosts] {
-        let mut shadow = Shadow::new();
-        shadow.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
-        shadow.take_over();
-        let again = out(&mut shadow, &Seg::from_vm(SYN | ACK, B, C + 1).ticks(130, 9));
+        let mut rewriter = SequenceRewriter::new();
+        rewriter.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
+        rewriter.take_over();
+        let again = out(&mut rewriter, &Seg::from_vm(SYN | ACK, B, C + 1).ticks(130, 9));
         assert_eq!((again.seq, again.ticks), (B, Some((10_130, 9))));
         let ack = into(
-            &mut shadow,
+            &mut rewriter,
             &Seg::to_vm(ACK, C + 1, heard.wrapping_add(1)).ticks(10, echo),
         );
         assert_eq!((ack.ack, ack.ticks), (B1, Some((10, 130))));
-        let said = out(&mut shadow, &Seg::from_vm(ACK, B1, C + 1).ticks(140, 10));
+        let said = out(&mut rewriter, &Seg::from_vm(ACK, B1, C + 1).ticks(140, 10));
         assert_eq!((said.seq, said.ticks), (heard.wrapping_add(1), Some((next, 10))));
     }
 }
 
 #[test]
 fn an_echo_from_before_an_earlier_take_over_does_not_turn_the_clock_back() {
-    let (mut primary, mut backup) = (Shadow::new(), Shadow::new());
+    let (mut primary, mut backup) = (SequenceRewriter::new(), SequenceRewriter::new());
     primary.take_over();
     backup.load(&primary.table()).unwrap();
     // The VM's SYN is older than the sync and than the take-over; the client answers what the first host said.
@@ -119,18 +121,18 @@ fn an_echo_from_before_an_earlier_take_over_does_not_turn_the_clock_back() {
 
 #[test]
 fn a_connection_that_is_over_can_repeat_its_last_word_on_every_host() {
-    let mut shadow = accepted();
-    into(&mut shadow, &Seg::to_vm(FIN | ACK, C + 1, P + 1));
-    shadow.overheard(&Seg::from_vm(FIN | ACK, B1, C + 2).frame());
-    into(&mut shadow, &Seg::to_vm(ACK, C + 2, P + 2));
-    assert!(shadow.connections.iter().all(|(_, one)| one.is_closed()));
-    let mut other = Shadow::new();
-    other.load(&shadow.table()).unwrap();
+    let mut rewriter = accepted();
+    into(&mut rewriter, &Seg::to_vm(FIN | ACK, C + 1, P + 1));
+    rewriter.overheard(&Seg::from_vm(FIN | ACK, B1, C + 2).frame());
+    into(&mut rewriter, &Seg::to_vm(ACK, C + 2, P + 2));
+    assert!(rewriter.connections.iter().all(|(_, one)| one.is_closed()));
+    let mut other = SequenceRewriter::new();
+    other.load(&rewriter.table()).unwrap();
     assert!(other.connections.iter().all(|(_, one)| one.is_closed()));
-    for shadow in [&mut shadow, &mut other] {
-        shadow.take_over();
+    for rewriter in [&mut rewriter, &mut other] {
+        rewriter.take_over();
         assert_eq!(
-            out(shadow, &Seg::from_vm(ACK, B1.wrapping_add(1), C + 2)).seq,
+            out(rewriter, &Seg::from_vm(ACK, B1.wrapping_add(1), C + 2)).seq,
             P + 2
         );
     }
@@ -138,18 +140,18 @@ fn a_connection_that_is_over_can_repeat_its_last_word_on_every_host() {
 
 #[test]
 fn of_connections_that_are_over_only_the_last_are_told() {
-    let mut shadow = Shadow::new();
+    let mut rewriter = SequenceRewriter::new();
     for port in 1000..1000 + 2 * MOST_OVER_TOLD as u16 {
         let side = |seg: Seg| Seg { port, ..seg };
-        shadow.overheard(&side(Seg::from_vm(SYN | ACK, B, C + 1)).frame());
-        into(&mut shadow, &side(Seg::to_vm(FIN | ACK, C + 1, P + 1)));
-        shadow.overheard(&side(Seg::from_vm(FIN | ACK, B1, C + 2)).frame());
+        rewriter.overheard(&side(Seg::from_vm(SYN | ACK, B, C + 1)).frame());
+        into(&mut rewriter, &side(Seg::to_vm(FIN | ACK, C + 1, P + 1)));
+        rewriter.overheard(&side(Seg::from_vm(FIN | ACK, B1, C + 2)).frame());
         if port != 1001 {
-            into(&mut shadow, &side(Seg::to_vm(ACK, C + 2, P + 2)));
+            into(&mut rewriter, &side(Seg::to_vm(ACK, C + 2, P + 2)));
         }
     }
-    let mut other = Shadow::new();
-    other.load(&shadow.table()).unwrap();
+    let mut other = SequenceRewriter::new();
+    other.load(&rewriter.table()).unwrap();
     let told: Vec<u16> = other.connections.iter().map(|(key, _)| key.peer_port).collect();
     let last = 1000 + MOST_OVER_TOLD as u16..1000 + 2 * MOST_OVER_TOLD as u16;
     assert_eq!(told, std::iter::once(1001).chain(last).collect::<Vec<_>>());
@@ -157,38 +159,38 @@ fn of_connections_that_are_over_only_the_last_are_told() {
 
 #[test]
 fn connections_that_are_over_are_forgotten_when_there_are_many() {
-    let mut shadow = Shadow::new();
+    let mut rewriter = SequenceRewriter::new();
     for n in 0..MOST_PASSING as u32 + 10 {
         let side = |seg: Seg| Seg {
             port: 1000 + n as u16,
             ..seg
         };
-        shadow.overheard(&side(Seg::from_vm(FIN | ACK, n, 5)).frame());
-        into(&mut shadow, &side(Seg::to_vm(FIN | ACK, 5, n + 1)));
-        shadow.overheard(&side(Seg::from_vm(ACK, n + 1, 6)).frame());
+        rewriter.overheard(&side(Seg::from_vm(FIN | ACK, n, 5)).frame());
+        into(&mut rewriter, &side(Seg::to_vm(FIN | ACK, 5, n + 1)));
+        rewriter.overheard(&side(Seg::from_vm(ACK, n + 1, 6)).frame());
     }
-    assert_eq!(shadow.connections.len(), MOST_PASSING);
+    assert_eq!(rewriter.connections.len(), MOST_PASSING);
 }
 
 /// Ends of connections that nobody has begun push out none that lives, and a VM that knows nothing of one says so.
 #[test]
 fn ends_of_connections_that_do_not_exist_are_forgotten() {
-    let mut shadow = accepted();
+    let mut rewriter = accepted();
     let end = |n: u32| Seg {
         port: 10_000 + n as u16,
         ..Seg::to_vm(FIN | ACK, 5, 70)
     };
     for n in 0..MOST_PASSING as u32 + 10 {
-        shadow.inbound_to_backup(&end(n).frame());
+        rewriter.inbound_to_backup(&end(n).frame());
     }
-    assert!(shadow.connections.len() <= MOST_PASSING + 1);
-    assert_eq!(into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1)).ack, B1);
-    let before = shadow.connections.len();
+    assert!(rewriter.connections.len() <= MOST_PASSING + 1);
+    assert_eq!(into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1)).ack, B1);
+    let before = rewriter.connections.len();
     let reset = Seg {
         from_vm: true,
         ..end(MOST_PASSING as u32 + 9)
     };
-    shadow.overheard(
+    rewriter.overheard(
         &Seg {
             flags: RST,
             seq: 70,
@@ -197,31 +199,31 @@ fn ends_of_connections_that_do_not_exist_are_forgotten() {
         }
         .frame(),
     );
-    assert_eq!(shadow.connections.len(), before - 1);
+    assert_eq!(rewriter.connections.len(), before - 1);
     // A host that speaks, whose own word counts, follows none of them.
-    let mut primary = Shadow::new();
+    let mut primary = SequenceRewriter::new();
     primary.inbound(&end(1).frame());
     assert!(primary.is_empty());
 }
 
 #[test]
 fn the_vms_own_reset_ends_a_connection_and_a_stray_answer_does_not() {
-    let mut shadow = accepted();
-    shadow.overheard(&Seg::from_vm(RST, 123, 0).frame());
-    assert!(!shadow.is_empty());
-    shadow.overheard(&Seg::from_vm(RST, B1, 0).frame());
-    assert!(shadow.is_empty());
-    shadow.overheard(&Seg::from_vm(RST, B1, 0).frame());
-    assert!(shadow.is_empty(), "a reset begins nothing");
+    let mut rewriter = accepted();
+    rewriter.overheard(&Seg::from_vm(RST, 123, 0).frame());
+    assert!(!rewriter.is_empty());
+    rewriter.overheard(&Seg::from_vm(RST, B1, 0).frame());
+    assert!(rewriter.is_empty());
+    rewriter.overheard(&Seg::from_vm(RST, B1, 0).frame());
+    assert!(rewriter.is_empty(), "a reset begins nothing");
 }
 
 #[test]
 fn a_reset_of_a_new_primary_is_said_in_the_clients_numbers() {
-    let mut shadow = accepted();
-    shadow.take_over();
-    assert_eq!(out(&mut shadow, &Seg::from_vm(RST, B1, 0)).seq, P + 1);
+    let mut rewriter = accepted();
+    rewriter.take_over();
+    assert_eq!(out(&mut rewriter, &Seg::from_vm(RST, B1, 0)).seq, P + 1);
     assert_eq!(
-        out(&mut shadow, &Seg::from_vm(ACK, B1, 0)).seq,
+        out(&mut rewriter, &Seg::from_vm(ACK, B1, 0)).seq,
         B1,
         "the connection is no more"
     );
@@ -230,21 +232,21 @@ fn a_reset_of_a_new_primary_is_said_in_the_clients_numbers() {
 /// A VM may lose the reset inside, and hears the client's stray segments then.
 #[test]
 fn after_a_reset_that_the_vm_must_believe_the_connection_is_over_and_translated() {
-    let mut shadow = accepted();
-    shadow.overheard(&Seg::from_vm(ACK, B1, C + 1).frame());
-    let is_over = |shadow: &Shadow| shadow.connections.iter().all(|(_, one)| one.is_over());
-    into(&mut shadow, &Seg::to_vm(RST, C + 500, 0));
-    assert!(!is_over(&shadow));
-    into(&mut shadow, &Seg::to_vm(RST, C + 1, 0));
-    assert!(is_over(&shadow));
-    let mut other = Shadow::new();
-    other.load(&shadow.table()).unwrap();
+    let mut rewriter = accepted();
+    rewriter.overheard(&Seg::from_vm(ACK, B1, C + 1).frame());
+    let is_over = |rewriter: &SequenceRewriter| rewriter.connections.iter().all(|(_, one)| one.is_over());
+    into(&mut rewriter, &Seg::to_vm(RST, C + 500, 0));
+    assert!(!is_over(&rewriter));
+    into(&mut rewriter, &Seg::to_vm(RST, C + 1, 0));
+    assert!(is_over(&rewriter));
+    let mut other = SequenceRewriter::new();
+    other.load(&rewriter.table()).unwrap();
     assert!(is_over(&other));
-    for shadow in [&mut shadow, &mut other] {
-        let stray = into(shadow, &Seg::to_vm(ACK, C + 1, P + 1));
+    for rewriter in [&mut rewriter, &mut other] {
+        let stray = into(rewriter, &Seg::to_vm(ACK, C + 1, P + 1));
         assert_eq!(stray.ack, B1);
-        shadow.overheard(&Seg::from_vm(SYN | ACK, 300, C + 900).frame());
-        assert!(!is_over(shadow), "the next one of this name");
+        rewriter.overheard(&Seg::from_vm(SYN | ACK, 300, C + 900).frame());
+        assert!(!is_over(rewriter), "the next one of this name");
     }
 }
 
@@ -319,19 +321,19 @@ fn the_longest_unused_goes_first() {
 
 #[test]
 fn a_flood_of_syns_pushes_out_no_connection_that_lives() {
-    let mut shadow = accepted();
+    let mut rewriter = accepted();
     for flood in 0..5 * MOST_PASSING as u32 {
         let port = 10_000 + (flood % 50_000) as u16;
-        shadow.overheard(
+        rewriter.overheard(
             &Seg {
                 port,
                 ..Seg::from_vm(SYN | ACK, flood, C)
             }
             .frame(),
         );
-        assert!(shadow.connections.len() <= MOST_PASSING + 1);
+        assert!(rewriter.connections.len() <= MOST_PASSING + 1);
     }
-    assert_eq!(into(&mut shadow, &Seg::to_vm(ACK, C + 1, P + 1)).ack, B1);
+    assert_eq!(into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 1)).ack, B1);
 }
 
 proptest! {
@@ -341,18 +343,18 @@ proptest! {
         start in any::<u32>(),
         lives in prop::collection::vec((prop::collection::vec(0_u32..500, 1..6), 0_u32..9000, 0_u8..3), 1..6),
     ) {
-        let (mut shadow, mut clock, mut seen) = (Shadow::new(), start, start);
+        let (mut rewriter, mut clock, mut seen) = (SequenceRewriter::new(), start, start);
         for (steps, behind, part) in lives {
             for step in steps {
                 clock = clock.wrapping_add(step);
-                let said = out(&mut shadow, &Seg::from_vm(ACK, 1, C).ticks(clock, 5));
+                let said = out(&mut rewriter, &Seg::from_vm(ACK, 1, C).ticks(clock, 5));
                 let ticks = said.ticks.unwrap().0;
                 prop_assert!(!before(ticks, seen), "{ticks} after {seen}");
                 seen = ticks;
             }
             // Another host, whose VM's clock is behind. It may have said something since the sync, and heard the client.
-            let mut backup = Shadow::new();
-            backup.load(&shadow.table()).unwrap();
+            let mut backup = SequenceRewriter::new();
+            backup.load(&rewriter.table()).unwrap();
             clock = clock.wrapping_sub(behind);
             if part > 0 {
                 backup.overheard(&Seg::from_vm(ACK, 1, C).ticks(clock, 5).frame());
@@ -361,7 +363,7 @@ proptest! {
                 into(&mut backup, &Seg::to_vm(ACK, C, 1).ticks(5, seen));
             }
             backup.take_over();
-            shadow = backup;
+            rewriter = backup;
         }
     }
 }

@@ -10,7 +10,7 @@
 //! 3. Never more than `MOST_BYTES`: the oldest goes first. The VM's own TCP sends again what was lost by that; a datagram
 //!    may always be lost.
 //!
-//! Source: ours. Not here: the client's numbers (`shadow`): all that is said and heard here is in the VM's own.
+//! Source: ours. Not here: the client's numbers (`rewriter`): all that is said and heard here is in the VM's own.
 
 use super::list::List;
 use super::packet::{Direction, FlowKey, Parsed, before, parse};
@@ -69,7 +69,7 @@ impl Flow {
 
 /// What the backup's VM has said since the last sync, as far as it may have to be said to the client.
 #[derive(Debug)]
-pub struct Kept {
+pub struct RetransmitBuffer {
     items: List<Item>,
     // Looked up only, never walked.
     flows: HashMap<Of, Flow>,
@@ -79,13 +79,13 @@ pub struct Kept {
     dropped: u64,
 }
 
-impl Default for Kept {
+impl Default for RetransmitBuffer {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Kept {
+impl RetransmitBuffer {
     /// Nothing was said yet.
     #[must_use]
     pub fn new() -> Self {
