@@ -32,6 +32,7 @@ const AT: &str = "/srv";
 const WRITES: &str = r#"exec {log}>>/srv/log {gone}>/srv/gone
     rm /srv/gone
     echo in memory > /tmp/dunlin-elsewhere
+    echo over a mount > "$MOUNTED/dunlin-elsewhere"
     n=0
     while :; do
         n=$((n + 1))
@@ -70,14 +71,12 @@ impl Drop for BelowTmp {
     }
 }
 
-fn copy(name: &str, data: &Data) -> Copy {
-    copy_of(name, data, data.open(None).expect("an image"))
-}
-
-fn copy_of(name: &str, data: &Data, image: dunlin_program::data::Image) -> Copy {
+fn copy_of(name: &str, data: &Data, image: dunlin_program::data::Image, mounted: &Path) -> Copy {
     let attached = image.attach().expect("a loop device");
     let mut spec = copies::spec(24, &["/bin/bash", "-c", WRITES]);
     spec.directory = AT.into();
+    let mounted = mounted.to_str().expect("a path of text");
+    spec.environment.push(("MOUNTED".into(), mounted.into()));
     spec.walls.as_mut().expect("it has some").data = Some(Mounted {
         device: attached.device().to_owned(),
         at: data.at.clone(),
@@ -114,9 +113,10 @@ fn a_join() {
     }
     let criu = Criu::find().expect("CRIU");
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
-    let _mounted = BelowTmp::mount(folder.path());
+    let mounted = BelowTmp::mount(folder.path());
+    let at = mounted.0.clone();
     let (ours, theirs) = (data(folder.path(), "ours.img"), data(folder.path(), "theirs.img"));
-    let first = copy("the first copy", &ours);
+    let first = copy_of("the first copy", &ours, ours.open(None).expect("an image"), &at);
     first.go().expect("it begins");
     let bound = Timespec::try_from(BOUND).expect("a time");
     let mut card = [PollFd::from_borrowed_fd(first.card().as_fd(), PollFlags::IN)];
@@ -144,7 +144,9 @@ fn a_join() {
     drop(first);
 
     target.sync().expect("on disk");
-    let second = copy_of("the second copy", &theirs, target.end());
+    // The other host has not mounted it.
+    drop(mounted);
+    let second = copy_of("the second copy", &theirs, target.end(), &at);
     second.vacate().expect("room");
     let there = Place::of(&second).expect("where it is");
     guard::load_written(&there, folder.path()).expect("what it has written");
@@ -169,6 +171,10 @@ fn a_join() {
     let inside = PathBuf::from(format!("/proc/{}/root/tmp", second.keeper()));
     let carried = fs::read_to_string(inside.join("dunlin-elsewhere"));
     assert_eq!(carried.expect("what was written before"), "in memory\n");
+    let seen = PathBuf::from(format!("/proc/{}/root", second.keeper()))
+        .join(at.strip_prefix("/").expect("it is absolute"));
+    let carried = fs::read_to_string(seen.join("dunlin-elsewhere"));
+    assert_eq!(carried.expect("what was written over a mount"), "over a mount\n");
     fs::write(inside.join("dunlin-later"), "").expect("it can be written to");
     drop((second, there, place));
 

@@ -12,6 +12,7 @@
 
 mod bounded;
 mod criu;
+pub(crate) mod layers;
 mod room;
 
 pub use criu::Criu;
@@ -212,9 +213,12 @@ pub fn load_written(place: &Place, folder: &Path) -> Result<(), GuardError> {
     let Some(written) = &place.written else {
         return Ok(());
     };
+    let own = layers::Layers::of(written.as_fd()).map_err(failed("what the program has written"))?;
     let mut command = tar(written.as_fd(), "--extract")?;
     command.args(["--overwrite", "--file"]).arg(folder.join(WRITTEN));
-    succeed(&mut command, "what the program has written")
+    succeed(&mut command, "what the program has written")?;
+    own.settle(written.as_fd())
+        .map_err(failed("what the program has written"))
 }
 
 /// Leads the clocks of a copy's processes, which were brought here and stand still, to its page. Their vDSO is this kernel's, whatever the

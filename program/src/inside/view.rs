@@ -8,10 +8,12 @@
 //! Source:     Documentation/filesystems/overlayfs.rst, pivot_root(2). Not here: /proc, which pid 1 mounts.
 
 use super::{Failure, failed};
+use crate::guard::layers;
 use crate::message::{Mounted, Walls};
 use crate::page;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -113,7 +115,7 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
         .map(|path| path.strip_prefix("/").map_or(path.clone(), Path::to_owned))
         .chain(below.iter().map(|(_, inside)| (*inside).to_owned()))
         .collect();
-    overlay(lower, &root, place, "0", &looked_at).map_err(|error| {
+    overlay(lower, &root, place, Path::new(""), &looked_at).map_err(|error| {
         format!("a view of the host's files: {error}: overlayfs is missing (modprobe overlay), or this kernel lets only root use it: run it as root")
     })?;
     for (at, below) in below {
@@ -123,10 +125,8 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
                 .iter()
                 .filter_map(|path| path.strip_prefix(below).ok().map(Path::to_owned))
                 .collect();
-            // By its place: the other host may have mounted others, or in another order.
-            let name = format!("|{}", below.to_string_lossy().replace('/', "|"));
             // One that cannot be seen is an empty directory: as if it were not mounted.
-            let _ = overlay(at, &inside, place, &name, &further);
+            let _ = overlay(at, &inside, place, below, &further);
         }
     }
     let data = walls
@@ -298,10 +298,14 @@ fn is_kernels(at: &Path) -> bool {
         .any(|kernels| at.starts_with(kernels))
 }
 
-/// `from` at `to`; what is written lies beside, under a name: "0" for the root.
+/// `from` at `to`, which is at `inside` of the view; what is written lies beside, in a layer of that place's name.
 /// `looked_at`: places in it that are looked at before what another copy had written may come.
-fn overlay(from: &Path, to: &Path, place: &Path, name: &str, looked_at: &[PathBuf]) -> Result<(), String> {
-    let (upper, work) = (place.join(format!("u{name}")), place.join(format!("w{name}")));
+fn overlay(from: &Path, to: &Path, place: &Path, inside: &Path, looked_at: &[PathBuf]) -> Result<(), String> {
+    let name = layers::name_of(inside);
+    let (upper, work) = (
+        place.join(&name),
+        place.join([OsStr::new("w"), &name].join(OsStr::new(""))),
+    );
     for folder in [&upper, &work] {
         fs::create_dir(folder).map_err(|error| error.to_string())?;
     }
@@ -310,7 +314,7 @@ fn overlay(from: &Path, to: &Path, place: &Path, name: &str, looked_at: &[PathBu
         let _ = fs::set_permissions(&upper, about.permissions());
         let _ = std::os::unix::fs::chown(&upper, Some(about.uid()), Some(about.gid()));
     }
-    if name == "0" {
+    if inside.as_os_str().is_empty() {
         make_missing(from, &upper)?;
     }
     for way in looked_at {
