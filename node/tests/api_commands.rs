@@ -214,6 +214,9 @@ fn a_follower_hears_what_happens_and_more_followers_than_there_may_be_keep_no_or
         "{refused} after {}",
         followers.len()
     );
+    // Who does not follow takes none of these places.
+    let told = outcome(&host, &["events"])?;
+    ensure!(told.0 == Some(0) && told.1.contains("host-begins"), "{told:?}");
     let order = outcome(&host, &["log", "status"])?;
     ensure!(order.0 == Some(0) && order.1.contains("work: "), "{order:?}");
     drop(followers);

@@ -275,8 +275,7 @@ pub fn moment(text: &str) -> Result<u64, String> {
 pub fn events(socket: &Path, follow: bool, since_ms: Option<u64>, json: bool) -> Result<ExitCode> {
     let mut out = std::io::stdout();
     let asked = Request::Events {
-        // Without it the end would not be told from a connection that broke.
-        follow: true,
+        follow,
         from_now: false,
         since_ms,
     };
