@@ -10,6 +10,7 @@
 
 use super::{Bad, Counters};
 use crate::link::{Spoken, Stream};
+use crate::transport::TransportError::ProtocolViolation;
 use crate::transport::ring::{Found, MESSAGE_MAX_BYTES, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
 use crate::transport::{self, Memory, RegionId, Transport, TransportError};
@@ -265,9 +266,7 @@ impl Peer {
                 && let Some(grant) = self.transport.granted(CONTROL)
             {
                 if grant.bytes != CONTROL_BYTES || grant.epoch != CONTROL_EPOCH {
-                    return Err(TransportError::ProtocolViolation(
-                        "a control region of another size",
-                    ));
+                    return Err(ProtocolViolation("a control region of another size"));
                 }
                 let word = |slot| WordWriter::new(CONTROL, slot, grant.epoch, grant.key);
                 let mail = Channel::new(MAIL, grant.epoch, grant.key, now_us);
@@ -290,9 +289,7 @@ impl Peer {
             return Err(TransportError::GivenUp("its ring does not move".into()));
         }
         if self.torn_since_us.is_some_and(|since| since + STUCK_US < now_us) {
-            return Err(TransportError::ProtocolViolation(
-                "a record whose checksum stays wrong",
-            ));
+            return Err(ProtocolViolation("a record whose checksum stays wrong"));
         }
         Ok(Progress {
             busy: progress.grants || progress.more,

@@ -588,20 +588,4 @@ impl VmLoop {
         };
         *self.shared.status.lock() = status;
     }
-
-    fn describe(&self) -> (dunlin_api::Role, State, Option<&PrimaryRole>) {
-        match &self.role {
-            Role::Primary(primary) => (
-                dunlin_api::Role::Primary,
-                self.primary_state(primary),
-                Some(primary),
-            ),
-            Role::Backup(backup) => (dunlin_api::Role::Backup, backup.state(), None),
-            Role::None if self.agreement.state().life == Life::Down => {
-                (dunlin_api::Role::None, State::Stopped, None)
-            }
-            Role::None if self.witness => (dunlin_api::Role::Witness, State::Waiting, None),
-            Role::None => (dunlin_api::Role::None, State::Waiting, None),
-        }
-    }
 }

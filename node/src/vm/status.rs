@@ -1,6 +1,9 @@
 //! What a loop shows of itself.
 
-use dunlin_api::SyncFigures;
+use super::primary::PrimaryRole;
+use super::run::{Role, VmLoop};
+use dunlin_api::{State, SyncFigures};
+use dunlin_core::agreed::Life;
 use std::collections::VecDeque;
 
 /// How many syncs the medians are over.
@@ -47,6 +50,25 @@ pub fn median(recent: &VecDeque<SyncFigures>) -> SyncFigures {
         list_hashes: of(|f| f.list_hashes),
         tree_hashes: of(|f| f.tree_hashes),
         tree_rounds: of(|f| f.tree_rounds),
+    }
+}
+
+impl VmLoop {
+    /// This host's part, how the VM is here, and what a primary has.
+    pub(super) fn describe(&self) -> (dunlin_api::Role, State, Option<&PrimaryRole>) {
+        match &self.role {
+            Role::Primary(primary) => (
+                dunlin_api::Role::Primary,
+                self.primary_state(primary),
+                Some(primary),
+            ),
+            Role::Backup(backup) => (dunlin_api::Role::Backup, backup.state(), None),
+            Role::None if self.agreement.state().life == Life::Down => {
+                (dunlin_api::Role::None, State::Stopped, None)
+            }
+            Role::None if self.witness => (dunlin_api::Role::Witness, State::Waiting, None),
+            Role::None => (dunlin_api::Role::None, State::Waiting, None),
+        }
     }
 }
 
