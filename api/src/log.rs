@@ -1,6 +1,6 @@
 //! What is said about shared logs (docs/log-service.md): on the control socket, and between daemons.
 
-use crate::word::words;
+use crate::word::{self, words};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -198,10 +198,7 @@ impl LogStatus {
     /// Its state for people: the word, and why.
     #[must_use]
     pub fn state_in_words(&self) -> String {
-        match self.why.as_str() {
-            "" => self.state.to_string(),
-            why => format!("{}: {why}", self.state),
-        }
+        word::with_reason(&self.state, &self.why)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     AnswerFigures, Certificate, DiskRole, Mode, NotifyStatus, ProgramStatus, QueueFigures, Role,
-    SpeculationFigures, State, SyncFigures, log,
+    SpeculationFigures, State, SyncFigures, log, word,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -137,10 +137,7 @@ impl VmStatus {
     /// Its state for people: the word, and why.
     #[must_use]
     pub fn state_in_words(&self) -> String {
-        match self.why.as_str() {
-            "" => self.state.to_string(),
-            why => format!("{}: {why}", self.state),
-        }
+        word::with_reason(&self.state, &self.why)
     }
 }
 

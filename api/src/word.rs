@@ -1,7 +1,15 @@
 //! Enums that travel as one word each.
 
+/// A word for people, with its reason where there is one.
+pub(crate) fn with_reason(word: &impl std::fmt::Display, why: &str) -> String {
+    match why {
+        "" => word.to_string(),
+        why => format!("{word}: {why}"),
+    }
+}
+
 /// An enum of words, each with those that earlier builds said for it. A word that this build does not know is kept as it came: a host of another build may have
-/// said it.
+/// said it. Earlier builds said a reason behind the word and a colon: then the word counts, and the reason is only in their events.
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $variant:ident = $word:literal $(| $earlier:literal)*,)+ }) => {
         $(#[$about])*
@@ -28,7 +36,7 @@ macro_rules! words {
 
         impl From<&str> for $name {
             fn from(word: &str) -> Self {
-                match word {
+                match word.split_once(": ").map_or(word, |(word, _)| word) {
                     $($word $(| $earlier)* => Self::$variant,)+
                     _ => Self::Other(word.into()),
                 }
@@ -93,5 +101,7 @@ mod tests {
             assert_eq!(format!("{read:>10}"), format!("{word:>10}"));
         }
         assert_eq!(Colour::from("navy"), Colour::DarkBlue);
+        assert_eq!(Colour::from("green: it is spring"), Colour::Green);
+        assert_eq!(Colour::from("mauve: why not").as_str(), "mauve: why not");
     }
 }

@@ -75,6 +75,13 @@ impl Layers {
 
     /// Into these layers, what lies in others, or in one of these though another is over it.
     pub(super) fn settle(&self, written: BorrowedFd<'_>) -> io::Result<()> {
+        let is_of_earlier = |name: &OsString| name.as_bytes().starts_with(b"u") && place_of(name).is_none();
+        for name in names(written)?.iter().filter(|name| is_of_earlier(name)) {
+            if !names(folder(written, name)?.as_fd())?.is_empty() {
+                let why = "the other host's build does not say where files were written over its mounts: upgrade it first";
+                return Err(io::Error::other(why));
+            }
+        }
         let loaded = Self::of(written)?;
         // The deepest first: what goes up may go on.
         for place in loaded.0.iter().rev().filter(|place| !self.0.contains(*place)) {
@@ -249,7 +256,6 @@ mod tests {
             ("u0/var/log/syslog", "log"),
             ("u|var|lib/app/state", "lib"),
             ("u|var|lib|app|run/pid", "run"),
-            ("u7/old", "of an earlier build"),
         ] {
             let path = at(path);
             fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
@@ -267,11 +273,23 @@ mod tests {
             ("u0/var/lib/app/run/pid", "run"),
             ("u0/var/lib/app/state", "lib"),
             ("u0/var/spool", ""),
-            ("u7/old", "of an earlier build"),
             ("u|srv/deep/data", "srv"),
             ("u|var|log/syslog", "log"),
             ("u|var|spool|mail/passwd", "none of the host's"),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_an_earlier_build_wrote_over_a_mount_is_refused_and_not_lost() {
+        let written = tempfile::tempdir().expect("a folder");
+        fs::create_dir(written.path().join("u0")).expect("a layer");
+        let opened = fs::File::open(written.path()).expect("it");
+        let own = Layers::of(opened.as_fd()).expect("layers");
+        fs::create_dir(written.path().join("u7")).expect("a layer");
+        own.settle(opened.as_fd()).expect("nothing was written there");
+        fs::write(written.path().join("u7/state"), "").expect("a file");
+        let why = own.settle(opened.as_fd()).expect_err("it is not known where");
+        assert!(why.to_string().contains("upgrade it first"), "{why}");
     }
 }

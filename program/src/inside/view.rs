@@ -104,11 +104,8 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     // What is looked at from here on, by its place in the view; of the host's own files also where its links lead.
     let data_at = walls.data.as_ref().map(|data| data.at.as_path());
     let named = [Some(directory), data_at].into_iter().flatten();
-    let led_to = |path: &Path| {
-        Some(lower)
-            .filter(|lower| **lower == Path::new("/"))
-            .and_then(|_| path.canonicalize().ok())
-    };
+    let is_the_hosts = lower == Path::new("/");
+    let led_to = |path: &Path| path.canonicalize().ok().filter(|_| is_the_hosts);
     let looked_at: Vec<PathBuf> = named
         .flat_map(|path| [Some(path.to_owned()), led_to(path)])
         .flatten()
