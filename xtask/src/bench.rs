@@ -59,9 +59,9 @@ pub struct Programs {
     /// About how long one load takes.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// What the next input waits for (`[program] order`): read, batch, answer, delivery.
-    #[arg(long, default_value = "read")]
-    order: String,
+    /// What the next input waits for (`[program] order`): read, batch, answer, delivery. What suits each program, if none is named.
+    #[arg(long)]
+    order: Option<String>,
     /// Write every figure to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

@@ -8,6 +8,7 @@ mod http;
 mod memcached;
 mod redis;
 mod sql;
+mod ssh;
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -101,14 +102,17 @@ impl Clients<'_> {
 
     /// A client, in the clients' own tree, with the node's directory at /work.
     fn command(&self, program: &str) -> Result<Command> {
+        self.inside("exec chroot . \"$@\"", program)
+    }
+
+    /// The same, but `then` is a script of this machine's shell that runs it: it stands in the clients' tree, and has its words as `$@`.
+    fn inside(&self, then: &str, program: &str) -> Result<Command> {
         let mut command = self.node.command("sh")?;
         // -n: mount would note it in the node's /run, where nothing may be left.
+        let mounts =
+            "mount -n --bind \"$2\" \"$1/work\" && mount -n --bind /dev \"$1/dev\" && cd \"$1\" && shift 2";
         command
-            .args([
-                "-c",
-                "mount -n --bind \"$2\" \"$1/work\" && cd \"$1\" && shift 2 && exec chroot . \"$@\"",
-                "sh",
-            ])
+            .args(["-c", &format!("{mounts} && {then}"), "sh"])
             .arg(&self.root)
             .arg(self.node.home())
             .arg(program);
@@ -130,6 +134,7 @@ impl Clients<'_> {
             Load::Sysbench => sql::sysbench(self, connections, seconds),
             Load::Http(path) => http::run(self, path, None, connections, seconds),
             Load::Https(path, handshakes) => http::run(self, path, Some(handshakes), connections, seconds),
+            Load::Ssh(handshakes) => ssh::run(self, handshakes, connections, seconds),
         }
     }
 
@@ -174,6 +179,7 @@ fn probe(load: Load, target: SocketAddr) -> Result<()> {
         // The greeting: protocol version 10 behind a header of four bytes.
         Load::Sysbench => ask(b"", &|answer| answer.get(4) == Some(&10)),
         Load::Http(path) | Load::Https(path, _) => http::page(target, path).map(|_| ()),
+        Load::Ssh(_) => ask(b"", &|answer| answer.starts_with(b"SSH-2.0")),
     }
 }
 

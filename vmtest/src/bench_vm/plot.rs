@@ -9,6 +9,7 @@ use super::case::SERVICES;
 use super::cost::GROUPS;
 use super::report::{BASELINE, BenchReport, Medians, Row};
 use super::table::STEPS;
+use crate::image;
 
 const WIDTH: u32 = 1000;
 const LABELS: i32 = 220;
@@ -119,7 +120,7 @@ pub fn draw(report: &BenchReport) -> Result<Vec<(String, String)>> {
         let pause = stacked(&on, "pause of one sync by step, ms (means)", steps, pauses)?;
         drawn.push(("pause.svg".to_owned(), pause));
     }
-    for service in SERVICES {
+    for service in SERVICES.into_iter().chain([image::SSH.name]) {
         let lines = costs(report, service);
         if !lines.is_empty() {
             let title = format!("{service}: CPU of one request by groups of threads, us");

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::bound::{Bound, median_pause_ms};
-use super::case::{Case, Kind, SERVICES};
+use super::case::{Case, Kind, SERVICES, place};
 use super::clients::Measured;
 use super::cost::Cost;
 use super::machine::Machine;
@@ -273,8 +273,7 @@ impl BenchReport {
         self.ends.extend(other.ends);
         self.rounds = self.rounds.min(other.rounds);
         // Stable: cases and policies of a service stay in their order.
-        self.rows
-            .sort_by_key(|row| SERVICES.iter().position(|&name| name == row.service));
+        self.rows.sort_by_key(|row| place(&row.service));
         self.conclude();
         Ok(())
     }

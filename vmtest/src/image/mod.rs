@@ -30,7 +30,7 @@ use sha2::{Digest, Sha256};
 use crate::accel::RunsUnder;
 
 pub use disk::{boot_disk, data_disk, uefi_boot_disk};
-pub use services::{FIO, MIXED, SERVICES, Service, clients, ensure as ensure_service, service};
+pub use services::{FIO, MIXED, SERVICES, SSH, Service, clients, ensure as ensure_service, service};
 
 /// Raised whenever the builder itself changes what an image holds.
 const BUILDER: &str = "dunlin guest image 1";

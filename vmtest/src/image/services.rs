@@ -135,6 +135,22 @@ pub const SERVICES: [Service; 7] = [
     },
 ];
 
+/// Not among those whose mean is taken: each login differs in both copies.
+pub const SSH: Service = Service {
+    name: "ssh",
+    title: "OpenSSH",
+    packages: &["openssh-server"],
+    prepare: None,
+    start: include_str!("services/ssh/start.sh"),
+    files: &[
+        ("etc/dunlin/sshd_config", include_str!("services/ssh/sshd_config")),
+        ("etc/passwd", include_str!("services/ssh/passwd")),
+        ("etc/shadow", include_str!("services/ssh/shadow")),
+    ],
+    port: 22,
+    memory_mib: 256,
+};
+
 /// No service of a user's: fio, for the benchmark of disks.
 pub const FIO: Service = Service {
     name: "fio",
@@ -167,9 +183,10 @@ pub const MIXED: Service = Service {
 /// # Errors
 /// With the list of all names.
 pub fn service(name: &str) -> Result<&'static Service> {
-    let found = SERVICES.iter().find(|service| service.name == name);
+    let known = || SERVICES.iter().chain([&SSH]);
+    let found = known().find(|service| service.name == name);
     found.with_context(|| {
-        let names: Vec<&str> = SERVICES.iter().map(|service| service.name).collect();
+        let names: Vec<&str> = known().map(|service| service.name).collect();
         format!(
             "no guest image for '{name}': there are redis, {}",
             names.join(", ")
@@ -178,7 +195,14 @@ pub fn service(name: &str) -> Result<&'static Service> {
 }
 
 /// The packages of the clients that are the usual ones for these services.
-const CLIENTS: [&str; 5] = ["redis-tools", "postgresql-15", "sysbench", "wrk", "apache2-utils"];
+const CLIENTS: [&str; 6] = [
+    "redis-tools",
+    "postgresql-15",
+    "sysbench",
+    "wrk",
+    "apache2-utils",
+    "openssh-client",
+];
 
 /// What lies beside an image and says that it is whole.
 #[derive(Serialize, Deserialize)]
@@ -321,7 +345,7 @@ pub fn clients(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<std::path::PathB
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let wanted = rootfs::closure(&CLIENTS, dir)?;
     let mut hash = Sha256::new();
-    hash.update("dunlin clients 1");
+    hash.update("dunlin clients 2");
     for package in &wanted {
         hash.update(package.to_string());
     }
@@ -333,8 +357,11 @@ pub fn clients(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<std::path::PathB
     let half_made = dir.join(format!("making-{}-clients", std::process::id()));
     let _ = fs::remove_dir_all(&half_made);
     rootfs::unpack(&wanted, dir, &half_made)?;
+    // ssh asks who it is run by.
+    fs::write(half_made.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
     for tool in [
         "usr/bin/redis-benchmark",
+        "usr/bin/ssh",
         "usr/bin/wrk",
         "usr/bin/sysbench",
         "usr/lib/postgresql/15/bin/pgbench",

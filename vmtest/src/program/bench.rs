@@ -62,8 +62,8 @@ pub struct BenchSpec {
     pub rounds: usize,
     /// About how long each load takes.
     pub about: Duration,
-    /// The setting `order` of the protected ones.
-    pub order: String,
+    /// The setting `order` of the protected ones; each one's own, if none is named.
+    pub order: Option<String>,
 }
 
 /// One line.
@@ -73,6 +73,8 @@ pub struct Figures {
     pub program: String,
     /// What is asked of it.
     pub asked: String,
+    /// What its next input waits for.
+    pub order: String,
     /// Parallel connections.
     pub connections: u32,
     /// Medians over the rounds: requests per second, plain and as a program of two hosts.
@@ -89,9 +91,10 @@ impl Figures {
     /// For people.
     pub fn line(&self) -> String {
         format!(
-            "bench programs: {} {}, {} connections: plain {:.0}/s p50 {:.2} ms, on two hosts {:.0}/s p50 {:.2} ms: share {:.3}, p50 x {:.1}",
+            "bench programs: {} {}, order {:?}, {} connections: plain {:.0}/s p50 {:.2} ms, on two hosts {:.0}/s p50 {:.2} ms: share {:.3}, p50 x {:.1}",
             self.program,
             self.asked,
+            self.order,
             self.connections,
             self.plain_per_second,
             self.plain_p50_ms,
@@ -132,12 +135,13 @@ pub fn run(binary: &Path, spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result
                 ));
                 continue;
             };
-            plan.lines.push(format!("order = {:?}", spec.order));
+            let order = ordered(&mut plan, spec.order.as_deref());
             let measured = compare(cluster, load, [&plain, &plan], spec).with_context(|| name.to_owned())?;
             for (connections, [plain, program]) in measured {
                 let figures = Figures {
                     program: name.to_owned(),
                     asked: asked.to_owned(),
+                    order: order.clone(),
                     connections,
                     plain_per_second: plain.per_second,
                     program_per_second: program.per_second,
@@ -150,6 +154,17 @@ pub fn run(binary: &Path, spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result
         }
         Ok(all)
     })
+}
+
+/// What the program's next input waits for: `order`, or what its plan says, or what the daemon takes if nothing is said.
+fn ordered(plan: &mut Plan, order: Option<&str>) -> String {
+    const KEY: &str = "order = ";
+    if let Some(order) = order {
+        plan.lines.retain(|line| !line.starts_with(KEY));
+        plan.lines.push(format!("{KEY}{order:?}"));
+    }
+    let own = plan.lines.iter().find_map(|line| line.strip_prefix(KEY));
+    own.unwrap_or("read").trim_matches('"').to_owned()
 }
 
 /// Requests per second, and the median of their times.
@@ -305,5 +320,32 @@ impl Drop for Plain {
         // Ended already, or ended now.
         let _ = self.server.kill();
         let _ = self.server.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, ordered};
+
+    /// A key that stands twice is no TOML: `bench programs` ended at its third program.
+    #[test]
+    fn an_order_stands_once_in_a_programs_file_and_the_one_asked_for_wins() {
+        let with = |lines: &[&str]| Plan {
+            command: vec!["/bin/true".to_owned()],
+            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+        };
+        let own = ["port = 80", "order = \"answer\""];
+        for (lines, asked, order) in [
+            (&own[..], None, "answer"),
+            (&own[..], Some("batch"), "batch"),
+            (&own[..1], Some("delivery"), "delivery"),
+            (&own[..1], None, "read"),
+        ] {
+            let mut plan = with(lines);
+            assert_eq!(ordered(&mut plan, asked), order);
+            let table: toml::Table = plan.lines.join("\n").parse().expect("TOML");
+            let said = table.get("order").and_then(toml::Value::as_str);
+            assert_eq!(said.unwrap_or("read"), order);
+        }
     }
 }
