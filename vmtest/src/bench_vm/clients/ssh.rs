@@ -75,7 +75,9 @@ pub fn run(
             .name(format!("ssh-{number}"))
             .spawn(work)?;
     }
-    let collected = collect(&told, gates, &mut groups, patience(seconds));
+    // Twice: all logins come before the window, and in a slow guest they are as long as one.
+    let at_most = 2 * patience(seconds);
+    let collected = collect(&told, gates, &mut groups, at_most);
     for group in groups.into_iter().flatten() {
         let _ = killpg(group, Signal::SIGKILL);
     }
