@@ -29,6 +29,6 @@ pub use firmware::Firmware;
 pub use memory::{Bitmap, Memory, PAGE_BYTES};
 pub use probe::Finding;
 pub use qemu::{Ports, Qemu, Start};
-pub use spec::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec, VmSpec};
+pub use spec::{Accel, DiskSpec, FirmwareKind, Machine, NicBackend, NicSpec, VmSpec};
 pub use state::ThreadStates;
 pub use sys::map_large_buffers;

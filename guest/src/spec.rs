@@ -55,6 +55,9 @@ pub struct VmSpec {
     /// Network cards, in the guest's order.
     #[serde(default)]
     pub nics: Vec<NicSpec>,
+    /// How frames go between the cards and the daemon.
+    #[serde(default)]
+    pub nic_backend: NicBackend,
     /// User that QEMU runs as when the daemon is root. Absent: `dunlin` if there is one, else `nobody`.
     #[serde(default)]
     pub run_as: Option<String>,
@@ -106,6 +109,17 @@ pub struct NicSpec {
     /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
     #[serde(default)]
     pub promiscuous: bool,
+}
+
+/// How frames go between a card and the daemon: QEMU's `-netdev`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NicBackend {
+    /// A socket to QEMU, whose main thread copies each frame to and from the card's rings.
+    #[default]
+    Stream,
+    /// The daemon serves the card's rings in the guest's memory itself.
+    VhostUser,
 }
 
 /// How the guest's instructions are run.

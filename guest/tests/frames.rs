@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use common::*;
-use dunlin_guest::Machine;
 use dunlin_guest::frames::{Announcer, FramePort};
+use dunlin_guest::{Machine, NicBackend};
 use etherparse::PacketBuilder;
 
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 2];
@@ -41,9 +41,10 @@ fn receive(port: &mut FramePort, mut wanted: impl FnMut(&[u8]) -> bool) {
     }
 }
 
-fn both_answer(machine: Machine) {
+fn both_answer(machine: Machine, nic_backend: NicBackend) {
     let _alone = one_at_a_time();
-    let spec = linux(machine, 1);
+    let mut spec = linux(machine, 1);
+    spec.nic_backend = nic_backend;
     let mut pair = Pair::new(&spec, "tick 2");
     let mut announcer = Announcer::new(GUEST);
     for vm in [&mut pair.primary, &mut pair.backup] {
@@ -84,10 +85,20 @@ fn both_answer(machine: Machine) {
 
 #[test]
 fn pc() {
-    both_answer(Machine::Pc);
+    both_answer(Machine::Pc, NicBackend::Stream);
 }
 
 #[test]
 fn microvm() {
-    both_answer(Machine::Microvm);
+    both_answer(Machine::Microvm, NicBackend::Stream);
+}
+
+#[test]
+fn pc_vhost_user() {
+    both_answer(Machine::Pc, NicBackend::VhostUser);
+}
+
+#[test]
+fn microvm_vhost_user() {
+    both_answer(Machine::Microvm, NicBackend::VhostUser);
 }

@@ -6,11 +6,15 @@
 //! Not here:   order, holding, release (core).
 
 pub mod announce;
-mod codec;
+mod port;
 mod rx_filter;
+mod stream;
 mod tap;
+mod vhost_user;
 
 pub use announce::Announcer;
-pub use codec::{FRAME_BYTES_MAX, FrameError, FramePort};
+pub use port::{FrameError, FramePort};
 pub use rx_filter::RxFilter;
+pub use stream::{FRAME_BYTES_MAX, StreamPort};
 pub use tap::{Tap, TapError};
+pub use vhost_user::VhostUserPort;

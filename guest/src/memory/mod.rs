@@ -4,7 +4,7 @@
 //! Flow:       scan_dirty -> (union) -> hash_pages -> (compare) -> copy_page / write_blocks.
 //! Invariants: 1. page numbers are offsets in the RAM *file*, so they mean the same on every host, also where the machine
 //!             (pc with more than 3 GiB) shows the file to the guest in two pieces; 2. a write made here is not seen
-//!             by the dirty scan: the caller marks it.
+//!             by the dirty scan: the caller marks it; 3. a [`RamWriter`] tells its own writes, to the same scan.
 //! Source:     stock-qemu.md section 1.
 //! Not here:   which pages to send.
 
@@ -17,6 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -50,12 +51,22 @@ pub enum MemoryError {
     Io(#[from] io::Error),
 }
 
+/// Whoever writes to the guest's RAM through a mapping of its own while the VM runs, and keeps account of it.
+pub trait WritesRam: Send + Sync + std::fmt::Debug {
+    /// Adds the pages that were written since the last call, by their offset in the RAM file. Exact when the VM is stopped.
+    fn take_written(&self, dirty: &mut Bitmap);
+}
+
+/// One of them, shared with the [`Memory`].
+pub type RamWriter = Arc<dyn WritesRam>;
+
 /// The RAM of one VM.
 pub struct Memory {
     file: File,
     base: *mut u8,
     bytes: usize,
     tracker: Tracker,
+    writers: Vec<RamWriter>,
 }
 
 // SAFETY: the mapping is shared memory that the guest writes at any time anyway; all access here is by copies of raw
@@ -65,8 +76,13 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `file`, the RAM of process `pid`, and begins to track its writes there with `uffd`, made in that process.
-    pub fn attach(pid: u32, file: File, uffd: OwnedFd) -> Result<Memory, MemoryError> {
+    /// Maps `file`, the RAM of process `pid`, and begins to track its writes there with `uffd`, made in that process; `writers` tell their own.
+    pub fn attach(
+        pid: u32,
+        file: File,
+        uffd: OwnedFd,
+        writers: Vec<RamWriter>,
+    ) -> Result<Memory, MemoryError> {
         let metadata = file.metadata()?;
         let size = metadata.len();
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
@@ -94,6 +110,7 @@ impl Memory {
             bytes,
             file,
             tracker,
+            writers,
         })
     }
 
@@ -102,7 +119,7 @@ impl Memory {
         (self.bytes / PAGE_BYTES) as u64
     }
 
-    /// The pages that QEMU and its guest have written since the last call; they are clean from here on.
+    /// The pages that QEMU, its guest and the [`RamWriter`]s have written since the last call; they are clean from here on.
     /// About 0.7 us a MiB of RAM, on several cores from 4 GiB on. Exact when the VM is stopped.
     pub fn scan_dirty(&self) -> io::Result<Bitmap> {
         let mut dirty = Bitmap::new(self.pages());
@@ -112,6 +129,7 @@ impl Memory {
 
     /// As [`Memory::scan_dirty`], added to `dirty`.
     pub fn scan_dirty_into(&self, dirty: &mut Bitmap) -> io::Result<()> {
+        self.writers.iter().for_each(|writer| writer.take_written(dirty));
         let page = PAGE_BYTES as u64;
         self.tracker
             .scan(|offsets| dirty.set_range(offsets.start / page..offsets.end / page))

@@ -32,7 +32,7 @@ fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
             libc::O_CLOEXEC | libc::O_NONBLOCK,
         ))
     };
-    let memory = Memory::attach(std::process::id(), file, uffd).unwrap();
+    let memory = Memory::attach(std::process::id(), file, uffd, vec![]).unwrap();
     Some((memory, guest.cast()))
 }
 

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use serde_json::json;
 
 use super::accel::tsc_khz;
-use crate::spec::{Accel, FirmwareKind, Machine, VmSpec};
+use crate::spec::{Accel, FirmwareKind, Machine, NicBackend, VmSpec};
 
 /// Numbers of the descriptors that QEMU inherits.
 #[derive(Debug, Clone, Default)]
@@ -135,16 +135,23 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         add("-device", device.to_string());
     }
     for (i, (nic, fd)) in spec.nics.iter().zip(&fds.frames).enumerate() {
-        add(
-            "-netdev",
-            json!({"type": "stream", "id": format!("net{i}"), "server": false,
-                   "addr": {"type": "fd", "str": fd.to_string()}})
-            .to_string(),
-        );
+        let netdev = match spec.nic_backend {
+            NicBackend::Stream => json!({"type": "stream", "id": format!("net{i}"), "server": false,
+                                         "addr": {"type": "fd", "str": fd.to_string()}}),
+            NicBackend::VhostUser => {
+                add("-chardev", format!("socket,id=card{i},path=/proc/self/fd/{fd}"));
+                json!({"type": "vhost-user", "id": format!("net{i}"), "chardev": format!("card{i}")})
+            }
+        };
+        add("-netdev", netdev.to_string());
         let mut device = json!({"driver": format!("virtio-net-{bus}"), "netdev": format!("net{i}"),
                                 "mac": nic.mac, "id": format!("nic{i}")});
         if bus == "pci" {
             device["romfile"] = json!("");
+            if spec.nic_backend == NicBackend::VhostUser && accel != Accel::Kvm {
+                // QEMU 7.2 ends with SIGSEGV when it unmasks such a card's vectors without KVM's irqfd.
+                device["vectors"] = json!(0);
+            }
         }
         add("-device", device.to_string());
     }

@@ -35,7 +35,7 @@ pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
 use crate::firmware::{self, Firmware};
-use crate::memory::Memory;
+use crate::memory::{Memory, RamWriter};
 use crate::spec::{Accel, FirmwareKind, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
@@ -53,8 +53,10 @@ pub enum Start {
 /// QEMU's ends of the sockets that the node serves; one of each per NIC and image of the spec.
 #[derive(Debug, Default)]
 pub struct Ports {
-    /// For `-netdev stream`.
+    /// One for each NIC.
     pub frames: Vec<OwnedFd>,
+    /// Those of the NICs that write to the guest's RAM themselves.
+    pub ram_writers: Vec<RamWriter>,
     /// For `-blockdev nbd`; a UEFI's variables behind the last disk.
     pub nbd: Vec<OwnedFd>,
 }
@@ -95,7 +97,7 @@ impl SaveFile {
 
 impl Qemu {
     /// Starts QEMU for `spec`. Blocks until it answers on QMP and its RAM is tracked (about 0.1 s).
-    pub fn start(spec: &VmSpec, start: Start, ports: Ports) -> Result<Qemu, StartError> {
+    pub fn start(spec: &VmSpec, start: Start, mut ports: Ports) -> Result<Qemu, StartError> {
         spec.validate()?;
         if ports.frames.len() != spec.nics.len() || ports.nbd.len() != spec.images() {
             panic!(
@@ -155,6 +157,7 @@ impl Qemu {
             descriptors.qmp = qmp;
             command::arguments(spec, accel.0, &descriptors, start == Start::Incoming)
         };
+        let ram_writers = std::mem::take(&mut ports.ram_writers);
         let (colo_ours, colo_theirs) = colo_pair.unzip();
         let colo_number = colo_theirs.as_ref().map(AsRawFd::as_raw_fd);
         let launched = launch(
@@ -169,7 +172,7 @@ impl Qemu {
 
         let qmp = Arc::new(launched.qmp);
         let pid = launched.child.pid();
-        let memory = Arc::new(Memory::attach(pid, ram, launched.uffd)?);
+        let memory = Arc::new(Memory::attach(pid, ram, launched.uffd, ram_writers)?);
         let firmware = Arc::new(Firmware::find(pid, &qmp, spec)?);
         let console = Console::follow("qemu-console", console_ours, serial_log)?;
         let threads = ThreadStates::new(pid, vcpu_threads(&qmp)?)?;

@@ -77,9 +77,18 @@ pub fn start(spec: &VmSpec, how: Start) -> Vm {
 }
 
 pub fn start_with_disks(spec: &VmSpec, how: Start, nbd: Vec<OwnedFd>) -> Vm {
-    let (frames, theirs): (Vec<FramePort>, Vec<OwnedFd>) =
-        spec.nics.iter().map(|_| FramePort::pair().unwrap()).unzip();
-    let qemu = Qemu::start(spec, how, Ports { frames: theirs, nbd }).unwrap();
+    let (frames, theirs): (Vec<FramePort>, Vec<OwnedFd>) = spec
+        .nics
+        .iter()
+        .map(|_| FramePort::pair(spec.nic_backend).unwrap())
+        .unzip();
+    let ram_writers = frames.iter().filter_map(FramePort::ram_writer).collect();
+    let ports = Ports {
+        frames: theirs,
+        ram_writers,
+        nbd,
+    };
+    let qemu = Qemu::start(spec, how, ports).unwrap();
     Vm { qemu, frames }
 }
 

@@ -74,8 +74,9 @@ impl Machine {
         let mut ports = Ports::default();
         let mut frames = Vec::new();
         for _ in &config.spec.nics {
-            let (ours, theirs) =
-                FramePort::pair().map_err(|error| format!("a socket for the NIC: {error}"))?;
+            let (ours, theirs) = FramePort::pair(config.spec.nic_backend)
+                .map_err(|error| format!("a socket for the NIC: {error}"))?;
+            ports.ram_writers.extend(ours.ram_writer());
             frames.push(ours);
             ports.frames.push(theirs);
         }

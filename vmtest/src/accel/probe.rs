@@ -28,9 +28,10 @@ pub(super) struct Vm {
 
 impl Vm {
     pub(super) fn start(spec: &VmSpec, how: Start) -> Result<Vm> {
-        let (frames, theirs) = FramePort::pair()?;
+        let (frames, theirs) = FramePort::pair(spec.nic_backend)?;
         let ports = Ports {
             frames: vec![theirs],
+            ram_writers: frames.ram_writer().into_iter().collect(),
             nbd: vec![],
         };
         let qemu = Qemu::start(spec, how, ports)?;

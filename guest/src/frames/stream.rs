@@ -1,17 +1,18 @@
 //! QEMU's `-netdev stream` wire: a 4-byte big-endian length before each frame.
 //!
 //! Decides:    nothing.
-//! Flow:       QEMU's socket -> [`FramePort::read`] -> gate; agreed input -> [`FramePort::queue`] -> QEMU.
+//! Flow:       QEMU's socket -> [`StreamPort::read`] -> gate; agreed input -> [`StreamPort::queue`] -> QEMU.
 //! Invariants: 1. never blocks: what the socket does not take is kept, in order; 2. a length no NIC can send is an error,
-//!             not an allocation; 3. memory is in proportion to what is kept ([`FramePort::queued_bytes`]), which the owner
+//!             not an allocation; 3. memory is in proportion to what is kept ([`StreamPort::queued_bytes`]), which the owner
 //!             bounds: what was written is given back though the guest may never have read all.
 //! Source:     QEMU net/stream.c, net_fill_rstate.
-//! Not here:   whether a frame may leave.
+//! Not here:   whether a frame may leave; cards whose rings we serve ourselves (`vhost_user`).
 
 use std::io::{self, IoSlice, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use super::FrameError;
 use crate::sys::socket_queue_bytes;
 
 /// The longest frame QEMU sends: its NET_BUFSIZE, 64 KiB and the headers.
@@ -22,22 +23,8 @@ const INBOX_BYTES: usize = 256 * 1024;
 /// When so much of the outbox is written its room is used again; copying the rest costs less the less often that is.
 const WRITTEN_BYTES: usize = 1 << 20;
 
-/// Why the port broke. It is not usable afterwards.
-#[derive(Debug, thiserror::Error)]
-pub enum FrameError {
-    /// QEMU has ended.
-    #[error("QEMU closed its network socket: the process has ended")]
-    Closed,
-    /// Not the protocol.
-    #[error("a frame of {0} bytes from QEMU: the stream is out of step")]
-    Length(usize),
-    /// The socket failed.
-    #[error("QEMU's network socket: {0}")]
-    Io(#[from] io::Error),
-}
-
 /// Our end of one NIC's socket. Readiness comes from the node's epoll.
-pub struct FramePort {
+pub struct StreamPort {
     socket: UnixStream,
     /// Read and not yet given out: `inbox[..held]`, less than one frame between two calls.
     inbox: Box<[u8]>,
@@ -47,9 +34,9 @@ pub struct FramePort {
     written: usize,
 }
 
-impl FramePort {
+impl StreamPort {
     /// A port and the other end, for [`crate::Ports::frames`].
-    pub fn pair() -> io::Result<(FramePort, std::os::fd::OwnedFd)> {
+    pub fn pair() -> io::Result<(StreamPort, std::os::fd::OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         // Bursts of a whole TCP window must fit, or frames wait in QEMU where nobody sees them.
@@ -57,7 +44,7 @@ impl FramePort {
             rustix::net::sockopt::set_socket_send_buffer_size(end, 1 << 20)?;
         }
         let inbox = vec![0; INBOX_BYTES].into_boxed_slice();
-        let port = FramePort {
+        let port = StreamPort {
             socket: ours,
             inbox,
             held: 0,
@@ -104,7 +91,7 @@ impl FramePort {
         }
     }
 
-    /// Appends a frame for QEMU; it leaves with [`FramePort::flush`]. One that is longer than any NIC takes is lost, as on any
+    /// Appends a frame for QEMU; it leaves with [`StreamPort::flush`]. One that is longer than any NIC takes is lost, as on any
     /// wire: another host may have put it into the log, and QEMU would lose its place in the stream.
     pub fn queue(&mut self, frame: &[u8]) {
         if frame.len() > FRAME_BYTES_MAX {
@@ -166,21 +153,15 @@ impl FramePort {
         Ok(self.queued_bytes() + unread as usize)
     }
 
-    /// Bytes on their way from the guest: written by QEMU and not yet given out by [`FramePort::read`].
+    /// Bytes on their way from the guest: written by QEMU and not yet given out by [`StreamPort::read`].
     pub fn outbound_in_flight(&self) -> io::Result<usize> {
         Ok(self.held + socket_queue_bytes(self.socket.as_fd(), libc::FIONREAD)? as usize)
     }
 }
 
-impl AsFd for FramePort {
+impl AsFd for StreamPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-impl AsRawFd for FramePort {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.socket.as_raw_fd()
     }
 }
 
@@ -193,7 +174,7 @@ mod tests {
         UnixStream::from(end)
     }
 
-    fn frames(port: &mut FramePort) -> Vec<Vec<u8>> {
+    fn frames(port: &mut StreamPort) -> Vec<Vec<u8>> {
         let mut frames = vec![];
         port.read(|f| frames.push(f.to_vec())).unwrap();
         frames
@@ -201,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_no_nic_takes_is_left_out() {
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         port.queue(&[1; FRAME_BYTES_MAX + 1]);
         port.queue(&[2; 60]);
         assert!(port.flush().unwrap());
@@ -212,7 +193,7 @@ mod tests {
 
     #[test]
     fn frames_survive_any_cut_of_the_stream() {
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         let mut qemu = peer(end);
         let sent: Vec<Vec<u8>> = (0..20).map(|i| vec![i as u8; i * 7]).collect();
         let wire: Vec<u8> = sent
@@ -230,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_full_socket_keeps_the_rest_in_order() {
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         let mut qemu = peer(end);
         let frame = vec![5u8; 60_000];
         let mut queued = 0;
@@ -261,7 +242,7 @@ mod tests {
     /// A guest that is always a little behind: its queue is never empty, and never long.
     #[test]
     fn a_reader_that_never_catches_up_costs_no_more_memory_than_what_waits() {
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         let mut qemu = peer(end);
         let frame = vec![5u8; 60_000];
         let each = frame.len() + PREFIX_BYTES;
@@ -284,11 +265,11 @@ mod tests {
 
     #[test]
     fn a_length_that_no_nic_sends_is_refused() {
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         let mut qemu = peer(end);
         qemu.write_all(&[0xff; 8]).unwrap();
         assert!(matches!(port.read(|_| ()), Err(FrameError::Length(_))));
-        let (mut port, end) = FramePort::pair().unwrap();
+        let (mut port, end) = StreamPort::pair().unwrap();
         drop(end);
         assert!(matches!(port.read(|_| ()), Err(FrameError::Closed)));
     }

@@ -1,0 +1,512 @@
+//! What QEMU has told of a card, and its two rings.
+//!
+//! Decides:    which features the card has.
+//! Flow:       QEMU's messages -> [`answer`]'s thread -> rings start and stop; the loop takes and puts frames ([`Card::take_frames`], [`Card::put_frames`]).
+//! Invariants: 1. a ring runs from its kick descriptor to `GET_VRING_BASE`, and only while it is enabled; after that answer nothing is read from or written to it;
+//!             2. a message that cannot be followed ends the port with its reason, and never half a start; 3. the lock is held by nobody who waits.
+//! Source:     QEMU docs/interop/vhost-user.rst; hw/virtio/vhost.c (the order of its messages).
+//! Not here:   offloads: a frame has its checksums and is no longer than its MTU, as it is agreed on and compared.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::net::RecvFlags;
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags,
+    VhostUserVringState,
+};
+use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandler};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::Signals;
+use super::guest_ram::GuestRam;
+use super::ring::{HEADER_BYTES, Layout, Place, Put, Ring};
+use crate::frames::FrameError;
+use crate::memory::{Bitmap, WritesRam};
+
+/// The guest receives by the first ring and sends by the second.
+const RX: usize = 0;
+const TX: usize = 1;
+const RINGS: usize = 2;
+/// A whole `SET_VRING_ENABLE`.
+const ENABLE_BYTES: usize = 20;
+/// Among a message's flags: QEMU waits for an answer.
+const NEED_REPLY: u32 = 8;
+/// virtio's own bound.
+const MOST_DESCRIPTORS: u32 = 32768;
+/// A driver of before virtio 1.0 that does not merge buffers has a header without their number.
+const LEGACY_HEADER_BYTES: usize = 10;
+
+/// `LOG_ALL` and `LOG_SHMFD` are asked for by a QEMU that loads a state. Nothing is written while one is saved: the rings stand.
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+    | 1 << VIRTIO_NET_F_MRG_RXBUF
+    | 1 << VIRTIO_RING_F_EVENT_IDX
+    | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    | VhostUserVirtioFeatures::LOG_ALL.bits()
+    | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+/// A ring as QEMU has described it, and its descriptors.
+#[derive(Default)]
+struct Description {
+    size: u16,
+    next: u16,
+    /// By QEMU's addresses: descriptors, available, used.
+    at: Option<[u64; 3]>,
+    enabled: bool,
+    kick: Option<File>,
+    call: Option<File>,
+}
+
+#[derive(Default)]
+struct State {
+    features: u64,
+    ram: Option<GuestRam>,
+    described: [Description; RINGS],
+    running: [Option<Ring>; RINGS],
+    /// Why nothing comes any more.
+    ended: Option<String>,
+}
+
+impl State {
+    fn has(&self, feature: u32) -> bool {
+        self.features & 1 << feature != 0
+    }
+
+    fn layout(&self) -> Layout {
+        let merges = self.has(VIRTIO_NET_F_MRG_RXBUF);
+        let header_bytes = match merges || self.has(VIRTIO_F_VERSION_1) {
+            true => HEADER_BYTES,
+            false => LEGACY_HEADER_BYTES,
+        };
+        Layout { header_bytes, merges }
+    }
+
+    fn place(&self, ring: usize, ram: &GuestRam) -> Option<Place> {
+        let described = &self.described[ring];
+        let [descriptors, available, used] = described.at?;
+        Some(Place {
+            size: described.size,
+            descriptors: ram.guest_address(descriptors)?,
+            available: ram.guest_address(available)?,
+            used: ram.guest_address(used)?,
+            next: described.next,
+            event_index: self.has(VIRTIO_RING_F_EVENT_IDX),
+        })
+    }
+
+    /// Invariant 1.
+    fn start_if_ready(&mut self, ring: usize) -> io::Result<()> {
+        let described = &self.described[ring];
+        if described.kick.is_none() || !described.enabled || self.running[ring].is_some() {
+            return Ok(());
+        }
+        let ram = self
+            .ram
+            .as_ref()
+            .ok_or_else(|| io::Error::other("a ring before the guest's memory"))?;
+        let place = self
+            .place(ring, ram)
+            .ok_or_else(|| io::Error::other("a ring outside the guest's memory"))?;
+        let mut started = Ring::start(ram.ram(), place)?;
+        // The guest's kicks for buffers are wanted when there are none.
+        started.want_kicks(ram.ram(), ring == TX)?;
+        self.running[ring] = Some(started);
+        Ok(())
+    }
+}
+
+/// A card, shared between the loop and the thread that answers QEMU.
+pub struct Card {
+    state: Mutex<State>,
+    waits: Mutex<Option<Waits>>,
+    pub(super) signals: Signals,
+}
+
+impl std::fmt::Debug for Card {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Card").finish_non_exhaustive()
+    }
+}
+
+impl WritesRam for Card {
+    fn take_written(&self, dirty: &mut Bitmap) {
+        if let Some(ram) = &mut self.state.lock().ram {
+            ram.take_written(dirty);
+        }
+    }
+}
+
+impl Card {
+    pub(super) fn new(signals: Signals) -> Card {
+        Card {
+            state: Mutex::default(),
+            waits: Mutex::default(),
+            signals,
+        }
+    }
+
+    /// Gives out up to `most` frames that the guest sends. How many.
+    pub(super) fn take_frames(
+        &self,
+        most: usize,
+        frame: &mut Vec<u8>,
+        mut each: impl FnMut(&[u8]),
+    ) -> std::result::Result<usize, FrameError> {
+        let mut locked = self.state.lock();
+        let state = &mut *locked;
+        if let Some(why) = &state.ended {
+            return Err(match why.is_empty() {
+                true => FrameError::Closed,
+                false => FrameError::VhostUser(why.clone()),
+            });
+        }
+        let layout = state.layout();
+        let (Some(ring), Some(ram)) = (&mut state.running[TX], &state.ram) else {
+            return Ok(0);
+        };
+        let ram = ram.ram();
+        let (mut count, mut taken) = (0, 0);
+        while taken < most {
+            if ring.take(ram, layout, frame)? {
+                taken += 1;
+                if !frame.is_empty() {
+                    each(frame);
+                    count += 1;
+                }
+            } else if !ring.want_kicks(ram, true)? {
+                break;
+            }
+        }
+        if taken > 0 {
+            ring.tell(ram, state.described[TX].call.as_ref())?;
+        }
+        if taken == most {
+            self.signals.tell_changed();
+        }
+        Ok(count)
+    }
+
+    /// Puts frames into the guest's buffers, in order, until there are none. How many are done with.
+    pub(super) fn put_frames<'a>(
+        &self,
+        frames: impl Iterator<Item = &'a [u8]>,
+    ) -> std::result::Result<usize, FrameError> {
+        let mut locked = self.state.lock();
+        let state = &mut *locked;
+        let layout = state.layout();
+        let (Some(ring), Some(ram)) = (&mut state.running[RX], &state.ram) else {
+            return Ok(0);
+        };
+        let ram = ram.ram();
+        let mut done = 0;
+        for frame in frames {
+            let mut put = ring.put(ram, layout, frame)?;
+            // It may have made one available just before its kicks were wanted.
+            while put == Put::Waits && ring.want_kicks(ram, true)? {
+                put = ring.put(ram, layout, frame)?;
+            }
+            if put == Put::Waits {
+                break;
+            }
+            done += 1;
+        }
+        if done > 0 {
+            ring.tell(ram, state.described[RX].call.as_ref())?;
+        }
+        Ok(done)
+    }
+
+    /// The port has gone: the card's thread ends.
+    pub(super) fn hang_up(&self) {
+        let ended = match &*self.waits.lock() {
+            Some(Waits::ForQemu(listener)) => rustix::net::shutdown(listener, rustix::net::Shutdown::Both),
+            Some(Waits::ForMessages(socket)) => rustix::net::shutdown(socket, rustix::net::Shutdown::Both),
+            None => Ok(()),
+        };
+        // QEMU may have gone first.
+        let _ = ended;
+    }
+
+    fn described<T>(&self, ring: u32, change: impl FnOnce(&mut State, usize) -> io::Result<T>) -> Result<T> {
+        let ring = usize::try_from(ring).ok().filter(|ring| *ring < RINGS);
+        let ring = ring.ok_or(Error::InvalidParam)?;
+        change(&mut self.state.lock(), ring).map_err(Error::ReqHandlerError)
+    }
+}
+
+/// What a thread of a card's waits on, so that it can be ended.
+enum Waits {
+    ForQemu(UnixListener),
+    ForMessages(UnixStream),
+}
+
+/// QEMU enables a card's rings when it makes the card (`peer_attach` in hw/net/virtio-net.c), before the guest has agreed on any feature, and `vhost` takes that for
+/// a breach of the protocol. Such a message is taken here; true: there was one.
+fn enabled_early(mut socket: &UnixStream, card: &Card) -> io::Result<bool> {
+    if card.state.lock().features != 0 {
+        return Ok(false);
+    }
+    // Request, flags and size of a message, then a ring's number and whether it is enabled: 32 bits each.
+    let mut message = [0; ENABLE_BYTES];
+    let (got, _) = rustix::net::recv(socket, &mut message[..], RecvFlags::PEEK)?;
+    let [request, flags, _, ring, enabled]: [u32; ENABLE_BYTES / 4] =
+        std::array::from_fn(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| message[4 * at + byte])));
+    let is_one = got == ENABLE_BYTES && request == FrontendReq::SET_VRING_ENABLE as u32;
+    if !is_one || flags & NEED_REPLY != 0 {
+        return Ok(false);
+    }
+    socket.read_exact(&mut message)?;
+    let enabled = card.set_vring_enable(ring, enabled == 1);
+    enabled.map(|()| true).map_err(io::Error::other)
+}
+
+/// All messages of one QEMU; why they end, if QEMU has not.
+fn messages(listener: UnixListener, card: &Arc<Card>) -> io::Result<Option<String>> {
+    let (socket, _) = listener.accept()?;
+    *card.waits.lock() = Some(Waits::ForMessages(socket.try_clone()?));
+    drop(listener);
+    let early = socket.try_clone()?;
+    let mut handler = BackendReqHandler::from_stream(socket, card.clone());
+    loop {
+        if enabled_early(&early, card)? {
+            continue;
+        }
+        match handler.handle_request() {
+            Ok(()) | Err(Error::SocketRetry(_)) => {}
+            Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => return Ok(None),
+            Err(error) => return Ok(Some(error.to_string())),
+        }
+    }
+}
+
+/// Answers the QEMU that connects, on a thread of the card's own, until either end closes.
+pub(super) fn answer(listener: UnixListener, card: Arc<Card>) -> io::Result<()> {
+    *card.waits.lock() = Some(Waits::ForQemu(listener.try_clone()?));
+    let work = move || {
+        let why = match messages(listener, &card) {
+            Ok(why) => why.unwrap_or_default(),
+            Err(error) => error.to_string(),
+        };
+        // QEMU waits for no answer that does not come.
+        card.hang_up();
+        let mut state = card.state.lock();
+        state.running = [None, None];
+        state.ended = Some(why);
+        drop(state);
+        card.signals.tell_changed();
+    };
+    std::thread::Builder::new().name("card".into()).spawn(work)?;
+    Ok(())
+}
+
+/// What this card has not, and QEMU does not ask for.
+fn not_offered<T>() -> Result<T> {
+    Err(Error::InvalidOperation("not offered by this card"))
+}
+
+impl VhostUserBackendReqHandler for Card {
+    fn set_owner(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_device(&self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_features(&self) -> Result<u64> {
+        Ok(FEATURES)
+    }
+
+    fn set_features(&self, features: u64) -> Result<()> {
+        self.state.lock().features = features;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mut state = self.state.lock();
+        let last = state.ram.take();
+        let ram = GuestRam::new(regions, files, last).map_err(Error::ReqHandlerError)?;
+        state.ram = Some(ram);
+        Ok(None)
+    }
+
+    fn set_vring_num(&self, ring: u32, size: u32) -> Result<()> {
+        if size == 0 || size > MOST_DESCRIPTORS || !size.is_power_of_two() {
+            return Err(Error::InvalidParam);
+        }
+        self.described(ring, |state, ring| {
+            state.described[ring].size = size as u16;
+            Ok(())
+        })
+    }
+
+    fn set_vring_addr(
+        &self,
+        ring: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.described(ring, |state, ring| {
+            state.described[ring].at = Some([descriptors, available, used]);
+            Ok(())
+        })
+    }
+
+    fn set_vring_base(&self, ring: u32, next: u32) -> Result<()> {
+        self.described(ring, |state, ring| {
+            state.described[ring].next = next as u16;
+            Ok(())
+        })
+    }
+
+    fn get_vring_base(&self, ring: u32) -> Result<VhostUserVringState> {
+        let next = self.described(ring, |state, ring| {
+            let described = &mut state.described[ring];
+            if let Some(kick) = described.kick.take() {
+                self.signals.unwatch(kick.as_fd());
+            }
+            if let Some(ring) = state.running[ring].take() {
+                described.next = ring.next();
+            }
+            Ok(described.next)
+        })?;
+        Ok(VhostUserVringState::new(ring, u32::from(next)))
+    }
+
+    fn set_vring_kick(&self, ring: u8, kick: Option<File>) -> Result<()> {
+        let kick = kick.ok_or(Error::IncorrectFds)?;
+        self.described(u32::from(ring), |state, ring| {
+            self.signals.watch(kick.as_fd())?;
+            if let Some(last) = state.described[ring].kick.replace(kick) {
+                self.signals.unwatch(last.as_fd());
+            }
+            state.start_if_ready(ring)
+        })?;
+        // What lies in the ring was made available before anybody looked.
+        self.signals.tell_changed();
+        Ok(())
+    }
+
+    fn set_vring_call(&self, ring: u8, call: Option<File>) -> Result<()> {
+        self.described(u32::from(ring), |state, ring| {
+            state.described[ring].call = call;
+            Ok(())
+        })
+    }
+
+    fn set_vring_err(&self, _ring: u8, _error: Option<File>) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::LOG_SHMFD)
+    }
+
+    fn set_protocol_features(&self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&self) -> Result<u64> {
+        Ok(RINGS as u64)
+    }
+
+    fn set_vring_enable(&self, ring: u32, enabled: bool) -> Result<()> {
+        self.described(ring, |state, ring| {
+            state.described[ring].enabled = enabled;
+            match enabled {
+                true => state.start_if_ready(ring)?,
+                false => {
+                    if let Some(running) = state.running[ring].take() {
+                        state.described[ring].next = running.next();
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.signals.tell_changed();
+        Ok(())
+    }
+
+    fn set_log_base(&self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_config(&self, _offset: u32, _size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        not_offered()
+    }
+
+    fn set_config(&self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        not_offered()
+    }
+
+    fn set_gpu_socket(&self, _gpu: GpuBackend) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shared_object(&self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        not_offered()
+    }
+
+    fn get_inflight_fd(&self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        not_offered()
+    }
+
+    fn set_inflight_fd(&self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_max_mem_slots(&self) -> Result<u64> {
+        not_offered()
+    }
+
+    fn add_mem_region(
+        &self,
+        _region: &VhostUserSingleMemoryRegion,
+        _file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        not_offered()
+    }
+
+    fn remove_mem_region(&self, _region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        not_offered()
+    }
+
+    fn set_device_state_fd(
+        &self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        not_offered()
+    }
+
+    fn check_device_state(&self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
+        not_offered()
+    }
+}

@@ -1,0 +1,132 @@
+//! The guest's memory as QEMU shows it to a card: by guest address, with account of what is written here.
+//!
+//! Decides:    nothing.
+//! Flow:       QEMU's memory table -> [`GuestRam::new`]; rings write through it -> [`GuestRam::take_written`] -> the dirty scan.
+//! Invariants: 1. no write is lost between two tables: what the last one had written goes over to the next; 2. a table that shows the
+//!             same memory keeps the mapping, since QEMU sends it at each start of the rings.
+//! Source:     QEMU docs/interop/vhost-user.rst, "Memory region description".
+//! Not here:   which pages travel.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::memory::{Bitmap, PAGE_BYTES};
+
+/// The guest's memory, by its addresses.
+pub type Ram = GuestMemoryMmap<AtomicBitmap>;
+
+/// A piece of the guest's addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Region {
+    guest: u64,
+    /// Where QEMU has it: rings are told by these addresses.
+    user: u64,
+    bytes: u64,
+    /// In the RAM file.
+    offset: u64,
+}
+
+/// What one table shows.
+pub struct GuestRam {
+    table: Vec<Region>,
+    inode: u64,
+    ram: Arc<Ram>,
+    /// Pages of the file that earlier tables' mappings had written.
+    before: Vec<u64>,
+}
+
+impl GuestRam {
+    /// Maps what QEMU shows, or keeps what `last` has of it.
+    pub fn new(
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        last: Option<GuestRam>,
+    ) -> io::Result<GuestRam> {
+        let mut table: Vec<Region> = Vec::with_capacity(regions.len());
+        let mut inodes = files
+            .iter()
+            .map(|file| file.metadata().map(|metadata| metadata.ino()));
+        let inode = inodes.next().ok_or_else(|| io::Error::other("no memory"))??;
+        for other in inodes {
+            if other? != inode {
+                return Err(io::Error::other("the guest's memory is more than one file"));
+            }
+        }
+        for region in regions {
+            table.push(Region {
+                guest: region.guest_phys_addr,
+                user: region.user_addr,
+                bytes: region.memory_size,
+                offset: region.mmap_offset,
+            });
+        }
+        let before = match last {
+            Some(last) if last.table == table && last.inode == inode => return Ok(last),
+            Some(last) => last.written(),
+            None => vec![],
+        };
+        let mut maps = Vec::with_capacity(table.len());
+        for (region, file) in table.iter().zip(files) {
+            let map = MmapRegion::from_file(FileOffset::new(file, region.offset), region.bytes as usize)
+                .map_err(io::Error::other)?;
+            let map = GuestRegionMmap::new(map, GuestAddress(region.guest))
+                .ok_or_else(|| io::Error::other("a region past the end of all addresses"))?;
+            maps.push(map);
+        }
+        Ok(GuestRam {
+            table,
+            inode,
+            ram: Arc::new(Ram::from_regions(maps).map_err(io::Error::other)?),
+            before,
+        })
+    }
+
+    /// The memory.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// The guest's address of what QEMU has there.
+    pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+        let region = self
+            .table
+            .iter()
+            .find(|region| (region.user..region.user + region.bytes).contains(&user))?;
+        Some(GuestAddress(user - region.user + region.guest))
+    }
+
+    /// The pages of the RAM file that were written, each once a call.
+    fn written(&self) -> Vec<u64> {
+        let mut pages = self.before.clone();
+        for region in &self.table {
+            let map = self.ram.find_region(GuestAddress(region.guest));
+            let words = map.map(|map| map.bitmap().get_and_reset()).unwrap_or_default();
+            let first = region.offset / PAGE_BYTES as u64;
+            for (number, mut word) in words.into_iter().enumerate() {
+                while word != 0 {
+                    pages.push(first + 64 * number as u64 + u64::from(word.trailing_zeros()));
+                    word &= word - 1;
+                }
+            }
+        }
+        pages
+    }
+
+    /// Adds what was written to `dirty`.
+    pub fn take_written(&mut self, dirty: &mut Bitmap) {
+        let pages = self.written();
+        self.before.clear();
+        for page in pages {
+            // A file that is longer than the guest's RAM is not ours to tell of.
+            if page < dirty.pages() {
+                dirty.set(page);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! One of a card's two rings in the guest's memory.
+//!
+//! Decides:    how a frame lies in the guest's buffers.
+//! Flow:       [`Ring::take`] (the guest sends), [`Ring::put`] (the guest receives), each with the guest told at its end ([`Ring::tell`]).
+//! Invariants: 1. a buffer that was taken is given back in the same call: a ring that stands has none of ours, so that its place in the available ring is all its
+//!             state; 2. nothing that the guest writes makes us read or write outside its memory, or more than [`FRAME_BYTES_MAX`] for a frame; 3. a frame that fits into
+//!             no buffer is lost, as on any wire; one that finds no buffer waits.
+//! Source:     virtio 1.1, 2.6 (split virtqueues), 5.1.6 (network device operation).
+//! Not here:   when.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::guest_ram::Ram;
+use crate::frames::FRAME_BYTES_MAX;
+
+/// `struct virtio_net_hdr_v1`: a header without offloads is zeros, but for the number of buffers.
+pub const HEADER_BYTES: usize = 12;
+/// Where the number of buffers stands in it.
+const BUFFERS_AT: usize = 10;
+
+/// How frames lie in buffers, as the guest's driver has agreed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Layout {
+    /// Before each frame: 12 bytes, and 10 for a driver of before virtio 1.0.
+    pub header_bytes: usize,
+    /// A frame may lie in several buffers.
+    pub merges: bool,
+}
+
+/// Where the guest has a ring, how long it is, and where it stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Number of descriptors.
+    pub size: u16,
+    /// The descriptors.
+    pub descriptors: GuestAddress,
+    /// What the guest has made available.
+    pub available: GuestAddress,
+    /// What we have used.
+    pub used: GuestAddress,
+    /// The next entry of the available ring.
+    pub next: u16,
+    /// The guest says from which entry on it wants to be told.
+    pub event_index: bool,
+}
+
+/// What became of a frame for the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It lies in the guest's memory, or no buffer is long enough for it.
+    Done,
+    /// The guest has no buffer.
+    Waits,
+}
+
+/// A ring that runs.
+pub struct Ring {
+    queue: Queue,
+}
+
+impl Ring {
+    /// Begins to serve it.
+    pub fn start(ram: &Ram, place: Place) -> io::Result<Ring> {
+        let mut queue = Queue::new(place.size.max(1)).map_err(io::Error::other)?;
+        queue.set_size(place.size);
+        let set = [
+            queue.try_set_desc_table_address(place.descriptors),
+            queue.try_set_avail_ring_address(place.available),
+            queue.try_set_used_ring_address(place.used),
+        ];
+        set.into_iter()
+            .collect::<Result<(), _>>()
+            .map_err(io::Error::other)?;
+        queue.set_event_idx(place.event_index);
+        queue.set_next_avail(place.next);
+        queue.set_ready(true);
+        if !queue.is_valid(ram) {
+            return Err(io::Error::other("a ring outside the guest's memory"));
+        }
+        let used = queue.used_idx(ram, Ordering::Acquire).map_err(io::Error::other)?;
+        queue.set_next_used(used.0);
+        Ok(Ring { queue })
+    }
+
+    /// Where it stands: all before it is used.
+    pub fn next(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Whether the guest is to kick when it makes something available. True: it already has.
+    pub fn want_kicks(&mut self, ram: &Ram, wanted: bool) -> io::Result<bool> {
+        match wanted {
+            true => self.queue.enable_notification(ram).map_err(io::Error::other),
+            false => self
+                .queue
+                .disable_notification(ram)
+                .map(|()| false)
+                .map_err(io::Error::other),
+        }
+    }
+
+    /// The next frame that the guest sends, in `frame`. False: there is none.
+    pub fn take(&mut self, ram: &Ram, layout: Layout, frame: &mut Vec<u8>) -> io::Result<bool> {
+        let Some(chain) = self.queue.pop_descriptor_chain(ram) else {
+            return Ok(false);
+        };
+        let head = chain.head_index();
+        frame.clear();
+        let most = layout.header_bytes + FRAME_BYTES_MAX;
+        let mut is_whole = true;
+        for buffer in chain.readable() {
+            let (at, bytes) = (frame.len(), buffer.len() as usize);
+            // Invariant 2.
+            if at + bytes > most {
+                is_whole = false;
+                break;
+            }
+            frame.resize(at + bytes, 0);
+            is_whole &= ram.read_slice(&mut frame[at..], buffer.addr()).is_ok();
+        }
+        match is_whole && frame.len() > layout.header_bytes {
+            true => frame.drain(..layout.header_bytes).for_each(drop),
+            false => frame.clear(),
+        }
+        self.queue.add_used(ram, head, 0).map_err(io::Error::other)?;
+        Ok(true)
+    }
+
+    /// Puts a frame into the guest's next buffers.
+    pub fn put(&mut self, ram: &Ram, layout: Layout, frame: &[u8]) -> io::Result<Put> {
+        let first = self.queue.next_avail();
+        let needed = layout.header_bytes + frame.len();
+        let mut chains = Vec::with_capacity(1);
+        let mut room = 0;
+        while room < needed {
+            let full = match layout.merges {
+                true => chains.len() >= usize::from(self.queue.size()),
+                false => !chains.is_empty(),
+            };
+            if full {
+                // Invariant 3. The buffers wait for the next one.
+                self.queue.set_next_avail(first);
+                return Ok(Put::Done);
+            }
+            let Some(chain) = self.queue.pop_descriptor_chain(ram) else {
+                self.queue.set_next_avail(first);
+                return Ok(Put::Waits);
+            };
+            let head = chain.head_index();
+            let buffers: Vec<(GuestAddress, usize)> = chain
+                .writable()
+                .map(|buffer| (buffer.addr(), buffer.len() as usize))
+                .collect();
+            room += buffers.iter().map(|(_, bytes)| bytes).sum::<usize>();
+            chains.push((head, buffers));
+        }
+        let mut header = [0; HEADER_BYTES];
+        header[BUFFERS_AT..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
+        let mut pieces = [&header[..layout.header_bytes], frame];
+        for (head, buffers) in chains {
+            let mut written = 0;
+            for (address, bytes) in buffers {
+                let mut filled = 0;
+                while filled < bytes
+                    && let Some(piece) = pieces.iter_mut().find(|piece| !piece.is_empty())
+                {
+                    let (now, rest) = piece.split_at(piece.len().min(bytes - filled));
+                    // An address outside the guest's memory takes nothing, as with a card that reads from nowhere.
+                    let at = GuestAddress(address.0.wrapping_add(filled as u64));
+                    let _ = ram.write_slice(now, at);
+                    filled += now.len();
+                    *piece = rest;
+                }
+                written += filled;
+            }
+            self.queue
+                .add_used(ram, head, written as u32)
+                .map_err(io::Error::other)?;
+        }
+        Ok(Put::Done)
+    }
+
+    /// Tells the guest what was used, if it wants to know.
+    pub fn tell(&mut self, ram: &Ram, call: Option<&File>) -> io::Result<()> {
+        if self.queue.needs_notification(ram).map_err(io::Error::other)?
+            && let Some(mut call) = call
+        {
+            match call.write(&1u64.to_ne_bytes()) {
+                // Its counter is full: the guest is told already.
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
