@@ -3,7 +3,7 @@
 use crate::script::Script;
 use dunlin_core::disk::mirror::{Frame, HEADER_BYTES, Hello, MOST_PAYLOAD_BYTES};
 use dunlin_guest::disk::nbd::{ExportInfo, handshake, proto};
-use dunlin_guest::frames::{Announcer, FRAME_BYTES_MAX, FrameError, FramePort, announce::ADDRESSES_MAX};
+use dunlin_guest::frames::{Announcer, FRAME_BYTES_MAX, FrameError, StreamPort, announce::ADDRESSES_MAX};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -60,7 +60,7 @@ pub fn nbd(bytes: &[u8]) {
 
 /// QEMU's stream, cut anywhere: the frames are those that it holds, and a length that no NIC sends is an error.
 pub fn frames(bytes: &[u8]) {
-    let (mut port, end) = FramePort::pair().expect("a socket pair");
+    let (mut port, end) = StreamPort::pair().expect("a socket pair");
     let mut qemu = UnixStream::from(end);
     let mut script = Script(bytes);
     let (mut sent, mut seen) = (Vec::new(), Vec::new());

@@ -181,6 +181,7 @@ fn spec(
     let cases = bench_vm::choose(words, connections)?;
     let dunlin = super::ready(true)?;
     let (runs_under, _) = guest.accel.choose()?;
+    let cards = guest.accel.nic_backend();
     if let Some(why) = runs_under.refuses("pc", guest.vcpus) {
         bail!("--vcpus {}: {why}: use --vcpus 1, or --accel tcg", guest.vcpus);
     }
@@ -188,7 +189,7 @@ fn spec(
         BenchSpec::prepare(&cases, &paths::guest_images(), &mut |line| println!("{line}"))?;
     let images = images
         .into_iter()
-        .map(|(name, image)| (name, image.under(&runs_under)))
+        .map(|(name, image)| (name, image.under(&runs_under).with_cards(cards)))
         .collect();
     Ok(BenchSpec {
         dunlin,

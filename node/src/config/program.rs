@@ -4,7 +4,7 @@
 //! daemon's `program`), the namespaces (`dunlin_program`).
 
 use dunlin_core::program::order::Order;
-use dunlin_guest::{Accel, FirmwareKind, Machine, NicSpec, VmSpec};
+use dunlin_guest::{Accel, FirmwareKind, Machine, NicBackend, NicSpec, VmSpec};
 use dunlin_program::data::Data;
 use dunlin_program::limits::Limits;
 use dunlin_program::options::network;
@@ -363,6 +363,7 @@ fn only_a_card(name: &str, card: NicSpec) -> VmSpec {
         append: None,
         disks: Vec::new(),
         nics: vec![card],
+        nic_backend: NicBackend::Stream,
         run_as: None,
         sandbox: true,
         preload: None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::accel::RunsUnder;
-use crate::image::GuestImage;
+use crate::image::{GuestImage, NicBackend};
 use crate::testbed::Testbed;
 
 /// What a test wants of its VM.
@@ -153,6 +153,9 @@ impl VmPlan {
             "vcpus = {}\nmemory_mib = {}\n",
             self.vcpus, self.memory_mib
         ));
+        if image.nic_backend == NicBackend::VhostUser {
+            text.push_str("nic_backend = \"vhost-user\"\n");
+        }
         if self.uefi {
             text.push_str("firmware = \"uefi\"\n");
         }

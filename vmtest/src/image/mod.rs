@@ -19,6 +19,7 @@ pub mod roots;
 mod services;
 mod tree;
 
+pub use dunlin_guest::NicBackend;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -57,6 +58,9 @@ pub struct GuestImage {
     /// What it was prepared for ([`GuestImage::under`]).
     #[serde(skip)]
     pub runs_under: RunsUnder,
+    /// How frames go between its cards and the daemon.
+    #[serde(skip)]
+    pub nic_backend: NicBackend,
 }
 
 impl GuestImage {
@@ -65,6 +69,11 @@ impl GuestImage {
         self.kernel = home.join("vmlinuz");
         self.initrd = home.join("initrd.img");
         self
+    }
+
+    /// The same image for a VM with such cards.
+    pub fn with_cards(self, nic_backend: NicBackend) -> Self {
+        Self { nic_backend, ..self }
     }
 
     /// The kernel's command line for a guest that has another address than [`GUEST_ADDRESS`].
@@ -139,6 +148,7 @@ pub fn ensure(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<GuestImage> {
         key,
         kernel_release: found.release,
         runs_under: RunsUnder::Tcg,
+        nic_backend: NicBackend::Stream,
     };
     fs::write(
         half_made.join("image.json"),

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::accel::RunsUnder;
 
-use super::{GUEST_ADDRESS, GuestImage, cpio, kernel, packages, rootfs};
+use super::{GUEST_ADDRESS, GuestImage, NicBackend, cpio, kernel, packages, rootfs};
 
 /// Raised whenever the builder itself changes what an image holds.
 const BUILDER: &str = "dunlin service image 2";
@@ -285,6 +285,7 @@ pub fn ensure(service: &Service, dir: &Path, say: &mut dyn FnMut(&str)) -> Resul
         key,
         kernel_release: found.release,
         runs_under: RunsUnder::Tcg,
+        nic_backend: NicBackend::Stream,
     };
     let manifest = Manifest {
         image,
