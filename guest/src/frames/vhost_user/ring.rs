@@ -199,3 +199,7 @@ impl Ring {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,250 @@
+//! Rings in memory of our own, with a driver that keeps to the rules and one that does not.
+
+use super::*;
+use proptest::prelude::*;
+use vm_memory::GuestMemoryBackend;
+use vm_memory::bitmap::AtomicBitmap;
+
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const BUFFERS: u64 = 0x10000;
+const SIZE: u16 = 8;
+/// Flags of a descriptor: another one follows; it is the device's to write.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+const NOW: Layout = Layout {
+    header_bytes: HEADER_BYTES,
+    merges: true,
+};
+
+/// The guest's side of a ring.
+struct Driver {
+    ram: Ram,
+    next: u16,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let ram = vm_memory::GuestMemoryMmap::<AtomicBitmap>::from_ranges(&[(GuestAddress(0), 1 << 20)]);
+        Driver {
+            ram: ram.expect("a mebibyte"),
+            next: 0,
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            size: SIZE,
+            descriptors: GuestAddress(DESCRIPTORS),
+            available: GuestAddress(AVAILABLE),
+            used: GuestAddress(USED),
+            next: 0,
+            event_index: false,
+        }
+    }
+
+    fn ring(&self) -> Ring {
+        Ring::start(&self.ram, self.place()).expect("it lies in memory")
+    }
+
+    fn write<const N: usize>(&self, at: u64, value: [u8; N]) {
+        self.ram.write_slice(&value, GuestAddress(at)).expect("in memory");
+    }
+
+    fn describe(&self, number: u16, at: u64, bytes: u32, flags: u16, next: u16) {
+        let entry = DESCRIPTORS + 16 * u64::from(number);
+        self.write(entry, at.to_le_bytes());
+        self.write(entry + 8, bytes.to_le_bytes());
+        self.write(entry + 12, flags.to_le_bytes());
+        self.write(entry + 14, next.to_le_bytes());
+    }
+
+    fn offer(&mut self, head: u16) {
+        self.write(
+            AVAILABLE + 4 + 2 * u64::from(self.next % SIZE),
+            head.to_le_bytes(),
+        );
+        self.next = self.next.wrapping_add(1);
+        self.write(AVAILABLE + 2, self.next.to_le_bytes());
+    }
+
+    /// A buffer of its own for that descriptor.
+    fn buffer(number: u16) -> u64 {
+        BUFFERS + 0x4000 * u64::from(number)
+    }
+
+    fn used(&self) -> u16 {
+        self.ram.read_obj(GuestAddress(USED + 2)).expect("in memory")
+    }
+
+    fn used_bytes(&self, entry: u16) -> u32 {
+        let at = USED + 4 + 8 * u64::from(entry % SIZE) + 4;
+        self.ram.read_obj(GuestAddress(at)).expect("in memory")
+    }
+
+    fn bytes(&self, at: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.ram
+            .read_slice(&mut bytes, GuestAddress(at))
+            .expect("in memory");
+        bytes
+    }
+}
+
+#[test]
+fn a_frame_in_pieces_is_one_frame_and_its_buffers_are_given_back() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    let at = Driver::buffer(0);
+    driver.write(at, [0; HEADER_BYTES]);
+    driver.write(at + HEADER_BYTES as u64, *b"first ");
+    driver.write(Driver::buffer(1), *b"second");
+    driver.describe(0, at, HEADER_BYTES as u32 + 6, NEXT, 1);
+    driver.describe(1, Driver::buffer(1), 6, 0, 0);
+    driver.offer(0);
+    let mut frame = vec![];
+    assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(frame, b"first second");
+    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!((driver.used(), ring.next()), (1, 1));
+}
+
+#[test]
+fn a_frame_is_put_into_as_many_buffers_as_it_needs_or_waits_for_them() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    let frame: Vec<u8> = (0..200).map(|byte| byte as u8).collect();
+    for number in 0..2 {
+        driver.describe(number, Driver::buffer(number), 100, WRITE, 0);
+    }
+    driver.offer(0);
+    let put = |ring: &mut Ring, driver: &Driver| ring.put(&driver.ram, NOW, &frame).expect("a sound ring");
+    assert_eq!(put(&mut ring, &driver), Put::Waits);
+    driver.offer(1);
+    assert_eq!(put(&mut ring, &driver), Put::Waits, "12 bytes more");
+    assert_eq!(driver.used(), 0, "what waits has used nothing");
+    driver.describe(2, Driver::buffer(2), 100, WRITE, 0);
+    driver.offer(2);
+    assert_eq!(put(&mut ring, &driver), Put::Done);
+    assert_eq!(driver.used(), 3);
+    let used: Vec<u32> = (0..3).map(|entry| driver.used_bytes(entry)).collect();
+    assert_eq!(used, [100, 100, 12]);
+    let mut got = vec![];
+    for (number, bytes) in [(0, 100), (1, 100), (2, 12)] {
+        got.extend(driver.bytes(Driver::buffer(number), bytes));
+    }
+    assert_eq!(got[BUFFERS_AT..HEADER_BYTES], 3u16.to_le_bytes());
+    assert_eq!(got[HEADER_BYTES..], frame);
+}
+
+#[test]
+fn what_no_buffer_holds_is_lost_and_the_buffer_waits_for_the_next() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    driver.describe(0, Driver::buffer(0), 100, WRITE, 0);
+    driver.offer(0);
+    let alone = Layout { merges: false, ..NOW };
+    let mut put = |bytes| {
+        ring.put(&driver.ram, alone, &vec![7; bytes])
+            .expect("a sound ring")
+    };
+    assert_eq!(put(89), Put::Done);
+    assert_eq!(driver.used(), 0, "one byte too long");
+    assert_eq!(put(88), Put::Done);
+    assert_eq!(driver.used(), 1);
+}
+
+#[test]
+fn a_frame_that_is_longer_than_any_or_has_no_content_gives_its_buffers_back_and_nothing_out() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    let mut frame = vec![];
+    driver.describe(0, BUFFERS, (HEADER_BYTES + FRAME_BYTES_MAX) as u32 + 1, 0, 0);
+    driver.describe(1, BUFFERS, HEADER_BYTES as u32, 0, 0);
+    driver.describe(2, u64::MAX - 5, 100, 0, 0);
+    // A chain that leads back to itself.
+    driver.describe(3, BUFFERS, 30_000, NEXT, 3);
+    for head in 0..4 {
+        driver.offer(head);
+        assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+        assert!(frame.is_empty(), "descriptor {head}");
+        assert_eq!(driver.used(), head + 1);
+    }
+}
+
+#[test]
+fn a_ring_goes_on_where_it_stood_and_not_outside_the_memory() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    let mut frame = vec![];
+    for _ in 0..11 {
+        driver.describe(0, BUFFERS, 60, 0, 0);
+        driver.offer(0);
+        assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    }
+    let place = Place {
+        next: ring.next(),
+        ..driver.place()
+    };
+    let mut ring = Ring::start(&driver.ram, place).expect("the same place");
+    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    driver.offer(0);
+    assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(driver.used(), 12);
+    let outside = Place {
+        used: GuestAddress(1 << 30),
+        ..place
+    };
+    assert!(Ring::start(&driver.ram, outside).is_err());
+}
+
+#[test]
+fn all_that_is_written_is_told() {
+    let mut driver = Driver::new();
+    let mut ring = driver.ring();
+    driver.describe(0, BUFFERS, 2000, WRITE, 0);
+    driver.offer(0);
+    let map = driver.ram.find_region(GuestAddress(0)).expect("all of it");
+    map.bitmap().reset();
+    assert_eq!(
+        ring.put(&driver.ram, NOW, &[1; 60]).expect("a sound ring"),
+        Put::Done
+    );
+    let written = map.bitmap().get_and_reset();
+    let pages: Vec<u64> = (0..256)
+        .filter(|page| written[page / 64] >> (page % 64) & 1 == 1)
+        .map(|page| page as u64)
+        .collect();
+    assert_eq!(pages, [USED / 4096, BUFFERS / 4096]);
+}
+
+proptest! {
+    /// Whatever the guest's memory holds: no panic, no endless call, no frame that is too long.
+    #[test]
+    fn a_guest_may_write_anything(
+        content in prop::collection::vec(any::<u8>(), 0x3000),
+        places in prop::array::uniform3(0u64..0x3000),
+        next in any::<u16>(),
+        event_index in any::<bool>(),
+        merges in any::<bool>(),
+        frames in prop::collection::vec(0usize..3000, 1..20),
+    ) {
+        let driver = Driver::new();
+        driver.ram.write_slice(&content, GuestAddress(0)).expect("in memory");
+        let [descriptors, available, used] = places.map(|place| GuestAddress(place & !15));
+        let place = Place { size: SIZE, descriptors, available, used, next, event_index };
+        if let Ok(mut ring) = Ring::start(&driver.ram, place) {
+            let layout = Layout { merges, ..NOW };
+            let mut frame = vec![];
+            for bytes in frames {
+                let _any = ring.take(&driver.ram, layout, &mut frame);
+                prop_assert!(frame.len() <= FRAME_BYTES_MAX);
+                let _any = ring.put(&driver.ram, layout, &vec![3; bytes]);
+                let _any = ring.want_kicks(&driver.ram, bytes % 2 == 0);
+                let _any = ring.tell(&driver.ram, None);
+            }
+        }
+    }
+}
