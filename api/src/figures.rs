@@ -46,7 +46,8 @@ pub struct SyncFigures {
     /// Hashes that travelled after the stop: one for each block of the pages that were left.
     #[serde(default)]
     pub list_hashes: u64,
-    /// Hashes that a hash tree over the same blocks would have sent, level by level; counted with `sync.audit` only.
+    /// Hashes of a hash tree's nodes that travelled after the stop, where `sync.compare` is `tree`; where it is `list`, those that would have,
+    /// counted with `sync.audit` only.
     #[serde(default)]
     pub tree_hashes: u64,
     /// And in how many round trips.

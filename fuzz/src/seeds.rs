@@ -9,7 +9,7 @@ use dunlin_core::disk::Generation;
 use dunlin_core::disk::mirror::{Frame, Hello as MirrorHello};
 use dunlin_core::output::rewriter::SequenceRewriter;
 use dunlin_core::policy::Mode;
-use dunlin_core::sync::compare::{BLOCK_BYTES, DivergentPage};
+use dunlin_core::sync::compare::{BLOCK_BYTES, Compare, DivergentPage};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
@@ -176,6 +176,7 @@ fn sync() -> Vec<Vec<u8>> {
             term: Term(2),
             pages: 1024,
             active: true,
+            compare: Compare::Tree,
         },
         SyncMessage::JoinReady,
         SyncMessage::Refused {
@@ -231,6 +232,14 @@ fn sync() -> Vec<Vec<u8>> {
         SyncMessage::Connections {
             epoch,
             part: Bytes::from_static(b"flows"),
+        },
+        SyncMessage::Nodes {
+            epoch,
+            hashes: vec![3, 4],
+        },
+        SyncMessage::Differ {
+            epoch,
+            part: Bytes::from_static(&[2]),
         },
     ];
     let encode = |message| {

@@ -8,11 +8,39 @@
 //! 2. Hashes come in the order of the pages in the union, block by block: the lists have one length.
 //!
 //! Source: FALCON-in-KVM 2.3 and GAIA 2.3.2 compare hash trees; STR compares regions below a page. The list is the
-//! default here: see `tree` for the other and ARCHITECTURE.md for the measurement between them. Not here: hashing.
+//! default here: see `tree` for the other and ARCHITECTURE.md for the measurement between them. Not here: hashing on many cores.
 
 pub mod tree;
 
 use super::dirty::PageSet;
+use std::str::FromStr;
+
+/// How the two sides find out what differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compare {
+    /// The backup sends the hash of every block: one round trip.
+    #[default]
+    List,
+    /// Both descend a hash tree (GAIA's Algorithm 1): fewer bytes, a round trip for each level.
+    Tree,
+}
+
+/// A way to compare was none of the known ones.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("unknown comparison '{0}': use list or tree")]
+pub struct UnknownCompare(String);
+
+impl FromStr for Compare {
+    type Err = UnknownCompare;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "list" => Ok(Self::List),
+            "tree" => Ok(Self::Tree),
+            other => Err(UnknownCompare(other.to_owned())),
+        }
+    }
+}
 
 /// A page of guest memory.
 pub const PAGE_BYTES: usize = 4096;

@@ -4,18 +4,26 @@
 //! contents are cut into several by the sender (`parts`).
 
 pub mod parts;
+#[cfg(test)]
+mod tests;
 
 use super::{Reader, WireError};
 use crate::agreed::Frame;
 use crate::policy::Mode;
-use crate::sync::compare::{BLOCK_BYTES, DivergentPage};
+use crate::sync::compare::{BLOCK_BYTES, Compare, DivergentPage};
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::PageDelta;
 use crate::units::{Epoch, Index, Term};
 use bytes::{BufMut, Bytes, BytesMut};
 
+/// Since this version of the protocol a session may compare by trees (`Join`, `Nodes`, `Differ`).
+pub const TREE_SINCE: u16 = 4;
+
 /// The most bytes in one message, without its length.
 pub const MOST_BYTES: usize = 16 << 20;
+
+/// A flag of `Join`, beside that of a backup that runs.
+const BY_TREE: u8 = 2;
 
 /// A message that its sender should have cut. It is an error and no panic: how much there is to say is the guest's choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -38,6 +46,8 @@ pub enum SyncMessage {
         pages: u32,
         /// Whether the backup's VM is to run.
         active: bool,
+        /// How the session compares. Versions of the protocol before `TREE_SINCE` know the list alone.
+        compare: Compare,
     },
     /// Backup: my QEMU is up and waits; send.
     JoinReady,
@@ -77,6 +87,20 @@ pub enum SyncMessage {
         epoch: Epoch,
         /// 16 for each page.
         hashes: Vec<u128>,
+    },
+    /// Primary: a part of the hashes of the tree's nodes that are in question (`sync::compare::tree`), in order.
+    Nodes {
+        /// The epoch.
+        epoch: Epoch,
+        /// One for each node.
+        hashes: Vec<u128>,
+    },
+    /// Backup: a part of the answer to these nodes: which of them I have otherwise.
+    Differ {
+        /// The epoch.
+        epoch: Epoch,
+        /// One bit for each node.
+        part: Bytes,
     },
     /// Primary: a part of what differs.
     Delta {
@@ -178,6 +202,8 @@ impl SyncMessage {
             Self::Dirty { .. } => "Dirty",
             Self::Union { .. } => "Union",
             Self::Hashes { .. } => "Hashes",
+            Self::Nodes { .. } => "Nodes",
+            Self::Differ { .. } => "Differ",
             Self::Delta { .. } => "Delta",
             Self::DeviceState { .. } => "DeviceState",
             Self::Connections { .. } => "Connections",
@@ -214,11 +240,18 @@ pub fn encode(message: &SyncMessage, out: &mut BytesMut) -> Result<(), TooLong> 
 
 fn put(message: &SyncMessage, out: &mut BytesMut) {
     match message {
-        SyncMessage::Join { term, pages, active } => {
+        SyncMessage::Join {
+            term,
+            pages,
+            active,
+            compare,
+        } => {
             out.put_u8(1);
             out.put_u64(term.0);
             out.put_u32(*pages);
-            out.put_u8(u8::from(*active));
+            // A list is what versions before `TREE_SINCE` read here, too.
+            let by_tree = if *compare == Compare::Tree { BY_TREE } else { 0 };
+            out.put_u8(u8::from(*active) | by_tree);
         }
         SyncMessage::JoinReady => out.put_u8(2),
         SyncMessage::Refused { why } => {
@@ -232,11 +265,8 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
         SyncMessage::JoinLast { epoch } => put_epoch(out, 5, *epoch),
         SyncMessage::Dirty { epoch, pages, more } => put_pages(out, 6, *epoch, pages, *more),
         SyncMessage::Union { epoch, pages, more } => put_pages(out, 7, *epoch, pages, *more),
-        SyncMessage::Hashes { epoch, hashes } => {
-            put_epoch(out, 8, *epoch);
-            out.reserve(16 * hashes.len());
-            hashes.iter().for_each(|hash| out.put_u128(*hash));
-        }
+        SyncMessage::Hashes { epoch, hashes } => put_hashes(out, 8, *epoch, hashes),
+        SyncMessage::Nodes { epoch, hashes } => put_hashes(out, 21, *epoch, hashes),
         SyncMessage::Delta { epoch, deltas } => {
             put_epoch(out, 9, *epoch);
             put_deltas(out, deltas);
@@ -292,12 +322,22 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 20, *epoch);
             out.put_slice(part);
         }
+        SyncMessage::Differ { epoch, part } => {
+            put_epoch(out, 22, *epoch);
+            out.put_slice(part);
+        }
     }
 }
 
 fn put_epoch(out: &mut BytesMut, tag: u8, epoch: Epoch) {
     out.put_u8(tag);
     out.put_u64(epoch.0);
+}
+
+fn put_hashes(out: &mut BytesMut, tag: u8, epoch: Epoch, hashes: &[u128]) {
+    put_epoch(out, tag, epoch);
+    out.reserve(16 * hashes.len());
+    hashes.iter().for_each(|hash| out.put_u128(*hash));
 }
 
 fn put_pages(out: &mut BytesMut, tag: u8, epoch: Epoch, pages: &PageSet, more: bool) {
@@ -322,11 +362,22 @@ fn put_deltas(out: &mut BytesMut, deltas: &[PageDelta]) {
 pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
     let mut reader = Reader::new(bytes);
     let message = match reader.u8()? {
-        1 => SyncMessage::Join {
-            term: Term(reader.u64()?),
-            pages: reader.u32()?,
-            active: take_flag(&mut reader)?,
-        },
+        1 => {
+            let (term, pages) = (Term(reader.u64()?), reader.u32()?);
+            let flags = reader.u8()?;
+            if flags & !(1 | BY_TREE) != 0 {
+                return Err(WireError::Invalid("flag"));
+            }
+            SyncMessage::Join {
+                term,
+                pages,
+                active: flags & 1 != 0,
+                compare: match flags & BY_TREE {
+                    0 => Compare::List,
+                    _ => Compare::Tree,
+                },
+            }
+        }
         2 => SyncMessage::JoinReady,
         3 => SyncMessage::Refused {
             why: String::from_utf8(reader.rest().to_vec()).map_err(|_| WireError::Invalid("text"))?,
@@ -345,14 +396,10 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             more: take_flag(&mut reader)?,
             pages: take_pages(&mut reader)?,
         },
-        8 => {
-            let epoch = Epoch(reader.u64()?);
-            let mut hashes = Vec::with_capacity(reader.left() / 16);
-            while reader.left() > 0 {
-                hashes.push(reader.u128()?);
-            }
-            SyncMessage::Hashes { epoch, hashes }
-        }
+        8 => SyncMessage::Hashes {
+            epoch: Epoch(reader.u64()?),
+            hashes: take_hashes(&mut reader)?,
+        },
         9 => SyncMessage::Delta {
             epoch: Epoch(reader.u64()?),
             deltas: take_deltas(&mut reader)?,
@@ -418,6 +465,14 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             part: reader.rest(),
         },
+        21 => SyncMessage::Nodes {
+            epoch: Epoch(reader.u64()?),
+            hashes: take_hashes(&mut reader)?,
+        },
+        22 => SyncMessage::Differ {
+            epoch: Epoch(reader.u64()?),
+            part: reader.rest(),
+        },
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
@@ -430,6 +485,14 @@ fn take_flag(reader: &mut Reader) -> Result<bool, WireError> {
         1 => Ok(true),
         _ => Err(WireError::Invalid("flag")),
     }
+}
+
+fn take_hashes(reader: &mut Reader) -> Result<Vec<u128>, WireError> {
+    let mut hashes = Vec::with_capacity(reader.left() / 16);
+    while reader.left() > 0 {
+        hashes.push(reader.u128()?);
+    }
+    Ok(hashes)
 }
 
 fn take_pages(reader: &mut Reader) -> Result<PageSet, WireError> {
@@ -455,109 +518,4 @@ fn take_deltas(reader: &mut Reader) -> Result<Vec<PageDelta>, WireError> {
         deltas.push(PageDelta { at, bytes });
     }
     Ok(deltas)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn any_message() -> impl Strategy<Value = SyncMessage> {
-        let epoch = any::<u64>().prop_map(Epoch);
-        let pages = prop::collection::vec((0_u32..1000, 1_u32..10), 0..10).prop_map(PageSet::from_runs);
-        let delta = (any::<u32>(), any::<u16>()).prop_map(|(page, blocks)| PageDelta {
-            at: DivergentPage { page, blocks },
-            bytes: vec![7; blocks.count_ones() as usize * BLOCK_BYTES].into(),
-        });
-        let deltas = prop::collection::vec(delta, 0..4);
-        prop_oneof![
-            (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(term, pages, active)| SyncMessage::Join {
-                term: Term(term),
-                pages,
-                active
-            }),
-            any::<u64>().prop_map(|term| SyncMessage::NewTerm { term: Term(term) }),
-            "[a-z ]{0,20}".prop_map(|why| SyncMessage::Refused { why }),
-            deltas.clone().prop_map(SyncMessage::Pages),
-            (epoch.clone(), pages.clone(), any::<bool>())
-                .prop_map(|(epoch, pages, more)| SyncMessage::Dirty { epoch, pages, more }),
-            (epoch.clone(), pages.clone(), any::<bool>())
-                .prop_map(|(epoch, pages, more)| SyncMessage::Union { epoch, pages, more }),
-            (epoch.clone(), pages, any::<bool>()).prop_map(|(epoch, pages, more)| SyncMessage::PreCopy {
-                epoch,
-                pages,
-                more
-            }),
-            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
-                SyncMessage::DeviceState {
-                    epoch,
-                    part: part.into(),
-                }
-            }),
-            (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
-                SyncMessage::Connections {
-                    epoch,
-                    part: part.into(),
-                }
-            }),
-            (epoch.clone(), any::<bool>()).prop_map(|(epoch, agreed)| SyncMessage::Ends { epoch, agreed }),
-            (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
-                .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),
-            (epoch.clone(), deltas).prop_map(|(epoch, deltas)| SyncMessage::Delta { epoch, deltas }),
-            (
-                epoch.clone(),
-                prop::collection::vec(any::<u8>(), 0..40),
-                prop::collection::vec(any::<u8>(), 0..9),
-                0..Mode::ALL.len()
-            )
-                .prop_map(|(epoch, state, connections, next)| SyncMessage::State {
-                    epoch,
-                    next: Mode::ALL[next],
-                    connections: connections.into(),
-                    device_state: state.into(),
-                }),
-            (
-                epoch.clone(),
-                prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..4)
-            )
-                .prop_map(|(epoch, frames)| SyncMessage::Said {
-                    epoch,
-                    frames: frames
-                        .into_iter()
-                        .map(|(nic, bytes)| Frame {
-                            nic,
-                            bytes: bytes.into(),
-                        })
-                        .collect(),
-                }),
-            (epoch, any::<u64>()).prop_map(|(epoch, took_us)| SyncMessage::Loaded { epoch, took_us }),
-        ]
-    }
-
-    #[test]
-    fn what_was_not_cut_is_an_error_and_leaves_nothing_behind() {
-        let message = SyncMessage::Refused {
-            why: "x".repeat(MOST_BYTES),
-        };
-        let mut out = BytesMut::from(&b"before"[..]);
-        let error = encode(&message, &mut out).unwrap_err();
-        assert_eq!((error.name, error.bytes), ("Refused", MOST_BYTES + 1));
-        assert_eq!(out, b"before"[..]);
-    }
-
-    proptest! {
-        #[test]
-        fn what_was_encoded_is_decoded(message in any_message()) {
-            let mut out = BytesMut::new();
-            encode(&message, &mut out).unwrap();
-            let len = u32::from_be_bytes(out[..4].try_into().unwrap()) as usize;
-            prop_assert_eq!(len, out.len() - 4);
-            prop_assert_eq!(decode(out.freeze().slice(4..)), Ok(message));
-        }
-
-        #[test]
-        fn any_bytes_give_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-            let _ = decode(Bytes::from(bytes));
-        }
-    }
 }

@@ -5,11 +5,13 @@ use super::{Cluster, ConfigError, parse};
 use dunlin_core::agreed::MOST_HOSTS;
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::{Mode, Policy};
+use dunlin_core::sync::compare::Compare;
 use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
 use dunlin_guest::disk::{Limits as BufferLimits, Storage};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -120,8 +122,15 @@ pub struct SyncConfig {
     pub period_ms: Option<f64>,
     /// Memory for a sync on its way into the backup.
     pub staging_mib: usize,
+    /// How the two sides find out what differs.
+    #[serde(deserialize_with = "compare")]
+    pub compare: Compare,
     /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
     pub audit: bool,
+}
+
+fn compare<'de, D: Deserializer<'de>>(from: D) -> Result<Compare, D::Error> {
+    String::deserialize(from)?.parse().map_err(D::Error::custom)
 }
 
 /// The longest interval while output waits for syncs, and while outputs are compared.
@@ -136,6 +145,7 @@ impl Default for SyncConfig {
             quiet_ms: 1000.0,
             period_ms: None,
             staging_mib: 256,
+            compare: Compare::default(),
             audit: false,
         }
     }

@@ -70,6 +70,7 @@ impl World {
                 let hashes = hashes(&self.b.vm.copy(&pages));
                 self.send_to_primary(SyncMessage::Hashes { epoch, hashes });
             }
+            Effect::Hash(pages) => return Some(Answer::Hashed(hashes(&self.b.vm.copy(&pages)))),
             Effect::CheckState(_) => return Some(Answer::StateChecked(Ok(()))),
             Effect::Apply { staged, run, .. } => return self.apply(&staged, run),
             Effect::TakeOverDisks(_) => {

@@ -10,6 +10,7 @@ use dunlin_core::replica::sync::backup::{self, Backup};
 use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::primary::{self, Primary};
 use dunlin_core::replica::sync::{Event, Machine, Source};
+use dunlin_core::sync::compare::Compare;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_core::wire::sync::SyncMessage;
 use std::collections::{BTreeSet, VecDeque};
@@ -96,7 +97,7 @@ struct Stream {
 
 impl World {
     /// As the seed says.
-    pub fn new(mut random: Random, bug: Option<Bug>, trace: bool) -> Self {
+    pub fn new(mut random: Random, compare: Compare, bug: Option<Bug>, trace: bool) -> Self {
         let mode = Mode::ALL[random.below(3) as usize];
         let (term, pages, staging_bytes) = (Term(1), PAGES, 1 << 20);
         let active = mode.backup_runs();
@@ -104,6 +105,7 @@ impl World {
             term,
             pages,
             active,
+            compare,
             audit: false,
             staging_bytes,
         };

@@ -202,6 +202,8 @@ pub struct Scenario {
     pub uefi: bool,
     /// After each sync both memories are hashed and compared (slow).
     pub audit: bool,
+    /// `sync.compare = "tree"`.
+    pub tree: bool,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
     pub durable: bool,
     /// Each host's share of the CPU, in percent of one core; none: as much as there is.
@@ -227,6 +229,7 @@ impl Scenario {
             boots_from_disk: false,
             uefi: false,
             audit: false,
+            tree: false,
             durable: false,
             cpu: None,
             connections: 2,

@@ -88,6 +88,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     if scenario.audit {
         sync.push("audit = true".to_owned());
     }
+    if scenario.tree {
+        sync.push("compare = \"tree\"".to_owned());
+    }
     let plan = VmPlan {
         machine: scenario.machine.to_owned(),
         vcpus: scenario.vcpus,

@@ -9,16 +9,19 @@
 //!    fails, it is nobody's VM any more.
 //! 6. Epochs ascend: no sync is acknowledged twice.
 //!
-//! Files: `staged` (from the union to the sync that is applied), `takeover`. Not here: elections, frames, who may acknowledge
+//! Files: `descent` (a comparison by hash trees), `staged` (from the union to the sync that is applied), `takeover`. Not here: elections, frames, who may acknowledge
 //! (the VM loop).
 
+mod descent;
 mod staged;
 mod takeover;
+mod types;
 
 use super::bugs::{Bug, Bugs};
 use super::table::{self, Side};
 use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
 use crate::policy::Mode;
+use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::{PageDelta, Staged, Staging};
 use crate::units::{Epoch, Term};
@@ -26,113 +29,9 @@ use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
 use crate::wire::sync::parts::{self, Gathering};
 use bytes::Bytes;
+use descent::Trees;
 use staged::{Whole, staging_of};
-
-/// What the VM loop says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Word {
-    /// The log says that this epoch ends, and all inputs before that are with the VM.
-    EpochEnds {
-        /// The epoch.
-        epoch: Epoch,
-    },
-    /// The sync that is here whole may be acknowledged: the loop has taken the VM's last frames of the epoch.
-    Acknowledge,
-    /// The sync that is here whole is not to be acknowledged: its primary's term is over. It is dropped whole.
-    Drop,
-    /// This host leads in this term: make the VM a primary's.
-    TakeOver(Term),
-}
-
-/// What a driver does.
-#[derive(Debug)]
-pub enum Effect {
-    /// Sends a message.
-    Send(SyncMessage),
-    /// Sends a message to a primary that may be dead, which changes nothing.
-    Tell(SyncMessage),
-    /// Writes pages into the memory of a VM that does not run yet.
-    WritePages(Vec<PageDelta>),
-    /// Stops the VM.
-    Stop,
-    /// Asks which pages were written since the last scan: `Scanned`.
-    Scan,
-    /// Hashes these pages and sends the hashes.
-    SendHashes {
-        /// The epoch.
-        epoch: Epoch,
-        /// The pages.
-        pages: PageSet,
-    },
-    /// Asks whether QEMU will take this state: `StateChecked`. Nothing has changed yet, and the primary can still be told.
-    CheckState(Bytes),
-    /// Waits for the disks' writes up to the epoch's mark.
-    AwaitMirrors(Epoch),
-    /// Applies a sync, disks, memory and devices: `Applied`.
-    Apply {
-        /// The sync.
-        staged: Staged,
-        /// The VM runs on from it; otherwise it is kept.
-        run: bool,
-        /// The hash of all memory that the primary has after this sync, where it is asked for.
-        audit: Option<u128>,
-    },
-    /// Makes the disks a primary's.
-    TakeOverDisks(Term),
-    /// Loads the state that belongs to the memory.
-    LoadKept(Bytes),
-    /// Makes the VM an ordinary, running one: `TookOver`.
-    FailOver,
-    /// Tells the loop.
-    Report(Report),
-    /// Tests may let a fault happen here.
-    Pass(Point),
-}
-
-/// What the loop is told.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Report {
-    /// A sync is here, whole: may it be acknowledged?
-    Staged {
-        /// The epoch that it ends.
-        epoch: Epoch,
-        /// The mode of the next one.
-        next: Mode,
-        /// The connections that do not speak the VM's own numbers.
-        connections: Bytes,
-    },
-    /// It is applied; the VM runs on, or could.
-    Loaded {
-        /// The epoch that it ends.
-        epoch: Epoch,
-        /// It was the last sync of a join.
-        joining: bool,
-    },
-    /// The VM is an ordinary one now, or is lost.
-    TookOver(Result<(), String>),
-    /// The session is over.
-    Ended {
-        /// For a person.
-        why: String,
-        /// A sync was applied by half (invariant 5).
-        torn: bool,
-    },
-}
-
-/// What a session is set up with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Setup {
-    /// The term in which the primary asked.
-    pub term: Term,
-    /// The guest's memory in pages.
-    pub pages: u32,
-    /// Whether the VM runs after the join.
-    pub active: bool,
-    /// Whether the primary sends audits.
-    pub audit: bool,
-    /// Memory for staging.
-    pub staging_bytes: usize,
-}
+pub use types::{Effect, Report, Setup, Word};
 
 /// The backup's side of a session.
 #[derive(Debug)]
@@ -142,6 +41,8 @@ pub struct Backup {
     until_us: u64,
     /// Whether the VM runs, in this epoch.
     active: bool,
+    /// How the primary wants to compare.
+    compare: Compare,
     /// The last epoch that ended with a sync that was applied here; none in a join: the copy is not whole.
     applied: Option<Epoch>,
     /// What the rounds of the sync under way have sent so far.
@@ -166,6 +67,11 @@ enum State {
         epoch: Epoch,
         theirs: PageSet,
     },
+    PreCopyHashes {
+        epoch: Epoch,
+        pages: PageSet,
+    },
+    PreCopyDescends(Trees),
     Stopping {
         epoch: Epoch,
     },
@@ -173,6 +79,11 @@ enum State {
         epoch: Epoch,
         gathering: Gathering,
     },
+    Hashing {
+        epoch: Epoch,
+        pages: PageSet,
+    },
+    Descending(Trees),
     /// A VM that does not run: the log has said that the epoch is over, the primary has not.
     AwaitsEnds {
         epoch: Epoch,
@@ -246,8 +157,12 @@ impl State {
             Self::Idle => "idle",
             Self::PreCopyGathers { .. } => "precopy-gathers",
             Self::PreCopyScans { .. } => "precopy-scans",
+            Self::PreCopyHashes { .. } => "precopy-hashes",
+            Self::PreCopyDescends(_) => "precopy-descends",
             Self::Stopping { .. } => "stopping",
             Self::AwaitsUnion { .. } => "awaits-union",
+            Self::Hashing { .. } => "hashing",
+            Self::Descending(_) => "descending",
             Self::AwaitsEnds { .. } => "awaits-ends",
             Self::AwaitsLog { .. } => "awaits-log",
             Self::AwaitsDevices { .. } => "awaits-state",
@@ -267,7 +182,9 @@ impl State {
             Self::AwaitsJoin | Self::Joining => (Source::Messages, Wait::JoinArrives),
             Self::Idle => return Some((Source::Either, None)),
             Self::PreCopyGathers { .. }
+            | Self::PreCopyDescends(_)
             | Self::AwaitsUnion { .. }
+            | Self::Descending(_)
             | Self::AwaitsEnds { .. }
             | Self::AwaitsDevices { .. }
             | Self::AwaitsAudit(_) => (Source::Messages, Wait::SyncArrives),
@@ -289,6 +206,7 @@ impl Backup {
             state: State::AwaitsJoin,
             until_us: u64::MAX,
             active: setup.active,
+            compare: Compare::default(),
             applied: None,
             staging: None,
             kept: None,
@@ -371,7 +289,16 @@ impl Backup {
             return Err(violation);
         }
         match (state, message) {
-            (State::AwaitsJoin, SyncMessage::Join { term, pages, active }) => {
+            (
+                State::AwaitsJoin,
+                SyncMessage::Join {
+                    term,
+                    pages,
+                    active,
+                    compare,
+                },
+            ) => {
+                self.compare = compare;
                 self.agree_on_join(term, pages, active, effects)
             }
             (State::Joining, SyncMessage::Pages(deltas)) => {
@@ -403,6 +330,7 @@ impl Backup {
             ) if got == epoch => self.precopy_gathers(epoch, gathering, pages, more, effects),
             (
                 state @ (State::Idle
+                | State::PreCopyDescends(_)
                 | State::AwaitsUnion { .. }
                 | State::AwaitsEnds { .. }
                 | State::AwaitsDevices { .. }),
@@ -421,12 +349,19 @@ impl Backup {
                     more,
                 },
             ) if got == epoch => match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
-                Some(union) => {
-                    self.compare(epoch, &union, effects);
-                    Ok(self.awaits_state(epoch))
-                }
+                Some(union) => self.compares(epoch, union, effects),
                 None => Ok(State::AwaitsUnion { epoch, gathering }),
             },
+            (State::PreCopyDescends(trees), SyncMessage::Nodes { epoch, hashes })
+                if epoch == trees.epoch && trees.takes(&hashes) =>
+            {
+                Ok(self.precopy_nodes(trees, hashes, effects))
+            }
+            (State::Descending(trees), SyncMessage::Nodes { epoch, hashes })
+                if epoch == trees.epoch && trees.takes(&hashes) =>
+            {
+                Ok(self.nodes(trees, hashes, effects))
+            }
             (
                 State::AwaitsEnds { epoch },
                 SyncMessage::Ends {
@@ -467,8 +402,13 @@ impl Backup {
         match (state, answer) {
             (State::PreCopyScans { epoch, theirs }, Answer::Scanned(ours)) => {
                 Self::send_dirty(epoch, &ours, effects);
-                self.compare(epoch, &theirs.union(&ours), effects);
-                Ok(State::Idle)
+                self.precopy_compares(epoch, theirs.union(&ours), effects)
+            }
+            (State::PreCopyHashes { epoch, pages }, Answer::Hashed(hashes)) => {
+                Ok(Self::precopy_hashed(epoch, &pages, hashes))
+            }
+            (State::Hashing { epoch, pages }, Answer::Hashed(hashes)) => {
+                Ok(self.hashed(epoch, &pages, hashes))
             }
             (State::Stopping { epoch }, Answer::Scanned(ours)) => {
                 Self::send_dirty(epoch, &ours, effects);

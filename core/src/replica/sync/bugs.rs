@@ -12,6 +12,8 @@ pub enum Bug {
     AcknowledgesBeforeDisk,
     /// What was sent ahead of a page counts, though a later round found the page to be equal.
     KeepsStaleDeltas,
+    /// Of the nodes of a hash tree in which the two sides differ, the backup names the first alone.
+    AnswersWithOneNode,
     /// The primary looks only at the pages that its own VM has written.
     ForgetsTheirPages,
     /// A backup that did not run takes over without loading the state that it kept.
@@ -47,10 +49,11 @@ impl Bug {
     ];
 
     /// Those of the session and its epochs.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::AcknowledgesUnasked,
         Self::AcknowledgesBeforeDisk,
         Self::KeepsStaleDeltas,
+        Self::AnswersWithOneNode,
         Self::ForgetsTheirPages,
         Self::ForgetsKeptState,
         Self::TornIsWhole,

@@ -68,7 +68,7 @@ pub enum Answer {
     Scanned(PageSet),
     /// The VM runs on.
     Resumed,
-    /// The block hashes of what was copied aside.
+    /// The block hashes of what was copied aside, or of the pages that were named.
     Hashed(Vec<u128>),
     /// What differs is sent.
     DeltasSent {

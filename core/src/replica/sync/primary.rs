@@ -11,194 +11,30 @@
 //!    the line is drawn.
 //!
 //! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the
-//! acknowledgement). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
+//! acknowledgement), `descent` (a comparison by hash trees). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
 
 mod capture;
+mod descent;
 mod join;
 mod precopy;
+mod types;
 mod vm;
 
 use super::bugs::{Bug, Bugs};
 use super::rounds::Rounds;
 use super::table::{self, Side};
 use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
-use crate::policy::Mode;
-use crate::sync::compare::DivergentPage;
+use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
-use crate::units::{Epoch, Term};
+use crate::units::Epoch;
 use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
 use crate::wire::sync::parts::Gathering;
-use bytes::Bytes;
 use capture::Capture;
+use descent::Descent;
 use precopy::PreCopy;
+pub use types::{Counts, Effect, Order, Report, Setup, Word};
 use vm::{Clock, Vm};
-
-/// What the VM loop says.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Word {
-    /// The sync that ends this epoch is about to be agreed: a round while the VMs run.
-    PreCopy {
-        /// The epoch that is about to end.
-        epoch: Epoch,
-    },
-    /// Sync. Inputs are drained.
-    Sync(Order),
-    /// The line is drawn between this epoch's frames and the next one's.
-    LineDrawn {
-        /// The connections that do not speak the VM's own numbers.
-        connections: Bytes,
-    },
-    /// The group is asked to follow the backup: the loop answers for the VM that stands here.
-    HandedOver,
-}
-
-/// Which sync.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Order {
-    /// The epoch that it ends.
-    pub epoch: Epoch,
-    /// The VM stays stopped afterwards: the backup takes over.
-    pub switchover: bool,
-    /// Whether the log says so, too.
-    pub agreed: bool,
-    /// The mode of the next epoch.
-    pub next: Mode,
-}
-
-/// What a driver does.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Effect {
-    /// Sends a message.
-    Send(SyncMessage),
-    /// Copies the disks to the backup, and mirrors their writes from then on: `DisksCopied`.
-    CopyDisks,
-    /// Asks which pages the guest has ever used: `Mapped`.
-    MapMemory,
-    /// Asks which pages were written since the last scan: `Scanned`.
-    Scan,
-    /// Sends these pages as they are, for a VM that does not run yet.
-    SendPages(PageSet),
-    /// So many of so many pages of a join are sent.
-    Progress {
-        /// So far.
-        sent: usize,
-        /// In all, as it is known now.
-        total: usize,
-    },
-    /// Stops the VM.
-    Stop,
-    /// Saves the devices' state, in a join with all of the firmware.
-    Save {
-        /// With the firmware.
-        firmware: bool,
-    },
-    /// Marks the end of the epoch in the disks' streams.
-    MarkDisks(Epoch),
-    /// Copies these pages aside.
-    Copy(PageSet),
-    /// Hashes all of memory, for the audit that goes with the state.
-    Audit,
-    /// Lets the VM run on: `Resumed`.
-    Resume,
-    /// Lets the VM run on though the sync is broken off. A QEMU that is slow to answer has been told, and obeys when it can.
-    RunOn,
-    /// Hashes what was copied aside: `Hashed`.
-    Hash,
-    /// Sends what differs, out of the copy of `pages`: `DeltasSent`.
-    SendDeltas {
-        /// The epoch.
-        epoch: Epoch,
-        /// What was copied aside.
-        pages: PageSet,
-        /// Which blocks of it, in its order.
-        differing: Vec<DivergentPage>,
-    },
-    /// Sends the devices' state, and with its last part the sync is whole: `StateSent`.
-    SendState {
-        /// The epoch.
-        epoch: Epoch,
-        /// The mode of the next one.
-        next: Mode,
-        /// The connections that do not speak the VM's own numbers.
-        connections: Bytes,
-    },
-    /// Tells the loop.
-    Report(Report),
-    /// Tests may let a fault happen here.
-    Pass(Point),
-    /// The session is over. The driver does nothing more.
-    End {
-        /// For a person.
-        why: String,
-        /// It was not ended by its loop: the other host may have said more before it closed the stream.
-        broken: bool,
-    },
-}
-
-/// What the loop is told.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Report {
-    /// The copy of a join is done, but for a last sync.
-    Copied,
-    /// The round while the VMs run is done: the sync may be agreed.
-    PreCopied,
-    /// The VM stands: draw the line.
-    Stopped,
-    /// The VM runs on, or is left to the backup.
-    Resumed,
-    /// The backup holds all of the sync.
-    Acknowledged {
-        /// The epoch that it ends.
-        epoch: Epoch,
-        /// It was the last sync of a join.
-        joining: bool,
-        /// What it took.
-        counts: Counts,
-    },
-    /// The backup has applied it.
-    Loaded {
-        /// The epoch.
-        epoch: Epoch,
-        /// How long that took.
-        load_us: u64,
-    },
-    /// The VM was stopped, and does not resume.
-    VmStands {
-        /// For a person.
-        why: String,
-    },
-}
-
-/// What a sync has looked at and sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counts {
-    /// Pages that were looked at before the stop.
-    pub pre_copied: u64,
-    /// Pages that the primary has written, the backup, either, and how many of them differ.
-    pub pages: [u64; 4],
-    /// Bytes of pages that were sent.
-    pub bytes: u64,
-    /// Hashes that were compared after the stop.
-    pub list_hashes: u64,
-    /// How many a hash tree would have sent, in how many rounds; only with audits.
-    pub tree: (u64, u64),
-}
-
-/// What a session is set up with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Setup {
-    /// The primary's term.
-    pub term: Term,
-    /// The guest's memory in pages.
-    pub pages: u32,
-    /// Whether the backup's VM runs after the join.
-    pub active: bool,
-    /// Whether every sync is followed by a hash of all memory on both sides.
-    pub audit: bool,
-    /// Memory of the backup for staging, which is the measure for what a sync may take here.
-    pub staging_bytes: usize,
-}
 
 /// The primary's side of a session.
 #[derive(Debug)]
@@ -240,6 +76,7 @@ enum State {
     /// All of the backup's hashes are awaited before the first page is sent: neither side must wait for the other to read.
     PreCopyAwaitsHashes(PreCopy),
     PreCopyHashes(PreCopy),
+    PreCopyDescends(PreCopy, Descent),
     PreCopySends(PreCopy),
     BackupStops {
         order: Order,
@@ -253,6 +90,7 @@ enum State {
     Resuming(Capture),
     Hashing(Capture),
     AwaitsHashes(Capture),
+    Descending(Capture, Descent),
     Sending(Capture),
     SendingDevices(Order, Counts),
     AwaitsStaged {
@@ -322,6 +160,7 @@ impl State {
             Self::PreCopyAsks { .. } => "precopy-asks",
             Self::PreCopyAwaitsHashes(_) => "precopy-awaits-hashes",
             Self::PreCopyHashes(_) => "precopy-hashes",
+            Self::PreCopyDescends(..) => "precopy-descends",
             Self::PreCopySends(_) => "precopy-sends",
             Self::BackupStops { .. } => "backup-stops",
             Self::Capturing { .. } => "capturing",
@@ -329,6 +168,7 @@ impl State {
             Self::Resuming(_) => "resuming",
             Self::Hashing(_) => "hashing",
             Self::AwaitsHashes(_) => "awaits-hashes",
+            Self::Descending(..) => "descending",
             Self::Sending(_) => "sending",
             Self::SendingDevices(..) => "sending-state",
             Self::AwaitsStaged { .. } => "awaits-staged",
@@ -346,7 +186,10 @@ impl State {
             Self::Greeting => (Source::Messages, Wait::BackupStarts),
             Self::Idle => return Some((Source::Words, None)),
             Self::PreCopyAsks { .. } => (Source::Messages, Wait::BackupScans),
-            Self::PreCopyAwaitsHashes(_) | Self::AwaitsHashes(_) => (Source::Messages, Wait::BackupHashes),
+            Self::PreCopyAwaitsHashes(_)
+            | Self::PreCopyDescends(..)
+            | Self::AwaitsHashes(_)
+            | Self::Descending(..) => (Source::Messages, Wait::BackupHashes),
             Self::BackupStops { .. } => (Source::Messages, Wait::BackupStands),
             Self::AwaitsLine(_) => (Source::Words, Wait::LineDrawn),
             Self::AwaitsStaged { order, .. } => (Source::Messages, waits(order, Wait::BackupHolds)),
@@ -523,6 +366,22 @@ impl Primary {
                 capture.their_hashes.extend(hashes);
                 self.compare_capture(capture, effects)
             }
+            (State::PreCopyDescends(round, mut descent), SyncMessage::Differ { epoch, part })
+                if epoch == round.epoch && descent.takes(&part) =>
+            {
+                Ok(match descent.answered(&part) {
+                    true => Self::precopy_descend(round, descent, effects),
+                    false => State::PreCopyDescends(round, descent),
+                })
+            }
+            (State::Descending(capture, mut descent), SyncMessage::Differ { epoch, part })
+                if epoch == capture.order.epoch && descent.takes(&part) =>
+            {
+                Ok(match descent.answered(&part) {
+                    true => Self::descend(capture, descent, effects),
+                    false => State::Descending(capture, descent),
+                })
+            }
             (State::AwaitsStaged { order, counts, .. }, SyncMessage::Staged { epoch })
                 if epoch == order.epoch =>
             {
@@ -550,9 +409,10 @@ impl Primary {
             (State::PreCopyScans { epoch }, Answer::Scanned(ours)) => {
                 self.precopy_scanned(epoch, ours, effects)
             }
-            (State::PreCopyHashes(round), Answer::Hashed(hashes)) => {
-                self.precopy_compares(round, &hashes, effects)
-            }
+            (State::PreCopyHashes(round), Answer::Hashed(hashes)) => match self.setup.compare {
+                Compare::List => self.precopy_compares(round, &hashes, effects),
+                Compare::Tree => Ok(Self::precopy_descend(round, Descent::over(hashes), effects)),
+            },
             (State::PreCopySends(round), Answer::DeltasSent { bytes }) => {
                 Ok(self.precopy_sent(round, bytes, effects))
             }
@@ -563,10 +423,13 @@ impl Primary {
                 self.captured(order, ours, theirs, effects)
             }
             (State::Resuming(capture), Answer::Resumed) => Ok(self.resumed(capture, effects)),
-            (State::Hashing(mut capture), Answer::Hashed(hashes)) => {
-                capture.our_hashes = hashes;
-                self.compare_capture(capture, effects)
-            }
+            (State::Hashing(mut capture), Answer::Hashed(hashes)) => match self.setup.compare {
+                Compare::List => {
+                    capture.our_hashes = hashes;
+                    self.compare_capture(capture, effects)
+                }
+                Compare::Tree => Ok(Self::descend(capture, Descent::over(hashes), effects)),
+            },
             (State::Sending(capture), Answer::DeltasSent { bytes }) => {
                 Ok(self.deltas_sent(capture, bytes, effects))
             }

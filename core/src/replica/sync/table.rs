@@ -95,7 +95,7 @@ const fn state(
 }
 
 /// Which message may be sent where, and where it is due.
-pub const MESSAGES: [Row; 20] = [
+pub const MESSAGES: [Row; 22] = [
     row(
         "Join",
         Side::Primary,
@@ -148,7 +148,7 @@ pub const MESSAGES: [Row; 20] = [
     row(
         "Dirty",
         Side::Backup,
-        At::States(&["idle", "awaits-union"]),
+        At::States(&["idle", "precopy-hashes", "awaits-union"]),
         At::States(&["precopy-asks", "backup-stops"]),
         "pages that the backup has written; at the end of an epoch its VM stands",
     ),
@@ -167,10 +167,30 @@ pub const MESSAGES: [Row; 20] = [
         "the block hashes of what was asked for, in order",
     ),
     row(
+        "Nodes",
+        Side::Primary,
+        At::States(&["precopy-descends", "descending"]),
+        At::States(&["precopy-descends", "descending"]),
+        "where trees are compared: the hashes of the nodes in question, from the root on",
+    ),
+    row(
+        "Differ",
+        Side::Backup,
+        At::States(&["precopy-descends", "idle", "descending", "awaits-state"]),
+        At::States(&["precopy-descends", "descending"]),
+        "which of these nodes the backup has otherwise: their children are in question next",
+    ),
+    row(
         "Delta",
         Side::Primary,
         At::States(&["precopy-sends", "sending"]),
-        At::States(&["idle", "awaits-union", "awaits-ends", "awaits-state"]),
+        At::States(&[
+            "idle",
+            "precopy-descends",
+            "awaits-union",
+            "awaits-ends",
+            "awaits-state",
+        ]),
         "blocks that differ: they are staged",
     ),
     row(
@@ -239,7 +259,7 @@ pub const MESSAGES: [Row; 20] = [
 ];
 
 /// All states of both sides.
-pub const STATES: [StateRow; 42] = [
+pub const STATES: [StateRow; 48] = [
     state(Side::Primary, "new", None, &[], "nothing is sent yet"),
     state(
         Side::Primary,
@@ -307,6 +327,13 @@ pub const STATES: [StateRow; 42] = [
     ),
     state(
         Side::Primary,
+        "precopy-descends",
+        Some(Source::Messages),
+        &[Wait::BackupHashes],
+        "where trees are compared: which nodes of the part's tree the backup has otherwise, level by level",
+    ),
+    state(
+        Side::Primary,
         "precopy-sends",
         None,
         &[],
@@ -341,6 +368,13 @@ pub const STATES: [StateRow; 42] = [
         Some(Source::Messages),
         &[Wait::BackupHashes],
         "the backup's hashes of the union",
+    ),
+    state(
+        Side::Primary,
+        "descending",
+        Some(Source::Messages),
+        &[Wait::BackupHashes],
+        "where trees are compared: which nodes of the union's tree the backup has otherwise, level by level",
     ),
     state(Side::Primary, "sending", None, &[], "what differs is sent"),
     state(
@@ -416,6 +450,20 @@ pub const STATES: [StateRow; 42] = [
     ),
     state(
         Side::Backup,
+        "precopy-hashes",
+        None,
+        &[],
+        "where trees are compared: the round's pages are hashed",
+    ),
+    state(
+        Side::Backup,
+        "precopy-descends",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "the primary's nodes of each part's tree, and what differs of the part before",
+    ),
+    state(
+        Side::Backup,
         "stopping",
         None,
         &[],
@@ -427,6 +475,20 @@ pub const STATES: [StateRow; 42] = [
         Some(Source::Messages),
         &[Wait::SyncArrives],
         "the pages that either has written",
+    ),
+    state(
+        Side::Backup,
+        "hashing",
+        None,
+        &[],
+        "where trees are compared: the union is hashed",
+    ),
+    state(
+        Side::Backup,
+        "descending",
+        Some(Source::Messages),
+        &[Wait::SyncArrives],
+        "the primary's nodes of the union's tree",
     ),
     state(
         Side::Backup,

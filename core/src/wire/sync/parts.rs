@@ -37,6 +37,13 @@ pub fn bytes(mut bytes: Bytes) -> (Vec<Bytes>, Bytes) {
     (first, bytes)
 }
 
+/// `hashes` in order, cut into lists that fit messages.
+pub fn hashes(hashes: &[u128]) -> impl Iterator<Item = Vec<u128>> + '_ {
+    hashes
+        .chunks(PART_BYTES / size_of::<u128>())
+        .map(<[u128]>::to_vec)
+}
+
 /// `frames` in order, cut into lists that fit messages.
 pub fn frames(frames: Vec<Frame>) -> impl Iterator<Item = Vec<Frame>> {
     let mut left = frames.into_iter().peekable();

@@ -19,7 +19,9 @@ use dunlin_api::{Answer, EventKind, JoinProblem, Progress};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::primary::Phase;
+use dunlin_core::sync::compare::Compare;
 use dunlin_core::units::ReplicaId;
+use dunlin_core::wire::sync::TREE_SINCE;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
 
@@ -114,6 +116,7 @@ impl VmLoop {
         let to_loop = self.to_loop.clone();
         let active = self.first_rules().backup_runs();
         let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
+        let compare = self.config.sync.compare;
         let Some(peer) = self.session_peer() else { return };
         let connect_mirror = {
             let (host, config, peer) = (self.host.clone(), self.config.clone(), peer);
@@ -137,6 +140,7 @@ impl VmLoop {
         }
         let (jobs, receiver) = Jobs::pair();
         let started = result.and_then(|stream| {
+            let compare = known_to_both(compare, stream.spoken().version);
             let (link, closer) =
                 SyncLink::open(stream, id, to_loop.clone(), true).map_err(|error| error.to_string())?;
             let talker = Talker::start(link.writer.clone())
@@ -149,6 +153,7 @@ impl VmLoop {
                 words: receiver,
                 to_loop,
                 connect_mirror,
+                compare,
                 audit,
                 staging_bytes,
             };
@@ -420,5 +425,30 @@ impl VmLoop {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state().epoch,
         })
+    }
+}
+
+/// A backup of an earlier build knows the list alone.
+fn known_to_both(compare: Compare, version: u16) -> Compare {
+    if compare == Compare::Tree && version < TREE_SINCE {
+        tracing::warn!(
+            "the backup speaks protocol {version}, and sync.compare = \"tree\" needs {TREE_SINCE}: this session compares lists"
+        );
+        return Compare::List;
+    }
+    compare
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_of_an_earlier_build_is_not_asked_for_trees() {
+        for version in 2..=5 {
+            let tree = known_to_both(Compare::Tree, version);
+            assert_eq!(tree == Compare::Tree, version >= 4, "protocol {version}");
+            assert_eq!(known_to_both(Compare::List, version), Compare::List);
+        }
     }
 }

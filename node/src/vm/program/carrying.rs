@@ -17,6 +17,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use dunlin_core::agreed::AgreedTime;
 use dunlin_core::policy::Mode;
+use dunlin_core::sync::compare::Compare;
 use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_program::answers::Answers;
@@ -166,6 +167,7 @@ impl Carrier {
             // Rounded up: what does not fit into the number fits on no disk.
             pages: u32::try_from(bytes / PAGE_BYTES + 1).unwrap_or(u32::MAX),
             active: true,
+            compare: Compare::List,
         };
         self.send(&join)?;
         let mut known = data::hear_room(&self.link, source, ROOM_WITHIN)?;

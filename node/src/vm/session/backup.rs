@@ -12,7 +12,8 @@ use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
 use crossbeam_channel::Receiver;
 use dunlin_core::replica::sync::backup::{self, Effect, Report, Setup, Word};
-use dunlin_core::replica::sync::{Answer, Point};
+use dunlin_core::replica::sync::{Answer, PAGES_AT_ONCE, Point};
+use dunlin_core::sync::compare::BLOCKS_PER_PAGE;
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::{PageDelta, Staged};
 use dunlin_core::units::{Epoch, Term};
@@ -70,6 +71,7 @@ impl Driver<backup::Backup> for Backup {
             Effect::Stop => self.stop()?,
             Effect::Scan => return Ok(Some(Answer::Scanned(self.scan()?))),
             Effect::SendHashes { epoch, pages } => self.send_hashes(epoch, &pages)?,
+            Effect::Hash(pages) => return Ok(Some(Answer::Hashed(self.hash(&pages)))),
             Effect::CheckState(state) => {
                 let fits = self.colo()?.check(&state);
                 return Ok(Some(Answer::StateChecked(
@@ -137,10 +139,24 @@ impl Backup {
     }
 
     fn send_hashes(&mut self, epoch: Epoch, pages: &PageSet) -> Result<(), Broken> {
+        let hashes = self.hash_part(pages);
+        self.link.send(&SyncMessage::Hashes { epoch, hashes })
+    }
+
+    /// Part by part: all of it would not be copied at once.
+    fn hash(&mut self, pages: &PageSet) -> Vec<u128> {
+        let mut hashes = Vec::with_capacity(pages.len() * BLOCKS_PER_PAGE);
+        for part in pages.parts(PAGES_AT_ONCE) {
+            hashes.extend(self.hash_part(&part));
+        }
+        hashes
+    }
+
+    fn hash_part(&mut self, pages: &PageSet) -> Vec<u128> {
         let copy = self.copies.copy(self.machine.qemu.memory(), pages);
         let hashes = hash_copy(&copy);
         self.copies.take_back(copy);
-        self.link.send(&SyncMessage::Hashes { epoch, hashes })
+        hashes
     }
 
     fn write(&self, deltas: &[PageDelta]) {

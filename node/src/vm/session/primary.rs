@@ -16,7 +16,7 @@ use dunlin_api::SyncFigures;
 use dunlin_core::policy::Mode;
 use dunlin_core::replica::sync::primary::{self, Counts, Effect, Report, Setup, Word};
 use dunlin_core::replica::sync::{Answer, Event, Point};
-use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES};
+use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage, PAGE_BYTES};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
@@ -41,6 +41,8 @@ pub struct Primary {
     pub to_loop: LoopSender,
     /// Opens a stream to the backup for a disk's mirror.
     pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
+    /// How the session compares: as the VM's file says, if the backup's build knows it.
+    pub compare: Compare,
     /// Whether every sync is followed by a hash of all memory on both sides.
     pub audit: bool,
     /// Memory of the backup for staging, which is the measure for what a sync may take here.
@@ -85,6 +87,7 @@ impl Primary {
             term,
             pages: self.machine.qemu.memory().pages() as u32,
             active,
+            compare: self.compare,
             audit: self.audit,
             staging_bytes: self.staging_bytes,
         });

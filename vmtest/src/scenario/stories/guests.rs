@@ -137,12 +137,15 @@ pub fn all() -> Vec<Scenario> {
         ("audited-microvm-2", "plover", "microvm", 2),
         // Its syncs have a round while both VMs run.
         ("audited-ahead", "str", "pc", 1),
+        // As GAIA's Algorithm 1 has it, in both rounds.
+        ("audited-tree", "str", "pc", 1),
     ] {
         let actions = [AwaitProtected, AwaitAnswers(400), KillPrimary, ANSWERS];
         scenarios.push(Scenario {
             machine,
             vcpus,
             audit: true,
+            tree: name == "audited-tree",
             quick: policy == "str",
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(name, policy, &actions)

@@ -25,11 +25,9 @@ pub(super) fn staging_of<'a>(
 }
 
 impl Backup {
-    /// Says what these pages hold here; what differs will come, in place of what came before (invariant 4).
-    pub(super) fn compare(&mut self, epoch: Epoch, union: &PageSet, effects: &mut Vec<Effect>) {
-        if !self.bugs.has(Bug::KeepsStaleDeltas) {
-            self.staging(epoch).look_again(union);
-        }
+    /// Says what these pages hold here, as a list.
+    pub(super) fn send_hashes(&mut self, epoch: Epoch, union: &PageSet, effects: &mut Vec<Effect>) {
+        self.look_again(epoch, union);
         let asks = |pages| Effect::SendHashes { epoch, pages };
         effects.extend(union.parts(PAGES_AT_ONCE).map(asks));
     }

@@ -1,7 +1,7 @@
 //! A sync, from its order to the backup's word that it goes on from it.
 
 use super::{Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, State, SyncMessage};
-use crate::sync::compare::tree::HashTree;
+use crate::sync::compare::tree;
 use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
 use crate::wire::sync::parts::{self, Gathering};
 use bytes::Bytes;
@@ -15,14 +15,14 @@ pub(super) struct Capture {
     pub(super) order: Order,
     ours: PageSet,
     theirs: PageSet,
-    union: PageSet,
+    pub(super) union: PageSet,
     /// The backup's VM runs, and has pages of its own to compare.
     compared: bool,
     connections: Bytes,
     pub(super) our_hashes: Vec<u128>,
     pub(super) their_hashes: Vec<u128>,
     differing: Vec<DivergentPage>,
-    counts: Counts,
+    pub(super) counts: Counts,
 }
 
 impl Capture {
@@ -160,14 +160,16 @@ impl Primary {
         let differing = compare(&capture.union, &ours, &theirs)?;
         capture.counts.list_hashes = ours.len() as u64;
         if self.setup.audit && !ours.is_empty() {
-            let (_, sent) = HashTree::build(&ours).descend(&HashTree::build(&theirs));
-            let rounds = u64::from(ours.len().next_power_of_two().ilog2()) + 1;
-            capture.counts.tree = (sent as u64, rounds);
+            capture.counts.tree = tree::would_have_taken(&ours, &theirs);
         }
         Ok(Self::send_deltas(capture, differing, effects))
     }
 
-    fn send_deltas(mut capture: Capture, differing: Vec<DivergentPage>, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn send_deltas(
+        mut capture: Capture,
+        differing: Vec<DivergentPage>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         effects.push(Effect::SendDeltas {
             epoch: capture.order.epoch,
             pages: capture.union.clone(),

@@ -26,6 +26,7 @@ impl Primary {
             term: self.setup.term,
             pages: self.setup.pages,
             active: self.active,
+            compare: self.setup.compare,
         }));
         State::Greeting
     }

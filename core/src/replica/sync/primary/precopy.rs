@@ -3,7 +3,8 @@
 use super::capture::{compare, whole};
 use super::{Effect, Next, PageSet, Primary, Report, State};
 use crate::replica::sync::PAGES_AT_ONCE;
-use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage};
+use crate::sync::compare::tree;
+use crate::sync::compare::{BLOCKS_PER_PAGE, Compare, DivergentPage};
 use crate::units::Epoch;
 use crate::wire::sync::SyncMessage;
 use crate::wire::sync::parts::{self as wire_parts, Gathering};
@@ -15,7 +16,7 @@ pub(super) struct PreCopy {
     ours: PageSet,
     theirs: PageSet,
     /// Not looked at yet, the next one last: that is what was copied aside.
-    parts: Vec<PageSet>,
+    pub(super) parts: Vec<PageSet>,
     /// Of all parts, in order.
     pub(super) their_hashes: Vec<u128>,
     hashes_due: usize,
@@ -56,7 +57,12 @@ impl Primary {
     ) -> Next {
         let union = ours.union(&theirs);
         let hashes = union.len() * BLOCKS_PER_PAGE;
-        Self::check_memory(hashes * size_of::<u128>(), self.setup.staging_bytes)?;
+        let compares = self.active && self.setup.compare == Compare::List;
+        let needed_bytes = match self.setup.compare {
+            Compare::List => hashes * size_of::<u128>(),
+            Compare::Tree => tree::bytes_of(hashes),
+        };
+        Self::check_memory(needed_bytes, self.setup.staging_bytes)?;
         let mut parts: Vec<PageSet> = union.parts(PAGES_AT_ONCE).collect();
         parts.reverse();
         let round = PreCopy {
@@ -65,7 +71,7 @@ impl Primary {
             theirs,
             parts,
             their_hashes: Vec::new(),
-            hashes_due: if self.active { hashes } else { 0 },
+            hashes_due: if compares { hashes } else { 0 },
             compared: 0,
             differing: Vec::new(),
             bytes: 0,
@@ -110,7 +116,7 @@ impl Primary {
         Ok(Self::precopy_sends(round, part, differing, effects))
     }
 
-    fn precopy_sends(
+    pub(super) fn precopy_sends(
         mut round: PreCopy,
         part: PageSet,
         differing: Vec<DivergentPage>,

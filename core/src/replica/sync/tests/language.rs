@@ -3,7 +3,8 @@
 use super::{BackupEvent, PrimaryEvent};
 use crate::policy::Mode;
 use crate::replica::sync::{Answer, Event, backup, primary};
-use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage};
+use crate::sync::compare::tree::Walk;
+use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage};
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::PageDelta;
 use crate::units::{Epoch, Term};
@@ -99,6 +100,7 @@ impl<'a> Words<'a> {
             term: Term(self.number("term")),
             pages: self.number("pages") as u32,
             active: self.has("active"),
+            compare: self.compare(),
             audit: self.has("audit"),
             staging_bytes: (self.number("staging-kib") as usize) << 10,
         }
@@ -111,6 +113,7 @@ impl<'a> Words<'a> {
             active,
             audit,
             staging_bytes,
+            ..
         } = self.primary();
         backup::Setup {
             term,
@@ -121,6 +124,32 @@ impl<'a> Words<'a> {
         }
     }
 
+    fn compare(&self) -> Compare {
+        match self.has("tree") {
+            true => Compare::Tree,
+            false => Compare::List,
+        }
+    }
+
+    /// `of=a,b level=1`: the nodes of the tree over such pages, so many levels below its root, all of them in question.
+    fn nodes(&self) -> Vec<u128> {
+        let mut walk = Walk::over(self.hashes());
+        for _ in 0..self.number("level") {
+            walk.descend(&vec![0xff; walk.answer_bytes()]);
+        }
+        walk.hashes()
+    }
+
+    /// `bits=0110,1`: a byte each, the first node's bit first.
+    fn bits(&self) -> Bytes {
+        let byte = |bits: &str| {
+            let bits = bits.bytes().enumerate();
+            bits.fold(0, |byte, (i, bit)| byte | u8::from(bit == b'1') << i)
+        };
+        let bytes: Vec<u8> = self.value("bits").unwrap_or("").split(',').map(byte).collect();
+        bytes.into()
+    }
+
     fn message(&self) -> SyncMessage {
         let more = self.has("more");
         match self.first() {
@@ -128,6 +157,7 @@ impl<'a> Words<'a> {
                 term: Term(self.number("term")),
                 pages: self.number("pages") as u32,
                 active: self.has("active"),
+                compare: self.compare(),
             },
             "JoinReady" => SyncMessage::JoinReady,
             "Refused" => SyncMessage::Refused { why: self.text() },
@@ -151,6 +181,14 @@ impl<'a> Words<'a> {
             "Hashes" => SyncMessage::Hashes {
                 epoch: self.epoch(),
                 hashes: self.hashes(),
+            },
+            "Nodes" => SyncMessage::Nodes {
+                epoch: self.epoch(),
+                hashes: self.nodes(),
+            },
+            "Differ" => SyncMessage::Differ {
+                epoch: self.epoch(),
+                part: self.bits(),
             },
             "Delta" => SyncMessage::Delta {
                 epoch: self.epoch(),
@@ -285,6 +323,14 @@ fn deltas(deltas: &[PageDelta]) -> String {
     pages(&PageSet::from_runs(deltas.iter().map(|delta| (delta.at.page, 1))))
 }
 
+fn bits(part: &Bytes) -> String {
+    let bytes: Vec<String> = part
+        .iter()
+        .map(|byte| format!("{:08b}", byte.reverse_bits()))
+        .collect();
+    bytes.join(",")
+}
+
 fn text(bytes: &Bytes) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -299,9 +345,17 @@ fn message(message: &SyncMessage) -> String {
         )
     };
     match message {
-        SyncMessage::Join { term, pages, active } => {
-            format!("{name} term={} pages={pages} active={active}", term.0)
+        SyncMessage::Join {
+            term,
+            pages,
+            active,
+            compare,
+        } => {
+            let tree = if *compare == Compare::Tree { " tree" } else { "" };
+            format!("{name} term={} pages={pages} active={active}{tree}", term.0)
         }
+        SyncMessage::Nodes { epoch, hashes } => of(epoch, format!("count={}", hashes.len())),
+        SyncMessage::Differ { epoch, part } => of(epoch, format!("bits={}", bits(part))),
         SyncMessage::Refused { why } => format!("{name} {why}"),
         SyncMessage::Dirty { epoch, pages, more }
         | SyncMessage::Union { epoch, pages, more }
@@ -355,6 +409,7 @@ impl Render for backup::Effect {
             Self::Tell(sent) => format!("tell {}", message(sent)),
             Self::WritePages(written) => format!("write {}", deltas(written)),
             Self::SendHashes { epoch, pages: of } => format!("send-hashes epoch={} {}", epoch.0, pages(of)),
+            Self::Hash(of) => format!("hash {}", pages(of)),
             Self::CheckState(state) => format!("check-state {}", text(state)),
             Self::AwaitMirrors(epoch) => format!("await-mirrors epoch={}", epoch.0),
             Self::Apply { staged, run, audit } => format!(
