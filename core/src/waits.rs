@@ -45,7 +45,7 @@ pub enum Wait {
     BackupHolds,
     /// The primary's session: the backup's word that it goes on from the sync.
     BackupLoads,
-    /// The primary's session, where a person asked for a hand-over: the backup to hold and load what the VM stands for.
+    /// The primary's session, where a person asked for a switchover: the backup to hold and load what the VM stands for.
     HandOver,
     /// The primary's session: the loop's word that the VM is the backup's now.
     HandedOver,

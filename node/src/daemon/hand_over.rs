@@ -4,7 +4,7 @@
 //! * **Flow:** SIGTERM -> [`all`] -> for each VM, all at once: handed over, or tried again when it is protected again.
 //! * **Invariants:** 1. a backup that is lost in that moment, as on a busy machine, costs time and not the service: while another
 //!   host could bring the VM in, it runs on here and is waited for. 2. all of it has one bound, and a second signal cuts it short.
-//! * **Not here:** the hand-over itself (`vm/primary`).
+//! * **Not here:** the switchover itself (`vm/primary`).
 
 use super::Daemon;
 use crate::vm::VmHandle;

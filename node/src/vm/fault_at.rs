@@ -15,7 +15,7 @@ use std::time::Duration;
 pub enum Line {
     /// Primary: a turn of its loop.
     PrimaryLeads,
-    /// Primary: the VM is to be stopped for a hand-over, and is not yet.
+    /// Primary: the VM is to be stopped for a switchover, and is not yet.
     PrimaryHandsOver,
     /// Primary: the VM stands, nothing is saved yet.
     PrimaryStopped,

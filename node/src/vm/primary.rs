@@ -237,7 +237,7 @@ impl VmLoop {
     pub(super) fn elected(&mut self) {
         match &mut self.role {
             Role::Backup(_) => self.prepare_take_over(),
-            // A hand-over that ends so: the entry that makes this host lead must not be held back.
+            // A switchover that ends so: the entry that makes this host lead must not be held back.
             Role::Primary(primary) => primary.epochs.elected(),
             Role::None => {}
         }
@@ -267,7 +267,7 @@ impl VmLoop {
     }
 
     fn speak_again(&mut self) {
-        // A hand-over that ended with this host's own election.
+        // A switchover that ended with this host's own election.
         self.transfer_failed();
         self.event(EventKind::QuorumRegained, "a majority of the group answers again");
         let session = self.session_survives();

@@ -32,7 +32,7 @@ pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
     })
 }
 
-/// Hand-over after hand-over, each by a copy that was brought in after the last one.
+/// Switchover after switchover, each by a copy that was brought in after the last one.
 ///
 /// # Errors
 /// When one does not go as it should; the daemons' logs are kept.

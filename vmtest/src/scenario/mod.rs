@@ -104,7 +104,7 @@ pub enum Action {
     PausePrimary(u64),
     /// The primary's host is away until the others have cut from their logs what it would need to follow them; then it is back.
     LosePrimaryFor(Away),
-    /// A planned hand-over by `dunlin switchover`.
+    /// A switchover by `dunlin switchover`.
     Failover,
     /// `dunlin policy VM NAME`, asked of the witness's host; the VM is then under that policy, and unprotected or protected as it says.
     Policy(&'static str),
@@ -147,7 +147,7 @@ pub enum Action {
     HangBackup,
     /// The primary's session hangs while its VM stands; then it goes on.
     HangPrimary,
-    /// A hand-over in whose middle the backup dies.
+    /// A switchover in whose middle the backup dies.
     BreakHandOver,
     /// The backup fails to apply a sync that it has acknowledged, and the primary stands still meanwhile.
     HalfLoad,

@@ -1,9 +1,9 @@
-//! Long streams both ways under `remus` with `speculative = true`: beside plain `remus`, through hand-overs, and while hosts die.
+//! Long streams both ways under `remus` with `speculative = true`: beside plain `remus`, through switchovers, and while hosts die.
 //!
 //! * **Decides:** that no byte is lost, doubled or another one, that no connection is reset or stands still for good, that the streams
 //!   pass shadow sockets, and how long they take beside plain `remus`.
 //! * **Flow:** `timed`: per policy: protected -> one client sends a stream and fetches it back. `faults`: protected -> clients with kept
-//!   connections -> in the midst of their streams a planned hand-over, or the primary's host dies -> protected again -> the next.
+//!   connections -> in the midst of their streams a switchover, or the primary's host dies -> protected again -> the next.
 //! * **Invariant:** every connection is kept from its beginning to the end.
 //! * **Not here:** what is decided of a segment (`core/src/speculation`), the sockets (`speculation/tests`).
 

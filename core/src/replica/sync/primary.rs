@@ -7,7 +7,7 @@
 //! 2. The VM resumes only after the loop has drawn the line between the epochs' frames.
 //! 3. It is stopped only when the backup's VM stands, where that runs.
 //! 4. Whoever stopped it lets it run on: the session does not end before, unless the VM is the backup's by then.
-//! 5. From the stop until it is told to go on it stands for `vm-stands` at most, however many steps that takes; in a hand-over, until
+//! 5. From the stop until it is told to go on it stands for `vm-stands` at most, however many steps that takes; in a switchover, until
 //!    the line is drawn.
 //!
 //! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the

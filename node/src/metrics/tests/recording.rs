@@ -180,7 +180,7 @@ fn the_alarms_of_a_death_ring_on_it_and_no_others() {
     let back = began(&recording, recording::BACK);
     let took_over = ("DunlinTookOver", 3);
     let asked = [
-        // A planned hand-over is an election too.
+        // A switchover is an election too.
         ringing(killed - EVERY, &[took_over]),
         ringing(killed + 80, &[("DunlinHostDown", 1), took_over]),
         ringing(

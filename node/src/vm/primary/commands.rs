@@ -1,8 +1,8 @@
-//! What people ask of a primary: a hand-over, a backup, a comparison of its disks.
+//! What people ask of a primary: a switchover, a backup, a comparison of its disks.
 //!
 //! Invariant 1: a VM that was handed over stands still here until the group has said who goes on.
 //!
-//! Not here: the other end of a hand-over (`backup`).
+//! Not here: the other end of a switchover (`backup`).
 
 use crate::events::now_ms;
 use crate::vm::Ended;
@@ -189,7 +189,7 @@ impl VmLoop {
         None
     }
 
-    /// A sync has ended, and a hand-over was asked for while it was under way: no other sync goes before it.
+    /// A sync has ended, and a switchover was asked for while it was under way: no other sync goes before it.
     pub(super) fn begin_waiting_hand_over(&mut self) {
         let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };

@@ -55,7 +55,7 @@ impl VmLoop {
         }
     }
 
-    /// The log did not take a sync's beginning: once more. Whoever waits for a hand-over, or for a join's last sync, is waiting
+    /// The log did not take a sync's beginning: once more. Whoever waits for a switchover, or for a join's last sync, is waiting
     /// for that.
     pub(super) fn begin_refused_sync(&mut self) {
         let leads = self.agreement.leads();

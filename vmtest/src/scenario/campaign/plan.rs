@@ -57,7 +57,7 @@ pub enum Kind {
     Clock,
     /// Clients send more than a VM can take.
     Flood,
-    /// A planned hand-over.
+    /// A switchover.
     HandOver,
     /// A daemon is told to end, and comes back.
     Stop,

@@ -86,7 +86,7 @@ impl Stage<'_, '_> {
         self.inject(&primary, "go-on")
     }
 
-    /// A hand-over whose backup dies before the VM is stopped for it. The VM goes on where it is.
+    /// A switchover whose backup dies before the VM is stopped for it. The VM goes on where it is.
     pub(super) fn break_hand_over(&mut self) -> Result<()> {
         let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
         let (before, lost) = (

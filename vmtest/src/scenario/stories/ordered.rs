@@ -1,4 +1,4 @@
-//! What a person orders: hand-overs, other policies, a VM that goes on alone.
+//! What a person orders: switchovers, other policies, a VM that goes on alone.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub fn all() -> Vec<Scenario> {
             &[AwaitProtected, ANSWERS, Failover, ANSWERS, AwaitProtected],
         )
         .quick(),
-        // A sync is nearly always under way: a hand-over waits for its end and goes before the next one.
+        // A sync is nearly always under way: a switchover waits for its end and goes before the next one.
         Scenario::new(
             "hand-over-between-back-to-back-syncs",
             "remus",

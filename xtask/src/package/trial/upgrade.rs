@@ -1,8 +1,8 @@
 //! From one version to the next, host by host, under clients that check every answer.
 //!
 //! * **Decides:** that an upgrade of a host loses nothing, hands its VM over first, and leaves the VM without a second copy no longer than planned
-//!   hand-overs do, and the start of a daemon.
-//! * **Flow:** the older package on three hosts, a VM -> hand-overs to compare with -> the newer package on the primary, the backup, the witness.
+//!   switchovers do, and the start of a daemon.
+//! * **Flow:** the older package on three hosts, a VM -> switchovers to compare with -> the newer package on the primary, the backup, the witness.
 //! * **Not here:** the first steps on fresh hosts ([`super::minutes`]).
 
 use anyhow::{Context, Result, bail, ensure};
