@@ -95,6 +95,9 @@ pub struct VmStatus {
     pub join_problem: Option<JoinProblem>,
     /// QEMU's process on this host.
     pub qemu_pid: Option<u32>,
+    /// How frames go between that QEMU's cards and the daemon: `stream` or `vhost-user`; none while it does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic_backend: Option<String>,
     /// The disks, in the order of the VM's file; none while the VM is not on this host.
     #[serde(default)]
     pub disks: Vec<DiskFigures>,

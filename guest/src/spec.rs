@@ -177,6 +177,17 @@ fn yes() -> bool {
     true
 }
 
+impl NicBackend {
+    /// As in a VM's file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            NicBackend::Stream => "stream",
+            NicBackend::VhostUser => "vhost-user",
+        }
+    }
+}
+
 impl NicSpec {
     /// The six bytes of the MAC address.
     pub fn mac_bytes(&self) -> Result<[u8; 6], SpecError> {

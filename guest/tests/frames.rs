@@ -9,18 +9,6 @@ use std::time::{Duration, Instant};
 use common::*;
 use dunlin_guest::frames::{Announcer, FramePort};
 use dunlin_guest::{Machine, NicBackend};
-use etherparse::PacketBuilder;
-
-const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 2];
-
-fn ping(number: u16, bytes: usize) -> Vec<u8> {
-    let builder = PacketBuilder::ethernet2(OURS, GUEST)
-        .ipv4([10, 77, 0, 1], [10, 77, 0, 2], 64)
-        .icmpv4_echo_request(7, number);
-    let mut frame = vec![];
-    builder.write(&mut frame, &vec![number as u8; bytes]).unwrap();
-    frame
-}
 
 /// Waits for a frame from the guest that `wanted` accepts.
 fn receive(port: &mut FramePort, mut wanted: impl FnMut(&[u8]) -> bool) {

@@ -54,6 +54,20 @@ pub fn linux(machine: Machine, vcpus: u32) -> VmSpec {
 /// The address that a test speaks from.
 pub const OURS: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 1];
 
+/// Its own.
+pub const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x77, 0, 2];
+
+/// An ICMP echo request of that number.
+#[allow(dead_code, reason = "for tests of frames")]
+pub fn ping(number: u16, bytes: usize) -> Vec<u8> {
+    let builder = etherparse::PacketBuilder::ethernet2(OURS, GUEST)
+        .ipv4([10, 77, 0, 1], [10, 77, 0, 2], 64)
+        .icmpv4_echo_request(7, number);
+    let mut frame = vec![];
+    builder.write(&mut frame, &vec![number as u8; bytes]).unwrap();
+    frame
+}
+
 /// An ARP request for the Linux guest's address.
 pub fn who_has_the_guest() -> Vec<u8> {
     who_has_the_guest_tell(1)

@@ -572,6 +572,9 @@ impl VmLoop {
             join_problem: wants_primary.and(self.join_complaint.clone()),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
+            nic_backend: self
+                .machine()
+                .map(|_| self.config.spec.nic_backend.name().to_owned()),
             disks: self
                 .machine()
                 .map(|machine| machine.disks.figures(now_us))

@@ -118,7 +118,10 @@ impl State {
             .ok_or_else(|| io::Error::other("a ring outside the guest's memory"))?;
         let mut started = Ring::start(ram.ram(), place)?;
         // The guest's kicks for buffers are wanted when there are none.
-        started.want_kicks(ram.ram(), ring == TX)?;
+        match ring {
+            TX => drop(started.want_kick(ram.ram())?),
+            _ => started.spare_kicks(ram.ram())?,
+        }
         self.running[ring] = Some(started);
         Ok(())
     }
@@ -175,15 +178,11 @@ impl Card {
         };
         let ram = ram.ram();
         let (mut count, mut taken) = (0, 0);
-        while taken < most {
-            if ring.take(ram, layout, frame)? {
-                taken += 1;
-                if !frame.is_empty() {
-                    each(frame);
-                    count += 1;
-                }
-            } else if !ring.want_kicks(ram, true)? {
-                break;
+        while taken < most && ring.take(ram, layout, frame)? {
+            taken += 1;
+            if !frame.is_empty() {
+                each(frame);
+                count += 1;
             }
         }
         if taken > 0 {
@@ -209,12 +208,7 @@ impl Card {
         let ram = ram.ram();
         let mut done = 0;
         for frame in frames {
-            let mut put = ring.put(ram, layout, frame)?;
-            // It may have made one available just before its kicks were wanted.
-            while put == Put::Waits && ring.want_kicks(ram, true)? {
-                put = ring.put(ram, layout, frame)?;
-            }
-            if put == Put::Waits {
+            if ring.put(ram, layout, frame)? == Put::Waits {
                 break;
             }
             done += 1;

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::guest_ram::Ram;
@@ -92,21 +92,29 @@ impl Ring {
         self.queue.next_avail()
     }
 
-    /// Whether the guest is to kick when it makes something available. True: it already has.
-    pub fn want_kicks(&mut self, ram: &Ram, wanted: bool) -> io::Result<bool> {
-        match wanted {
-            true => self.queue.enable_notification(ram).map_err(io::Error::other),
-            false => self
-                .queue
-                .disable_notification(ram)
-                .map(|()| false)
-                .map_err(io::Error::other),
+    /// The guest's kicks are not wanted until somebody waits for one.
+    pub fn spare_kicks(&mut self, ram: &Ram) -> io::Result<()> {
+        self.queue.disable_notification(ram).map_err(io::Error::other)
+    }
+
+    /// The guest is to kick when it makes more available than is seen here. True: it has, meanwhile.
+    pub fn want_kick(&mut self, ram: &Ram) -> io::Result<bool> {
+        self.queue.enable_notification(ram).map_err(io::Error::other)
+    }
+
+    /// The next chain; where there is none, the guest kicks for the next one. It is looked at twice at most: a guest that says that it has made
+    /// more available than a ring holds has made none available, and is not waited for here.
+    fn next_chain<'a>(&mut self, ram: &'a Ram) -> io::Result<Option<DescriptorChain<&'a Ram>>> {
+        let chain = self.queue.pop_descriptor_chain(ram);
+        match chain.is_none() && self.want_kick(ram)? {
+            true => Ok(self.queue.pop_descriptor_chain(ram)),
+            false => Ok(chain),
         }
     }
 
-    /// The next frame that the guest sends, in `frame`. False: there is none.
+    /// The next frame that the guest sends, in `frame`. False: there is none, and the guest kicks for the next one.
     pub fn take(&mut self, ram: &Ram, layout: Layout, frame: &mut Vec<u8>) -> io::Result<bool> {
-        let Some(chain) = self.queue.pop_descriptor_chain(ram) else {
+        let Some(chain) = self.next_chain(ram)? else {
             return Ok(false);
         };
         let head = chain.head_index();
@@ -131,7 +139,7 @@ impl Ring {
         Ok(true)
     }
 
-    /// Puts a frame into the guest's next buffers.
+    /// Puts a frame into the guest's next buffers. Where it waits, the guest kicks for the next one.
     pub fn put(&mut self, ram: &Ram, layout: Layout, frame: &[u8]) -> io::Result<Put> {
         let first = self.queue.next_avail();
         let needed = layout.header_bytes + frame.len();
@@ -147,7 +155,8 @@ impl Ring {
                 self.queue.set_next_avail(first);
                 return Ok(Put::Done);
             }
-            let Some(chain) = self.queue.pop_descriptor_chain(ram) else {
+            // It may have some, and not enough: it is to kick for the next one, not for those.
+            let Some(chain) = self.next_chain(ram)? else {
                 self.queue.set_next_avail(first);
                 return Ok(Put::Waits);
             };

@@ -139,6 +139,37 @@ fn a_frame_is_put_into_as_many_buffers_as_it_needs_or_waits_for_them() {
     assert_eq!(got[HEADER_BYTES..], frame);
 }
 
+/// Redis's small answers teach a guest to make small buffers; then a long frame needs several, and finds one.
+#[test]
+fn a_guest_with_too_few_buffers_kicks_for_the_next_one_and_not_for_those_that_are_there() {
+    let mut driver = Driver::new();
+    let place = Place {
+        event_index: true,
+        ..driver.place()
+    };
+    let mut ring = Ring::start(&driver.ram, place).expect("it lies in memory");
+    driver.describe(0, Driver::buffer(0), 100, WRITE, 0);
+    driver.offer(0);
+    let put = ring.put(&driver.ram, NOW, &[1; 200]).expect("a sound ring");
+    assert_eq!((put, ring.next()), (Put::Waits, 0));
+    // `avail_event`, behind the used ring.
+    let at = USED + 4 + 8 * u64::from(SIZE);
+    let kicks_for: u16 = driver.ram.read_obj(GuestAddress(at)).expect("in memory");
+    assert_eq!(kicks_for, 1);
+}
+
+/// It says that more is available than its ring holds.
+#[test]
+fn a_guest_that_lies_about_its_ring_is_not_waited_for() {
+    let driver = Driver::new();
+    let mut ring = driver.ring();
+    driver.write(AVAILABLE + 2, 5_000u16.to_le_bytes());
+    let mut frame = vec![];
+    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("it is looked at"));
+    let put = ring.put(&driver.ram, NOW, &[1; 60]).expect("it is looked at");
+    assert_eq!(put, Put::Waits);
+}
+
 #[test]
 fn what_no_buffer_holds_is_lost_and_the_buffer_waits_for_the_next() {
     let mut driver = Driver::new();
@@ -242,7 +273,7 @@ proptest! {
                 let _any = ring.take(&driver.ram, layout, &mut frame);
                 prop_assert!(frame.len() <= FRAME_BYTES_MAX);
                 let _any = ring.put(&driver.ram, layout, &vec![3; bytes]);
-                let _any = ring.want_kicks(&driver.ram, bytes % 2 == 0);
+                let _any = ring.want_kick(&driver.ram);
                 let _any = ring.tell(&driver.ram, None);
             }
         }

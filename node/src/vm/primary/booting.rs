@@ -65,7 +65,11 @@ impl VmLoop {
                 let accel = format!("{accel:?}").to_uppercase();
                 self.event(
                     EventKind::Started,
-                    format!("QEMU {} runs, {accel}{how}", machine.qemu.version()),
+                    format!(
+                        "QEMU {} runs, {accel}{how}, its cards by {}",
+                        machine.qemu.version(),
+                        self.config.spec.nic_backend.name()
+                    ),
                 );
                 self.nics = Some(nics);
                 let total_bytes = self.config.memory.outbound_bytes();
