@@ -1,5 +1,4 @@
-//! A card under stop, save and load with traffic: RAM is identical after each sync, no frame is answered twice,
-//! and the guest answers to the end.
+//! A card under stop, save and load with traffic: RAM is identical after each sync, each frame is answered once.
 //! DUNLIN_SYNCS=2000 runs the full count, DUNLIN_TEST_QEMU another QEMU.
 
 mod common;
@@ -49,10 +48,14 @@ impl Answers {
         }
     }
 
-    fn await_one(&mut self, port: &mut FramePort, number: u16) {
+    fn await_all(&mut self, port: &mut FramePort, asked: u16) {
         let until = Instant::now() + PATIENCE;
-        while !self.0.contains_key(&number) {
-            assert!(Instant::now() < until, "the last one is not answered");
+        while self.0.len() < usize::from(asked) {
+            assert!(
+                Instant::now() < until,
+                "{} of {asked} were answered",
+                self.0.len()
+            );
             let second = Timespec {
                 tv_sec: 1,
                 tv_nsec: 0,
@@ -68,7 +71,7 @@ impl Answers {
     }
 }
 
-fn no_frame_is_answered_twice(machine: Machine) {
+fn each_frame_is_answered_once(machine: Machine) {
     let _alone = one_at_a_time();
     let mut spec = linux(machine, 1);
     spec.nic_backend = NicBackend::VhostUser;
@@ -86,44 +89,43 @@ fn no_frame_is_answered_twice(machine: Machine) {
                 vm.frames[0].queue(&ping(number, 200 + usize::from(number) % 1200));
             }
         }
-        asked += BURST;
         for vm in [&mut pair.primary, &mut pair.backup] {
             vm.frames[0].flush().unwrap();
         }
-        answers.read(&mut pair.primary.frames[0]);
+        // A guest that has had no time yet may have no room for more answers than a socket's buffer holds: those of the round before come first.
+        answers.await_all(&mut pair.primary.frames[0], asked);
+        asked += BURST;
         pair.sync();
         pair.assert_healthy();
         answers.read(&mut pair.primary.frames[0]);
         pair.backup.frames[0].read(|_| ()).unwrap();
     }
-    let port = &mut pair.primary.frames[0];
-    port.queue(&ping(asked, 60));
-    port.flush().unwrap();
-    answers.await_one(port, asked);
+    answers.await_all(&mut pair.primary.frames[0], asked);
     let twice: Vec<_> = answers.0.iter().filter(|(_, times)| **times != 1).collect();
     assert!(twice.is_empty(), "answered more than once: {twice:?}");
 
     pair.primary.qemu.kill().unwrap();
     pair.colo.failover().unwrap();
     let port = &mut pair.backup.frames[0];
-    port.read(|_| ()).unwrap();
     port.queue(&who_has_the_guest());
-    port.queue(&ping(asked + 1, 60));
+    port.queue(&ping(asked, 60));
     port.flush().unwrap();
-    Answers::default().await_one(port, asked + 1);
+    // What the backup had to answer of the last round is among what it says now.
+    let mut answers = Answers((0..asked).map(|number| (number, 1)).collect());
+    answers.await_all(port, asked + 1);
 }
 
 #[test]
 fn pc_vhost_user() {
-    no_frame_is_answered_twice(Machine::Pc);
+    each_frame_is_answered_once(Machine::Pc);
 }
 
 #[test]
 fn q35_vhost_user() {
-    no_frame_is_answered_twice(Machine::Q35);
+    each_frame_is_answered_once(Machine::Q35);
 }
 
 #[test]
 fn microvm_vhost_user() {
-    no_frame_is_answered_twice(Machine::Microvm);
+    each_frame_is_answered_once(Machine::Microvm);
 }

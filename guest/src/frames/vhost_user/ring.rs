@@ -4,7 +4,8 @@
 //! Flow:       [`Ring::take`] (the guest sends), [`Ring::put`] (the guest receives), each with the guest told at its end ([`Ring::tell`]).
 //! Invariants: 1. a buffer that was taken is given back in the same call: a ring that stands has none of ours, so that its place in the available ring is all its
 //!             state; 2. nothing that the guest writes makes us read or write outside its memory, or more than [`FRAME_BYTES_MAX`] for a frame; 3. a frame that fits into
-//!             no buffer is lost, as on any wire; one that finds no buffer waits.
+//!             no buffer is lost, as on any wire; one that finds no buffer waits; 4. the buffers of one frame are shown to the guest at once: Linux drops a frame
+//!             whose first buffer it finds used, and the others not yet.
 //! Source:     virtio 1.1, 2.6 (split virtqueues), 5.1.6 (network device operation).
 //! Not here:   when.
 
@@ -20,6 +21,9 @@ use crate::frames::FRAME_BYTES_MAX;
 
 /// `struct virtio_net_hdr_v1`: a header without offloads is zeros, but for the number of buffers.
 pub const HEADER_BYTES: usize = 12;
+/// Before a used ring's entries, and one of them.
+const USED_HEADER_BYTES: u64 = 4;
+const USED_ENTRY_BYTES: u64 = 8;
 /// Where the number of buffers stands in it.
 const BUFFERS_AT: usize = 10;
 
@@ -61,6 +65,8 @@ pub enum Put {
 /// A ring that runs.
 pub struct Ring {
     queue: Queue,
+    /// The guest is told whether it wants to know or not.
+    is_untold: bool,
 }
 
 impl Ring {
@@ -84,7 +90,10 @@ impl Ring {
         }
         let used = queue.used_idx(ram, Ordering::Acquire).map_err(io::Error::other)?;
         queue.set_next_used(used.0);
-        Ok(Ring { queue })
+        Ok(Ring {
+            queue,
+            is_untold: false,
+        })
     }
 
     /// Where it stands: all before it is used.
@@ -171,7 +180,9 @@ impl Ring {
         let mut header = [0; HEADER_BYTES];
         header[BUFFERS_AT..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
         let mut pieces = [&header[..layout.header_bytes], frame];
-        for (head, buffers) in chains {
+        let first_used = self.queue.next_used();
+        let last = chains.len().saturating_sub(1);
+        for (number, (head, buffers)) in chains.into_iter().enumerate() {
             let mut written = 0;
             for (address, bytes) in buffers {
                 let mut filled = 0;
@@ -187,16 +198,34 @@ impl Ring {
                 }
                 written += filled;
             }
-            self.queue
-                .add_used(ram, head, written as u32)
-                .map_err(io::Error::other)?;
+            let at = first_used.wrapping_add(number as u16);
+            match number == last {
+                true => {
+                    self.queue.set_next_used(at);
+                    self.queue
+                        .add_used(ram, head, written as u32)
+                        .map_err(io::Error::other)?;
+                }
+                false => self.write_used(ram, at, head, written as u32)?,
+            }
         }
         Ok(Put::Done)
     }
 
+    /// Invariant 4: all but the last of a frame's buffers. `Queue` shows each one at once, and its account of what the guest was not told of has the last alone.
+    fn write_used(&mut self, ram: &Ram, at: u16, head: u16, written: u32) -> io::Result<()> {
+        let entry = USED_HEADER_BYTES + USED_ENTRY_BYTES * u64::from(at % self.queue.size());
+        let address = GuestAddress(self.queue.used_ring() + entry);
+        let content = [u32::from(head).to_le_bytes(), written.to_le_bytes()].concat();
+        ram.write_slice(&content, address).map_err(io::Error::other)?;
+        self.is_untold = true;
+        Ok(())
+    }
+
     /// Tells the guest what was used, if it wants to know.
     pub fn tell(&mut self, ram: &Ram, call: Option<&File>) -> io::Result<()> {
-        if self.queue.needs_notification(ram).map_err(io::Error::other)?
+        let is_wanted = self.queue.needs_notification(ram).map_err(io::Error::other)?;
+        if std::mem::take(&mut self.is_untold) | is_wanted
             && let Some(mut call) = call
         {
             match call.write(&1u64.to_ne_bytes()) {
