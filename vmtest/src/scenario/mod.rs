@@ -217,6 +217,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// The VM file's `[sync]` table.
+    fn sync_lines(&self) -> Vec<String> {
+        let audit = self.audit.then_some("audit = true");
+        let tree = self.tree.then_some("compare = \"tree\"");
+        audit.into_iter().chain(tree).map(str::to_owned).collect()
+    }
+
     fn new(name: &'static str, policy: &'static str, actions: &[Action]) -> Self {
         Self {
             name,

@@ -84,13 +84,6 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         cluster.use_disks()?;
     }
     cluster.start_hosts()?;
-    let mut sync = Vec::new();
-    if scenario.audit {
-        sync.push("audit = true".to_owned());
-    }
-    if scenario.tree {
-        sync.push("compare = \"tree\"".to_owned());
-    }
     let plan = VmPlan {
         machine: scenario.machine.to_owned(),
         vcpus: scenario.vcpus,
@@ -98,7 +91,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         idle_cards: scenario.idle_cards,
         boots_from_disk: scenario.boots_from_disk,
         uefi: scenario.uefi,
-        sync,
+        sync: scenario.sync_lines(),
         ..VmPlan::redis(scenario.policy)
     };
     let file = plan.write(testbed, &world.image)?;
