@@ -122,6 +122,8 @@ impl State {
             TX => drop(started.want_kick(ram.ram())?),
             _ => started.spare_kicks(ram.ram())?,
         }
+        // It may have been stopped between a buffer's use and the guest's interrupt.
+        started.tell_anyway(self.described[ring].call.as_ref())?;
         self.running[ring] = Some(started);
         Ok(())
     }
@@ -413,7 +415,11 @@ impl VhostUserBackendReqHandler for Card {
     fn set_vring_call(&self, ring: u8, call: Option<File>) -> Result<()> {
         self.described(u32::from(ring), |state, ring| {
             state.described[ring].call = call;
-            Ok(())
+            match &mut state.running[ring] {
+                // What went to the last one may not have been heard.
+                Some(running) => running.tell_anyway(state.described[ring].call.as_ref()),
+                None => Ok(()),
+            }
         })
     }
 

@@ -225,9 +225,15 @@ impl Ring {
     /// Tells the guest what was used, if it wants to know.
     pub fn tell(&mut self, ram: &Ram, call: Option<&File>) -> io::Result<()> {
         let is_wanted = self.queue.needs_notification(ram).map_err(io::Error::other)?;
-        if std::mem::take(&mut self.is_untold) | is_wanted
-            && let Some(mut call) = call
-        {
+        match std::mem::take(&mut self.is_untold) | is_wanted {
+            true => self.tell_anyway(call),
+            false => Ok(()),
+        }
+    }
+
+    /// Tells the guest to look at the ring.
+    pub fn tell_anyway(&self, call: Option<&File>) -> io::Result<()> {
+        if let Some(mut call) = call {
             match call.write(&1u64.to_ne_bytes()) {
                 // Its counter is full: the guest is told already.
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
