@@ -4,8 +4,6 @@
 //! contents are cut into several by the sender (`parts`).
 
 pub mod parts;
-#[cfg(test)]
-mod tests;
 
 use super::{Reader, WireError};
 use crate::agreed::Frame;
@@ -519,3 +517,6 @@ fn take_deltas(reader: &mut Reader) -> Result<Vec<PageDelta>, WireError> {
     }
     Ok(deltas)
 }
+
+#[cfg(test)]
+mod tests;
