@@ -169,8 +169,15 @@ impl Drop for VhostUserPort {
 /// A listening socket and what to connect to, as `/proc/self/fd/N`: QEMU passes descriptors only on a socket that it has connected itself, by a path. The
 /// path is gone before anybody is told of it, so nobody else can connect, and none is left behind.
 fn unnamed_listener() -> io::Result<(UnixListener, OwnedFd)> {
-    let folder = std::env::temp_dir().join(format!("dunlin-card-{}-{}", std::process::id(), next_number()));
-    std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    let folder = loop {
+        let name = format!("dunlin-card-{}-{}", std::process::id(), next_number());
+        let folder = std::env::temp_dir().join(name);
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            // A daemon of the same number was killed just here.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => break made.map(|()| folder)?,
+        }
+    };
     let path = folder.join("card");
     let made = UnixListener::bind(&path).and_then(|listener| {
         // QEMU connects as its own user.
