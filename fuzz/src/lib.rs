@@ -16,6 +16,7 @@ mod script;
 pub mod seeds;
 mod speculation;
 mod transport;
+mod virtqueue;
 mod wire;
 
 /// One target.
@@ -28,7 +29,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -108,6 +109,11 @@ pub const TARGETS: [Target; 16] = [
         name: "tcp",
         about: "one-sided writes framed on a byte stream",
         run: transport::tcp,
+    },
+    Target {
+        name: "virtqueue",
+        about: "a card's rings as a guest writes them into its memory",
+        run: virtqueue::virtqueue,
     },
 ];
 

@@ -44,6 +44,7 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     add("step", consensus::steps());
     add("sync", sync());
     add("tcp", tcp());
+    add("virtqueue", crate::virtqueue::seeds());
     out
 }
 

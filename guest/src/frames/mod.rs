@@ -10,7 +10,7 @@ mod port;
 mod rx_filter;
 mod stream;
 mod tap;
-mod vhost_user;
+pub mod vhost_user;
 
 pub use announce::Announcer;
 pub use port::{FrameError, FramePort};

@@ -11,7 +11,7 @@
 
 mod card;
 mod guest_ram;
-mod ring;
+pub mod ring;
 
 use std::collections::VecDeque;
 use std::fs::Permissions;
@@ -29,6 +29,7 @@ use rustix::fs::{Mode, OFlags};
 use super::{FRAME_BYTES_MAX, FrameError};
 use crate::memory::RamWriter;
 use card::Card;
+pub use guest_ram::Ram;
 
 /// Frames of one call; what is left makes the port readable again.
 const MOST_READ: usize = 1024;
