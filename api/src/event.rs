@@ -113,6 +113,7 @@ words! {
         Removed = "removed",
         Serves = "serves",
         Stalled = "stalled",
+        Standby = "standby",
         StandingAlone = "standing-alone",
         Started = "started",
         StateLeft = "state-left",

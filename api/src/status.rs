@@ -81,6 +81,9 @@ pub struct VmStatus {
     pub answers: Option<AnswerFigures>,
     /// The peers of the group: name, and whether its log link stands.
     pub peers: Vec<PeerStatus>,
+    /// The host that takes a copy's host's part when that host stays away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<String>,
     /// The version of the protocol that all hosts of the group speak now; none while one of them is not linked.
     #[serde(default)]
     pub protocol: Option<u16>,

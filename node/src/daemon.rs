@@ -15,6 +15,7 @@ pub mod requests;
 mod reservations;
 pub mod roles;
 mod service;
+mod standby;
 mod store;
 
 use crate::certificates;
@@ -243,6 +244,7 @@ pub fn run(path: &Path) -> Result<()> {
     daemon.tell_of_certificates();
     peers::accept(&daemon, listener)?;
     identity::hear_of_revocations(&daemon).context("a thread for revocation lists")?;
+    standby::watch(&daemon).context("a thread for standbys")?;
     control::accept(
         &daemon,
         socket.listener.try_clone().context("the control socket")?,

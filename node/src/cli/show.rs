@@ -140,6 +140,9 @@ fn describe(text: &mut String, vm: &VmStatus) {
             }
         );
     }
+    if let Some(standby) = &vm.standby {
+        let _ = writeln!(text, "  host {standby}: standby");
+    }
     for (number, disk) in vm.disks.iter().enumerate() {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let _ = writeln!(

@@ -4,10 +4,12 @@
 //! agrees on that list -> each host writes its VM's file anew: [`VmConfig::with_hosts`].
 //!
 //! Invariants: 1. a number is never used again. 2. of two lists the one with the larger newest number is the later one. 3. what a person has
-//! written in the file stays as it is, comments too, but for `members`, `witness` and `numbers`.
+//! written in the file stays as it is, comments too, but for `members`, `witness`, `numbers` and `standby`. 4. a standby that has got a part leaves its place
+//! to the host whose part that was.
 //!
 //! Not here: how it is agreed (`vm::primary::moving`), and followed (`vm::hosts`).
 
+use super::vm::GroupHost;
 use super::{Cluster, ConfigError, VmConfig};
 use dunlin_core::agreed::{HostPart, Hosts, MOST_HOSTS, Part};
 use dunlin_core::units::ReplicaId;
@@ -93,6 +95,22 @@ impl VmConfig {
         match named(Part::Witness).next() {
             Some(witness) => file["witness"] = value(witness),
             None => drop(file.remove("witness")),
+        }
+        // Invariant 4. A host that slept over several lists takes the newest of those that have left.
+        if let Some(standby) = &self.standby
+            && hosts
+                .iter()
+                .any(|host| host.name == standby.host && host.part != Part::Gone)
+        {
+            let has_left = |host: &&GroupHost| {
+                let mut gone = hosts.iter().filter(|one| one.part == Part::Gone);
+                gone.any(|one| one.name == host.name)
+            };
+            let left = self.group.iter().filter(has_left);
+            match left.max_by_key(|host| host.member.id) {
+                Some(left) => file["standby"] = value(left.name.as_str()),
+                None => drop(file.remove("standby")),
+            }
         }
         let numbers: InlineTable = hosts
             .iter()

@@ -1,5 +1,6 @@
 use super::*;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 const ID: &str = "00112233445566778899aabbccddeeff";
 
@@ -437,4 +438,49 @@ fn numbers_that_cannot_be_are_refused() {
         let said = vm(&format!("{GOOD}\nnumbers = {numbers}")).expect_err("no such numbers");
         assert!(said.to_string().contains(why), "{numbers}: {said}");
     }
+}
+
+fn with_d() -> Cluster {
+    let mut all = cluster();
+    all.hosts.push(ClusterHost {
+        name: "d".into(),
+        address: ([10, 0, 0, 4], 7700).into(),
+    });
+    all
+}
+
+#[test]
+fn a_standby_leaves_its_place_to_the_host_whose_part_it_got() {
+    let parse = |top: &str| {
+        let text = format!("{top}\n[vm]\nmemory_mib = 64\nkernel = '/boot/vmlinuz'\n");
+        VmConfig::parse(&text, "vm.toml", &with_d())
+    };
+    let mut vm = parse(&format!("{GOOD}\nstandby = 'd' # a spare one")).expect("a good file");
+    let after = vm.standby.as_ref().map(|standby| standby.after);
+    assert_eq!(after, Some(Duration::from_secs(30)));
+    let slept = vm.clone();
+    let mut lists = Vec::new();
+    for (leaves, comes) in [("a", "d"), ("b", "a"), ("c", "b")] {
+        let hosts = vm.moved(leaves, comes, &with_d()).expect("it can be");
+        vm = vm.with_hosts(&hosts, &with_d()).expect("a good file");
+        assert_eq!(vm.standby_host(), Some(leaves), "{comes} was the standby");
+        lists.push(hosts);
+    }
+    assert_eq!(vm.standby.as_ref().map(|standby| standby.after), after);
+    // A host that slept over the first lists knows the same of the last one.
+    let woken = slept.with_hosts(&lists[1], &with_d()).expect("a good file");
+    assert_eq!(woken.standby_host(), Some("b"));
+    for (standby, why) in [
+        ("standby = 'a'", "'a' has a part in the VM already"),
+        ("standby = 'd'\nstandby_after = '10ms'", "no time from 1s to 1day"),
+        ("standby = 'd'\nstandby_after = 'soon'", "no time from 1s to 1day"),
+    ] {
+        let said = parse(&format!("{GOOD}\n{standby}")).expect_err("no such standby");
+        assert!(said.to_string().contains(why), "{standby}: {said}");
+    }
+    parse(&format!("{GOOD}\nstandby = 'x'"))
+        .expect("one that has left the cluster keeps no VM from starting");
+    let alone = "name = 'v'\nmembers = ['a']\npolicy = 'none'\nstandby = 'd'";
+    let said = parse(alone).expect_err("nothing to stand by for");
+    assert!(said.to_string().contains("no standby for one"), "{said}");
 }

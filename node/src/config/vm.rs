@@ -2,7 +2,7 @@
 
 use super::program::{ProgramFile, ProgramSpec};
 use super::{Cluster, ConfigError, parse};
-use dunlin_core::agreed::MOST_HOSTS;
+use dunlin_core::agreed::{MOST_HOSTS, Part};
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::{Mode, Policy};
 use dunlin_core::sync::compare::Compare;
@@ -28,6 +28,8 @@ pub struct VmConfig {
     pub group: Vec<GroupHost>,
     /// Which number each host has, or had, in the group.
     pub numbers: BTreeMap<String, u8>,
+    /// Who takes a copy's host's part when that host stays away.
+    pub standby: Option<Standby>,
     /// How it is replicated.
     pub policy: Policy,
     /// Its TCP connections are acknowledged before they may leave, and sent by shadow sockets.
@@ -51,6 +53,45 @@ pub struct GroupHost {
     pub name: String,
     /// Its part.
     pub member: Member,
+}
+
+/// A host without a part, which gets that of a copy's host that stays away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standby {
+    /// Its name in the cluster.
+    pub host: String,
+    /// So long the other one has to be away.
+    pub after: Duration,
+}
+
+/// A host that is away for less may only stand still; one that is away for more is not waited for any better.
+const STANDBY_AFTER: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
+
+impl Standby {
+    fn new(host: String, after: &str) -> Result<Self, String> {
+        match humantime::parse_duration(after) {
+            Ok(after) if STANDBY_AFTER.contains(&after) => Ok(Self { host, after }),
+            _ => Err(format!(
+                "standby_after = '{after}' is no time from 1s to 1day, such as '30s'"
+            )),
+        }
+    }
+
+    /// Whether there can be one. Whether the host is in the cluster is asked when a VM starts and when it is needed: one that was taken out of
+    /// the cluster's file, after it had left its part, is to keep no VM from starting again.
+    fn check(&self, group: &[GroupHost], policy: Policy) -> Result<(), String> {
+        let host = &self.host;
+        if group.iter().any(|one| one.name == *host) {
+            return Err(format!("standby: host '{host}' has a part in the VM already"));
+        }
+        match policy.is_replicated() {
+            true => Ok(()),
+            false => Err(format!(
+                "policy '{}' has no copy, and no standby for one",
+                policy.name()
+            )),
+        }
+    }
 }
 
 /// How a VM's disks are replicated.
@@ -243,6 +284,10 @@ pub(super) struct VmFile {
     witness: Option<String>,
     #[serde(default)]
     numbers: BTreeMap<String, u8>,
+    #[serde(default)]
+    standby: Option<String>,
+    #[serde(default = "standby_after")]
+    standby_after: String,
     #[serde(default = "usual_policy")]
     policy: String,
     #[serde(default)]
@@ -271,6 +316,10 @@ pub(super) struct VmFile {
 
 fn gannet() -> String {
     Storage::Gannet.name().to_owned()
+}
+
+fn standby_after() -> String {
+    "30s".to_owned()
 }
 
 fn disk_memory_mib() -> u64 {
@@ -371,6 +420,14 @@ impl VmConfig {
                 MOST_HOSTS - 1
             ));
         }
+        let standby = file.standby.map(|host| Standby::new(host, &file.standby_after));
+        let standby = standby
+            .transpose()
+            .map_err(|why| ConfigError::senseless(origin, why))?;
+        if let Some(standby) = &standby {
+            let checked = standby.check(&group, policy);
+            checked.map_err(|why| ConfigError::senseless(origin, why))?;
+        }
         if file.speculative && policy != Policy::Remus {
             return senseless(format!(
                 "speculative = true goes with policy 'remus' alone, and here it is '{}'",
@@ -428,6 +485,9 @@ impl VmConfig {
                     .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
                 (spec, None)
             }
+            (None, Some(_)) if standby.is_some() => {
+                return senseless("a program has no standby: its group stays as it began".into());
+            }
             (None, Some(program)) if policy == Policy::Dunlin => {
                 let checked = program.check(&file.name);
                 let (spec, program) = checked.map_err(|why| ConfigError::senseless(origin, why))?;
@@ -441,6 +501,7 @@ impl VmConfig {
             text: text.into(),
             group,
             numbers,
+            standby,
             policy,
             speculative: file.speculative,
             sync: file.sync,
@@ -458,6 +519,22 @@ impl VmConfig {
             .iter()
             .find(|member| member.name == host)
             .map(|host| host.member)
+    }
+
+    /// What that host has to be able to do for the VM. A standby is asked for what a copy's host is.
+    #[must_use]
+    pub fn wanted_of(&self, host: &str) -> Part {
+        match self.member(host) {
+            Some(member) if member.witness => Part::Witness,
+            None if self.standby_host() != Some(host) => Part::Gone,
+            _ => Part::Copy,
+        }
+    }
+
+    /// The host that has to be able to run a copy, and does not.
+    #[must_use]
+    pub fn standby_host(&self) -> Option<&str> {
+        self.standby.as_ref().map(|standby| standby.host.as_str())
     }
 
     /// The name of a member's host, or of one that was.

@@ -12,6 +12,7 @@ use crate::heartbeats;
 use crate::vm::disks;
 use dunlin_api::{Answer, Request};
 use dunlin_api::{Facts, Found, Report};
+use dunlin_core::agreed::Part;
 use dunlin_guest::disk::{self, DiskFormat};
 use dunlin_guest::{Accel, FirmwareKind, probe};
 use dunlin_program::guard::Criu;
@@ -27,16 +28,17 @@ pub fn check(daemon: &Daemon, text: &str, origin: &str, each: &mut dyn FnMut(Fou
         Err(error) => return Answer::refused(error.to_string()),
     };
     let mut facts = Vec::new();
-    for host in config.group.iter().map(|host| &host.name) {
+    let hosts = config.group.iter().map(|host| host.name.as_str());
+    for host in hosts.chain(config.standby_host()) {
         let request = Request::Examine { text: text.into() };
-        let answer = match *host == daemon.host.name {
+        let answer = match host == daemon.host.name {
             true => requests::from_peer(daemon, request, &mut |_| {}),
             false => peers::ask(daemon, host, &request),
         };
         match answer {
             Answer::Report(report) => {
                 report.found.into_iter().for_each(&mut *each);
-                facts.extend(report.facts.map(|facts| (host.as_str(), facts)));
+                facts.extend(report.facts.map(|facts| (host, facts)));
             }
             Answer::Failed { why, .. } => each(bad(
                 host,
@@ -50,8 +52,9 @@ pub fn check(daemon: &Daemon, text: &str, origin: &str, each: &mut dyn FnMut(Fou
             )),
         }
     }
-    if let [one, other] = &facts[..] {
-        compare(&config, one, other).into_iter().for_each(each);
+    if let [one, others @ ..] = &facts[..] {
+        let found = others.iter().flat_map(|other| compare(&config, one, other));
+        found.for_each(each);
     }
     Answer::done("")
 }
@@ -61,9 +64,10 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
     let config =
         VmConfig::parse(text, "the VM's file", &daemon.host.cluster).map_err(|error| error.to_string())?;
     let host = &daemon.host.name;
-    let member = config
-        .member(host)
-        .ok_or_else(|| format!("host '{host}' has no part in VM '{}'", config.name))?;
+    let wanted = config.wanted_of(host);
+    if wanted == Part::Gone {
+        return Err(format!("host '{host}' has no part in VM '{}'", config.name));
+    }
     let mut report = Report {
         host: host.clone(),
         ..Report::default()
@@ -73,7 +77,7 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
         .extend(certificates::found(host, &daemon.keys.certificates()));
     let heartbeats = heartbeats::finding();
     report.found.push(note(host, heartbeats.what, heartbeats.mend));
-    if member.witness {
+    if wanted == Part::Witness {
         report
             .found
             .push(good(host, "witness: it agrees, and runs no copy".into()));

@@ -10,6 +10,7 @@ use crate::vm;
 use crate::vm::disks;
 use crate::vm::event::{Command, LoopSender};
 use dunlin_api::{Answer, Event, HostStatus, Member, Request, Ticket};
+use dunlin_core::agreed::Part;
 use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
@@ -322,7 +323,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         Err(why) => return Answer::failed(why),
     };
     let hosts: Vec<&str> = config.group.iter().map(|host| host.name.as_str()).collect();
-    let mut by_name = hosts.clone();
+    let mut by_name: Vec<&str> = hosts.iter().copied().chain(config.standby_host()).collect();
     by_name.sort_unstable();
     let on = |host: &str, request: Request| {
         if host == daemon.host.name {
@@ -365,6 +366,11 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
             };
         }
     }
+    if let Some(standby) = config.standby_host() {
+        // It was asked whether it could; nothing is kept there until it has to.
+        let vm = config.name.clone();
+        let _ = on(standby, Request::Undo { vm, ticket });
+    }
     Answer::done(format!(
         "{} '{}' is being started on host '{}'",
         if config.program.is_some() { "program" } else { "VM" },
@@ -402,9 +408,10 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str, ticket
 
 fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> Answer {
     let name = &daemon.host.name;
-    let Some(member) = config.member(name) else {
+    let wanted = config.wanted_of(name);
+    if wanted == Part::Gone {
         return Answer::refused(format!("host '{name}' has no part in VM '{}'", config.name));
-    };
+    }
     if daemon.vms().contains_key(&config.name) {
         return Answer::refused(format!(
             "VM '{}' is on host '{name}' already; 'dunlin down' ends it",
@@ -420,7 +427,7 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
             store::folder(&daemon.host.state, &config.name).display()
         ));
     }
-    if member.witness {
+    if wanted == Part::Witness {
         return Answer::done("ready");
     }
     if let Some(spec) = &config.program {

@@ -148,8 +148,8 @@ impl VmLoop {
         }
         self.event(
             EventKind::Left,
-            "the VM's group goes on without this host, by a person's order ('dunlin move'): the copy here is ended. Its disks are \
-             left as they are, and are not the VM's any more",
+            "the VM's group goes on without this host, whose part another one has ('dunlin move', or a standby): the copy here is ended. \
+             Its disks are left as they are, and are not the VM's any more",
         );
         self.forget_vm();
         Answer::done("it goes")

@@ -564,6 +564,7 @@ impl VmLoop {
                     p99_us: found.p99_us,
                 }),
             peers: group::peers(&self.group, &self.config, self.me),
+            standby: self.config.standby_host().map(str::to_owned),
             protocol: self.group.protocol(),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))

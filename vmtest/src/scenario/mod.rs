@@ -82,6 +82,10 @@ pub enum Action {
     RestoreLinks,
     /// These roles' hosts stand still (all of their processes at once), and stay so.
     Freeze(&'static [&'static str]),
+    /// The standby has got the part of a host that is away: the VM is protected, and its backup is there.
+    AwaitBackup(&'static str),
+    /// One of the dead hosts comes back.
+    RestartHost(&'static str),
     /// What needs a frozen backup's word stays where it is: until the group has agreed to go on without it.
     AwaitDropped,
     /// Backup and witness are frozen: nothing leaves, and the primary says that it has no majority.

@@ -92,9 +92,11 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         boots_from_disk: scenario.boots_from_disk,
         uefi: scenario.uefi,
         sync: scenario.sync_lines(),
+        top: moves::standby_lines(scenario),
         ..VmPlan::redis(scenario.policy)
     };
     let file = plan.write(testbed, &world.image)?;
+    moves::make_ready(cluster, scenario)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let client = testbed.node("client");
     await_service(client, service(), PATIENCE)?;
@@ -289,6 +291,8 @@ impl Stage<'_, '_> {
             Action::MoveBackup(host) => self.move_backup(host),
             Action::MoveWitness(host) => self.move_witness(host),
             Action::AwaitGone(host) => self.await_gone(host),
+            Action::AwaitBackup(host) => self.await_backup(host),
+            Action::RestartHost(host) => self.restart(host),
             Action::AwaitAllLinked => {
                 let vm = self.vm.clone();
                 let all = |hosts: &[HostStatus]| {

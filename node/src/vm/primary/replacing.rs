@@ -107,7 +107,7 @@ impl VmLoop {
         };
         self.event(
             EventKind::Removed,
-            format!("by a person's order the group goes on without host '{host}'"),
+            format!("the group goes on without host '{host}', for another one in its place"),
         );
         let term = self.group.term();
         if let Some(primary) = self.primary() {

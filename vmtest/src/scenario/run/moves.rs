@@ -4,7 +4,8 @@
 //! * **Flow:** the new host gets empty disks -> `dunlin move`, said on the witness's host -> the status names it.
 //! * **Not here:** that nothing is lost meanwhile: the clients say that, as in every scenario.
 
-use super::{PATIENCE, Stage, with_role};
+use super::{PATIENCE, Stage, primary, with_role};
+use crate::cluster::Cluster;
 use crate::scenario::{Action, Scenario};
 use anyhow::{Result, ensure};
 use dunlin_api::EventKind;
@@ -16,7 +17,29 @@ pub const SPARE_HOSTS: [&str; 2] = ["d", "e"];
 /// Whether the story needs them.
 pub fn are_in(scenario: &Scenario) -> bool {
     let moves = |action: &Action| matches!(action, Action::MoveBackup(_) | Action::MoveWitness(_));
-    scenario.actions.iter().any(moves)
+    scenario.actions.iter().any(moves) || has_standby(scenario)
+}
+
+fn has_standby(scenario: &Scenario) -> bool {
+    let awaits = |action: &Action| matches!(action, Action::AwaitBackup(_));
+    scenario.actions.iter().any(awaits)
+}
+
+/// Of the VM's file: the first spare host is its standby, if the story has one.
+pub fn standby_lines(scenario: &Scenario) -> Vec<String> {
+    let lines = [
+        format!("standby = \"{}\"", SPARE_HOSTS[0]),
+        "standby_after = \"5s\"".to_owned(),
+    ];
+    lines.into_iter().filter(|_| has_standby(scenario)).collect()
+}
+
+/// A standby has disks for the VM before it is started.
+pub fn make_ready(cluster: &Cluster<'_>, scenario: &Scenario) -> Result<()> {
+    match has_standby(scenario) {
+        true => cluster.give_empty_disks(SPARE_HOSTS[0], "a"),
+        false => Ok(()),
+    }
 }
 
 impl Stage<'_, '_> {
@@ -64,6 +87,31 @@ impl Stage<'_, '_> {
                     .then_some(())
             })
             .map(drop)
+    }
+
+    /// Nobody orders it.
+    pub(super) fn await_backup(&mut self, host: &str) -> Result<()> {
+        let vm = self.vm.clone();
+        self.cluster
+            .await_status(&format!("host {host} is the backup"), PATIENCE, |hosts| {
+                let primary = primary(hosts, &vm)?;
+                let status = hosts.iter().find(|status| status.host == primary)?.vm(&vm)?;
+                let backup = with_role(hosts, &vm, "backup")?;
+                (status.protected && backup == host).then_some(())
+            })?;
+        let primary = self.with_role("primary")?;
+        let told = self.cluster.events(&primary)?;
+        ensure!(
+            told.iter().any(|event| event.kind == EventKind::Standby
+                && event.text.contains(&format!("standby '{host}' takes its part"))),
+            "host {primary} does not say that standby {host} takes a part: {told:?}"
+        );
+        Ok(())
+    }
+
+    pub(super) fn restart(&mut self, host: &str) -> Result<()> {
+        ensure!(self.dead.remove(host), "host {host} is not dead: mend the story");
+        self.cluster.start_host(host)
     }
 
     pub(super) fn await_gone(&mut self, host: &str) -> Result<()> {

@@ -157,6 +157,32 @@ pub fn all() -> Vec<Scenario> {
         )
         .with_disk()
         .quick(),
+        Scenario::new(
+            "standby-survives-two-deaths",
+            "dunlin",
+            &[
+                AwaitProtected,
+                ANSWERS,
+                KillPrimary,
+                // Nobody orders anything from here on.
+                AwaitBackup("d"),
+                ANSWERS,
+                // Of its first two hosts none is left.
+                KillPrimary,
+                ANSWERS,
+                // The first host is the standby now; the second one stays away.
+                RestartHost("a"),
+                AwaitBackup("a"),
+                ANSWERS,
+                KillPrimary,
+                ANSWERS,
+                Restart,
+                AwaitProtected,
+                ANSWERS,
+            ],
+        )
+        .with_disk()
+        .quick(),
         Scenario {
             durable: true,
             gap_limit: Duration::from_secs(60),
