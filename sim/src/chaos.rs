@@ -104,11 +104,16 @@ pub fn may_crash(world: &World, id: u8) -> bool {
         let node = world.hosts[usize::from(member.id.0)].node.as_ref();
         member.id.0 != id && node.is_some_and(|node| node.role() != Role::Recovering)
     };
+    // A member that has not heard of its membership yet stands for no election, whoever waits for it.
+    let knows = |member: &&Member| {
+        let node = world.hosts[usize::from(member.id.0)].node.as_ref();
+        node.is_some_and(|node| node.members().iter().any(|known| known.id == member.id))
+    };
     let survives = |members: &[Member]| {
         let heirs = members
             .iter()
             .filter(well)
-            .filter(|member| member.electable())
+            .filter(|member| member.electable() && knows(member))
             .count();
         members.iter().filter(well).count() > members.len() / 2 && heirs > 0
     };

@@ -35,7 +35,8 @@ fn large_groups_keep_every_promise() {
 
 /// Worlds that once stood still for ever or drowned in words, one in 15,000 of them: a candidate refused the snapshot of the
 /// voter that it needed (the most), doubled answers to pulls bred, members were dropped for one without its memory, a late word of
-/// an earlier life ended a recovery, and one had a majority without its memory by no fault of its own. The causes have tests of their own in `core/tests/pulls.rs`.
+/// an earlier life ended a recovery, and two lost, by no fault of their own, the memory of a majority or of all that may lead (the
+/// member that was left had not heard of its membership). The causes have tests of their own in `core/tests/pulls.rs`.
 #[test]
 fn worlds_that_once_failed_pass() {
     let once = [
@@ -51,6 +52,7 @@ fn worlds_that_once_failed_pass() {
         1_795_358_495_824_866,
         1_795_358_495_826_972,
         1_795_382_451_222_898,
+        1_795_690_330_808_675,
     ];
     for seed in once {
         let report = run(1, seed, None);
@@ -74,6 +76,7 @@ fn bugs_put_back_on_purpose_are_found() {
     for bug in Bug::ALL.into_iter().filter(|bug| !late.contains(bug)) {
         let start = match bug {
             Bug::CommitsOldTerm | Bug::KeepsDurableMark => 5_001,
+            Bug::ChangesTwoAtOnce => 1_001,
             _ => 1,
         };
         let report = run(1_000, start, Some(bug));
