@@ -267,7 +267,7 @@ func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here 
 		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
 	}
 	if object.Asked().Strength > 2 {
-		cannot = append(cannot, "strength 3 asks for a standby, which daemons do not have yet: two copies run")
+		cannot = append(cannot, "strength 3 asks for a standby, which the operator does not set yet: two copies run")
 	}
 	if object.Asked().Strength != placement.Strength && object.Asked().Strength > len(placement.Members) && object.Asked().Strength < 3 {
 		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))

@@ -131,7 +131,7 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 	case len(nodes) == 1:
 		return placement, ""
 	case len(nodes) > 2:
-		// A daemon has no standby yet: the third copy's host is the witness.
+		// No VM is given a standby here yet: the third copy's host is the witness.
 		placement.Members, placement.Witness = nodes[:2], nodes[2]
 		return placement, ""
 	}
