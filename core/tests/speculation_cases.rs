@@ -10,7 +10,8 @@ mod seg;
 #[path = "speculation_model/talk.rs"]
 mod talk;
 
-use dunlin_core::speculation::{Action, Offload, Replica, Speculation};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Replica, Speculation};
 use dunlin_core::units::Epoch;
 use seg::*;
 use talk::{CLIENT, Talk, VM, limits};

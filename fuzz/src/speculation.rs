@@ -6,8 +6,9 @@
 use crate::script::Script;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
+use dunlin_core::offload::Offload;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
-use dunlin_core::speculation::{Action, Limits, Offload, Replica, Speculation};
+use dunlin_core::speculation::{Action, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 
 const LIMITS: Limits = Limits {

@@ -1,6 +1,8 @@
 //! A card's rings in a guest's memory, where the guest may write anything.
 
 use crate::script::Script;
+use dunlin_core::offload::segment::segments;
+use dunlin_core::offload::{MOST_SEGMENTS, Offload};
 use dunlin_guest::frames::FRAME_BYTES_MAX;
 use dunlin_guest::frames::vhost_user::Ram;
 use dunlin_guest::frames::vhost_user::ring::{HEADER_BYTES, Layout, Place, Put, Ring};
@@ -81,12 +83,21 @@ pub fn virtqueue(bytes: &[u8]) {
     let (mut frame, given) = (Vec::new(), vec![0xda; frame_bytes]);
     for _ in 0..FRAMES {
         let first = ring.next();
-        if matches!(ring.take(&ram, layout, &mut frame), Ok(true)) {
+        if let Ok(Some(offload)) = ring.take(&ram, layout, &mut frame) {
             assert_eq!(ring.next(), first.wrapping_add(1), "one chain is one frame");
+            let (longest, mut count) = (frame.len(), 0);
+            segments(&offload, &mut frame, &mut Vec::new(), |segment| {
+                assert!(segment.len() <= longest);
+                count += 1;
+            });
+            assert!(count <= MOST_SEGMENTS);
         }
         assert!(frame.len() <= FRAME_BYTES_MAX);
         let first = ring.next();
-        if matches!(ring.put(&ram, layout, &given), Ok(Put::Waits)) {
+        if matches!(
+            ring.put(&ram, layout, Offload::default(), &[&given]),
+            Ok(Put::Waits)
+        ) {
             assert_eq!(ring.next(), first, "what waits has taken no buffer");
         }
         let _any = ring.want_kick(&ram);

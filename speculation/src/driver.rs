@@ -8,7 +8,8 @@
 use super::sockets::{Happened, Sockets};
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::speculation::{Action, Flow, Limits, Offload, Replica, Speculation};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 use std::collections::VecDeque;
 use std::io;

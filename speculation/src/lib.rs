@@ -17,4 +17,4 @@ mod tun;
 
 pub use driver::{Driver, Ports};
 pub use sockets::{Happened, Sockets, SocketsError};
-pub use tun::{HEADER_BYTES, Tun, header_of};
+pub use tun::Tun;

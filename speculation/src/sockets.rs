@@ -7,10 +7,11 @@
 
 use super::namespace::Namespace;
 use super::repair::{self, RepairError};
-use super::tun::{HEADER_BYTES, Tun};
+use super::tun::Tun;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::speculation::{Flow, Offload, Socket};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Flow, Socket};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
@@ -20,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const ETHERNET_BYTES: usize = 14;
 /// The greatest packet of a device with offloads, its header, and the place for an Ethernet header.
-const BUFFER_BYTES: usize = 65536 + HEADER_BYTES + ETHERNET_BYTES;
+const BUFFER_BYTES: usize = 65536 + Offload::BYTES + ETHERNET_BYTES;
 const MOST_EVENTS: usize = 64;
 
 /// Why there are no shadow sockets, or not this one.

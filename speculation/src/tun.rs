@@ -5,7 +5,7 @@
 //! Source:     Documentation/networking/tuntap.rst; virtio 1.2, 5.1.6.
 //! Not here:   addresses and routes.
 
-use dunlin_core::speculation::Offload;
+use dunlin_core::offload::Offload;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,10 +16,6 @@ const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
-const NEEDS_CSUM: u8 = 1;
-
-/// How long the header before each packet is.
-pub const HEADER_BYTES: usize = 10;
 
 /// A device made by this process.
 #[derive(Debug)]
@@ -81,11 +77,9 @@ impl Tun {
     /// Those of read(2), but for EAGAIN.
     pub fn read<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<(Offload, &'b [u8])>> {
         match (&self.file).read(buffer) {
-            Ok(n) if n < HEADER_BYTES => Ok(None),
-            Ok(n) => {
-                let (header, packet) = buffer[..n].split_at(HEADER_BYTES);
-                Ok(Some((read_header(header), packet)))
-            }
+            Ok(n) => Ok(buffer[..n]
+                .split_first_chunk()
+                .map(|(header, packet)| (Offload::read(header), packet))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
@@ -96,7 +90,7 @@ impl Tun {
     /// # Errors
     /// Those of write(2), but for a full queue.
     pub fn write(&self, offload: Offload, packet: &[u8]) -> io::Result<bool> {
-        let header = header_of(offload);
+        let header = offload.to_bytes();
         let parts = [IoSlice::new(&header), IoSlice::new(packet)];
         match (&self.file).write_vectored(&parts) {
             Ok(_) => Ok(true),
@@ -111,34 +105,4 @@ impl AsFd for Tun {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-}
-
-fn read_header(header: &[u8]) -> Offload {
-    let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
-    Offload {
-        needs_csum: header[0] & NEEDS_CSUM != 0,
-        gso_type: header[1],
-        hdr_len: word(2),
-        gso_size: word(4),
-        csum_start: word(6),
-        csum_offset: word(8),
-    }
-}
-
-/// The header as a device of Linux takes it.
-#[must_use]
-pub fn header_of(offload: Offload) -> [u8; HEADER_BYTES] {
-    let mut out = [0; HEADER_BYTES];
-    out[0] = if offload.needs_csum { NEEDS_CSUM } else { 0 };
-    out[1] = offload.gso_type;
-    let words = [
-        offload.hdr_len,
-        offload.gso_size,
-        offload.csum_start,
-        offload.csum_offset,
-    ];
-    for (n, word) in words.into_iter().enumerate() {
-        out[2 + 2 * n..4 + 2 * n].copy_from_slice(&word.to_ne_bytes());
-    }
-    out
 }

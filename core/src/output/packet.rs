@@ -24,6 +24,8 @@ pub const ICMPV6: u8 = 58;
 
 const IGMP: u8 = 2;
 const ETHERNET_BYTES: usize = 14;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
 
 /// TCP's flag "no more bytes from the sender".
 pub const FIN: u8 = 0x01;
@@ -227,7 +229,24 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn parse_ethernet(bytes: &[u8], nic: u8, direction: Direction) -> Option<Parsed> {
+/// The same of bytes alone, as if the VM's first card had sent them.
+#[must_use]
+pub(crate) fn parse_bytes(bytes: &[u8]) -> Parsed {
+    parse_ethernet(bytes, 0, Direction::FromVm).unwrap_or(Parsed::Other)
+}
+
+/// Where IP's header begins, and whether it is IPv4's.
+#[must_use]
+pub(crate) fn ip_at(bytes: &[u8]) -> Option<(usize, bool)> {
+    match network_layer(bytes)? {
+        (at, _, IPV4) => Some((at, true)),
+        (at, _, IPV6) => Some((at, false)),
+        _ => None,
+    }
+}
+
+/// Where what Ethernet carries begins, the VLANs, and which protocol it is.
+fn network_layer(bytes: &[u8]) -> Option<(usize, u32, u16)> {
     let (mut at, mut vlan) = (ETHERNET_BYTES, 0);
     let mut ether_type = u16_at(bytes, 12)?;
     for _tag in 0..2 {
@@ -239,10 +258,15 @@ fn parse_ethernet(bytes: &[u8], nic: u8, direction: Direction) -> Option<Parsed>
         ether_type = u16_at(bytes, at + 2)?;
         at += 4;
     }
+    Some((at, vlan, ether_type))
+}
+
+fn parse_ethernet(bytes: &[u8], nic: u8, direction: Direction) -> Option<Parsed> {
+    let (at, vlan, ether_type) = network_layer(bytes)?;
     let below = Below { nic, vlan, direction };
     match ether_type {
-        0x0800 => parse_ipv4(bytes, at, &below),
-        0x86dd => parse_ipv6(bytes, at, &below),
+        IPV4 => parse_ipv4(bytes, at, &below),
+        IPV6 => parse_ipv6(bytes, at, &below),
         0x0806 => Some(Parsed::Neighbour),
         _ => None,
     }

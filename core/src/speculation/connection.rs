@@ -9,7 +9,8 @@
 
 use super::handshake::Handshake;
 use super::write::{Bare, ECE};
-use super::{Action, Context, Flow, Link, Offload, Socket};
+use super::{Action, Context, Flow, Link, Socket};
+use crate::offload::Offload;
 use crate::output::packet::{ACK, RST, before};
 use crate::units::Epoch;
 use bytes::Bytes;

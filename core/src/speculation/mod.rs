@@ -33,6 +33,7 @@ mod write;
 pub use replica::Replica;
 
 use crate::agreed::Frame;
+use crate::offload::Offload;
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, parse, u16_at};
 use crate::output::rewriter::rewrite::intact;
 use bytes::Bytes;
@@ -89,23 +90,6 @@ impl Default for Limits {
             handshakes: 4096,
         }
     }
-}
-
-/// What a packet leaves to the device: the fields of a virtio-net header (virtio 1.2, 5.1.6).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Offload {
-    /// The checksum is only that of the pseudo header.
-    pub needs_csum: bool,
-    /// virtio's `gso_type`, as it came.
-    pub gso_type: u8,
-    /// All headers' length.
-    pub hdr_len: u16,
-    /// The payload of each cut.
-    pub gso_size: u16,
-    /// Where the checksum begins to count.
-    pub csum_start: u16,
-    /// Where it stands, from there.
-    pub csum_offset: u16,
 }
 
 /// A shadow socket, as it is to be built.

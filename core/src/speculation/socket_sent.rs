@@ -6,8 +6,9 @@
 
 use super::connection::{Connection, Dummy, later};
 use super::write::{ECE, ip_at};
-use super::{Action, Context, Offload};
+use super::{Action, Context};
 use crate::agreed::Frame;
+use crate::offload::Offload;
 use crate::output::packet::{Segment, before};
 use crate::output::rewriter::rewrite::Rewriter;
 use bytes::{Bytes, BytesMut};

@@ -3,7 +3,8 @@
 use super::seg::*;
 use super::talk::{CLIENT, Talk, VM, limits};
 use dunlin_core::agreed::Frame;
-use dunlin_core::speculation::{Action, Limits, Offload, Speculation};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Limits, Speculation};
 use dunlin_core::units::Epoch;
 
 const NOTHING: [&str; 0] = [];

@@ -1,7 +1,8 @@
 //! A talk on one connection, told line by line: who hears what, in numbers that count from each stream's first byte.
 
 use super::seg::*;
-use dunlin_core::speculation::{Action, Flow, Limits, Offload, Replica, Speculation};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 
 pub const VM: u32 = 1001;

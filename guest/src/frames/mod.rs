@@ -6,6 +6,7 @@
 //! Not here:   order, holding, release (core).
 
 pub mod announce;
+mod gso_tap;
 mod port;
 mod rx_filter;
 mod stream;
@@ -13,6 +14,7 @@ mod tap;
 pub mod vhost_user;
 
 pub use announce::Announcer;
+pub use gso_tap::GsoTap;
 pub use port::{FrameError, FramePort};
 pub use rx_filter::RxFilter;
 pub use stream::{FRAME_BYTES_MAX, StreamPort};

@@ -8,7 +8,7 @@
 
 use std::ffi::c_char;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -16,6 +16,7 @@ use super::rx_filter::ADDRESSES_MAX;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
 const TUNSETTXFILTER: libc::Ioctl = 0x4004_54d1;
 const SIOCBRADDIF: libc::Ioctl = 0x89a2;
 
@@ -29,6 +30,9 @@ struct TunFilter {
 
 /// Every multicast address passes, and so does broadcast.
 const TUN_FLT_ALLMULTI: u16 = 1;
+
+/// What the kernel may leave to us: checksums, and TCP over IPv4 and IPv6 in large frames, also where the congestion window was reduced (linux/if_tun.h).
+const TUN_OFFLOADS: libc::c_ulong = 1 | 2 | 4 | 8;
 
 /// Why there is no TAP.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +54,15 @@ pub struct Tap {
 impl Tap {
     /// Makes the TAP `name` (`dunlin%d`: the kernel counts), puts it into `bridge`, and switches it on. Not blocking.
     pub fn open(name: &str, bridge: Option<&str>) -> Result<Tap, TapError> {
+        Tap::make(name, bridge, false)
+    }
+
+    /// The same with a header before each frame (`virtio_net_hdr`, 10 bytes), and the kernel leaves checksums and segmentation to us.
+    pub(super) fn open_with_offloads(name: &str, bridge: Option<&str>) -> Result<Tap, TapError> {
+        Tap::make(name, bridge, true)
+    }
+
+    fn make(name: &str, bridge: Option<&str>, offloads: bool) -> Result<Tap, TapError> {
         let fail = |step, hint| {
             move |error| TapError {
                 name: name.to_owned(),
@@ -65,7 +78,8 @@ impl Tap {
             .open("/dev/net/tun")
             .map_err(fail("/dev/net/tun", " (load the module: modprobe tun)"))?;
         let mut request = request_for(name).map_err(fail("its name", ""))?;
-        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+        let header = if offloads { libc::IFF_VNET_HDR } else { 0 };
+        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | header) as i16;
         ioctl(file.as_raw_fd(), TUNSETIFF, &mut request).map_err(fail(
             "making it",
             " (the name is in use, or CAP_NET_ADMIN is missing)",
@@ -85,6 +99,12 @@ impl Tap {
                 hint,
             }
         };
+        if offloads {
+            // SAFETY: its argument is a number.
+            if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD, TUN_OFFLOADS) } == -1 {
+                return Err(fail("its offloads", "")(io::Error::last_os_error()));
+            }
+        }
         let control = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map_err(|e| fail("a control socket", "")(e.into()))?;
         let mut tap_request = request_for(&name).map_err(fail("its name", ""))?;
@@ -139,7 +159,12 @@ impl Tap {
 
     /// Sends one frame. False when the kernel had no room: the frame is lost, as on any wire.
     pub fn write(&self, frame: &[u8]) -> io::Result<bool> {
-        match (&self.file).write(frame) {
+        self.write_pieces(&[IoSlice::new(frame)])
+    }
+
+    /// The same of a frame in pieces.
+    pub(super) fn write_pieces(&self, frame: &[IoSlice<'_>]) -> io::Result<bool> {
+        match (&self.file).write_vectored(frame) {
             Ok(_) => Ok(true),
             Err(e)
                 if matches!(e.kind(), io::ErrorKind::WouldBlock)
@@ -190,4 +215,4 @@ fn ioctl(fd: RawFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Resul
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

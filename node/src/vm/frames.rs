@@ -7,6 +7,7 @@
 use super::nics::MOST_BATCH_BYTES;
 use super::run::{Role, VmLoop};
 use dunlin_core::agreed::{Agreed, Frame};
+use dunlin_core::offload::MOST_SEGMENTS;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Inputs;
@@ -192,7 +193,7 @@ impl VmLoop {
     }
 
     /// Whether the network may hear this host now (invariant 1). While another complete copy exists that could be elected, only
-    /// for as long as a majority has promised to elect nobody: this is looked at before each single frame.
+    /// for as long as a majority has promised to elect nobody: this is looked at before each single write.
     pub(super) fn may_speak(&self, now_us: u64) -> bool {
         let leads = self.group.is_leader() && self.agreement.leads();
         leads
@@ -208,10 +209,17 @@ impl VmLoop {
         if self.speculating.is_some() {
             self.release_speculation();
         }
-        loop {
+        while self.take_released() {
+            self.send_released();
+        }
+    }
+
+    /// Takes what may leave, up to what leaves as one large frame. False: there was nothing.
+    fn take_released(&mut self) -> bool {
+        for taken in 0..MOST_SEGMENTS {
             let now_us = self.now_us();
             if !self.may_speak(now_us) {
-                return;
+                return taken > 0;
             }
             if self.announcements.take_due(now_us)
                 && let Some(nics) = &self.nics
@@ -219,17 +227,25 @@ impl VmLoop {
                 nics.announce();
             }
             let Some(frame) = self.output.release(now_us) else {
-                return;
+                return taken > 0;
             };
             self.frames_out += 1;
             if self.speculating.is_some() {
                 self.speculation_sees_leaving(&frame);
             }
-            // The host may have stood still since, for longer than its promise lasts: then the frame is lost, as on any wire.
-            if self.may_speak(self.now_us())
-                && let Some(nics) = &self.nics
-            {
-                nics.send(&frame);
+            if let Some(nics) = &mut self.nics {
+                nics.release(frame);
+            }
+        }
+        true
+    }
+
+    /// The host may have stood still since, for longer than its promise lasts: then frames are lost, as on any wire.
+    pub(super) fn send_released(&mut self) {
+        loop {
+            let may_speak = self.may_speak(self.now_us());
+            if !self.nics.as_mut().is_some_and(|nics| nics.send_next(may_speak)) {
+                return;
             }
         }
     }

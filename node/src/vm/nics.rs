@@ -15,10 +15,11 @@ use crate::config::VmConfig;
 use crate::vm::machine::FramePorts;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
+use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
 use dunlin_core::overheard::Overheard;
 use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
-use dunlin_guest::frames::{Announcer, FrameError, FramePort, RxFilter, Tap};
+use dunlin_guest::frames::{Announcer, FrameError, FramePort, GsoTap, RxFilter};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +28,8 @@ const FRAME_BYTES: usize = 65_600;
 /// A batch is over when it has so many bytes, so that it takes its turn on the links.
 const BATCH_BYTES: usize = 1 << 20;
 /// The most that a batch takes in the log: there has to be room for it before it is taken off the network.
-pub const MOST_BATCH_BYTES: usize = BATCH_BYTES + FRAME_BYTES + 8 * MOST_FRAMES;
+pub const MOST_BATCH_BYTES: usize =
+    BATCH_BYTES + FRAME_BYTES + MOST_SEGMENTS * MOST_HEADERS_BYTES + 8 * MOST_FRAMES;
 /// Frames that have waited in a TAP: several times what its queue in the kernel holds.
 const MOST_STALE: usize = 4096;
 /// A backup looks this often at what the network brings to it as well: no wake-up is made for it, since agreed inputs and heartbeats
@@ -39,7 +41,8 @@ pub struct Nics {
     nics: Vec<Nic>,
     /// No other cards of this process have it.
     number: u64,
-    buffer: Vec<u8>,
+    /// Whose TAP is read first.
+    turn: usize,
     drain: Drain,
     /// What each NIC's queue may take.
     share_bytes: usize,
@@ -53,7 +56,7 @@ pub struct Nics {
 
 struct Nic {
     port: FramePort,
-    tap: Tap,
+    tap: GsoTap,
     announcer: Announcer,
     rx_filter: RxFilter,
     /// Taken off the network and not queued yet: it is being agreed on.
@@ -67,7 +70,7 @@ impl Nics {
         let mut nics = Vec::with_capacity(ports.len());
         for (port, spec) in ports.into_iter().zip(&config.spec.nics) {
             let name = spec.tap.as_deref().unwrap_or("dunlin%d");
-            let tap = Tap::open(name, spec.bridge.as_deref()).map_err(|error| error.to_string())?;
+            let tap = GsoTap::open(name, spec.bridge.as_deref()).map_err(|error| error.to_string())?;
             let mac = spec.mac_bytes().map_err(|error| error.to_string())?;
             let rx_filter = RxFilter::new(mac, spec.promiscuous);
             tap.set_rx_filter(rx_filter.addresses())
@@ -84,7 +87,7 @@ impl Nics {
             share_bytes: config.memory.inbound_bytes() / nics.len().max(1),
             nics,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
-            buffer: vec![0; FRAME_BYTES],
+            turn: 0,
             drain: Drain::default(),
             dropped: 0,
             old_source: false,
@@ -138,26 +141,41 @@ impl Nics {
         let mut frames = Vec::new();
         // A flood for one card takes no other's turn.
         let cards = self.nics.len().max(1);
-        for (number, nic) in self.nics.iter_mut().enumerate() {
+        self.turn = (self.turn + 1) % cards;
+        for number in (0..cards).map(|card| (self.turn + card) % cards) {
+            let Some(nic) = self.nics.get_mut(number) else {
+                break;
+            };
             let (mut bytes, mut looked_at) = (0, 0);
-            while looked_at < MOST_FRAMES / cards && bytes < BATCH_BYTES / cards {
-                // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
-                let Ok(Some(len)) = nic.tap.read(&mut self.buffer) else {
-                    break;
-                };
-                looked_at += 1;
-                self.old_source |= nic.announcer.is_from_here(&self.buffer[..len]);
-                if nic.port.queued_bytes() + nic.taken_bytes > self.share_bytes / 2 {
-                    // Invariant 2.
-                    self.dropped += 1;
-                    continue;
-                }
-                bytes += len;
-                nic.taken_bytes += len;
-                frames.push(Frame {
-                    nic: number as u8,
-                    bytes: Bytes::copy_from_slice(&self.buffer[..len]),
+            // What is read at once may be as many segments.
+            while looked_at < MOST_FRAMES / cards
+                && bytes < BATCH_BYTES / cards
+                && frames.len() + MOST_SEGMENTS <= MOST_FRAMES
+            {
+                let Nic {
+                    port,
+                    tap,
+                    announcer,
+                    taken_bytes,
+                    ..
+                } = nic;
+                let read = tap.read(|frame| {
+                    looked_at += 1;
+                    self.old_source |= announcer.is_from_here(frame);
+                    if port.queued_bytes() + *taken_bytes > self.share_bytes / 2 {
+                        // Invariant 2.
+                        self.dropped += 1;
+                        return;
+                    }
+                    bytes += frame.len();
+                    *taken_bytes += frame.len();
+                    frames.push(Frame {
+                        nic: number as u8,
+                        bytes: Bytes::copy_from_slice(frame),
+                    });
                 });
+                // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
+                let Ok(true) = read else { break };
             }
         }
         frames
@@ -220,21 +238,23 @@ impl Nics {
     }
 
     fn empty_taps(&mut self, most: usize, now_us: u64) {
-        for (number, nic) in self.nics.iter().enumerate() {
-            for _ in 0..most {
-                let Ok(Some(len)) = nic.tap.read(&mut self.buffer) else {
-                    break;
-                };
-                let bytes = &self.buffer[..len];
-                // The primary's own announcements, and what the guest has sent, come back by a network that floods.
-                if nic.announcer.is_from_here(bytes) {
-                    continue;
-                }
-                let frame = Frame {
-                    nic: number as u8,
-                    bytes: Bytes::copy_from_slice(bytes),
-                };
-                self.overheard.heard(frame, now_us);
+        for (number, nic) in self.nics.iter_mut().enumerate() {
+            let Nic { tap, announcer, .. } = nic;
+            let mut looked_at = 0;
+            while looked_at < most {
+                let read = tap.read(|bytes| {
+                    looked_at += 1;
+                    // The primary's own announcements, and what the guest has sent, come back by a network that floods.
+                    if announcer.is_from_here(bytes) {
+                        return;
+                    }
+                    let frame = Frame {
+                        nic: number as u8,
+                        bytes: Bytes::copy_from_slice(bytes),
+                    };
+                    self.overheard.heard(frame, now_us);
+                });
+                let Ok(true) = read else { break };
             }
         }
     }
@@ -285,10 +305,30 @@ impl Nics {
         self.drain.look(now_us, self.nics.iter().map(in_flight));
     }
 
-    /// Sends a frame of the VM to the network. One that the kernel has no room for is lost, as on any wire.
-    pub fn send(&self, frame: &Frame) {
+    /// Takes a frame of the VM for the network; it leaves with [`Nics::send_next`].
+    pub fn release(&mut self, frame: Frame) {
+        if let Some(nic) = self.nics.get_mut(usize::from(frame.nic)) {
+            nic.tap.queue(frame.bytes);
+        }
+    }
+
+    /// Sends what is released and leaves as one large frame, or loses it where the host may not speak. What the kernel has no room for is lost too, as on
+    /// any wire. False: nothing is left.
+    pub fn send_next(&mut self, may_speak: bool) -> bool {
+        let Some(nic) = self.nics.iter_mut().find(|nic| nic.tap.has_queued()) else {
+            return false;
+        };
+        match may_speak {
+            true => drop(nic.tap.send_next()),
+            false => nic.tap.lose_queued(),
+        }
+        true
+    }
+
+    /// Sends a frame, large or not, with what it leaves to the kernel.
+    pub fn send(&self, frame: &Frame, offload: Offload) {
         if let Some(nic) = self.nics.get(usize::from(frame.nic)) {
-            let _ = nic.tap.write(&frame.bytes);
+            let _ = nic.tap.write(&frame.bytes, offload);
         }
     }
 
@@ -296,7 +336,7 @@ impl Nics {
     pub fn announce(&self) {
         for nic in &self.nics {
             for frame in nic.announcer.frames() {
-                let _ = nic.tap.write(&frame);
+                let _ = nic.tap.write(&frame, Offload::default());
             }
         }
     }

@@ -15,8 +15,9 @@ use super::run::VmLoop;
 use bytes::Bytes;
 use dunlin_api::{EventKind, SpeculationFigures};
 use dunlin_core::agreed::Frame;
+use dunlin_core::offload::Offload;
 use dunlin_core::output::gate::{Voice, cost};
-use dunlin_core::speculation::{Limits, Offload, Replica};
+use dunlin_core::speculation::{Limits, Replica};
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
 use dunlin_speculation::{Driver, Ports, Sockets};
@@ -82,7 +83,7 @@ impl Speculating {
 
     /// The namespace with its TUN; blocks for some 10 ms.
     pub fn sockets() -> Result<Sockets, String> {
-        Sockets::open(MTU, false, None).map_err(|error| error.to_string())
+        Sockets::open(MTU, true, None).map_err(|error| error.to_string())
     }
 
     fn driver(&mut self) -> Option<&mut Driver> {
@@ -172,14 +173,14 @@ impl Ports for VmLoop {
         }
     }
 
-    fn to_client(&mut self, frame: Frame, _offload: Offload) {
+    fn to_client(&mut self, frame: Frame, offload: Offload) {
         // Invariant 2.
         if !self.may_speak(self.now_us()) {
             return;
         }
         self.frames_out += 1;
         if let Some(nics) = &self.nics {
-            nics.send(&frame);
+            nics.send(&frame, offload);
         }
     }
 

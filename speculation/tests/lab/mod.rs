@@ -5,9 +5,10 @@
 //! the VM is heard, and it hears nothing, while the old host goes on to speak to clients until it dies.
 
 use dunlin_core::agreed::Frame;
-use dunlin_core::speculation::{Counts, Limits, Offload, Replica};
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Counts, Limits, Replica};
 use dunlin_core::units::Epoch;
-use dunlin_speculation::{Driver, HEADER_BYTES, Ports, Sockets, Tun};
+use dunlin_speculation::{Driver, Ports, Sockets, Tun};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -226,7 +227,7 @@ impl Host {
         let (mut whole, mut cut_at) = (true, 25_000);
         let mut safe: VecDeque<(u64, Epoch)> = VecDeque::new();
         let mut kills: VecDeque<u64> = self.plan.kills.iter().map(|ms| ms * 1000).collect();
-        let mut buffer = vec![0; 65536 + HEADER_BYTES];
+        let mut buffer = vec![0; 65536 + Offload::BYTES];
         let mut more = false;
         while !stop.load(Ordering::Relaxed) {
             let next = [Some(cut_at), safe.front().map(|(at, _)| *at), driver.deadline()];

@@ -32,6 +32,28 @@ pub enum Load {
     Https(&'static str, Handshakes),
     /// OpenSSH's client: a line there and back.
     Ssh(Handshakes),
+    /// Our own client: one thread for each connection. Its requests are MiB, its latencies those of whole transfers.
+    Bulk(Bulk),
+}
+
+/// Many bytes in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bulk {
+    /// Whose they are.
+    pub way: Way,
+    /// Of each transfer.
+    pub bytes: usize,
+    /// Else each transfer has a connection of its own.
+    pub keeps_connections: bool,
+}
+
+/// Who sends what is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The VM: files of nginx's.
+    Down,
+    /// The client: values for redis.
+    Up,
 }
 
 /// How often a client and a service agree on keys.
@@ -109,6 +131,20 @@ const HARD: [(&str, &str, Load); 10] = [
     ("ssh", "ssh-login", Load::Ssh(Handshakes::Each)),
 ];
 
+/// Service, name, direction, bytes, and whether connections are kept; all with one connection at a time. Not among `all`.
+const BULK: [(&str, &str, Way, usize, bool); 10] = [
+    ("nginx", "down-64m", Way::Down, 64 << 20, true),
+    ("nginx", "down-1m", Way::Down, 1 << 20, true),
+    ("nginx", "down-1m-fresh", Way::Down, 1 << 20, false),
+    ("nginx", "down-100k", Way::Down, 100 << 10, true),
+    ("nginx", "down-100k-fresh", Way::Down, 100 << 10, false),
+    ("redis", "up-64m", Way::Up, 64 << 20, true),
+    ("redis", "up-1m", Way::Up, 1 << 20, true),
+    ("redis", "up-1m-fresh", Way::Up, 1 << 20, false),
+    ("redis", "up-100k", Way::Up, 100 << 10, true),
+    ("redis", "up-100k-fresh", Way::Up, 100 << 10, false),
+];
+
 /// The one case that stands for a service where there is no time for all.
 const USUAL: [&str; 8] = [
     "set", "get-set", "tpcb", "oltp-rw", "static", "page", "json", "servlet",
@@ -120,7 +156,8 @@ impl Case {
     /// How long a window is whose length is `seconds` where nothing else is known.
     pub fn window_s(&self, seconds: f64) -> f64 {
         match self.load {
-            Load::Pgbench(_) | Load::Sysbench => seconds.max(TRANSACTIONS_S),
+            // Nor does a transfer of 64 MiB end in less.
+            Load::Pgbench(_) | Load::Sysbench | Load::Bulk(_) => seconds.max(TRANSACTIONS_S),
             _ => seconds,
         }
     }
@@ -176,20 +213,37 @@ fn case(service: &'static str, name: &'static str, connections: u32, load: Load)
 /// # Errors
 /// With the list of what there is, for a word that names nothing.
 pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>> {
-    let every = all();
+    let mut every = all();
+    let bulk = BULK.map(|(service, name, way, bytes, keeps_connections)| Case {
+        kind: Kind::Hard,
+        ..case(
+            service,
+            name,
+            1,
+            Load::Bulk(Bulk {
+                way,
+                bytes,
+                keeps_connections,
+            }),
+        )
+    });
+    every.extend(bulk);
+    let is_bulk = |case: &Case| matches!(case.load, Load::Bulk(_));
     let matches = |case: &Case, word: &str| match word {
-        "all" => true,
+        "all" => !is_bulk(case),
+        "bulk" => is_bulk(case),
         "usual" => case.kind == Kind::Service && USUAL.contains(&case.name),
-        "hard" => case.kind == Kind::Hard,
+        "hard" => case.kind == Kind::Hard && !is_bulk(case),
         _ => case.name == word || case.service == word && case.kind == Kind::Service,
     };
     for word in words {
         if !every.iter().any(|case| matches(case, word)) {
             let hard: Vec<&str> = HARD.iter().map(|(_, name, _)| *name).collect();
             bail!(
-                "no service or case '{word}': there are all, usual, {}, hard, {}",
+                "no service or case '{word}': there are all, usual, {}, hard, {}, bulk, {}",
                 SERVICES.join(", "),
-                hard.join(", ")
+                hard.join(", "),
+                BULK.map(|(_, name, ..)| name).join(", ")
             );
         }
     }
@@ -231,6 +285,8 @@ mod tests {
         };
         assert_eq!(choose(&["all"], None).unwrap().len(), all().len());
         assert_eq!(choose(&["hard"], None).unwrap().len(), 10);
+        assert_eq!(choose(&["bulk"], None).unwrap().len(), 10);
+        assert_eq!(choose(&["up-1m"], None).unwrap()[0].service, "redis");
         assert_eq!(choose(&["tls-handshake"], None).unwrap()[0].service, "nginx");
         let hard = choose(&["hard"], None).unwrap();
         assert_eq!((hard[0].service, hard.last().unwrap().service), ("redis", "ssh"));

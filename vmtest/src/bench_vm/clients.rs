@@ -4,6 +4,7 @@
 //! failure. It has no figure then, because a service that fails fast would look fast. A client that saw nothing wrong and nothing
 //! in time either ([`TooSlow`]) costs its window only.
 
+mod bulk;
 mod http;
 mod memcached;
 mod redis;
@@ -22,7 +23,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, Load};
+use super::case::{Bulk, Case, Load, Way};
 use crate::testbed::Node;
 
 /// A load of which nothing ended in its time, and nothing that ended was wrong.
@@ -134,6 +135,7 @@ impl Clients<'_> {
             Load::Sysbench => sql::sysbench(self, connections, seconds),
             Load::Http(path) => http::run(self, path, None, connections, seconds),
             Load::Https(path, handshakes) => http::run(self, path, Some(handshakes), connections, seconds),
+            Load::Bulk(bulk) => bulk::run(self, bulk, connections, seconds),
             Load::Ssh(handshakes) => ssh::run(self, handshakes, connections, seconds),
         }
     }
@@ -172,12 +174,15 @@ fn probe(load: Load, target: SocketAddr) -> Result<()> {
         Ok(())
     };
     match load {
-        Load::Redis(_) | Load::Counter => ask(b"PING\r\n", &|answer| answer == b"+PONG\r\n"),
+        Load::Redis(_) | Load::Counter | Load::Bulk(Bulk { way: Way::Up, .. }) => {
+            ask(b"PING\r\n", &|answer| answer == b"+PONG\r\n")
+        }
         Load::Memcached => ask(b"version\r\n", &|answer| answer.starts_with(b"VERSION")),
         // An SSLRequest: a server that is still recovering says so only to a real start-up message.
         Load::Pgbench(_) => ask(&postgresql_hello(), &|answer| answer.first() == Some(&b'R')),
         // The greeting: protocol version 10 behind a header of four bytes.
         Load::Sysbench => ask(b"", &|answer| answer.get(4) == Some(&10)),
+        Load::Bulk(Bulk { way: Way::Down, .. }) => http::page(target, "/").map(|_| ()),
         Load::Http(path) | Load::Https(path, _) => http::page(target, path).map(|_| ()),
         Load::Ssh(_) => ask(b"", &|answer| answer.starts_with(b"SSH-2.0")),
     }

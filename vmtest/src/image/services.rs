@@ -89,7 +89,7 @@ pub const SERVICES: [Service; 7] = [
             ("srv/www/index.html", include_str!("services/nginx/index.html")),
         ],
         port: 80,
-        memory_mib: 256,
+        memory_mib: 384,
     },
     Service {
         name: "php",

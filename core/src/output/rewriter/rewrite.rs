@@ -94,8 +94,8 @@ pub(crate) fn intact(frame: &Frame, segment: &Segment) -> bool {
     fold(pseudo + bytes.len() as u64 + sum(bytes)) == 0xffff
 }
 
-/// The sum of the 16-bit words, not yet folded. A last odd byte counts as the high half of a word.
-fn sum(bytes: &[u8]) -> u64 {
+/// The sum of the 16-bit words (RFC 1071), not yet folded. A last odd byte counts as the high half of a word.
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     // Words of 32 bits give the same folded sum, in half the additions.
     let mut words = bytes.chunks_exact(4);
     let mut sum: u64 = words
@@ -108,7 +108,8 @@ fn sum(bytes: &[u8]) -> u64 {
     sum
 }
 
-fn fold(mut sum: u64) -> u16 {
+/// The sum in 16 bits.
+pub(crate) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum >> 16) + (sum & 0xffff);
     }

@@ -2,7 +2,7 @@ use super::*;
 use std::process::Command;
 
 /// A network namespace of this thread's own; `None` where that needs more rights than we have.
-fn own_namespace() -> Option<()> {
+pub(in crate::frames) fn own_namespace() -> Option<()> {
     // SAFETY: only this thread moves.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Some(()),
@@ -13,7 +13,7 @@ fn own_namespace() -> Option<()> {
     }
 }
 
-fn ip(arguments: &str) -> String {
+pub(in crate::frames) fn ip(arguments: &str) -> String {
     let output = Command::new("ip")
         .args(arguments.split(' '))
         .output()

@@ -5,14 +5,18 @@
 //! Invariants: 1. a ring runs from its kick descriptor to `GET_VRING_BASE`, and only while it is enabled; after that answer nothing is read from or written to it;
 //!             2. a message that cannot be followed ends the port with its reason, and never half a start; 3. the lock is held by nobody who waits.
 //! Source:     QEMU docs/interop/vhost-user.rst; hw/virtio/vhost.c (the order of its messages).
-//! Not here:   offloads: a frame has its checksums and is no longer than its MTU, as it is agreed on and compared.
+//! Not here:   how large frames are cut, and which frames go to the guest as one (core's `offload`). Between cards there are segments, as on a wire.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
+use dunlin_core::offload::merge::Run;
+use dunlin_core::offload::segment::segments;
+use dunlin_core::offload::{MOST_SEGMENTS, Offload};
 use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use vhost::VhostUserMemoryRegionBase;
@@ -24,7 +28,10 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandler};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MRG_RXBUF,
+};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::Signals;
@@ -43,12 +50,21 @@ const ENABLE_BYTES: usize = 20;
 const NEED_REPLY: u32 = 8;
 /// virtio's own bound.
 const MOST_DESCRIPTORS: u32 = 32768;
+/// A ring with as many buffers has room for a large frame, however small they are (1,526 bytes for Linux), and for others.
+const ENOUGH_BUFFERS: u16 = 128;
 /// A driver of before virtio 1.0 that does not merge buffers has a header without their number.
 const LEGACY_HEADER_BYTES: usize = 10;
 
 /// `LOG_ALL` and `LOG_SHMFD` are asked for by a QEMU that loads a state. Nothing is written while one is saved: the rings stand.
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_NET_F_MRG_RXBUF
+    | 1 << VIRTIO_NET_F_CSUM
+    | 1 << VIRTIO_NET_F_HOST_TSO4
+    | 1 << VIRTIO_NET_F_HOST_TSO6
+    | 1 << VIRTIO_NET_F_HOST_ECN
+    | 1 << VIRTIO_NET_F_GUEST_CSUM
+    | 1 << VIRTIO_NET_F_GUEST_TSO4
+    | 1 << VIRTIO_NET_F_GUEST_TSO6
     | 1 << VIRTIO_RING_F_EVENT_IDX
     | 1 << VIRTIO_RING_F_INDIRECT_DESC
     | VhostUserVirtioFeatures::LOG_ALL.bits()
@@ -79,6 +95,17 @@ struct State {
 impl State {
     fn has(&self, feature: u32) -> bool {
         self.features & 1 << feature != 0
+    }
+
+    /// Whether the guest takes segments as one large frame, in as many buffers as it needs.
+    fn takes_large_frames(&self) -> bool {
+        let needed = [
+            VIRTIO_NET_F_MRG_RXBUF,
+            VIRTIO_NET_F_GUEST_CSUM,
+            VIRTIO_NET_F_GUEST_TSO4,
+            VIRTIO_NET_F_GUEST_TSO6,
+        ];
+        needed.into_iter().all(|feature| self.has(feature))
     }
 
     fn layout(&self) -> Layout {
@@ -129,6 +156,13 @@ impl State {
     }
 }
 
+/// What frames of the guest's are read into.
+#[derive(Default)]
+pub(super) struct Buffers {
+    frame: Vec<u8>,
+    segment: Vec<u8>,
+}
+
 /// A card, shared between the loop and the thread that answers QEMU.
 pub struct Card {
     state: Mutex<State>,
@@ -159,11 +193,12 @@ impl Card {
         }
     }
 
-    /// Gives out up to `most` frames that the guest sends. How many.
+    /// Gives out the frames that the guest sends, until they are `most`: each as a wire has it, so that the last large one may make them more by
+    /// [`MOST_SEGMENTS`]. How many.
     pub(super) fn take_frames(
         &self,
         most: usize,
-        frame: &mut Vec<u8>,
+        buffers: &mut Buffers,
         mut each: impl FnMut(&[u8]),
     ) -> std::result::Result<usize, FrameError> {
         let mut locked = self.state.lock();
@@ -174,46 +209,59 @@ impl Card {
                 false => FrameError::VhostUser(why.clone()),
             });
         }
-        let layout = state.layout();
+        let (layout, may_leave) = (state.layout(), state.has(VIRTIO_NET_F_CSUM));
         let (Some(ring), Some(ram)) = (&mut state.running[TX], &state.ram) else {
             return Ok(0);
         };
         let ram = ram.ram();
+        let Buffers { frame, segment } = buffers;
         let (mut count, mut taken) = (0, 0);
-        while taken < most && is_sound(ring.take(ram, layout, frame)) {
+        while count.max(taken) < most
+            && let Some(offload) = sound(ring.take(ram, layout, frame))
+        {
             taken += 1;
+            // A driver that has not agreed on it leaves nothing to the card.
+            let offload = if may_leave { offload } else { Offload::default() };
             if !frame.is_empty() {
-                each(frame);
-                count += 1;
+                // One that contradicts its header is lost, as on any wire.
+                segments(&offload, frame, segment, |frame| {
+                    each(frame);
+                    count += 1;
+                });
             }
         }
         if taken > 0 {
             ring.tell(ram, state.described[TX].call.as_ref())?;
         }
-        if taken == most {
+        if count.max(taken) >= most {
             self.signals.tell_changed();
         }
         Ok(count)
     }
 
     /// Puts frames into the guest's buffers, in order, until there are none. How many are done with.
-    pub(super) fn put_frames<'a>(
-        &self,
-        frames: impl Iterator<Item = &'a [u8]>,
-    ) -> std::result::Result<usize, FrameError> {
+    pub(super) fn put_frames(&self, frames: &VecDeque<Box<[u8]>>) -> std::result::Result<usize, FrameError> {
         let mut locked = self.state.lock();
         let state = &mut *locked;
-        let layout = state.layout();
+        let (layout, takes_large) = (state.layout(), state.takes_large_frames());
         let (Some(ring), Some(ram)) = (&mut state.running[RX], &state.ram) else {
             return Ok(0);
         };
         let ram = ram.ram();
+        let most = match takes_large && ring.size() >= ENOUGH_BUFFERS {
+            true => MOST_SEGMENTS,
+            false => 1,
+        };
         let mut done = 0;
-        for frame in frames {
-            if !is_sound(ring.put(ram, layout, frame).map(|put| put == Put::Done)) {
+        while done < frames.len() {
+            let run = Run::at_front(frames.range(done..).map(|frame| &frame[..]), most);
+            let payloads = frames.range(done..done + run.frames);
+            let mut pieces = vec![&run.head[..]];
+            pieces.extend(payloads.map(|frame| &frame[run.payload_at..]));
+            if sound(ring.put(ram, layout, run.offload, &pieces)) == Put::Waits {
                 break;
             }
-            done += 1;
+            done += run.frames;
         }
         if done > 0 {
             ring.tell(ram, state.described[RX].call.as_ref())?;
@@ -305,10 +353,10 @@ pub(super) fn answer(listener: UnixListener, card: Arc<Card>) -> io::Result<()> 
 }
 
 /// A guest that breaks its ring has broken its card, and nothing else: nothing is taken from there, or put there, until it mends that.
-fn is_sound(done: io::Result<bool>) -> bool {
+fn sound<T: Default>(done: io::Result<T>) -> T {
     done.unwrap_or_else(|error| {
         tracing::debug!("a guest's ring: {error}");
-        false
+        T::default()
     })
 }
 

@@ -5,7 +5,8 @@
 //!             guest's ring and its interrupt. QEMU's messages come to a thread of the card's own ([`card`]).
 //! Invariants: 1. never blocks, but for the lock that a message holds for some microseconds; 2. a frame leaves the guest's ring and is given out under
 //!             one lock: where QEMU has stopped the rings it is either out or still the guest's; 3. what the rings do not take is kept, in order, and counted
-//!             ([`VhostUserPort::queued_bytes`]); the owner bounds it; 4. one call gives out at most [`MOST_READ`] frames, however many the guest sends.
+//!             ([`VhostUserPort::queued_bytes`]); the owner bounds it; 4. one call gives out at most [`MOST_READ`] frames, and what is
+//!             left of a large one, however many the guest sends.
 //! Source:     QEMU docs/interop/vhost-user.rst; virtio 1.1, 5.1 (network device).
 //! Not here:   QEMU's side of the card (its PCI registers, control queue and state, which it saves and loads itself).
 
@@ -28,7 +29,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{FRAME_BYTES_MAX, FrameError};
 use crate::memory::RamWriter;
-use card::Card;
+use card::{Buffers, Card};
 pub use guest_ram::Ram;
 
 /// Frames of one call; what is left makes the port readable again.
@@ -92,8 +93,7 @@ pub struct VhostUserPort {
     card: Arc<Card>,
     outbox: VecDeque<Box<[u8]>>,
     queued_bytes: usize,
-    /// One frame of the guest's.
-    frame: Vec<u8>,
+    buffers: Buffers,
 }
 
 impl VhostUserPort {
@@ -106,7 +106,7 @@ impl VhostUserPort {
             card,
             outbox: VecDeque::new(),
             queued_bytes: 0,
-            frame: Vec::with_capacity(2048),
+            buffers: Buffers::default(),
         };
         Ok((port, theirs))
     }
@@ -119,7 +119,7 @@ impl VhostUserPort {
     /// Gives every frame that the guest has sent to `frame`, without waiting. Call when readable.
     pub fn read(&mut self, frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
         self.card.signals.take()?;
-        self.card.take_frames(MOST_READ, &mut self.frame, frame)
+        self.card.take_frames(MOST_READ, &mut self.buffers, frame)
     }
 
     /// Appends a frame for the guest.
@@ -142,7 +142,7 @@ impl VhostUserPort {
         if self.outbox.is_empty() {
             return Ok(true);
         }
-        let put = self.card.put_frames(self.outbox.iter().map(|frame| &frame[..]))?;
+        let put = self.card.put_frames(&self.outbox)?;
         for frame in self.outbox.drain(..put) {
             self.queued_bytes -= frame.len();
         }

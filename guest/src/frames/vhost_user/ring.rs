@@ -13,13 +13,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
+use dunlin_core::offload::Offload;
 use virtio_queue::{DescriptorChain, Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::guest_ram::Ram;
 use crate::frames::FRAME_BYTES_MAX;
 
-/// `struct virtio_net_hdr_v1`: a header without offloads is zeros, but for the number of buffers.
+/// `struct virtio_net_hdr_v1`: what is left to the card or the guest, and the number of buffers.
 pub const HEADER_BYTES: usize = 12;
 /// Before a used ring's entries, and one of them.
 const USED_HEADER_BYTES: u64 = 4;
@@ -54,11 +55,12 @@ pub struct Place {
 }
 
 /// What became of a frame for the guest.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Default)]
 pub enum Put {
     /// It lies in the guest's memory, or no buffer is long enough for it.
     Done,
     /// The guest has no buffer.
+    #[default]
     Waits,
 }
 
@@ -121,37 +123,50 @@ impl Ring {
         }
     }
 
-    /// The next frame that the guest sends, in `frame`. False: there is none, and the guest kicks for the next one.
-    pub fn take(&mut self, ram: &Ram, layout: Layout, frame: &mut Vec<u8>) -> io::Result<bool> {
+    /// The next frame that the guest sends, in `frame`, and what it leaves to the card; an empty one is none. None: the guest kicks for the next one.
+    pub fn take(&mut self, ram: &Ram, layout: Layout, frame: &mut Vec<u8>) -> io::Result<Option<Offload>> {
         let Some(chain) = self.next_chain(ram)? else {
-            return Ok(false);
+            return Ok(None);
         };
         let head = chain.head_index();
         frame.clear();
-        let most = layout.header_bytes + FRAME_BYTES_MAX;
+        let (mut header, mut header_bytes) = ([0; HEADER_BYTES], 0);
         let mut is_whole = true;
         for buffer in chain.readable() {
-            let (at, bytes) = (frame.len(), buffer.len() as usize);
+            let bytes = buffer.len() as usize;
+            let first = bytes.min(layout.header_bytes - header_bytes);
+            let (at, rest) = (frame.len(), bytes - first);
             // Invariant 2.
-            if at + bytes > most {
+            if at + rest > FRAME_BYTES_MAX {
                 is_whole = false;
                 break;
             }
-            frame.resize(at + bytes, 0);
-            is_whole &= ram.read_slice(&mut frame[at..], buffer.addr()).is_ok();
+            let place = &mut header[header_bytes..header_bytes + first];
+            is_whole &= ram.read_slice(place, buffer.addr()).is_ok();
+            header_bytes += first;
+            if rest > 0 {
+                frame.resize(at + rest, 0);
+                let from = GuestAddress(buffer.addr().0.wrapping_add(first as u64));
+                is_whole &= ram.read_slice(&mut frame[at..], from).is_ok();
+            }
         }
-        match is_whole && frame.len() > layout.header_bytes {
-            true => frame.drain(..layout.header_bytes).for_each(drop),
-            false => frame.clear(),
+        if !is_whole {
+            frame.clear();
         }
         self.queue.add_used(ram, head, 0).map_err(io::Error::other)?;
-        Ok(true)
+        let offload = header.first_chunk().map(Offload::read);
+        Ok(Some(offload.unwrap_or_default()))
     }
 
-    /// Puts a frame into the guest's next buffers. Where it waits, the guest kicks for the next one.
-    pub fn put(&mut self, ram: &Ram, layout: Layout, frame: &[u8]) -> io::Result<Put> {
+    /// How many buffers the guest can make available at most.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Puts a frame, in pieces, into the guest's next buffers. Where it waits, the guest kicks for the next one.
+    pub fn put(&mut self, ram: &Ram, layout: Layout, offload: Offload, frame: &[&[u8]]) -> io::Result<Put> {
         let first = self.queue.next_avail();
-        let needed = layout.header_bytes + frame.len();
+        let needed = layout.header_bytes + frame.iter().map(|piece| piece.len()).sum::<usize>();
         let mut chains = Vec::with_capacity(1);
         let mut room = 0;
         while room < needed {
@@ -178,8 +193,12 @@ impl Ring {
             chains.push((head, buffers));
         }
         let mut header = [0; HEADER_BYTES];
+        header[..Offload::BYTES].copy_from_slice(&offload.to_bytes());
         header[BUFFERS_AT..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
-        let mut pieces = [&header[..layout.header_bytes], frame];
+        let mut pieces: Vec<&[u8]> = vec![&header[..layout.header_bytes]];
+        pieces.extend(frame);
+        // Those before it are written.
+        let mut piece_at = 0;
         let first_used = self.queue.next_used();
         let last = chains.len().saturating_sub(1);
         for (number, (head, buffers)) in chains.into_iter().enumerate() {
@@ -187,7 +206,7 @@ impl Ring {
             for (address, bytes) in buffers {
                 let mut filled = 0;
                 while filled < bytes
-                    && let Some(piece) = pieces.iter_mut().find(|piece| !piece.is_empty())
+                    && let Some(piece) = pieces.get_mut(piece_at)
                 {
                     let (now, rest) = piece.split_at(piece.len().min(bytes - filled));
                     // An address outside the guest's memory takes nothing, as with a card that reads from nowhere.
@@ -195,6 +214,7 @@ impl Ring {
                     let _ = ram.write_slice(now, at);
                     filled += now.len();
                     *piece = rest;
+                    piece_at += usize::from(rest.is_empty());
                 }
                 written += filled;
             }

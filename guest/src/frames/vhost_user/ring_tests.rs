@@ -19,6 +19,16 @@ const NOW: Layout = Layout {
     merges: true,
 };
 
+/// A frame that leaves nothing to the card.
+const NOTHING: Option<Offload> = Some(Offload {
+    needs_csum: false,
+    gso_type: 0,
+    hdr_len: 0,
+    gso_size: 0,
+    csum_start: 0,
+    csum_offset: 0,
+});
+
 /// The guest's side of a ring.
 struct Driver {
     ram: Ram,
@@ -110,10 +120,59 @@ fn a_frame_in_pieces_is_one_frame_and_its_buffers_are_given_back() {
     driver.describe(1, Driver::buffer(1), 6, 0, 0);
     driver.offer(0);
     let mut frame = vec![];
-    assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(
+        ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+        NOTHING
+    );
     assert_eq!(frame, b"first second");
-    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(
+        ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+        None
+    );
     assert_eq!((driver.used(), ring.next()), (1, 1));
+}
+
+#[test]
+fn what_a_frame_leaves_to_the_card_is_told_wherever_its_header_lies() {
+    let left = Offload {
+        needs_csum: true,
+        gso_type: 1,
+        hdr_len: 66,
+        gso_size: 1448,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    let header = [&left.to_bytes()[..], &[0, 0]].concat();
+    for first in [1, 7, HEADER_BYTES, HEADER_BYTES + 2] {
+        let mut driver = Driver::new();
+        let mut ring = driver.ring();
+        let whole = [&header[..], b"frame"].concat();
+        let (one, other) = whole.split_at(first);
+        for (number, piece) in [one, other].into_iter().enumerate() {
+            let at = Driver::buffer(number as u16);
+            (driver.ram.write_slice(piece, GuestAddress(at))).expect("in memory");
+        }
+        driver.describe(0, Driver::buffer(0), one.len() as u32, NEXT, 1);
+        driver.describe(1, Driver::buffer(1), other.len() as u32, 0, 0);
+        driver.offer(0);
+        let mut frame = vec![];
+        let told = ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring");
+        assert_eq!((told, &frame[..]), (Some(left), &b"frame"[..]), "{first}");
+
+        driver.describe(0, Driver::buffer(0), 5, WRITE, 0);
+        driver.describe(1, Driver::buffer(1), 100, WRITE, 0);
+        driver.offer(0);
+        driver.offer(1);
+        let put = ring.put(&driver.ram, NOW, left, &[b"", b"in ", b"", b"pieces"]);
+        assert_eq!(put.expect("a sound ring"), Put::Done);
+        let got = [
+            driver.bytes(Driver::buffer(0), 5),
+            driver.bytes(Driver::buffer(1), 16),
+        ]
+        .concat();
+        let expected = [&left.to_bytes()[..], &[2, 0], b"in pieces"].concat();
+        assert_eq!(got, expected);
+    }
 }
 
 #[test]
@@ -125,7 +184,10 @@ fn a_frame_is_put_into_as_many_buffers_as_it_needs_or_waits_for_them() {
         driver.describe(number, Driver::buffer(number), 100, WRITE, 0);
     }
     driver.offer(0);
-    let put = |ring: &mut Ring, driver: &Driver| ring.put(&driver.ram, NOW, &frame).expect("a sound ring");
+    let put = |ring: &mut Ring, driver: &Driver| {
+        ring.put(&driver.ram, NOW, Offload::default(), &[&frame])
+            .expect("a sound ring")
+    };
     assert_eq!(put(&mut ring, &driver), Put::Waits);
     driver.offer(1);
     assert_eq!(put(&mut ring, &driver), Put::Waits, "12 bytes more");
@@ -155,7 +217,9 @@ fn a_guest_with_too_few_buffers_kicks_for_the_next_one_and_not_for_those_that_ar
     let mut ring = Ring::start(&driver.ram, place).expect("it lies in memory");
     driver.describe(0, Driver::buffer(0), 100, WRITE, 0);
     driver.offer(0);
-    let put = ring.put(&driver.ram, NOW, &[1; 200]).expect("a sound ring");
+    let put = ring
+        .put(&driver.ram, NOW, Offload::default(), &[&[1; 200]])
+        .expect("a sound ring");
     assert_eq!((put, ring.next()), (Put::Waits, 0));
     // `avail_event`, behind the used ring.
     let at = USED + 4 + 8 * u64::from(SIZE);
@@ -170,8 +234,13 @@ fn a_guest_that_lies_about_its_ring_is_not_waited_for() {
     let mut ring = driver.ring();
     driver.write(AVAILABLE + 2, 5_000u16.to_le_bytes());
     let mut frame = vec![];
-    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("it is looked at"));
-    let put = ring.put(&driver.ram, NOW, &[1; 60]).expect("it is looked at");
+    assert_eq!(
+        ring.take(&driver.ram, NOW, &mut frame).expect("it is looked at"),
+        None
+    );
+    let put = ring
+        .put(&driver.ram, NOW, Offload::default(), &[&[1; 60]])
+        .expect("it is looked at");
     assert_eq!(put, Put::Waits);
 }
 
@@ -183,7 +252,7 @@ fn what_no_buffer_holds_is_lost_and_the_buffer_waits_for_the_next() {
     driver.offer(0);
     let alone = Layout { merges: false, ..NOW };
     let mut put = |bytes| {
-        ring.put(&driver.ram, alone, &vec![7; bytes])
+        ring.put(&driver.ram, alone, Offload::default(), &[&vec![7; bytes]])
             .expect("a sound ring")
     };
     assert_eq!(put(89), Put::Done);
@@ -204,7 +273,10 @@ fn a_frame_that_is_longer_than_any_or_has_no_content_gives_its_buffers_back_and_
     driver.describe(3, BUFFERS, 30_000, NEXT, 3);
     for head in 0..4 {
         driver.offer(head);
-        assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+        assert_eq!(
+            ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+            NOTHING
+        );
         assert!(frame.is_empty(), "descriptor {head}");
         assert_eq!(driver.used(), head + 1);
     }
@@ -218,16 +290,25 @@ fn a_ring_goes_on_where_it_stood_and_not_outside_the_memory() {
     for _ in 0..11 {
         driver.describe(0, BUFFERS, 60, 0, 0);
         driver.offer(0);
-        assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+        assert_eq!(
+            ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+            NOTHING
+        );
     }
     let place = Place {
         next: ring.next(),
         ..driver.place()
     };
     let mut ring = Ring::start(&driver.ram, place).expect("the same place");
-    assert!(!ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(
+        ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+        None
+    );
     driver.offer(0);
-    assert!(ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"));
+    assert_eq!(
+        ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring"),
+        NOTHING
+    );
     assert_eq!(driver.used(), 12);
     let outside = Place {
         used: GuestAddress(1 << 30),
@@ -245,7 +326,8 @@ fn all_that_is_written_is_told() {
     let map = driver.ram.find_region(GuestAddress(0)).expect("all of it");
     map.bitmap().reset();
     assert_eq!(
-        ring.put(&driver.ram, NOW, &[1; 60]).expect("a sound ring"),
+        ring.put(&driver.ram, NOW, Offload::default(), &[&[1; 60]])
+            .expect("a sound ring"),
         Put::Done
     );
     let written = map.bitmap().get_and_reset();
@@ -277,7 +359,7 @@ proptest! {
             for bytes in frames {
                 let _any = ring.take(&driver.ram, layout, &mut frame);
                 prop_assert!(frame.len() <= FRAME_BYTES_MAX);
-                let _any = ring.put(&driver.ram, layout, &vec![3; bytes]);
+                let _any = ring.put(&driver.ram, layout, Offload::default(), &[&vec![3; bytes]]);
                 let _any = ring.want_kick(&driver.ram);
                 let _any = ring.tell(&driver.ram, None);
             }

@@ -11,6 +11,7 @@ use super::{ProgramLoop, Role, Running};
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
+use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
 use dunlin_core::program::order::Next;
@@ -25,7 +26,8 @@ use std::io::{ErrorKind, Read, Write};
 pub(super) const FRAME_BYTES: usize = 65_600;
 const BATCH_BYTES: usize = 1 << 20;
 /// The most that a batch takes in the log.
-const MOST_BATCH_BYTES: usize = BATCH_BYTES + FRAME_BYTES + 8 * MOST_FRAMES;
+const MOST_BATCH_BYTES: usize =
+    BATCH_BYTES + FRAME_BYTES + MOST_SEGMENTS * MOST_HEADERS_BYTES + 8 * MOST_FRAMES;
 /// Entries under way to the group beyond which the network has to wait.
 const INPUTS_UNDER_WAY: u64 = 1024;
 /// What may wait for the copy here before the network has to.
@@ -64,19 +66,20 @@ impl ProgramLoop {
         if !self.takes_inputs() {
             return;
         }
-        let Some(door) = &self.door else { return };
+        let Some(door) = &mut self.door else { return };
         let (mut frames, mut bytes) = (Vec::new(), 0);
-        while frames.len() < MOST_FRAMES && bytes < BATCH_BYTES {
+        // What is read at once may be as many segments.
+        while frames.len() + MOST_SEGMENTS <= MOST_FRAMES && bytes < BATCH_BYTES {
+            let read = door.read(|frame| {
+                bytes += frame.len();
+                if self.announcer.is_from_here(frame) {
+                    self.announcements.old_source_seen();
+                }
+                let bytes = Bytes::copy_from_slice(frame);
+                frames.push(Frame { nic: 0, bytes });
+            });
             // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
-            let Ok(Some(length)) = door.read(&mut self.buffer) else {
-                break;
-            };
-            bytes += length;
-            if self.announcer.is_from_here(&self.buffer[..length]) {
-                self.announcements.old_source_seen();
-            }
-            let bytes = Bytes::copy_from_slice(&self.buffer[..length]);
-            frames.push(Frame { nic: 0, bytes });
+            let Ok(true) = read else { break };
         }
         if !frames.is_empty() {
             let entry = match self.time_with_inputs() {
@@ -301,24 +304,42 @@ impl ProgramLoop {
 
     /// Lets out what may leave.
     pub(super) fn release(&mut self) {
-        loop {
+        while self.take_released() {
+            self.send_released();
+        }
+    }
+
+    /// Takes what may leave, up to what leaves as one large frame. False: there was nothing.
+    fn take_released(&mut self) -> bool {
+        for taken in 0..MOST_SEGMENTS {
             let now_us = self.now_us();
             if self.door.is_none() || !self.may_speak(now_us) {
-                return;
+                return taken > 0;
             }
             if self.announcements.take_due(now_us) {
                 self.announce();
             }
             let Some(frame) = self.output.release(now_us) else {
-                return;
+                return taken > 0;
             };
             self.frames_out += 1;
-            // The host may have stood still since, for longer than its promise lasts.
-            if self.may_speak(self.now_us())
-                && let Some(door) = &self.door
-            {
-                // One that the kernel has no room for is lost, as on any wire.
-                let _ = door.write(&frame.bytes);
+            if let Some(door) = &mut self.door {
+                door.queue(frame.bytes);
+            }
+        }
+        true
+    }
+
+    /// The host may have stood still since, for longer than its promise lasts: then frames are lost, as are those that the kernel has no room for, as on any
+    /// wire.
+    fn send_released(&mut self) {
+        loop {
+            let may_speak = self.may_speak(self.now_us());
+            match &mut self.door {
+                Some(door) if !door.has_queued() => return,
+                Some(door) if may_speak => drop(door.send_next()),
+                Some(door) => door.lose_queued(),
+                None => return,
             }
         }
     }
@@ -327,7 +348,7 @@ impl ProgramLoop {
     pub(super) fn announce(&self) {
         if let Some(door) = &self.door {
             for frame in self.announcer.frames() {
-                let _ = door.write(&frame);
+                let _ = door.write(&frame, Offload::default());
             }
         }
     }

@@ -55,7 +55,7 @@ use dunlin_core::program::time::Clock;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Purpose, Stream};
-use dunlin_guest::frames::{Announcer, Tap};
+use dunlin_guest::frames::{Announcer, GsoTap};
 use dunlin_program::answers::Answers;
 use dunlin_program::chance::Seed;
 use dunlin_program::copy::Copy;
@@ -177,7 +177,7 @@ pub struct ProgramLoop {
     untaken_at_us: Option<u64>,
     take_over: Option<TakeOver>,
     hand_over: Option<Sender<Answer>>,
-    door: Option<Tap>,
+    door: Option<GsoTap>,
     announcer: Announcer,
     announcements: Announcements,
     clock: Clock,

@@ -18,7 +18,7 @@ use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
-use dunlin_guest::frames::Tap;
+use dunlin_guest::frames::GsoTap;
 
 /// So long a program that never ran waits for the other host before it begins without it.
 const BOTH_WITHIN_US: u64 = 10_000_000;
@@ -152,7 +152,7 @@ impl ProgramLoop {
 
     fn make_door(&mut self) -> bool {
         let card = &self.config.spec.nics[0];
-        match Tap::open(card.tap.as_deref().unwrap_or("dunlin%d"), card.bridge.as_deref()) {
+        match GsoTap::open(card.tap.as_deref().unwrap_or("dunlin%d"), card.bridge.as_deref()) {
             Ok(door) => {
                 // What a segment floods is not the program's: its card has one address.
                 if let Err(error) = door.set_rx_filter(&[self.program.mac]) {
