@@ -53,6 +53,8 @@ type VM struct {
 	Leader string `json:"leader"`
 	Term   uint64 `json:"term"`
 	Peers  []Peer `json:"peers"`
+	// Standby is the host that takes a copy's host's part when that host stays away; nothing where there is none.
+	Standby string `json:"standby"`
 	// JoinProblem says why no backup joins.
 	JoinProblem *struct {
 		Why   string `json:"why"`

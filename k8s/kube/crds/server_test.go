@@ -313,7 +313,7 @@ func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config
 	}
 	now := metav1.Now().Rfc3339Copy().Format("2006-01-02T15:04:05Z07:00")
 	object.Object["status"] = map[string]any{
-		"state": "protected", "primary": "n1", "backup": "n2", "witness": "n3", "lastFailOver": now,
+		"state": "protected", "primary": "n1", "backup": "n2", "standby": "n4", "witness": "n3", "lastFailOver": now,
 		"conditions": []any{map[string]any{"type": "Protected", "status": "True", "lastTransitionTime": now, "reason": "Synced", "message": "both copies run"}},
 	}
 	if _, err := client.Resource(vms).Namespace("default").UpdateStatus(ctx, object, metav1.UpdateOptions{}); err != nil {
@@ -323,7 +323,7 @@ func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config
 		t.Fatal(err)
 	}
 	names, cells := table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedvms/shop")
-	if names != "Name R State Primary Backup Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "shop 3 protected n1 n2 n3 True ") {
+	if names != "Name R State Primary Backup Standby Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "shop 3 protected n1 n2 n4 n3 True ") {
 		t.Errorf("%s\n%s", names, cells)
 	}
 	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedprograms/sessions")

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -67,10 +69,14 @@ type ProtectedStatus struct {
 
 // Placement is where a VM or a program is, and what cannot be changed while it is there.
 type Placement struct {
-	// Members have the copies, by the copies' numbers.
+	// Members have the copies; by the copies' numbers, where there is no standby.
 	Members []string `json:"members"`
 	// Witness only agrees; there is none of an unprotected VM.
 	Witness string `json:"witness,omitempty"`
+	// Standby has nothing until it gets the part of a member that stays away, which is the standby then.
+	Standby string `json:"standby,omitempty"`
+	// Copies are the members and the standby by the copies' numbers, where there is a standby: a number stays with its host while the two change places.
+	Copies []string `json:"copies,omitempty"`
 	// Strength and Storage are those of when it was placed.
 	Strength int    `json:"strength"`
 	Storage  string `json:"storage,omitempty"`
@@ -86,28 +92,35 @@ type Moving struct {
 	Why string `json:"why"`
 }
 
-// Hosts are all that have a part in it.
+// Hosts are all that have a part in it: its group.
 func (placement *Placement) Hosts() []string {
-	hosts := append([]string(nil), placement.Members...)
+	hosts := slices.Clone(placement.Members)
 	if placement.Witness != "" {
 		hosts = append(hosts, placement.Witness)
 	}
 	return hosts
 }
 
-// Hosts are all that have a part in it, or are being given one.
+// Homes are the hosts by the numbers of the Pods that stand for them, and after these the witness, if no Pod stands for it.
+func (placement *Placement) Homes() []string {
+	homes := slices.Clone(placement.Copies)
+	if len(homes) == 0 {
+		homes = slices.Clone(placement.Members)
+	}
+	if placement.Witness != "" && !slices.Contains(homes, placement.Witness) {
+		homes = append(homes, placement.Witness)
+	}
+	return homes
+}
+
+// Hosts are all that have a part in it, are being given one, or may get one as its standby: [Placement.Homes], and perhaps one more.
 func (status *ProtectedStatus) Hosts() []string {
 	if status.Placement == nil {
 		return nil
 	}
-	hosts := status.Placement.Hosts()
-	if status.Moving == nil {
-		return hosts
+	hosts := status.Placement.Homes()
+	if status.Moving != nil && !slices.Contains(hosts, status.Moving.To) {
+		hosts = append(hosts, status.Moving.To)
 	}
-	for _, host := range hosts {
-		if host == status.Moving.To {
-			return hosts
-		}
-	}
-	return append(hosts, status.Moving.To)
+	return hosts
 }
