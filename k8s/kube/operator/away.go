@@ -124,7 +124,8 @@ func (placer *placer) why(ctx context.Context, object v1alpha1.Protected, name s
 		return Lost, 0, nil
 	}
 	status := object.Seen()
-	isEmpty := has(status.Gone, name) && (status.Moving == nil || status.Moving.To != name)
+	// Neither who is being given a part nor a standby has to have anything.
+	isEmpty := has(status.Gone, name) && name != status.Placement.Standby && (status.Moving == nil || status.Moving.To != name)
 	empty, more := placer.patience.lasts(emptiness(object)+name, isEmpty)
 	if empty {
 		return Empty, 0, nil
@@ -182,8 +183,10 @@ func (placer *placer) free(ctx context.Context, taken []string, hosts map[string
 // wish is where the Pod of a placed copy is to be: where the copy is or goes, or on one of the hosts where it could go.
 func (view view) wish(object v1alpha1.Protected, number int) []string {
 	status := object.Seen()
-	home := status.Placement.Hosts()[number]
+	home := status.Placement.Homes()[number]
 	switch {
+	case view.keepsPod(object, home):
+		return []string{home}
 	case status.Moving != nil && status.Moving.From == home:
 		return []string{status.Moving.To}
 	case view.away[home] == "" || len(view.free) == 0 || !moves(object):
@@ -204,17 +207,24 @@ func (placer *placer) next(ctx context.Context, object v1alpha1.Protected, pods 
 	if status.Moving != nil || !moves(object) {
 		return nil
 	}
-	for number, home := range placement.Hosts() {
+	for number, home := range placement.Homes() {
 		why, part := view.away[home], PartBackup
 		if home == placement.Witness {
 			part = PartWitness
 		}
-		// Who serves it is handed over first, or its backup takes over.
-		if why == "" || part == PartBackup && home == status.Primary {
+		// Who serves it is handed over first, or its backup takes over. Nothing of a standby's can go anywhere.
+		if why == "" || part == PartBackup && home == status.Primary || home == placement.Standby {
 			continue
 		}
 		to := ""
-		if number >= placement.Strength {
+		if standby := view.standby(object); standby != "" && part == PartBackup {
+			if why == Lost {
+				// The daemons do it, and have begun long ago.
+				continue
+			}
+			// They know of a host that is connected, and do not know that it should not have a copy.
+			to = standby
+		} else if number >= placement.Strength {
 			to = placer.leastBusy(ctx, view.free)
 		} else if pod := pods[number]; pod != nil && !isGone(pod) && has(view.free, pod.Spec.NodeName) {
 			to = pod.Spec.NodeName
@@ -231,10 +241,13 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 	status, kind := object.Seen(), kindOf(object)
 	placement, moving := status.Placement, status.Moving
 	reason = "NotCounted"
-	for number, home := range placement.Hosts() {
-		part := fmt.Sprintf("copy %d", number)
-		if home == placement.Witness {
+	for number, home := range placement.Homes() {
+		part, what := fmt.Sprintf("copy %d", number), "the copy"
+		switch home {
+		case placement.Witness:
 			part = "the witness"
+		case placement.Standby:
+			what = "the standby"
 		}
 		if moving != nil && moving.From == home {
 			reason = "Moves"
@@ -243,11 +256,18 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 		}
 		pod := pods[number]
 		stands := number >= placement.Strength || pod.Spec.NodeName == home && !isGone(pod)
+		keepsPod := view.keepsPod(object, home)
 		why, isFree := view.away[home], len(view.free) > 0 && moves(object)
 		switch {
 		case why == "" && stands:
 		case why == "":
-			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for the copy there", pod.Name, home))
+			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for %s there", pod.Name, home, what))
+		case home == placement.Standby:
+			reason = "CannotMove"
+			all = append(all, fmt.Sprintf("host '%s' %s: it stays the standby, which cannot be another host while the %s runs", home, isAway(why), kind.word))
+		case keepsPod:
+			reason = "Moves"
+			all = append(all, fmt.Sprintf("host '%s' %s: %s goes to host '%s', the standby", home, isAway(why), part, placement.Standby))
 		case isFree && number < placement.Strength && pod.Spec.NodeName == "":
 			reason = "WaitsForPlace"
 			all = append(all, fmt.Sprintf("host '%s' %s: %s waits for another node with room ('kubectl describe pod %s')", home, isAway(why), part, pod.Name))
@@ -263,8 +283,8 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 			reason = "NoOtherNode"
 			all = append(all, fmt.Sprintf("host '%s' %s: %s stays there, since no other host is heard that has no part in the %s", home, isAway(why), part, kind.word))
 		}
-		if why != "" && !stands && !isFree {
-			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for the copy there", pod.Name, home))
+		if why != "" && !stands && (!isFree || keepsPod) {
+			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for %s there", pod.Name, home, what))
 		}
 	}
 	return reason, all

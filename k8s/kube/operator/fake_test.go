@@ -172,6 +172,8 @@ type stage struct {
 	operators map[string]*testbed.Process
 	// lostAfter is how long operators wait for a silent host.
 	lostAfter string
+	// standby is the one that daemons name, where there is one.
+	standby string
 	// history is every version of the object that there was.
 	mutex   sync.Mutex
 	history []v1alpha1.ProtectedVM

@@ -24,7 +24,7 @@ import (
 )
 
 // The paper's figure (APSys'16): redis under TRIPOD beside redis that the same scheduler has placed once, by throughput and response time. 'cargo xtask k8s figure'
-// says how much is measured; otherwise it is little, and shows that the measurement works. The paper's R is 3; a standby does not exist yet, so this one's is 2.
+// says how much is measured; otherwise it is little, and shows that the measurement works. The paper's R is 3; a standby runs no copy, so this one's is 2.
 
 // connections are how many clients there are at once.
 var connections = []int{1, 50}

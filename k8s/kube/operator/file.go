@@ -28,6 +28,7 @@ type file struct {
 	Name    string    `toml:"name"`
 	Members []string  `toml:"members"`
 	Witness string    `toml:"witness,omitempty"`
+	Standby string    `toml:"standby,omitempty"`
 	Policy  string    `toml:"policy"`
 	Storage string    `toml:"storage,omitempty"`
 	VM      *hardware `toml:"vm,omitempty"`
@@ -62,7 +63,8 @@ type nic struct {
 func (limits Limits) File(object v1alpha1.Protected) (string, error) {
 	placement := object.Seen().Placement
 	written := file{
-		Name: NameOnHosts(object), Members: placement.Members, Witness: placement.Witness, Policy: object.Asked().Policy, Storage: placement.Storage,
+		Name: NameOnHosts(object), Members: placement.Members, Witness: placement.Witness, Standby: placement.Standby, Policy: object.Asked().Policy,
+		Storage: placement.Storage,
 	}
 	var err error
 	switch object := object.(type) {

@@ -79,6 +79,9 @@ func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Res
 			return ctrl.Result{}, nil
 		}
 		return host.start(ctx, object)
+	case object.GetDeletionTimestamp() == nil && placement.Standby == host.name && (object.Seen().Moving == nil || object.Seen().Moving.To != host.name):
+		// It has nothing, as long as both copies' hosts are there: nobody has to be told.
+		return ctrl.Result{}, nil
 	}
 	forget(object)
 	return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
@@ -94,6 +97,9 @@ func (host *host) start(ctx context.Context, object v1alpha1.Protected) (ctrl.Re
 	if err != nil {
 		// It stays so: neither a VM's hardware nor a program changes.
 		return ctrl.Result{}, host.refused(ctx, object, "NotAllowed", err)
+	}
+	if again, err := host.waitsForStandby(ctx, object); again > 0 || err != nil {
+		return ctrl.Result{RequeueAfter: again}, err
 	}
 	err = change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		status.State = "starting"
@@ -220,7 +226,7 @@ func (host *host) tell(object v1alpha1.Protected, here control.VM, asAsked []str
 		}
 		status.Primary = host.name
 	}
-	status.State, status.Term, status.Witness = here.State, int64(here.Term), status.Placement.Witness
+	status.State, status.Term, status.Witness, status.Standby = here.State, int64(here.Term), status.Placement.Witness, status.Placement.Standby
 	status.ObservedGeneration, status.Gone = object.GetGeneration(), without(status.Gone, host.name)
 	status.Backup, status.Strength = "", 1
 	if here.Protected {
@@ -266,10 +272,10 @@ func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here 
 	if object.Asked().Storage != placement.Storage {
 		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
 	}
-	if object.Asked().Strength > 2 {
-		cannot = append(cannot, "strength 3 asks for a standby, which the operator does not set yet: two copies run")
-	}
-	if object.Asked().Strength != placement.Strength && object.Asked().Strength > len(placement.Members) && object.Asked().Strength < 3 {
+	switch {
+	case object.Asked().Strength == 3 && placement.Strength == 3 && placement.Standby == "":
+		cannot = append(cannot, "there is no standby, because no fourth host could be the witness when it was placed")
+	case object.Asked().Strength > placement.Strength && object.Asked().Strength > len(placement.Members):
 		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))
 	}
 	return cannot, again
@@ -308,7 +314,7 @@ func (host *host) drain(ctx context.Context, object v1alpha1.Protected) (time.Du
 
 // stands says whether the Pod of this host's copy is on its node.
 func (host *host) stands(ctx context.Context, object v1alpha1.Protected) (bool, error) {
-	number := slices.Index(object.Seen().Placement.Members, host.name)
+	number := slices.Index(object.Seen().Placement.Homes(), host.name)
 	if number < 0 {
 		// It has come a moment ago.
 		return true, nil
@@ -321,6 +327,11 @@ func (host *host) stands(ctx context.Context, object v1alpha1.Protected) (bool, 
 // end ends the VM of a deleted object: its guest is asked, and after a while it is not asked any more.
 func (host *host) end(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
 	forget(object)
+	// It may have got its part since it said that it has nothing: as a standby.
+	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { status.Gone = without(status.Gone, host.name) })
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	again := ctrl.Result{RequeueAfter: later}
 	if here.Leader != "" && !host.speaks(object, here) || here.Leader == "" && here.Role == "witness" {
 		return again, nil
@@ -335,7 +346,7 @@ func (host *host) end(ctx context.Context, object v1alpha1.Protected, here contr
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	err := host.daemon.Down(ctx, here.Name, left <= 0)
+	err = host.daemon.Down(ctx, here.Name, left <= 0)
 	if err != nil {
 		again.RequeueAfter = later
 		host.forgetAsked(here.Name)

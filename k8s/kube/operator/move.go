@@ -36,7 +36,7 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 		host.forgetTold(here.Name)
 		return here, "", 0
 	}
-	if here.Role != "primary" || moving.From == host.name || !has(status.Gone, moving.To) || host.stays(ctx, object, here) {
+	if here.Role != "primary" || moving.From == host.name || !has(status.Gone, moving.To) || host.isTaken(here, *moving) || host.stays(ctx, object, here) {
 		return here, "", 0
 	}
 	if known, left := host.told(here.Name, *moving); left > 0 {
@@ -115,6 +115,14 @@ func inGroup(here control.VM, name string) bool {
 	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name })
 }
 
+// isTaken says whether the standby has got the part meanwhile, which was to go to another host. To give that order after all would drop the standby's copy.
+func (host *host) isTaken(here control.VM, moving v1alpha1.Moving) bool {
+	if moving.Part != PartBackup || moving.From == host.name || inGroup(here, moving.From) {
+		return false
+	}
+	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return !peer.Witness && peer.Host != moving.To })
+}
+
 // follow is a placement with the hosts that the VM's group has by what the host says that leads it: one that has left is followed by the one that has come.
 // While one has left and none has come, it is as before.
 func follow(placement *v1alpha1.Placement, here control.VM, name string) *v1alpha1.Placement {
@@ -141,6 +149,7 @@ func follow(placement *v1alpha1.Placement, here control.VM, name string) *v1alph
 	if len(witnesses) == 1 && placement.Witness != "" {
 		now.Witness = witnesses[0]
 	}
+	followStandby(placement, now, here.Standby)
 	return now
 }
 
@@ -155,7 +164,7 @@ func (host *host) followGroup(here control.VM, stays bool, status *v1alpha1.Prot
 			status.Gone = without(status.Gone, name)
 		}
 	}
-	if moving := status.Moving; moving != nil && (stays || !has(now, moving.From) && !has(status.Gone, moving.To)) {
+	if moving := status.Moving; moving != nil && (stays || host.isTaken(here, *moving) || !has(now, moving.From) && !has(status.Gone, moving.To)) {
 		status.Moving = nil
 	}
 }

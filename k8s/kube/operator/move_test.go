@@ -41,6 +41,7 @@ func (stage *stage) group(leads string, term uint64, protected bool, backup, wit
 	stage.Helper()
 	for name, daemon := range stage.daemons {
 		part := stage.part("none", leads, term, "running", false)
+		part.Standby = stage.standby
 		switch name {
 		case leads:
 			part.Role, part.Protected = "primary", protected
@@ -84,6 +85,7 @@ func (stage *stage) bind(name, node string) {
 // asks waits until a Pod is there that has no node and asks for these.
 func (stage *stage) asks(name string, nodes ...string) {
 	stage.Helper()
+	strength := fmt.Sprint(stage.get().Status.Placement.Strength)
 	testbed.Until(stage.T, fmt.Sprintf("Pod '%s' asks for %v", name, nodes), func() error {
 		pod, err := stage.pod(name)
 		if err != nil {
@@ -95,7 +97,7 @@ func (stage *stage) asks(name string, nodes ...string) {
 				wish = append(wish, term.MatchFields[0].Values...)
 			}
 		}
-		if pod.Spec.NodeName != "" || !slices.Equal(wish, nodes) || pod.Labels["dunlin.dev/strength"] != "2" || pod.Labels["dunlin.dev/task"] != "shop" {
+		if pod.Spec.NodeName != "" || !slices.Equal(wish, nodes) || pod.Labels["dunlin.dev/strength"] != strength || pod.Labels["dunlin.dev/task"] != "shop" {
 			return fmt.Errorf("it is on node '%s' and asks for %v: %v", pod.Spec.NodeName, wish, pod.Labels)
 		}
 		return nil

@@ -1,6 +1,6 @@
 // Package operator carries out ProtectedVMs and ProtectedPrograms: one operator beside each daemon of Dunlin's.
 //
-// It decides which hosts a VM or a program has at first, which of its parts go to other hosts (away), and when a deleted object may go (placer), what its own
+// It decides which hosts a VM or a program has at first, which of its parts go to other hosts (away, standby), and when a deleted object may go (placer), what its own
 // daemon is asked (host, move), and which hosts count as there (report, silence). What is not the same of both is in kinds, and their files in file. Flow: an object -> Pods that stand for its copies, placed by dunlin-scheduler -> hosts -> 'up' -> what the daemons say becomes
 // status, conditions and events -> deletion: 'down', and nothing is left.
 //

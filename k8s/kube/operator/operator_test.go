@@ -88,7 +88,7 @@ func (cluster *cluster) saysWhatADaemonRefuses() {
 	cluster.untilSays("nothing", operator.Running, metav1.ConditionFalse, "no-such-kernel")
 	cluster.event("nothing", "Refused", "no-such-kernel")
 	placed := cluster.get("nothing").Status.Placement
-	if placed == nil || len(placed.Members) != 2 || placed.Witness == "" || placed.Strength != 3 {
+	if placed == nil || len(placed.Members) != 2 || placed.Witness == "" || placed.Standby != "" || placed.Strength != 3 {
 		cluster.Errorf("strength 3 is placed as %+v", placed)
 	}
 	cluster.end("nothing")
@@ -205,7 +205,7 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 		return isProtected(vm) && vm.Status.ObservedGeneration == vm.Generation && meta.IsStatusConditionTrue(vm.Status.Conditions, operator.AsAsked)
 	})
 	cluster.change("shop", func(spec *v1alpha1.ProtectedVMSpec) { spec.Strength, spec.Storage = 3, "sync" })
-	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "strength 3 asks for a standby")
+	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "it was placed with strength 2, and gets no further hosts while it exists")
 	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "storage is gannet until the VM is made anew")
 	cluster.change("shop", func(spec *v1alpha1.ProtectedVMSpec) { spec.Strength, spec.Policy, spec.Storage = 1, "none", "gannet" })
 	cluster.untilSays("shop", operator.Protected, metav1.ConditionFalse, "if its host dies, it is lost")

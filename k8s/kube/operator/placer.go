@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -74,12 +75,16 @@ func (placer *placer) place(ctx context.Context, object v1alpha1.Protected, pods
 		return placer.say(ctx, object, "WaitsForPlaces", why, nil)
 	}
 	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
-		status.Placement, status.VM, status.Witness = placement, NameOnHosts(object), placement.Witness
-		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
+		status.Placement, status.VM, status.Witness, status.Standby = placement, NameOnHosts(object), placement.Witness, placement.Standby
+		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", itsHosts(placement))
 	})
 	if err == nil {
-		placer.events.Eventf(object, v1.EventTypeNormal, "Placed", "its copies have places on %s; on its hosts it is %s '%s'",
-			strings.Join(placement.Members, " and "), kind.word, NameOnHosts(object))
+		standby := ""
+		if placement.Standby != "" {
+			standby = ", and its standby on " + placement.Standby
+		}
+		placer.events.Eventf(object, v1.EventTypeNormal, "Placed", "its copies have places on %s%s; on its hosts it is %s '%s'",
+			strings.Join(placement.Members, " and "), standby, kind.word, NameOnHosts(object))
 	}
 	return err
 }
@@ -127,12 +132,7 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 		return nil, fmt.Sprintf("no node yet for Pod %s: 'kubectl describe pod' says why", strings.Join(waiting, ", "))
 	}
 	placement := &v1alpha1.Placement{Members: nodes, Strength: object.Asked().Strength, Storage: object.Asked().Storage}
-	switch {
-	case len(nodes) == 1:
-		return placement, ""
-	case len(nodes) > 2:
-		// No VM is given a standby here yet: the third copy's host is the witness.
-		placement.Members, placement.Witness = nodes[:2], nodes[2]
+	if len(nodes) == 1 {
 		return placement, ""
 	}
 	var free []string
@@ -142,7 +142,13 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 		}
 	}
 	placement.Witness = placer.leastBusy(ctx, free)
-	if placement.Witness == "" {
+	switch {
+	case len(nodes) > 2 && placement.Witness == "":
+		// Three hosts are what a VM needs, so that the third one is the witness where there is no other: [host.carryOut] says what is lacking.
+		placement.Members, placement.Witness = nodes[:2], nodes[2]
+	case len(nodes) > 2:
+		placement.Members, placement.Standby, placement.Copies = nodes[:2], nodes[2], nodes
+	case placement.Witness == "":
 		return nil, "no third node has a daemon of Dunlin's that is heard: two copies need a witness elsewhere"
 	}
 	return placement, ""
@@ -187,7 +193,7 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 	}
 	return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 		if len(waiting) == 0 {
-			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", "its hosts are "+strings.Join(placement.Hosts(), ", "))
+			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", itsHosts(placement))
 		} else {
 			set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, reason, sentences(waiting))
 		}
@@ -280,12 +286,14 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 // holdUp is what a deleted object waits for; nothing if it may go.
 func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
 	word, status := kindOf(object).word, object.Seen()
+	standby := status.Placement.Standby
 	var heard, silent []string
 	for _, name := range status.Hosts() {
-		host := hosts[name]
+		isThere := hosts[name] != nil && isHeard(hosts[name])
 		switch {
-		case has(status.Gone, name):
-		case host != nil && isHeard(host):
+		// A standby says that it has nothing yet. Once it is silent it may have got a part.
+		case has(status.Gone, name) && (isThere || name != standby):
+		case isThere:
 			heard = append(heard, "'"+name+"'")
 		default:
 			silent = append(silent, "'"+name+"'")
@@ -294,19 +302,37 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 	if len(heard) > 0 {
 		return "the " + word + " is being ended on host " + strings.Join(heard, " and ")
 	}
-	before, after := status.Placement.Hosts(), status.Placement.Hosts()
+	groups := [][]string{status.Placement.Hosts()}
 	if moving := status.Moving; moving != nil {
 		// The group may have gone on to its new hosts or not.
-		for at, name := range after {
-			if name == moving.From {
-				after[at] = moving.To
+		groups = append(groups, instead(groups[0], moving.From, moving.To))
+	}
+	for _, group := range groups {
+		if !mostAre(group, status.Gone) {
+			return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
+		}
+	}
+	if !has(silent, "'"+standby+"'") {
+		return ""
+	}
+	// It may have got either copy's part, and nobody that is heard has told.
+	for _, group := range groups {
+		for _, member := range status.Placement.Members {
+			if !has(group, standby) && !mostAre(instead(group, member, standby), without(status.Gone, standby)) {
+				return fmt.Sprintf("host %s cannot be asked to end the %s, and could serve it still, since one of them may have got a part as its standby", strings.Join(silent, " and "), word)
 			}
 		}
 	}
-	if !mostAre(before, status.Gone) || !mostAre(after, status.Gone) {
-		return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
-	}
 	return ""
+}
+
+// instead are hosts with one in another one's place.
+func instead(hosts []string, of, comes string) []string {
+	hosts = slices.Clone(hosts)
+	if at := slices.Index(hosts, of); at >= 0 {
+		hosts[at] = comes
+	}
+	return hosts
 }
 
 // mostAre says whether more than half of these are gone.

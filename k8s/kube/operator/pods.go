@@ -164,7 +164,7 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 	switch {
 	case len(wish) == 0:
 		return true
-	case seen.unsure[object.Seen().Placement.Hosts()[number]]:
+	case seen.unsure[object.Seen().Placement.Homes()[number]]:
 		// Where another operator has given it another place, that is not taken back before its host is heard again.
 		return true
 	case pod.DeletionTimestamp != nil:
@@ -172,7 +172,7 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 		return seen.away[on] != Lost && seen.away[on] != Deleted
 	case on == "":
 		return slices.Equal(wishOf(pod), wish)
-	case !has(wish, on) && seen.away[object.Seen().Placement.Hosts()[number]] != "" && !has(object.Seen().Hosts(), on):
+	case !has(wish, on) && seen.away[object.Seen().Placement.Homes()[number]] != "" && !has(object.Seen().Hosts(), on):
 		// A host that could have the copy, and is not heard just now.
 		lost, _ := placer.patience.lasts("host "+on, isSilent(on, seen.hosts))
 		return !lost
