@@ -160,11 +160,12 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 
 // fits says whether a Pod may stay as it is.
 func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, wish []string, seen view) bool {
-	on := pod.Spec.NodeName
-	switch {
-	case len(wish) == 0:
+	if len(wish) == 0 {
 		return true
-	case seen.unsure[object.Seen().Placement.Homes()[number]]:
+	}
+	on, home := pod.Spec.NodeName, object.Seen().Placement.Homes()[number]
+	switch {
+	case seen.unsure[home]:
 		// Where another operator has given it another place, that is not taken back before its host is heard again.
 		return true
 	case pod.DeletionTimestamp != nil:
@@ -172,7 +173,7 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 		return seen.away[on] != Lost && seen.away[on] != Deleted
 	case on == "":
 		return slices.Equal(wishOf(pod), wish)
-	case !has(wish, on) && seen.away[object.Seen().Placement.Homes()[number]] != "" && !has(object.Seen().Hosts(), on):
+	case !has(wish, on) && seen.away[home] != "" && !has(object.Seen().Hosts(), on) && !seen.keepsPod(object, home):
 		// A host that could have the copy, and is not heard just now.
 		lost, _ := placer.patience.lasts("host "+on, isSilent(on, seen.hosts))
 		return !lost

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -190,6 +191,15 @@ func TestAPodStaysWhereTheStandbyTakesAPart(t *testing.T) {
 		vm.Status.Moving = &v1alpha1.Moving{Part: PartBackup, From: "b", To: to, Why: Drained}
 		if wish := (view{away: map[string]string{"b": Drained}, hosts: heard("abcde")}).wish(vm, 1); strings.Join(wish, "") != want {
 			t.Errorf("it moves to host %s, and its Pod asks for %v", to, wish)
+		}
+	}
+	// While the standby was not heard its Pod has found another node: it stays there as long as that is so.
+	placer := &placer{patience: &patience{after: time.Hour, since: map[string]time.Time{}}}
+	for names, fits := range map[string]bool{"ade": true, "acde": false} {
+		seen := view{away: map[string]string{"b": Lost}, hosts: heard(names), free: []string{"e"}}
+		vm, pod := withStandby(), standing("aec")[1]
+		if placer.fits(vm, 1, pod, seen.wish(vm, 1), seen) != fits {
+			t.Errorf("%s are heard: its Pod is on a host without a part", names)
 		}
 	}
 }
