@@ -45,10 +45,14 @@ func standing(nodes string) map[int]*v1.Pod {
 	return pods
 }
 
-// empty is a cluster without objects.
+// empty is a cluster that has whatever is named, and lists nothing.
 type empty struct{ client.Client }
 
 func (empty) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+func (empty) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return nil
+}
 
 // Three nodes are two copies and a standby where a fourth host can be the witness, and otherwise two copies and a witness, of which a person reads.
 func TestAFourthHostMakesTheThirdTheStandby(t *testing.T) {
@@ -101,6 +105,8 @@ func TestTheStandbyFollowsTheGroup(t *testing.T) {
 		{"a", "e", "d", "c", "ae d c aec"}, {"a", "e", "d", "", "ae d c aec"},
 		// A copy went on to the standby from the host that it had come to.
 		{"a", "c", "d", "e", "ac d e aec"},
+		// It went to the standby, and from there to another host.
+		{"a", "e", "d", "b", "ae d b abe"},
 		// One has left, and none has come yet: what the daemon says of a host that has a part counts for nothing.
 		{"a", "", "d", "b", "ab d c abc"}, {"a", "", "d", "", "ab d c abc"},
 		// A person has made the standby the witness, and another host the witness.
@@ -152,6 +158,7 @@ func TestAPartGoesToTheStandbyFirst(t *testing.T) {
 		// The standby is away.
 		{map[string]string{"c": Lost}, "e", "abde", "abc", "", "a b c", "CannotMove", []string{"host 'c' is lost: nothing is heard of it: it stays the standby, which cannot be another host while the VM runs"}},
 		{map[string]string{"c": Drained}, "e", "abcde", "ab-", "", "a b c", "CannotMove", []string{"host 'c' is being drained: it stays the standby", "Pod 'shop-2' does not stand on node 'c' for the standby there"}},
+		{map[string]string{"c": Lost}, "e", "abde", "abe", "", "a b c", "CannotMove", []string{"it stays the standby", "Pod 'shop-2' does not stand on node 'c' for the standby there"}},
 		{nil, "", "abcd", "ab-", "", "a b c", "NotCounted", []string{"Pod 'shop-2' does not stand on node 'c' for the standby there"}},
 		// So is a copy's host: it is as without a standby.
 		{map[string]string{"b": Lost, "c": Drained}, "e", "acde", "aec", "backup b e", "a e c", "CannotMove", []string{"copy 1 goes to another host as soon as it can", "it stays the standby"}},
@@ -261,6 +268,13 @@ func TestAStandbyIsOneOfTheHosts(t *testing.T) {
 	vm.Status.Moving = &v1alpha1.Moving{Part: PartBackup, From: "b", To: "c", Why: Drained}
 	if hosts := vm.Status.Hosts(); strings.Join(hosts, "") != "abcd" {
 		t.Errorf("it is being given a part, and the hosts are %v", hosts)
+	}
+	placer := &placer{Client: empty{}, patience: &patience{since: map[string]time.Time{}}}
+	vm.Status.Gone, vm.Status.Moving = []string{"b", "c"}, nil
+	for name, is := range map[string]string{"a": "", "b": Empty, "c": ""} {
+		if why, _, err := placer.why(context.Background(), vm, name, heard("abcd")); why != is || err != nil {
+			t.Errorf("host %s is away because it is '%s', %v", name, why, err)
+		}
 	}
 	if said := itsHosts(vm.Status.Placement); said != "its hosts are a, b, d; its standby is c" {
 		t.Error(said)
