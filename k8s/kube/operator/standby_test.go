@@ -141,53 +141,95 @@ func TestADrainedNodesCopyGoesToTheStandby(t *testing.T) {
 	})
 }
 
-// Four real daemons: a copy's host dies for good and the standby has its part, then the first host dies and the second one, which came back, has that. The
-// operators would have had patience for five seconds.
+// Four real daemons, and operators that have patience for five seconds.
 func TestAStandbyTakesDeadHostsParts(t *testing.T) {
 	cluster := beginWith(t, "5s", "d")
-	asked := cluster.shop("shop")
+	cluster.outlivesHostsByItsStandby()
+	cluster.leavesDrainedNodesForItsStandby()
+}
+
+// withStandby has a VM protected that has one, and returns its hosts: the copies' and the standby's by the numbers of its Pods.
+func (cluster *cluster) withStandby(name string) (copies []string, witness string) {
+	cluster.Helper()
+	asked := cluster.shop(name)
 	asked.Spec.Strength = 3
 	cluster.create(asked)
-	vm := cluster.until("shop", "it is protected", isProtected)
-	copies := slices.Clone(vm.Status.Placement.Copies)
-	first, second, third, witness := vm.Status.Primary, vm.Status.Backup, vm.Status.Standby, vm.Status.Witness
-	if !slices.Equal(copies, []string{first, second, third}) || slices.Contains(copies, witness) || witness == "" || third == "" {
-		t.Fatalf("%+v", vm.Status.Placement)
+	vm := cluster.until(name, "it is protected", isProtected)
+	copies, witness = slices.Clone(vm.Status.Placement.Copies), vm.Status.Witness
+	if !slices.Equal(copies, []string{vm.Status.Primary, vm.Status.Backup, vm.Status.Standby}) || witness == "" || slices.Contains(copies, witness) {
+		cluster.Fatalf("%+v", vm.Status)
 	}
-	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionTrue, "as its spec says")
-	cluster.event("shop", "Placed", "its copies have places on "+first+" and "+second+", and its standby on "+third)
-	cluster.stands("shop", 256+512, copies)
+	cluster.untilSays(name, operator.AsAsked, metav1.ConditionTrue, "as its spec says")
+	cluster.event(name, "Placed", fmt.Sprintf("its copies have places on %s and %s, and its standby on %s", copies[0], copies[1], copies[2]))
+	cluster.stands(name, 256+512, copies)
 	cluster.increments(witness, guest, ":1")
-	if host := cluster.status(third); len(host.VMs) > 0 {
-		t.Errorf("the standby has %+v", host.VMs)
+	if host := cluster.status(copies[2]); len(host.VMs) > 0 {
+		cluster.Errorf("the standby has %+v", host.VMs)
 	}
+	return copies, witness
+}
 
-	killed := time.Now()
-	cluster.dies(second)
-	vm = cluster.until("shop", "it is protected on the standby", func(vm *v1alpha1.ProtectedVM) bool {
-		return isProtected(vm) && vm.Status.Primary == first && vm.Status.Backup == third && vm.Status.Standby == second
+// hasStandby waits until these are the hosts, and looks that no Pod is on another node than at first.
+func (cluster *cluster) hasStandby(name, primary, backup, standby string, copies []string) {
+	cluster.Helper()
+	vm := cluster.until(name, fmt.Sprintf("it is protected on %s and %s, and %s is the standby", primary, backup, standby), func(vm *v1alpha1.ProtectedVM) bool {
+		return isProtected(vm) && vm.Status.Primary == primary && vm.Status.Backup == backup && vm.Status.Standby == standby && vm.Status.Moving == nil
 	})
-	t.Logf("%.1f s after the kill", time.Since(killed).Seconds())
-	cluster.isPlacedOn(vm, []string{first, third}, second, copies)
-	cluster.event("shop", "Moved", "host "+third+" has the part in the VM that host "+second+" had")
-	cluster.untilSays("shop", operator.Placed, metav1.ConditionFalse, "it stays the standby, which cannot be another host while the VM runs")
-	cluster.increments(witness, guest, ":2")
-	cluster.returns(second)
-	cluster.untilSays("shop", operator.Placed, metav1.ConditionTrue, "its standby is "+second)
-	testbed.Until(t, "the host that is back has let go", func() error {
-		if host := cluster.status(second); len(host.VMs) > 0 {
+	placement := vm.Status.Placement
+	members, now := []string{primary, backup}, slices.Clone(placement.Members)
+	slices.Sort(members)
+	if slices.Sort(now); !slices.Equal(now, members) || placement.Standby != standby || !slices.Equal(placement.Copies, copies) {
+		cluster.Errorf("%+v", placement)
+	}
+	for number, node := range copies {
+		pod := &v1.Pod{}
+		err := cluster.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: fmt.Sprintf("%s-%d", name, number)}, pod)
+		if client.IgnoreNotFound(err) != nil || pod.Spec.NodeName != "" && pod.Spec.NodeName != node {
+			cluster.Errorf("Pod %d is on node '%s' and not on '%s': %v", number, pod.Spec.NodeName, node, err)
+		}
+	}
+}
+
+// hasLetGo waits until a standby's daemon has nothing of the VM, and all Pods stand.
+func (cluster *cluster) hasLetGo(name, standby string, copies []string) {
+	cluster.Helper()
+	cluster.untilSays(name, operator.Placed, metav1.ConditionTrue, "its standby is "+standby)
+	testbed.Until(cluster.T, "the standby has let go", func() error {
+		if host := cluster.status(standby); len(host.VMs) > 0 {
 			return fmt.Errorf("it has %+v", host.VMs)
 		}
 		return nil
 	})
-	cluster.stands("shop", 256+512, copies)
+	cluster.stands(name, 256+512, copies)
+}
+
+// outlivesHostsByItsStandby: a copy's host dies for good and the standby has its part; then the first host dies, and the second one, which is back, has that.
+// No operator orders anything.
+func (cluster *cluster) outlivesHostsByItsStandby() {
+	copies, witness := cluster.withStandby("shop")
+	first, second, third := copies[0], copies[1], copies[2]
+	killed := time.Now()
+	cluster.dies(second)
+	cluster.hasStandby("shop", first, third, second, copies)
+	cluster.Logf("%.1f s after the kill", time.Since(killed).Seconds())
+	cluster.event("shop", "Moved", "host "+third+" has the part in the VM that host "+second+" had")
+	cluster.untilSays("shop", operator.Placed, metav1.ConditionFalse, "it stays the standby, which cannot be another host while the VM runs")
+	cluster.increments(witness, guest, ":2")
+	cluster.returns(second)
+	cluster.hasLetGo("shop", second, copies)
 
 	cluster.dies(first)
-	vm = cluster.until("shop", "it is protected on the two hosts that are left", func(vm *v1alpha1.ProtectedVM) bool {
-		return isProtected(vm) && vm.Status.Primary == third && vm.Status.Backup == second && vm.Status.Standby == first
-	})
-	cluster.isPlacedOn(vm, []string{second, third}, first, copies)
+	cluster.hasStandby("shop", third, second, first, copies)
 	cluster.increments(witness, guest, ":3")
+	list := &v1.EventList{}
+	if err := cluster.api.List(context.Background(), list, client.InNamespace("default")); err != nil {
+		cluster.Fatal(err)
+	}
+	for _, event := range list.Items {
+		if event.Reason == "Moves" {
+			cluster.Errorf("the operator has ordered something: %s", event.Message)
+		}
+	}
 
 	// It ends while its standby is dead, which takes away by itself what it had.
 	cluster.end("shop")
@@ -198,28 +240,24 @@ func TestAStandbyTakesDeadHostsParts(t *testing.T) {
 	cluster.nothingIsLeft(first)
 }
 
-// isPlacedOn looks that these have the copies, and that nothing was ordered and no Pod is on another node than at first.
-func (cluster *cluster) isPlacedOn(vm *v1alpha1.ProtectedVM, members []string, standby string, copies []string) {
-	cluster.Helper()
-	placement := vm.Status.Placement
-	now := slices.Sorted(slices.Values(placement.Members))
-	if slices.Sort(members); !slices.Equal(now, members) || placement.Standby != standby || !slices.Equal(placement.Copies, copies) || vm.Status.Moving != nil {
-		cluster.Errorf("%+v, moving %+v", placement, vm.Status.Moving)
-	}
-	for number, node := range copies {
-		pod := &v1.Pod{}
-		err := cluster.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: fmt.Sprintf("shop-%d", number)}, pod)
-		if client.IgnoreNotFound(err) != nil || pod.Spec.NodeName != "" && pod.Spec.NodeName != node {
-			cluster.Errorf("Pod %d is on node '%s' and not on '%s': %v", number, pod.Spec.NodeName, node, err)
-		}
-	}
-	list := &v1.EventList{}
-	if err := cluster.api.List(context.Background(), list, client.InNamespace("default")); err != nil {
-		cluster.Fatal(err)
-	}
-	for _, event := range list.Items {
-		if event.Reason == "Moves" {
-			cluster.Errorf("the operator has ordered something: %s", event.Message)
-		}
+// leavesDrainedNodesForItsStandby: copies of drained nodes go to the standby while their hosts live, the one that serves too.
+func (cluster *cluster) leavesDrainedNodesForItsStandby() {
+	copies, witness := cluster.withStandby("till")
+	first, second, third := copies[0], copies[1], copies[2]
+	cluster.drain(second, "till-1")
+	cluster.hasStandby("till", first, third, second, copies)
+	cluster.event("till", "Moves", "host "+second+" is being drained: its copy goes to host "+third+"; until that one's copy is complete the VM is unprotected")
+	cluster.untilSays("till", operator.Placed, metav1.ConditionFalse, "Pod 'till-1' does not stand on node '"+second+"' for the standby there")
+	cluster.increments(witness, guest, ":2")
+	cluster.cordon(second, false)
+	cluster.hasLetGo("till", second, copies)
+
+	cluster.drain(first, "till-0")
+	cluster.hasStandby("till", third, second, first, copies)
+	cluster.event("till", "HandedOver", "node "+first+" is being drained")
+	cluster.increments(witness, guest, ":3")
+	cluster.end("till")
+	for _, name := range cluster.hosts.Names {
+		cluster.nothingIsLeft(name)
 	}
 }
