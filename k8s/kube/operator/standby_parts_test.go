@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"dunlin.dev/k8s/control"
@@ -255,6 +256,49 @@ func TestADeletedObjectWaitsForItsStandby(t *testing.T) {
 		vm.Status.Gone = strings.Split(gone, "")
 		if said := holdUp(vm, heard(gone)); (said == "") != ends {
 			t.Errorf("gone '%s': '%s'", gone, said)
+		}
+	}
+}
+
+// known is a cluster in which every DunlinHost is this one, and that takes every word.
+type known struct {
+	client.Client
+	host *v1alpha1.DunlinHost
+}
+
+func (known known) Get(_ context.Context, _ client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+	known.host.DeepCopyInto(object.(*v1alpha1.DunlinHost))
+	return nil
+}
+
+func (known) Status() client.SubResourceWriter { return written{} }
+
+type written struct{ client.SubResourceWriter }
+
+func (written) Patch(context.Context, client.Object, client.Patch, ...client.SubResourcePatchOption) error {
+	return nil
+}
+
+// Daemons give a part to the standby without asking its operator, so that this one has to know of the VM before the VM runs.
+func TestAVMIsNotStartedBeforeItsStandbyKnowsOfIt(t *testing.T) {
+	for _, one := range []struct {
+		remembers, heard bool
+		again            time.Duration
+		state            string
+	}{{true, true, 0, ""}, {true, false, 0, ""}, {false, true, soon, ""}, {false, false, later, "refused"}} {
+		vm, there := withStandby(), &v1alpha1.DunlinHost{}
+		set(&there.Status.Conditions, 1, Ready, truth(one.heard), "Test", "")
+		there.Status.VMs = []v1alpha1.HostVM{{VM: "another"}}
+		if one.remembers {
+			there.Status.VMs = append(there.Status.VMs, v1alpha1.HostVM{VM: NameOnHosts(vm)})
+		}
+		host := &host{Client: known{host: there}, name: "a", events: record.NewFakeRecorder(1)}
+		again, err := host.waitsForStandby(context.Background(), vm)
+		if again != one.again || err != nil || vm.Status.State != one.state {
+			t.Errorf("%+v: %v, %v, '%s'", one, again, err, vm.Status.State)
+		}
+		if again, err := host.waitsForStandby(context.Background(), shop()); again != 0 || err != nil {
+			t.Errorf("without a standby: %v, %v", again, err)
 		}
 	}
 }

@@ -88,7 +88,7 @@ type DunlinHostStatus struct {
 	Links       []Link `json:"links,omitempty"`
 	// Heard is when the operator on the host said this last.
 	Heard *metav1.Time `json:"heard,omitempty"`
-	// VMs are those of ProtectedVMs, and programs of ProtectedPrograms, in which the host has, or had, a part: what is left of one that is no more is taken away.
+	// VMs are those of ProtectedVMs, and programs of ProtectedPrograms, in which the host has, had, or may get a part: what is left of one that is no more is taken away.
 	VMs        []HostVM           `json:"vms,omitempty"`
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
