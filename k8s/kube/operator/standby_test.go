@@ -151,6 +151,10 @@ func TestAStandbyTakesDeadHostsParts(t *testing.T) {
 // withStandby has a VM protected that has one, and returns its hosts: the copies' and the standby's by the numbers of its Pods.
 func (cluster *cluster) withStandby(name string) (copies []string, witness string) {
 	cluster.Helper()
+	// Where the fourth one is not heard yet, the third one is the witness for good.
+	for _, host := range cluster.hosts.Names {
+		cluster.host(host, metav1.ConditionTrue)
+	}
 	asked := cluster.shop(name)
 	asked.Spec.Strength = 3
 	cluster.create(asked)
