@@ -147,7 +147,7 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 		// Three hosts are what a VM needs, so that the third one is the witness where there is no other: [host.carryOut] says what is lacking.
 		placement.Members, placement.Witness = nodes[:2], nodes[2]
 	case len(nodes) > 2:
-		placement.Members, placement.Standby, placement.Copies = nodes[:2], nodes[2], nodes
+		placement.Members, placement.Standby, placement.Copies = slices.Clone(nodes[:2]), nodes[2], nodes
 	case placement.Witness == "":
 		return nil, "no third node has a daemon of Dunlin's that is heard: two copies need a witness elsewhere"
 	}
