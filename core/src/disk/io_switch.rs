@@ -46,15 +46,20 @@ impl Storage {
     }
 }
 
-impl std::str::FromStr for Storage {
-    type Err = String;
+/// No name of a kind of storage.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{0}' is none of gannet, colo, sync")]
+pub struct UnknownStorage(pub String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::str::FromStr for Storage {
+    type Err = UnknownStorage;
+
+    fn from_str(text: &str) -> Result<Self, UnknownStorage> {
         Self::NAMES
             .iter()
             .find(|(name, _)| *name == text)
             .map(|(_, storage)| *storage)
-            .ok_or_else(|| format!("'{text}' is none of gannet, colo, sync"))
+            .ok_or_else(|| UnknownStorage(text.to_owned()))
     }
 }
 

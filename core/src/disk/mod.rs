@@ -22,7 +22,7 @@ pub mod mirror;
 
 pub use buffer::{Buffer, Content};
 pub use extents::{EpochExtents, ExtentSet};
-pub use io_switch::{Pressure, Storage, Switch, SwitchError};
+pub use io_switch::{Pressure, Storage, Switch, SwitchError, UnknownStorage};
 
 use crate::units::{Epoch, Term};
 

@@ -26,7 +26,7 @@ pub struct PageDelta {
 }
 
 /// Why something was not staged.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StagingError {
     /// It belongs to another sync than the one under way.
     #[error("a piece of sync {got} arrived during sync {expected}")]

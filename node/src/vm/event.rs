@@ -12,6 +12,7 @@ use crossbeam_channel::{Sender, unbounded};
 use dunlin_api::{Answer, SyncFigures};
 use dunlin_core::agreed::{Frame, Hosts};
 use dunlin_core::policy::{Mode, Policy};
+use dunlin_core::replica::sync::SessionError;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::colo::Colo;
@@ -186,7 +187,7 @@ pub enum LoopEvent {
         /// Which session.
         session: u64,
         /// Why not.
-        result: Result<(), String>,
+        result: Result<(), SessionError>,
     },
 }
 

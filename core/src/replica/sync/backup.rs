@@ -19,7 +19,7 @@ mod types;
 
 use super::bugs::{Bug, Bugs};
 use super::table::{self, Side};
-use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
+use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation, awaits, until_us};
 use crate::policy::Mode;
 use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
@@ -111,7 +111,7 @@ enum State {
 }
 
 /// What goes on now, or why the session is over.
-type Next = Result<State, String>;
+type Next = Result<State, SessionError>;
 
 impl Machine for Backup {
     type Word = Word;
@@ -230,24 +230,23 @@ impl Backup {
             Event::Answer(answer) => self.answer(state, answer, effects),
             Event::TimedOut { .. } => {
                 let wait = state.listens().and_then(|(_, wait)| wait);
-                Err(wait
-                    .unwrap_or_else(|| panic!("nothing is awaited in '{}'", state.name()))
-                    .said())
+                let wait = wait.unwrap_or_else(|| panic!("nothing is awaited in '{}'", state.name()));
+                Err(SessionError::InVain(wait))
             }
             Event::Failed { why } => match state {
-                State::TakingOver => Ok(Self::took_over(Err(why), effects)),
-                _ => Err(why),
+                State::TakingOver => Ok(Self::took_over(Err(SessionError::Failed(why)), effects)),
+                _ => Err(SessionError::Failed(why)),
             },
-            Event::StreamEnded { why } => Err(why),
+            Event::StreamEnded { why } => Err(SessionError::StreamEnded(why)),
             Event::LoopEnded => match state {
                 State::Orphaned => Ok(State::Ended),
-                _ => Err(LOOP_HAS_GONE.to_owned()),
+                _ => Err(SessionError::LoopGone),
             },
         }
     }
 
     /// The session is over. The VM is as of the last sync: the loop may still take it over, unless it is torn (invariant 5).
-    fn end(&mut self, why: String, torn: bool, effects: &mut Vec<Effect>) -> State {
+    fn end(&mut self, why: SessionError, torn: bool, effects: &mut Vec<Effect>) -> State {
         self.staging = None;
         let torn = torn && !self.bugs.has(Bug::TornIsWhole);
         effects.push(Effect::Report(Report::Ended { why, torn }));
@@ -272,21 +271,25 @@ impl Backup {
             (State::AwaitsLog { epoch }, Word::EpochEnds { epoch: got }) if got == epoch => {
                 Ok(self.awaits_state(epoch))
             }
-            (State::AwaitsLog { .. }, other) => Err(format!("{other:?} where an epoch ends")),
+            (State::AwaitsLog { .. }, other) => Err(SessionError::NotAnEnd(other)),
             (State::AwaitsLeave(whole), Word::Acknowledge) => Ok(self.acknowledge(whole, effects)),
-            (State::AwaitsLeave(_), Word::Drop) => Err("the primary's term is over".to_owned()),
-            (State::AwaitsLeave(_), Word::EpochEnds { .. }) => Err("two syncs at once".to_owned()),
+            (State::AwaitsLeave(_), Word::Drop) => Err(SessionError::TermOver),
+            (State::AwaitsLeave(_), Word::EpochEnds { .. }) => Err(SessionError::TwoSyncs),
             (state, word) => panic!("{word:?} is not listened to in '{}'", state.name()),
         }
     }
 
     fn message(&mut self, state: State, message: SyncMessage, effects: &mut Vec<Effect>) -> Next {
         if let SyncMessage::Refused { why } = message {
-            return Err(why);
+            return Err(SessionError::Refused(why));
         }
-        let violation = table::violation(Side::Backup, state.name(), &message);
+        let violation = Violation {
+            side: Side::Backup,
+            state: state.name(),
+            message: message.name(),
+        };
         if !table::is_due(Side::Backup, state.name(), &message) {
-            return Err(violation);
+            return Err(violation.into());
         }
         match (state, message) {
             (
@@ -338,7 +341,7 @@ impl Backup {
             ) => {
                 self.check_epoch(epoch)?;
                 let staged = self.staging(epoch).add(epoch, deltas);
-                staged.map_err(|error| refuse(error.to_string(), effects))?;
+                staged.map_err(|error| refuse(error, effects))?;
                 Ok(state)
             }
             (
@@ -348,7 +351,7 @@ impl Backup {
                     pages,
                     more,
                 },
-            ) if got == epoch => match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+            ) if got == epoch => match gathering.add(pages, more)? {
                 Some(union) => self.compares(epoch, union, effects),
                 None => Ok(State::AwaitsUnion { epoch, gathering }),
             },
@@ -371,12 +374,12 @@ impl Backup {
             ) if got == epoch => Ok(self.awaits_state(epoch)),
             (State::AwaitsDevices { epoch }, SyncMessage::DeviceState { epoch: got, part }) => {
                 let staged = self.staging(epoch).add_device_state(got, part);
-                staged.map_err(|error| refuse(error.to_string(), effects))?;
+                staged.map_err(|error| refuse(error, effects))?;
                 Ok(State::AwaitsDevices { epoch })
             }
             (State::AwaitsDevices { epoch }, SyncMessage::Connections { epoch: got, part }) => {
                 let staged = self.staging(epoch).add_connections(got, part);
-                staged.map_err(|error| refuse(error.to_string(), effects))?;
+                staged.map_err(|error| refuse(error, effects))?;
                 Ok(State::AwaitsDevices { epoch })
             }
             (
@@ -394,7 +397,7 @@ impl Backup {
                 whole.audit = Some(hash);
                 Ok(Self::check_state(whole, effects))
             }
-            _ => Err(violation),
+            _ => Err(violation.into()),
         }
     }
 
@@ -437,30 +440,32 @@ impl Backup {
     fn agree_on_join(&self, term: Term, pages: u32, active: bool, effects: &mut Vec<Effect>) -> Next {
         let ours = &self.setup;
         if term != ours.term || pages != ours.pages || active != ours.active {
-            let why = format!(
-                "the hosts disagree on the VM: {pages} pages and active {active}, here {} and {}",
-                ours.pages, ours.active
-            );
+            let why = SessionError::Disagree {
+                pages,
+                active,
+                our_pages: ours.pages,
+                our_active: ours.active,
+            };
             return Err(refuse(why, effects));
         }
         effects.push(Effect::Send(SyncMessage::JoinReady));
         Ok(State::Joining)
     }
 
-    fn check_pages(&self, deltas: &[PageDelta]) -> Result<(), String> {
+    fn check_pages(&self, deltas: &[PageDelta]) -> Result<(), SessionError> {
         match deltas.iter().any(|delta| delta.at.page >= self.setup.pages) {
-            true => Err("the primary names pages outside the guest's memory".to_owned()),
+            true => Err(SessionError::PageOutside),
             false => Ok(()),
         }
     }
 
     /// Invariant 6.
-    fn check_epoch(&self, epoch: Epoch) -> Result<(), String> {
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), SessionError> {
         match self.applied {
-            Some(applied) if epoch <= applied => Err(format!(
-                "a sync of epoch {} begins, and epoch {} has ended here",
-                epoch.0, applied.0
-            )),
+            Some(applied) if epoch <= applied => Err(SessionError::EpochIsOver {
+                begins: epoch,
+                ended: applied,
+            }),
             _ => Ok(()),
         }
     }
@@ -474,7 +479,7 @@ impl Backup {
         more: bool,
         effects: &mut Vec<Effect>,
     ) -> Next {
-        match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+        match gathering.add(pages, more)? {
             Some(theirs) => {
                 effects.push(Effect::Scan);
                 Ok(State::PreCopyScans { epoch, theirs })
@@ -494,7 +499,8 @@ impl Backup {
 }
 
 /// Best effort: the primary hears why, or sees the stream end.
-fn refuse(why: String, effects: &mut Vec<Effect>) -> String {
-    effects.push(Effect::Tell(SyncMessage::Refused { why: why.clone() }));
+fn refuse(why: impl Into<SessionError>, effects: &mut Vec<Effect>) -> SessionError {
+    let why = why.into();
+    effects.push(Effect::Tell(SyncMessage::Refused { why: why.to_string() }));
     why
 }

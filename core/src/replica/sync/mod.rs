@@ -14,6 +14,7 @@
 
 pub mod backup;
 pub mod bugs;
+mod error;
 pub mod primary;
 pub mod rounds;
 pub mod table;
@@ -23,6 +24,7 @@ mod tests;
 use crate::sync::dirty::PageSet;
 use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
+pub use error::{SessionError, UnfitState, Violation};
 
 /// Pages that are copied aside, and hashed, at once where the VM runs meanwhile: 16 MiB. A guest that boots writes hundreds.
 pub const PAGES_AT_ONCE: u32 = 4096;
@@ -81,7 +83,7 @@ pub enum Answer {
         mirrored: u64,
     },
     /// Whether QEMU will take the state, and if not, why.
-    StateChecked(Result<(), String>),
+    StateChecked(Result<(), UnfitState>),
     /// The sync is applied.
     Applied {
         /// How long that took.
@@ -155,5 +157,3 @@ fn until_us(now_us: u64, listens: Option<(Source, Option<Wait>)>) -> u64 {
     let bound_us = listens.and_then(|(_, wait)| wait).map(Wait::bound_us);
     bound_us.map_or(u64::MAX, |bound_us| now_us + bound_us)
 }
-
-const LOOP_HAS_GONE: &str = "the VM loop has gone";

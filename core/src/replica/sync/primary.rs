@@ -23,7 +23,7 @@ mod vm;
 use super::bugs::{Bug, Bugs};
 use super::rounds::Rounds;
 use super::table::{self, Side};
-use super::{Answer, Awaits, Event, LOOP_HAS_GONE, Machine, Point, Source, awaits, until_us};
+use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation, awaits, until_us};
 use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
 use crate::units::Epoch;
@@ -102,13 +102,13 @@ enum State {
     HandsOver(Order),
     /// The VM is let run on.
     Aborting {
-        why: String,
+        why: SessionError,
     },
     Ended,
 }
 
 /// What goes on now, or why the session is over.
-type Next = Result<State, String>;
+type Next = Result<State, SessionError>;
 
 impl Machine for Primary {
     type Word = Word;
@@ -242,24 +242,24 @@ impl Primary {
                     });
                     Ok(State::Ended)
                 }
-                _ => Err(why),
+                _ => Err(SessionError::Failed(why)),
             },
-            Event::StreamEnded { why } => Err(why),
+            Event::StreamEnded { why } => Err(SessionError::StreamEnded(why)),
             Event::LoopEnded => match state {
                 State::Idle => {
                     effects.push(Effect::End {
-                        why: "the session was ended here".to_owned(),
+                        why: SessionError::EndedHere,
                         broken: false,
                     });
                     Ok(State::Ended)
                 }
-                _ => Err(LOOP_HAS_GONE.to_owned()),
+                _ => Err(SessionError::LoopGone),
             },
         }
     }
 
     /// The session is over: the VM runs on (invariant 4).
-    fn abort(&mut self, why: String, effects: &mut Vec<Effect>) -> State {
+    fn abort(&mut self, why: SessionError, effects: &mut Vec<Effect>) -> State {
         let stands = self.vm.stands() && !self.bugs.has(Bug::LeavesVmStanding);
         if stands {
             self.vm.run_on();
@@ -289,8 +289,11 @@ impl Primary {
                 counts,
                 mirrored,
             }),
-            State::AwaitsLine(_) if self.clock.is_late() => Err(Wait::VmStands.said()),
-            state => Err(wait.map_or_else(|| panic!("nothing is awaited in '{}'", state.name()), Wait::said)),
+            State::AwaitsLine(_) if self.clock.is_late() => Err(SessionError::InVain(Wait::VmStands)),
+            state => {
+                let wait = wait.unwrap_or_else(|| panic!("nothing is awaited in '{}'", state.name()));
+                Err(SessionError::InVain(wait))
+            }
         }
     }
 
@@ -308,19 +311,23 @@ impl Primary {
                 self.vm.handed_over();
                 Ok(self.synced(&order))
             }
-            (State::Idle, _) => Err("the loop speaks of a sync where there is none".to_owned()),
-            (State::HandsOver(_), _) => Err("the loop speaks of another sync in a hand-over".to_owned()),
-            _ => Err("two syncs at once".to_owned()),
+            (State::Idle, _) => Err(SessionError::NoSync),
+            (State::HandsOver(_), _) => Err(SessionError::SyncInHandOver),
+            _ => Err(SessionError::TwoSyncs),
         }
     }
 
     fn message(&mut self, state: State, message: SyncMessage, effects: &mut Vec<Effect>) -> Next {
         if let SyncMessage::Refused { why } = message {
-            return Err(why);
+            return Err(SessionError::Refused(why));
         }
-        let violation = table::violation(Side::Primary, state.name(), &message);
+        let violation = Violation {
+            side: Side::Primary,
+            state: state.name(),
+            message: message.name(),
+        };
         if !table::is_due(Side::Primary, state.name(), &message) {
-            return Err(violation);
+            return Err(violation.into());
         }
         match (state, message) {
             (State::Greeting, SyncMessage::JoinReady) => {
@@ -338,7 +345,7 @@ impl Primary {
                     pages,
                     more,
                 },
-            ) if got == epoch => match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+            ) if got == epoch => match gathering.add(pages, more)? {
                 Some(theirs) => self.precopy_united(epoch, ours, theirs, effects),
                 None => Ok(State::PreCopyAsks {
                     epoch,
@@ -355,7 +362,7 @@ impl Primary {
             (State::BackupStops { order, mut gathering }, SyncMessage::Dirty { epoch, pages, more })
                 if epoch == order.epoch =>
             {
-                match gathering.add(pages, more).map_err(|bad| bad.to_string())? {
+                match gathering.add(pages, more)? {
                     Some(theirs) => Ok(self.stop(order, Some(theirs), effects)),
                     None => Ok(State::BackupStops { order, gathering }),
                 }
@@ -390,7 +397,7 @@ impl Primary {
             (State::AwaitsLoaded(order), SyncMessage::Loaded { epoch, took_us }) if epoch == order.epoch => {
                 Ok(self.loaded(order, took_us, effects))
             }
-            _ => Err(violation),
+            _ => Err(violation.into()),
         }
     }
 
@@ -417,7 +424,7 @@ impl Primary {
                 Ok(self.precopy_sent(round, bytes, effects))
             }
             (State::Capturing { .. }, Answer::Scanned(_)) if self.clock.is_late() => {
-                Err(Wait::VmStands.said())
+                Err(SessionError::InVain(Wait::VmStands))
             }
             (State::Capturing { order, theirs }, Answer::Scanned(ours)) => {
                 self.captured(order, ours, theirs, effects)
@@ -446,14 +453,13 @@ impl Primary {
 
     /// How much a guest writes is its own choice, and this host's memory is not the guest's: the VM goes on, and what would
     /// not fit ends the session.
-    fn check_memory(needed_bytes: usize, most_bytes: usize) -> Result<(), String> {
+    fn check_memory(needed_bytes: usize, most_bytes: usize) -> Result<(), SessionError> {
         if needed_bytes <= most_bytes {
             return Ok(());
         }
-        Err(format!(
-            "the VM wrote so much that its sync needs {} MiB here, more than {}: raise sync.staging_mib",
-            needed_bytes >> 20,
-            most_bytes >> 20
-        ))
+        Err(SessionError::SyncTooLarge {
+            needed_bytes,
+            most_bytes,
+        })
     }
 }

@@ -556,23 +556,9 @@ pub fn is_due(side: Side, state: &str, message: &SyncMessage) -> bool {
     due(side, state).any(|name| name == message.name())
 }
 
-fn due(side: Side, state: &str) -> impl Iterator<Item = &'static str> {
+pub(super) fn due(side: Side, state: &str) -> impl Iterator<Item = &'static str> {
     let taken = move |row: &&Row| row.from != side && row.due.is(state);
     MESSAGES.iter().filter(taken).map(|row| row.message)
-}
-
-/// What is wrong with this message in this state.
-#[must_use]
-pub fn violation(side: Side, state: &str, message: &SyncMessage) -> String {
-    let name = message.name();
-    if is_due(side, state, message) {
-        return format!("the other host said {name} of another sync, or not as it is due here ({state})");
-    }
-    let due: Vec<&str> = due(side, state).filter(|due| *due != "Refused").collect();
-    format!(
-        "the other host said {name} where {} was due ({state})",
-        due.join(" or ")
-    )
 }
 
 /// A side says nothing that the other does not know what to do with.

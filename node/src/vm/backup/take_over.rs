@@ -12,6 +12,7 @@ use crate::vm::run::VmLoop;
 use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::replica::leadership::Step;
+use dunlin_core::replica::sync::SessionError;
 use dunlin_core::replica::sync::backup::Word;
 
 impl VmLoop {
@@ -73,7 +74,7 @@ impl VmLoop {
         }
     }
 
-    pub(in crate::vm) fn took_over(&mut self, session: u64, result: Result<(), String>) {
+    pub(in crate::vm) fn took_over(&mut self, session: u64, result: Result<(), SessionError>) {
         let now_us = self.now_us();
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
@@ -95,7 +96,7 @@ impl VmLoop {
                 }
                 self.go_on_taking_over();
             }
-            Err(why) => self.take_over_failed(&why),
+            Err(why) => self.take_over_failed(&why.to_string()),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::machine::Machine;
 use crossbeam_channel::Receiver;
 use dunlin_core::replica::sync::backup::{self, Effect, Report, Setup, Word};
-use dunlin_core::replica::sync::{Answer, PAGES_AT_ONCE, Point};
+use dunlin_core::replica::sync::{Answer, PAGES_AT_ONCE, Point, UnfitState};
 use dunlin_core::sync::compare::BLOCKS_PER_PAGE;
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::{PageDelta, Staged};
@@ -75,7 +75,7 @@ impl Driver<backup::Backup> for Backup {
             Effect::CheckState(state) => {
                 let fits = self.colo()?.check(&state);
                 return Ok(Some(Answer::StateChecked(
-                    fits.map_err(|error| error.to_string()),
+                    fits.map_err(|error| UnfitState(error.to_string())),
                 )));
             }
             Effect::AwaitMirrors(epoch) => {
@@ -230,6 +230,7 @@ impl Backup {
                 return self.to_loop.send(LoopEvent::TookOver { session, result });
             }
             Report::Ended { why, torn } => {
+                let why = why.to_string();
                 return self.to_loop.send(LoopEvent::SessionEnded { session, why, torn });
             }
         };

@@ -15,7 +15,7 @@ use crossbeam_channel::Receiver;
 use dunlin_api::SyncFigures;
 use dunlin_core::policy::Mode;
 use dunlin_core::replica::sync::primary::{self, Counts, Effect, Report, Setup, Word};
-use dunlin_core::replica::sync::{Answer, Event, Point};
+use dunlin_core::replica::sync::{Answer, Event, Point, SessionError};
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage, PAGE_BYTES};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
@@ -411,12 +411,12 @@ impl Worker {
         }
     }
 
-    fn end(&self, why: String, broken: bool) {
+    fn end(&self, why: SessionError, broken: bool) {
         // What the backup said before it closed the stream is the reason; that it is closed is not.
         let told = broken.then(|| self.its.link.last_words()).flatten();
         self.its.to_loop.send(LoopEvent::SessionEnded {
             session: self.its.session,
-            why: told.unwrap_or(why),
+            why: told.unwrap_or_else(|| why.to_string()),
             torn: false,
         });
     }

@@ -1,7 +1,7 @@
 //! A comparison by hash trees: what the backup answers.
 
 use super::staged::staging_of;
-use super::{Backup, Bug, Effect, Epoch, Next, PageSet, State, SyncMessage, parts, refuse};
+use super::{Backup, Bug, Effect, Epoch, Next, PageSet, SessionError, State, SyncMessage, parts, refuse};
 use crate::replica::sync::PAGES_AT_ONCE;
 use crate::sync::compare::tree::{Walk, bytes_of};
 use crate::sync::compare::{BLOCKS_PER_PAGE, Compare};
@@ -69,15 +69,14 @@ impl Backup {
     }
 
     /// How much a guest writes is its own choice, and this host's memory is not the guest's.
-    fn hash(&mut self, epoch: Epoch, pages: &PageSet, effects: &mut Vec<Effect>) -> Result<(), String> {
+    fn hash(&mut self, epoch: Epoch, pages: &PageSet, effects: &mut Vec<Effect>) -> Result<(), SessionError> {
         let most_bytes = self.setup.staging_bytes;
         let needed_bytes = bytes_of(pages.len() * BLOCKS_PER_PAGE);
         if !pages.is_empty() && needed_bytes > most_bytes {
-            let why = format!(
-                "the hash tree of a sync needs {} MiB, more than {}: raise sync.staging_mib",
-                needed_bytes >> 20,
-                most_bytes >> 20
-            );
+            let why = SessionError::TreeTooLarge {
+                needed_bytes,
+                most_bytes,
+            };
             return Err(refuse(why, effects));
         }
         self.look_again(epoch, pages);

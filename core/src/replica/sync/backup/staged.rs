@@ -50,7 +50,7 @@ impl Backup {
         let staging = self.staging.take().expect("a sync that is awaited is staged");
         let staged = staging
             .complete(epoch, connections, rest)
-            .map_err(|error| refuse(error.to_string(), effects))?;
+            .map_err(|error| refuse(error, effects))?;
         let whole = Whole {
             staged,
             next,

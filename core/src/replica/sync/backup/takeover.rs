@@ -1,13 +1,13 @@
 //! The VM becomes a primary's.
 
-use super::{Backup, Bug, Effect, Report, State, Term};
+use super::{Backup, Bug, Effect, Report, SessionError, State, Term};
 
 impl Backup {
     /// What was staged is dropped whole; what was applied goes on.
     pub(super) fn take_over(&mut self, term: Term, effects: &mut Vec<Effect>) -> State {
         self.staging = None;
         if self.applied.is_none() {
-            return Self::took_over(Err("the backup's VM is not whole".to_owned()), effects);
+            return Self::took_over(Err(SessionError::NotWhole), effects);
         }
         effects.push(Effect::TakeOverDisks(term));
         // The memory is that of this state already.
@@ -17,7 +17,7 @@ impl Backup {
         State::TakingOver
     }
 
-    pub(super) fn took_over(outcome: Result<(), String>, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn took_over(outcome: Result<(), SessionError>, effects: &mut Vec<Effect>) -> State {
         effects.push(Effect::Report(Report::TookOver(outcome)));
         State::Ended
     }

@@ -1,6 +1,6 @@
 //! What a backup hears from its loop, what its driver does, and what the loop is told.
 
-use super::Point;
+use super::{Point, SessionError};
 use crate::policy::Mode;
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::{PageDelta, Staged};
@@ -91,11 +91,11 @@ pub enum Report {
         joining: bool,
     },
     /// The VM is an ordinary one now, or is lost.
-    TookOver(Result<(), String>),
+    TookOver(Result<(), SessionError>),
     /// The session is over.
     Ended {
         /// For a person.
-        why: String,
+        why: SessionError,
         /// A sync was applied by half (invariant 5).
         torn: bool,
     },

@@ -1,6 +1,8 @@
 //! A sync, from its order to the backup's word that it goes on from it.
 
-use super::{Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, State, SyncMessage};
+use super::{
+    Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, SessionError, State, SyncMessage,
+};
 use crate::sync::compare::tree;
 use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
 use crate::wire::sync::parts::{self, Gathering};
@@ -232,8 +234,12 @@ impl Primary {
 }
 
 /// Which of these pages the backup has otherwise.
-pub(super) fn compare(pages: &PageSet, ours: &[u128], theirs: &[u128]) -> Result<Vec<DivergentPage>, String> {
-    divergent(pages, ours, theirs).ok_or_else(|| "the backup hashed other pages than the union".to_owned())
+pub(super) fn compare(
+    pages: &PageSet,
+    ours: &[u128],
+    theirs: &[u128],
+) -> Result<Vec<DivergentPage>, SessionError> {
+    divergent(pages, ours, theirs).ok_or(SessionError::OtherPages)
 }
 
 /// All of these pages: the backup has no own words to compare.

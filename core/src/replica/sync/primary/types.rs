@@ -1,6 +1,6 @@
 //! What a primary hears from its loop, what its driver does, and what the loop is told.
 
-use super::Point;
+use super::{Point, SessionError};
 use crate::policy::Mode;
 use crate::sync::compare::{Compare, DivergentPage};
 use crate::sync::dirty::PageSet;
@@ -104,7 +104,7 @@ pub enum Effect {
     /// The session is over. The driver does nothing more.
     End {
         /// For a person.
-        why: String,
+        why: SessionError,
         /// It was not ended by its loop: the other host may have said more before it closed the stream.
         broken: bool,
     },

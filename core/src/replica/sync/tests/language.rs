@@ -2,7 +2,7 @@
 
 use super::{BackupEvent, PrimaryEvent};
 use crate::policy::Mode;
-use crate::replica::sync::{Answer, Event, backup, primary};
+use crate::replica::sync::{Answer, Event, UnfitState, backup, primary};
 use crate::sync::compare::tree::Walk;
 use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage};
 use crate::sync::dirty::PageSet;
@@ -250,7 +250,7 @@ impl<'a> Words<'a> {
                 mirrored: self.number("mirrored"),
             },
             "state-fits" => Answer::StateChecked(Ok(())),
-            "state-does-not-fit" => Answer::StateChecked(Err(self.text())),
+            "state-does-not-fit" => Answer::StateChecked(Err(UnfitState(self.text()))),
             "applied" => Answer::Applied { took_us: 5 },
             "took-over" => Answer::TookOver,
             other => panic!("'{other}' is no event"),
@@ -397,6 +397,10 @@ impl Render for primary::Effect {
                 next.name(),
                 text(connections)
             ),
+            // Its words are what people read.
+            Self::End { why, broken } => {
+                format!("End {{ why: {:?}, broken: {broken} }}", why.to_string())
+            }
             other => format!("{other:?}"),
         }
     }
@@ -419,6 +423,13 @@ impl Render for backup::Effect {
                 text(&staged.device_state)
             ),
             Self::LoadKept(state) => format!("load-kept {}", text(state)),
+            // Their words are what people read.
+            Self::Report(backup::Report::Ended { why, torn }) => {
+                format!("Report(Ended {{ why: {:?}, torn: {torn} }})", why.to_string())
+            }
+            Self::Report(backup::Report::TookOver(Err(why))) => {
+                format!("Report(TookOver(Err({:?})))", why.to_string())
+            }
             other => format!("{other:?}"),
         }
     }
