@@ -34,6 +34,31 @@ const MOST_BLOCK_BYTES: u64 = 16 << 20;
 /// One block's name, as QEMU calls it, and its bytes.
 pub type Content<'a> = (String, &'a [u8]);
 
+/// What is wrong with a primary's firmware, for this backup.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FirmwareError {
+    /// Some of it is not here.
+    #[error("the primary's has not come")]
+    Missing,
+    /// A UEFI's code, in the block of this name.
+    #[error(
+        "the UEFI's code ({0}) on the primary's host is not the one here: install the same version of the package ovmf on both hosts"
+    )]
+    OtherCode(String),
+    /// A block has another size, or is not there at all.
+    #[error(
+        "{name} has {theirs} bytes on the primary's host and {ours} here: install the same firmware packages (seabios, ovmf)"
+    )]
+    OtherSize {
+        /// The block's name.
+        name: String,
+        /// Its size there.
+        theirs: usize,
+        /// Its size here.
+        ours: u64,
+    },
+}
+
 /// What becomes of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -145,24 +170,22 @@ impl Firmware {
     }
 
     /// Refuses contents that this QEMU has no place for.
-    pub(crate) fn check(&self, contents: &[Content<'_>]) -> Result<(), String> {
+    pub(crate) fn check(&self, contents: &[Content<'_>]) -> Result<(), FirmwareError> {
         for (name, bytes) in contents {
             let ours = self.blocks.iter().find(|block| block.name == *name);
             if ours.is_some_and(|block| block.kind == Kind::Code) {
                 if *bytes != self.fingerprint {
-                    return Err(format!(
-                        "the UEFI's code ({name}) on the primary's host is not the one here: install the same version of the package \
-                         ovmf on both hosts"
-                    ));
+                    return Err(FirmwareError::OtherCode(name.clone()));
                 }
                 continue;
             }
             let size = ours.map_or(0, Block::bytes);
             if size != bytes.len() as u64 {
-                return Err(format!(
-                    "{name} has {} bytes on the primary's host and {size} here: install the same firmware packages (seabios, ovmf)",
-                    bytes.len()
-                ));
+                return Err(FirmwareError::OtherSize {
+                    name: name.clone(),
+                    theirs: bytes.len(),
+                    ours: size,
+                });
             }
         }
         Ok(())
@@ -415,7 +438,7 @@ mod tests {
             .collect();
         assert_eq!(backup.check(&seen), Ok(()));
         assert!(backup.is_whole(&first) && !backup.is_whole(&first[1..]));
-        let refused = uefi(b"other", &bytes).check(&seen).unwrap_err();
+        let refused = uefi(b"other", &bytes).check(&seen).unwrap_err().to_string();
         assert!(refused.contains("same version of the package ovmf"), "{refused}");
 
         bytes[PAGE_BYTES + 7] = 1;

@@ -20,30 +20,83 @@ const VARIABLES: &str = "OVMF_VARS_4M.fd";
 pub const INSTALL: &str =
     "install the package ovmf (Debian: apt-get install ovmf), or set vm.firmware to \"bios\"";
 
+/// What is wrong with a UEFI's files.
+#[derive(Debug, thiserror::Error)]
+pub enum UefiError {
+    /// The distribution's file is not there.
+    #[error("there is no {}: {INSTALL}", .0.display())]
+    NotInstalled(PathBuf),
+    /// A VM's variables are not there, and cannot be made.
+    #[error("the UEFI's variables {} cannot be made: {error}", .path.display())]
+    NotMade {
+        /// Where they would lie.
+        path: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// Somebody's variables are of a form that we do not keep.
+    #[error("it is a qcow2 image, and Dunlin keeps variables raw")]
+    Qcow2,
+    /// They are of another size.
+    #[error("it has {found} bytes and this host's {name} has {wanted}: it is of another build of the UEFI")]
+    OtherSize {
+        /// Theirs.
+        found: u64,
+        /// The file that they are compared with.
+        name: String,
+        /// Its size.
+        wanted: u64,
+    },
+    /// They are laid out otherwise than in this host's file of that name.
+    #[error(
+        "its variables are not laid out as in this host's {0}: it is of another build of the UEFI, or none at all"
+    )]
+    OtherLayout(String),
+    /// They cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unread(io::Error),
+    /// They are a folder, a pipe or something like it.
+    #[error("it is no ordinary file")]
+    NoFile,
+    /// There are variables where they would be copied to.
+    #[error("{} is there already", .0.display())]
+    Taken(PathBuf),
+    /// They cannot be copied.
+    #[error("{} cannot be made: {error}", .path.display())]
+    NotCopied {
+        /// Where to.
+        path: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+}
+
 /// The code that a UEFI guest runs.
-pub fn code() -> Result<PathBuf, String> {
+pub fn code() -> Result<PathBuf, UefiError> {
     file(Path::new(FOLDER), CODE)
 }
 
 /// The variables that a new VM begins with.
-pub fn variables() -> Result<PathBuf, String> {
+pub fn variables() -> Result<PathBuf, UefiError> {
     file(Path::new(FOLDER), VARIABLES)
 }
 
-fn file(folder: &Path, name: &str) -> Result<PathBuf, String> {
+fn file(folder: &Path, name: &str) -> Result<PathBuf, UefiError> {
     let path = folder.join(name);
     match path.is_file() {
         true => Ok(path),
-        false => Err(format!("there is no {}: {INSTALL}", path.display())),
+        false => Err(UefiError::NotInstalled(path)),
     }
 }
 
 /// Makes the image of a VM's variables at `path`, unless it has some (invariant 1).
-pub fn make_variables(path: &Path) -> Result<(), String> {
+pub fn make_variables(path: &Path) -> Result<(), UefiError> {
     match path.exists() {
         true => Ok(()),
-        false => copy_whole(&variables()?, path)
-            .map_err(|error| format!("the UEFI's variables {} cannot be made: {error}", path.display())),
+        false => copy_whole(&variables()?, path).map_err(|error| UefiError::NotMade {
+            path: path.to_owned(),
+            error,
+        }),
     }
 }
 
@@ -53,50 +106,52 @@ const LAYOUT: usize = 92;
 const QCOW2: &[u8] = b"QFI\xfb";
 
 /// Whether that file holds variables with which this host's UEFI can go on; else why not, in words that go on behind its name.
-pub fn fits(path: &Path) -> Result<(), String> {
+pub fn fits(path: &Path) -> Result<(), UefiError> {
     fits_like(path, &variables()?)
 }
 
-fn fits_like(path: &Path, empty: &Path) -> Result<(), String> {
-    let name = empty.file_name().unwrap_or_default().display();
+fn fits_like(path: &Path, empty: &Path) -> Result<(), UefiError> {
+    let name = || empty.file_name().unwrap_or_default().display().to_string();
     let (found, wanted) = (begin(path)?, begin(empty)?);
     if found.1.starts_with(QCOW2) {
-        return Err("it is a qcow2 image, and Dunlin keeps variables raw".into());
+        return Err(UefiError::Qcow2);
     }
     if found.0 != wanted.0 {
-        return Err(format!(
-            "it has {} bytes and this host's {name} has {}: it is of another build of the UEFI",
-            found.0, wanted.0
-        ));
+        return Err(UefiError::OtherSize {
+            found: found.0,
+            name: name(),
+            wanted: wanted.0,
+        });
     }
     match found.1 == wanted.1 {
         true => Ok(()),
-        false => Err(format!(
-            "its variables are not laid out as in this host's {name}: it is of another build of the UEFI, or none at all"
-        )),
+        false => Err(UefiError::OtherLayout(name())),
     }
 }
 
 /// A file's size, and what it begins with.
-fn begin(path: &Path) -> Result<(u64, Vec<u8>), String> {
-    let about = fs::metadata(path).map_err(|error| format!("it cannot be read: {error}"))?;
+fn begin(path: &Path) -> Result<(u64, Vec<u8>), UefiError> {
+    let about = fs::metadata(path).map_err(UefiError::Unread)?;
     // Before it is opened: a pipe may make whoever opens it wait for ever.
     if !about.is_file() {
-        return Err("it is no ordinary file".into());
+        return Err(UefiError::NoFile);
     }
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(LAYOUT as u64).read_to_end(&mut bytes))
-        .map_err(|error| format!("it cannot be read: {error}"))?;
+        .map_err(UefiError::Unread)?;
     Ok((about.len(), bytes))
 }
 
 /// Makes the image of a VM's variables at `to` of those in `from`, which fit. Variables that are there are not replaced (invariant 1).
-pub fn take_variables(from: &Path, to: &Path) -> Result<(), String> {
+pub fn take_variables(from: &Path, to: &Path) -> Result<(), UefiError> {
     if to.exists() {
-        return Err(format!("{} is there already", to.display()));
+        return Err(UefiError::Taken(to.to_owned()));
     }
-    copy_whole(from, to).map_err(|error| format!("{} cannot be made: {error}", to.display()))
+    copy_whole(from, to).map_err(|error| UefiError::NotCopied {
+        path: to.to_owned(),
+        error,
+    })
 }
 
 fn copy_whole(from: &Path, to: &Path) -> io::Result<()> {
@@ -124,7 +179,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_one_line_that_names_the_package() {
-        let why = file(Path::new("/no/such/folder"), CODE).unwrap_err();
+        let why = file(Path::new("/no/such/folder"), CODE).unwrap_err().to_string();
         assert!(
             why.contains(CODE) && why.contains("package ovmf") && !why.contains('\n'),
             "{why}"
@@ -141,7 +196,9 @@ mod tests {
         fs::write(&empty, &image).unwrap();
         let why = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
-            fits_like(&path, &empty).err().unwrap_or_default()
+            fits_like(&path, &empty)
+                .err()
+                .map_or_else(String::new, |why| why.to_string())
         };
         let mut written = image.clone();
         written[LAYOUT..].fill(1);
@@ -152,22 +209,16 @@ mod tests {
         image[..4].copy_from_slice(QCOW2);
         assert!(why(&image).contains("qcow2"));
         assert!(why(b"").contains("it has 0 bytes"));
-        assert_eq!(
-            fits_like(&folder, &empty),
-            Err("it is no ordinary file".into()),
+        assert!(
+            matches!(fits_like(&folder, &empty), Err(UefiError::NoFile)),
             "nor a pipe, for which one would wait"
         );
-        assert!(
-            fits_like(&folder.join("none"), &empty)
-                .unwrap_err()
-                .contains("cannot be read")
-        );
+        assert!(matches!(
+            fits_like(&folder.join("none"), &empty),
+            Err(UefiError::Unread(_))
+        ));
         fs::write(&path, b"the guest's").unwrap();
-        assert!(
-            take_variables(&empty, &path)
-                .unwrap_err()
-                .contains("is there already")
-        );
+        assert!(matches!(take_variables(&empty, &path), Err(UefiError::Taken(_))));
         assert_eq!(fs::read(&path).unwrap(), b"the guest's");
         fs::remove_dir_all(folder).unwrap();
     }

@@ -136,6 +136,6 @@ fn under_tcg() {
 fn under_kvm() {
     match accel::opens() {
         Ok(()) => tracked_synced_and_failed_over(Accel::Kvm),
-        Err(why) => skipped::skip(&why),
+        Err(why) => skipped::skip(&why.to_string()),
     }
 }

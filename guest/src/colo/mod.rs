@@ -31,7 +31,7 @@ use std::time::Duration;
 use dunlin_core::waits::Wait;
 use serde_json::Value;
 
-use crate::firmware::{self, Content, Firmware};
+use crate::firmware::{self, Content, Firmware, FirmwareError};
 use crate::memory::Memory;
 use crate::qemu::{QemuEvent, Qmp, QmpError};
 use images::Images;
@@ -67,7 +67,7 @@ pub enum ColoError {
     NotAState(usize),
     /// The firmware is not of this host's kind, or has not come.
     #[error("firmware: {0}")]
-    Firmware(String),
+    Firmware(#[from] FirmwareError),
     /// The secondary answered something else.
     #[error("the backup's QEMU answered message {got} instead of {expected}: it must be started again")]
     Unexpected {
@@ -152,7 +152,7 @@ impl Colo {
 
     fn parts_of<'a>(&self, state: &'a [u8]) -> Result<(Vec<Content<'a>>, &'a [u8]), ColoError> {
         let (contents, devices) = firmware::split(state).ok_or(ColoError::NotAState(state.len()))?;
-        self.ours.check(&contents).map_err(ColoError::Firmware)?;
+        self.ours.check(&contents)?;
         Ok((contents, devices))
     }
 
@@ -174,7 +174,7 @@ impl Colo {
         let state = self.devices_of(state)?;
         let body = body(state)?;
         if !self.ours.is_whole(&self.theirs) {
-            return Err(ColoError::Firmware("the primary's has not come".into()));
+            return Err(FirmwareError::Missing.into());
         }
         let mut stream = state[..HEADER_BYTES].to_vec();
         stream.push(VM_COMMAND);

@@ -235,15 +235,14 @@ impl Backup {
         }
         state.switch.own_write(offset, content);
         if let Some(link) = link
-            && let Err(reason) = self.press(&mut state, &link)
+            && let Err(error) = self.press(&mut state, &link)
         {
+            let reason = error.to_string();
             state.failed = Some(reason.clone());
             link.push(Frame::Refuse, Bytes::copy_from_slice(reason.as_bytes()));
             drop(state);
-            self.shared.event(DiskEvent::BackupFailed {
-                reason: reason.clone(),
-            });
-            return Err(io::Error::other(reason));
+            self.shared.event(DiskEvent::BackupFailed { reason });
+            return Err(io::Error::other(error));
         }
         let until = Instant::now() + Tuning::default().throttle;
         state.delayed_writes += u64::from(state.switch.pressure() >= Pressure::Throttle);
@@ -368,10 +367,6 @@ impl Backup {
             let _panicked = thread.join();
         }
     }
-}
-
-fn failed(what: &str, error: &io::Error) -> String {
-    super::words::behind(&format!("the backup's disk cannot be {what}"), error)
 }
 
 /// The extents that a buffer touches.

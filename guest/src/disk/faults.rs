@@ -81,10 +81,18 @@ pub enum Fault {
     None,
 }
 
-impl std::str::FromStr for Fault {
-    type Err = String;
+/// No name of a fault.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "'{0}' is no fault: read-error=on, write-error=on, flush-error=on, flush-hang=on, full=on, hang=on, state-hang=on (or off), \
+     bytes-per-s=N, none"
+)]
+pub struct UnknownFault(pub String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::str::FromStr for Fault {
+    type Err = UnknownFault;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFault> {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let on = match value {
             "on" => Some(true),
@@ -101,10 +109,7 @@ impl std::str::FromStr for Fault {
             ("state-hang", Some(on), _) => Ok(Self::StateHang(on)),
             ("bytes-per-s", _, Ok(limit)) => Ok(Self::BytesPerS(limit)),
             ("none", ..) => Ok(Self::None),
-            _ => Err(format!(
-                "'{text}' is no fault: read-error=on, write-error=on, flush-error=on, flush-hang=on, full=on, hang=on, state-hang=on (or off), \
-                 bytes-per-s=N, none"
-            )),
+            _ => Err(UnknownFault(text.to_owned())),
         }
     }
 }

@@ -52,7 +52,7 @@ mod words;
 
 pub use backup::BackupFigures;
 pub use dunlin_core::disk::{Generation, Storage, io_switch::Limits};
-pub use faults::{Fault, Faults};
+pub use faults::{Fault, Faults, UnknownFault};
 pub use group::{DiskGroup, Member};
 pub use image::{Image, ImageError, check};
 pub use link::{MirrorStream, Tuning};

@@ -16,6 +16,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::memory::{MemoryError, track};
+use crate::qemu::accel::NoAccel;
 use crate::qemu::launch::{Launched, launch, open_userfaultfd};
 use crate::qemu::{accel, command, executable, spawn};
 use crate::spec::{Accel, FirmwareKind, Machine, VmSpec};
@@ -92,11 +93,15 @@ pub fn host(spec: &VmSpec) -> Vec<Finding> {
 
 /// The version of the QEMU that `spec` would run, as [`crate::Qemu::version`] gives it; an error says how to mend it.
 /// State is only loaded between equal versions.
-pub fn qemu_version(spec: &VmSpec) -> Result<String, String> {
-    throw_away(spec)
-        .map(|(launched, _)| launched.version)
-        .map_err(|finding| format!("{}: {}", finding.what, finding.mend))
+pub fn qemu_version(spec: &VmSpec) -> Result<String, NoQemu> {
+    let launched = throw_away(spec).map_err(NoQemu)?.0;
+    Ok(launched.version)
 }
+
+/// Why QEMU does not run on this host, and how to mend it.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {}", .0.what, .0.mend)]
+pub struct NoQemu(pub Finding);
 
 /// Writes a page of a small shared file and looks whether exactly that one is reported.
 fn tracking() -> Finding {
@@ -285,7 +290,7 @@ fn acceleration(spec: &VmSpec) -> Finding {
 ///
 /// # Errors
 /// One line: what is asked for is not there.
-pub fn accelerator(spec: &VmSpec) -> Result<Accel, String> {
+pub fn accelerator(spec: &VmSpec) -> Result<Accel, NoAccel> {
     let user = spawn::choose_user(spec.run_as.as_deref()).ok().flatten();
     accel::choose(spec.accel, user.as_ref()).map(|(accel, _)| accel)
 }

@@ -16,12 +16,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::accel::NoAccel;
 use super::console::DaemonLog;
-use super::spawn::{self, User};
+use super::spawn::{self, NoUser, User};
 use super::{Console, Qmp, QmpError};
 use crate::memory::MemoryError;
 use crate::spec::SpecError;
 use crate::sys::{memfd_with, receive_descriptor, wait_readable};
+use crate::uefi::UefiError;
 
 /// The preload object, built by build.rs from preload.c.
 static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
@@ -34,7 +36,19 @@ pub enum StartError {
     /// The spec cannot work.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Something of the host is missing; the text says how to mend it.
+    /// There is no user for it to run as.
+    #[error(transparent)]
+    User(#[from] NoUser),
+    /// KVM is asked for and not to be had.
+    #[error(transparent)]
+    Accel(#[from] NoAccel),
+    /// Nothing can be tracked.
+    #[error(transparent)]
+    Userfaultfd(#[from] NoUserfaultfd),
+    /// The guest's UEFI is missing.
+    #[error(transparent)]
+    Uefi(#[from] UefiError),
+    /// Something else of the host is missing; the text says how to mend it.
     #[error("{0}")]
     Host(String),
     /// A file of the spec cannot be opened.
@@ -93,7 +107,7 @@ pub(crate) fn launch(
     ends: impl Sized,
 ) -> Result<Launched, StartError> {
     let preload = memfd_with("dunlin-preload", &mut &PRELOAD[..])?;
-    let device = open_userfaultfd().map_err(StartError::Host)?;
+    let device = open_userfaultfd()?;
     let (qmp_ours, qmp_theirs) = UnixStream::pair()?;
     let (uffd_ours, uffd_theirs) = UnixStream::pair()?;
     let own = [
@@ -172,14 +186,18 @@ fn main_loop_first(pid: u32) {
 }
 
 /// The device from which an ordinary user's userfaultfd may also see the kernel's accesses.
-pub fn open_userfaultfd() -> Result<File, String> {
-    File::options().read(true).write(true).open("/dev/userfaultfd").map_err(|e| {
-        format!(
-            "/dev/userfaultfd: {e}: dirty tracking needs it: Linux 6.7 or newer with CONFIG_USERFAULTFD, and the daemon \
-             as root or with rights on that file"
-        )
-    })
+pub fn open_userfaultfd() -> Result<File, NoUserfaultfd> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd");
+    device.map_err(NoUserfaultfd)
 }
+
+/// Why that device is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "/dev/userfaultfd: {0}: dirty tracking needs it: Linux 6.7 or newer with CONFIG_USERFAULTFD, and the daemon as root or with \
+     rights on that file"
+)]
+pub struct NoUserfaultfd(pub io::Error);
 
 /// A child that is killed and reaped if the start fails.
 pub struct Killed(Option<Child>);

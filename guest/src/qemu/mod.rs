@@ -107,8 +107,8 @@ impl Qemu {
             );
         }
         let binary = executable(spec)?;
-        let user = spawn::choose_user(spec.run_as.as_deref()).map_err(StartError::Host)?;
-        let accel = accel::choose(spec.accel, user.as_ref()).map_err(StartError::Host)?;
+        let user = spawn::choose_user(spec.run_as.as_deref())?;
+        let accel = accel::choose(spec.accel, user.as_ref())?;
         let user = match accel.0 {
             Accel::Kvm => user.map(spawn::User::with_kvm),
             _ => user,
@@ -123,10 +123,7 @@ impl Qemu {
         let preload = open("preload", &spec.preload)?;
         let code = match spec.firmware {
             FirmwareKind::Bios => None,
-            FirmwareKind::Uefi => Some(readable_by_all(
-                "firmware",
-                &uefi::code().map_err(StartError::Host)?,
-            )?),
+            FirmwareKind::Uefi => Some(readable_by_all("firmware", &uefi::code()?)?),
         };
         let serial_log = spec.serial_log.as_ref().map(|p| open_log(p)).transpose()?;
         let (console_ours, console_theirs) = UnixStream::pair()?;

@@ -53,27 +53,34 @@ impl User {
     }
 }
 
+/// Why there is no user for QEMU to run as.
+#[derive(Debug, thiserror::Error)]
+pub enum NoUser {
+    /// Only root becomes another user.
+    #[error("vm.run_as = {0:?} needs the daemon to be started as root; leave it out to run QEMU as yourself")]
+    NeedsRoot(String),
+    /// Nobody has that name.
+    #[error("vm.run_as: there is no user {0:?}; create it (useradd --system {0}) or name another")]
+    Unknown(String),
+    /// None is named, and those that are there on any host are not on this one.
+    #[error("neither user dunlin nor nobody exists: set vm.run_as to an ordinary user")]
+    NoneNamed,
+}
+
 /// Which user QEMU is to run as: `None` keeps ours (we are an ordinary user already).
-pub fn choose_user(run_as: Option<&str>) -> Result<Option<User>, String> {
+pub fn choose_user(run_as: Option<&str>) -> Result<Option<User>, NoUser> {
     if !rustix::process::geteuid().is_root() {
         return match run_as.map(look_up) {
             Some(Some(user)) if user.uid == rustix::process::geteuid().as_raw() => Ok(None),
-            Some(_) => Err(format!(
-                "vm.run_as = {:?} needs the daemon to be started as root; leave it out to run QEMU as yourself",
-                run_as.unwrap_or_default()
-            )),
+            Some(_) => Err(NoUser::NeedsRoot(run_as.unwrap_or_default().to_owned())),
             None => Ok(None),
         };
     }
     let user = match run_as {
-        Some(name) => look_up(name).ok_or_else(|| {
-            format!(
-                "vm.run_as: there is no user {name:?}; create it (useradd --system {name}) or name another"
-            )
-        })?,
+        Some(name) => look_up(name).ok_or_else(|| NoUser::Unknown(name.to_owned()))?,
         None => look_up("dunlin")
             .or_else(|| look_up("nobody"))
-            .ok_or("neither user dunlin nor nobody exists: set vm.run_as to an ordinary user")?,
+            .ok_or(NoUser::NoneNamed)?,
     };
     Ok(Some(user))
 }

@@ -97,7 +97,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     };
     let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
         Ok(version) => version,
-        Err(why) => return Answer::failed(why),
+        Err(why) => return Answer::failed(why.to_string()),
     };
     let ticket = match reservations::draw() {
         Ok(ticket) => ticket,

@@ -294,7 +294,7 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         Request::Inject { vm, disk, fault } => match (vm::FaultAt::asked(fault), fault.parse()) {
             (Some(asked), _) => return fault_at(daemon, vm, asked),
             (None, Ok(fault)) => (vm, Command::Inject { disk: *disk, fault }),
-            (None, Err(why)) => return Answer::refused(why),
+            (None, Err(why)) => return Answer::refused(why.to_string()),
         },
         _ => return Answer::refused("this host does not know that request"),
     };
@@ -383,7 +383,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
 fn runs_by(config: &VmConfig) -> Result<String, String> {
     match &config.program {
         Some(spec) => program::executable(spec),
-        None => dunlin_guest::probe::qemu_version(&config.spec),
+        None => dunlin_guest::probe::qemu_version(&config.spec).map_err(|error| error.to_string()),
     }
 }
 

@@ -74,7 +74,7 @@ pub fn carry(
             "it was not copied, since this is not host '{first}', on which the VM starts, or --config names no host.toml of it: if it is as large as OVMF_VARS_4M.fd, copy it there"
         )));
     };
-    uefi::fits(&nvram.path).map_err(|why| left(&why))?;
+    uefi::fits(&nvram.path).map_err(|why| left(&why.to_string()))?;
     if to.exists() {
         return Err(format!(
             "nvram {path}: {raw} is there already, and the VM goes on with that; remove it first if it is not this VM's"
@@ -85,7 +85,7 @@ pub fn carry(
             "it is copied to {raw} where a file is written (-o)"
         )));
     }
-    uefi::take_variables(&nvram.path, &to).map_err(|why| left(&why))?;
+    uefi::take_variables(&nvram.path, &to).map_err(|why| left(&why.to_string()))?;
     let line = format!(
         "nvram {path}: copied to {raw}, with which the VM begins on this host; its first protection copies it to the other one"
     );

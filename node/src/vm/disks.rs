@@ -49,7 +49,7 @@ fn images(config: &VmConfig, state: &Path) -> Result<Vec<DiskSpec>, String> {
     let mut images = config.spec.disks.clone();
     if config.spec.firmware == FirmwareKind::Uefi {
         let path = variables(state, &config.name);
-        uefi::make_variables(&path)?;
+        uefi::make_variables(&path).map_err(|error| error.to_string())?;
         images.push(DiskSpec {
             path,
             format: DiskFormat::Raw,

@@ -4,6 +4,7 @@
 //! Invariants: B1 of [`super`].
 //! Not here: which bytes are where (`dunlin_core::disk::Switch`), the journal (`shared`).
 
+use super::receiver::cannot_be;
 use super::*;
 
 impl Backup {
@@ -67,7 +68,7 @@ impl Backup {
                 if let Some(member) = &self.shared.group {
                     member.group.fail(&error.to_string());
                 }
-                let reason = failed("written", &error);
+                let reason = cannot_be("written")(error).to_string();
                 self.lock().failed = Some(reason.clone());
                 link.push(Frame::Refuse, Bytes::copy_from_slice(reason.as_bytes()));
                 self.shared.event(DiskEvent::BackupFailed { reason });

@@ -5,12 +5,98 @@
 //! Not here: what the backup's VM writes ([`super`]).
 
 use super::*;
+use crate::disk::words;
+use dunlin_core::disk::{SwitchError, mirror::MirrorError};
+
+/// Why a backup does not follow its primary any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FollowError {
+    /// The primary, or what lies between, is gone.
+    #[error("the primary's mirror stream ended: {0}")]
+    StreamEnded(io::Error),
+    /// The stream carries no frames of ours.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
+    /// This host's greeting cannot be made.
+    #[error(transparent)]
+    OwnGreeting(io::Error),
+    /// The two images cannot be a pair.
+    #[error("the backup's disk has {ours} bytes, the primary's {theirs}: make them the same size")]
+    OtherSize {
+        /// This host's.
+        ours: u64,
+        /// The primary's.
+        theirs: u64,
+    },
+    /// What is here is newer than what would be copied over it.
+    #[error(
+        "this disk was written in term {}, later than the primary's {}: it must not be overwritten by an older one",
+        .ours.0,
+        .theirs.0
+    )]
+    OlderTerm {
+        /// In which this image was written last.
+        ours: Term,
+        /// In which the primary's was.
+        theirs: Term,
+    },
+    /// The two hosts were not set up alike.
+    #[error(
+        "the primary's disk is replicated as {theirs:?}, the backup's as {ours:?}: give both the same `storage`"
+    )]
+    OtherStorage {
+        /// The primary's.
+        theirs: Storage,
+        /// This host's.
+        ours: Storage,
+    },
+    /// The primary's mark is not the next one.
+    #[error(transparent)]
+    Mark(#[from] SwitchError),
+    /// The image, or what is kept about it, could not be treated so.
+    #[error("{}", blamed(.what, .error))]
+    Disk {
+        /// What could not be done.
+        what: &'static str,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// More than a frame may carry.
+    #[error("the primary asked for the hash of too much at once")]
+    TooMuch,
+    /// Only a backup says that.
+    #[error("the primary sent {0:?}, which only a backup may")]
+    Forbidden(Frame),
+    /// It names what this disk does not have.
+    #[error("the primary wrote {len} bytes at {offset}, beyond this disk")]
+    Beyond {
+        /// Where.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// The first copy was over.
+    #[error("the primary sent a part of the first copy after its end")]
+    CopyIsOver,
+    /// This host's memory is at stake (D6).
+    #[error("the backup holds {} MiB of disk writes in memory, its limit: no sync came in time", .0 >> 20)]
+    Full(u64),
+}
+
+fn blamed(what: &str, error: &io::Error) -> String {
+    words::behind(&format!("the backup's disk cannot be {what}"), error)
+}
+
+/// That the image, or what is kept about it, cannot be `what`.
+pub(super) fn cannot_be(what: &'static str) -> impl FnOnce(io::Error) -> FollowError {
+    move |error| FollowError::Disk { what, error }
+}
 
 impl Backup {
     pub(super) fn run(&self, link: &Arc<Link>, mut reader: Box<dyn io::Read + Send>) {
         let reason = match self.receive_all(link, &mut *reader) {
             Ok(never) => match never {},
-            Err(reason) => reason,
+            Err(error) => error.to_string(),
         };
         link.finish(&reason);
         let told = {
@@ -28,17 +114,15 @@ impl Backup {
         &self,
         link: &Link,
         reader: &mut dyn io::Read,
-    ) -> Result<std::convert::Infallible, String> {
+    ) -> Result<std::convert::Infallible, FollowError> {
         let mut reader = io::BufReader::with_capacity(256 << 10, reader);
         let mut number = 0;
         let mut unacked_bytes = 0;
         loop {
             let (frame, payload) = match link::receive(&mut reader) {
                 Ok(received) => received,
-                Err(ReceiveError::Io(error)) => {
-                    return Err(format!("the primary's mirror stream ended: {error}"));
-                }
-                Err(error) => return Err(error.to_string()),
+                Err(ReceiveError::Io(error)) => return Err(FollowError::StreamEnded(error)),
+                Err(ReceiveError::Mirror(error)) => return Err(error.into()),
             };
             if frame == Frame::Hello {
                 self.greet(link, &payload)?;
@@ -46,12 +130,11 @@ impl Backup {
             }
             number += 1;
             unacked_bytes += payload.len() + 256;
-            let at_once = self.take(link, frame, payload).inspect_err(|reason| {
+            let at_once = self.take(link, frame, payload).inspect_err(|error| {
+                let reason = error.to_string();
                 link.push(Frame::Refuse, Bytes::copy_from_slice(reason.as_bytes()));
                 self.lock().failed = Some(reason.clone());
-                self.shared.event(DiskEvent::BackupFailed {
-                    reason: reason.clone(),
-                });
+                self.shared.event(DiskEvent::BackupFailed { reason });
             })?;
             // An acknowledgement for many frames; at once where somebody waits for it.
             if at_once || unacked_bytes >= 256 << 10 || reader.buffer().is_empty() {
@@ -73,31 +156,31 @@ impl Backup {
         }
     }
 
-    fn greet(&self, link: &Link, payload: &[u8]) -> Result<(), String> {
-        let (hello, _) = Hello::decode(payload).map_err(|error| error.to_string())?;
-        let ours = self.shared.hello(false).map_err(|error| error.to_string())?;
+    fn greet(&self, link: &Link, payload: &[u8]) -> Result<(), FollowError> {
+        let (hello, _) = Hello::decode(payload)?;
+        let ours = self.shared.hello(false).map_err(FollowError::OwnGreeting)?;
         let storage = [Storage::Gannet, Storage::Colo, Storage::Sync][usize::from(hello.storage)];
         let refuse = if hello.size_bytes != ours.size_bytes {
-            Some(format!(
-                "the backup's disk has {} bytes, the primary's {}: make them the same size",
-                ours.size_bytes, hello.size_bytes
-            ))
+            Some(FollowError::OtherSize {
+                ours: ours.size_bytes,
+                theirs: hello.size_bytes,
+            })
         } else if hello.generation.term < ours.generation.term {
-            Some(format!(
-                "this disk was written in term {}, later than the primary's {}: it must not be overwritten by an older one",
-                ours.generation.term.0, hello.generation.term.0
-            ))
+            Some(FollowError::OlderTerm {
+                ours: ours.generation.term,
+                theirs: hello.generation.term,
+            })
         } else if storage != self.shared.storage {
-            Some(format!(
-                "the primary's disk is replicated as {storage:?}, the backup's as {:?}: give both the same `storage`",
-                self.shared.storage
-            ))
+            Some(FollowError::OtherStorage {
+                theirs: storage,
+                ours: self.shared.storage,
+            })
         } else {
             None
         };
-        if let Some(text) = refuse {
-            link.push(Frame::Refuse, Bytes::copy_from_slice(text.as_bytes()));
-            return Err(text);
+        if let Some(error) = refuse {
+            link.push(Frame::Refuse, error.to_string().into());
+            return Err(error);
         }
         let mut welcome = ours.encode();
         for extent in self.shared.dirty.all().iter() {
@@ -115,7 +198,7 @@ impl Backup {
     }
 
     /// Says whether somebody waits for the acknowledgement.
-    fn take(&self, link: &Link, frame: Frame, payload: Bytes) -> Result<bool, String> {
+    fn take(&self, link: &Link, frame: Frame, payload: Bytes) -> Result<bool, FollowError> {
         match frame {
             Frame::Write { offset } => self.mirrored(link, offset, Content::Data(payload), false)?,
             Frame::Zero { offset, len, unmap } => self.mirrored(link, offset, Content::Zero(len), unmap)?,
@@ -127,29 +210,24 @@ impl Backup {
             }
             Frame::Mark { epoch } => {
                 let marked = self.lock().switch.mark(epoch);
-                marked.map_err(|error| error.to_string())?;
+                marked?;
                 self.changed.notify_all();
                 self.shared.event(DiskEvent::Marked { epoch });
                 return Ok(true);
             }
             Frame::Flush => {
-                self.shared
-                    .image
-                    .flush()
-                    .map_err(|error| failed("flushed", &error))?;
+                self.shared.image.flush().map_err(cannot_be("flushed"))?;
                 return Ok(true);
             }
             Frame::AskHash { offset, len } => {
                 self.check(offset, len.min(MOST_PAYLOAD_BYTES))?;
                 if len > MOST_PAYLOAD_BYTES {
-                    return Err("the primary asked for the hash of too much at once".into());
+                    return Err(FollowError::TooMuch);
                 }
-                let hash = self
-                    .hash_mirrored(offset, len)
-                    .map_err(|error| failed("read", &error))?;
+                let hash = self.hash_mirrored(offset, len).map_err(cannot_be("read"))?;
                 link.push(Frame::Hash { offset, len }, Bytes::copy_from_slice(&hash));
             }
-            other => return Err(format!("the primary sent {other:?}, which only a backup may")),
+            other => return Err(FollowError::Forbidden(other)),
         }
         Ok(self.lock().storage == Storage::Sync)
     }
@@ -166,29 +244,27 @@ impl Backup {
         Ok(crate::disk::shared::hash(&data))
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<(), String> {
+    fn check(&self, offset: u64, len: u64) -> Result<(), FollowError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.shared.image.size_bytes() => Ok(()),
-            _ => Err(format!(
-                "the primary wrote {len} bytes at {offset}, beyond this disk"
-            )),
+            _ => Err(FollowError::Beyond { offset, len }),
         }
     }
 
-    fn copied(&self, offset: u64, content: &Content) -> Result<(), String> {
+    fn copied(&self, offset: u64, content: &Content) -> Result<(), FollowError> {
         self.check(offset, content.len())?;
         if !self.lock().joining {
-            return Err("the primary sent a part of the first copy after its end".into());
+            return Err(FollowError::CopyIsOver);
         }
         self.shared
             .begin_mixing()
-            .map_err(|error| failed("marked as incomplete", &error))?;
+            .map_err(cannot_be("marked as incomplete"))?;
         self.shared
             .put(offset, content, true)
-            .map_err(|error| failed("written", &error))
+            .map_err(cannot_be("written"))
     }
 
-    fn mirrored(&self, link: &Link, offset: u64, content: Content, unmap: bool) -> Result<(), String> {
+    fn mirrored(&self, link: &Link, offset: u64, content: Content, unmap: bool) -> Result<(), FollowError> {
         self.check(offset, content.len())?;
         let (joining, storage) = {
             let state = self.lock();
@@ -197,11 +273,11 @@ impl Backup {
         if joining {
             self.shared
                 .begin_mixing()
-                .map_err(|error| failed("marked as incomplete", &error))?;
+                .map_err(cannot_be("marked as incomplete"))?;
             return self
                 .shared
                 .put(offset, &content, unmap)
-                .map_err(|error| failed("written", &error));
+                .map_err(cannot_be("written"));
         }
         if storage == Storage::Gannet {
             let mut state = self.lock();
@@ -210,7 +286,7 @@ impl Backup {
         }
         self.shared
             .begin_mixing()
-            .map_err(|error| failed("marked as incomplete", &error))?;
+            .map_err(cannot_be("marked as incomplete"))?;
         // The backup VM must not read between the save and the write, or it sees what it may not (D1).
         let range = offset..offset + content.len();
         let _held = self.shared.ranges.lock(range.clone());
@@ -220,27 +296,23 @@ impl Backup {
             self.shared
                 .image
                 .read(gap.start, &mut old)
-                .map_err(|error| failed("read", &error))?;
-            self.scratch(gap.start, &old)
-                .map_err(|error| failed("written", &error))?;
+                .map_err(cannot_be("read"))?;
+            self.scratch(gap.start, &old).map_err(cannot_be("written"))?;
             self.lock().switch.save(gap.start, Bytes::from(old));
         }
         self.shared
             .put(offset, &content, unmap)
-            .map_err(|error| failed("written", &error))?;
+            .map_err(cannot_be("written"))?;
         let mut state = self.lock();
         self.press(&mut state, link)
     }
 
     /// D6: asks for a sync once per epoch; gives up when the host's memory is at stake.
-    pub(super) fn press(&self, state: &mut State, link: &Link) -> Result<(), String> {
+    pub(super) fn press(&self, state: &mut State, link: &Link) -> Result<(), FollowError> {
         match state.switch.pressure() {
             Pressure::None => {}
             Pressure::Full => {
-                return Err(format!(
-                    "the backup holds {} MiB of disk writes in memory, its limit: no sync came in time",
-                    state.switch.bytes() >> 20
-                ));
+                return Err(FollowError::Full(state.switch.bytes()));
             }
             _ if !state.asked_for_sync && state.switch.wants_sync() => {
                 state.asked_for_sync = true;

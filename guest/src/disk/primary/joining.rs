@@ -5,8 +5,47 @@
 //! Not here: the VM's writes, the map of what a peer lacks ([`super`]).
 
 use super::*;
+use crate::disk::link::ReceiveError;
+use dunlin_core::disk::mirror::MirrorError;
 use dunlin_core::waits::Wait;
 use std::sync::mpsc::{self, RecvTimeoutError};
+
+/// Why a join comes to nothing, or its copy does not go on.
+#[derive(Debug, thiserror::Error)]
+enum JoinError {
+    /// This host's greeting cannot be made.
+    #[error(transparent)]
+    OwnGreeting(io::Error),
+    /// The backup's has not come in so long.
+    #[error("{}", Wait::MirrorGreets.said_of(*.0))]
+    InVain(Duration),
+    /// The backup's words.
+    #[error("{0}")]
+    Refused(String),
+    /// The backup said something else first.
+    #[error("the backup did not greet: is it the same build?")]
+    NoGreeting,
+    /// The stream ended, or carries no frames.
+    #[error(transparent)]
+    Stream(#[from] ReceiveError),
+    /// The backup's greeting is none of ours.
+    #[error(transparent)]
+    Greeting(#[from] MirrorError),
+    /// The two images cannot be a pair.
+    #[error("the backup's disk has {theirs} bytes, this one {ours}: make them the same size")]
+    OtherSize {
+        /// The backup's.
+        theirs: u64,
+        /// This host's.
+        ours: u64,
+    },
+    /// The link was closed during the copy.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// What is to be copied.
+    #[error("this host's disk cannot be read for the copy: {0}")]
+    Unread(io::Error),
+}
 
 impl Primary {
     /// Runs on a thread of its own for as long as the peer is there: greeting, then what the peer says. A join that still waits
@@ -37,8 +76,8 @@ impl Primary {
         };
         let this = self.clone();
         let begun = thread::Builder::new().name("disk-mirror".into()).spawn(move || {
-            if let Err(reason) = this.converse(join, reader, writer, shutdown, options) {
-                this.greeting_failed(join, reason);
+            if let Err(error) = this.converse(join, reader, writer, shutdown, options) {
+                this.greeting_failed(join, error.to_string());
             }
         });
         match begun {
@@ -82,7 +121,7 @@ impl Primary {
         writer: &mut (dyn io::Write + Send),
         shutdown: &(dyn Fn() + Send + Sync),
         bound: Duration,
-    ) -> Result<(Hello, Bytes), String> {
+    ) -> Result<(Hello, Bytes), JoinError> {
         let (came, comes) = mpsc::channel::<()>();
         thread::scope(|scope| {
             let watch = scope.spawn(move || {
@@ -95,7 +134,7 @@ impl Primary {
             let greeted = exchange(hello, reader, writer);
             drop(came);
             match watch.join() {
-                Ok(true) => Err(Wait::MirrorGreets.said_of(bound)),
+                Ok(true) => Err(JoinError::InVain(bound)),
                 _ => greeted,
             }
         })
@@ -108,8 +147,8 @@ impl Primary {
         mut writer: Box<dyn io::Write + Send>,
         shutdown: Arc<dyn Fn() + Send + Sync>,
         options: AttachOptions,
-    ) -> Result<(), String> {
-        let hello = self.shared.hello(true).map_err(|error| error.to_string())?;
+    ) -> Result<(), JoinError> {
+        let hello = self.shared.hello(true).map_err(JoinError::OwnGreeting)?;
         self.shared.dirty.track();
         let bound = options.tuning.greeting;
         let (theirs, their_extents) = self.greet(&hello, &mut *reader, &mut *writer, &*shutdown, bound)?;
@@ -222,7 +261,7 @@ impl Primary {
             from = extent + 1;
             let sent = match self.copy_extent(link, extent) {
                 Ok(sent) => sent,
-                Err(reason) => return self.lost(link, &reason),
+                Err(error) => return self.lost(link, &error.to_string()),
             };
             if pace.after(sent, link) {
                 return;
@@ -230,8 +269,8 @@ impl Primary {
         }
     }
 
-    fn copy_extent(&self, link: &Arc<Link>, extent: u64) -> Result<u64, String> {
-        link.wait_room(EXTENT_BYTES).map_err(|Closed(reason)| reason)?;
+    fn copy_extent(&self, link: &Arc<Link>, extent: u64) -> Result<u64, JoinError> {
+        link.wait_room(EXTENT_BYTES)?;
         let start = extent * EXTENT_BYTES;
         let end = (start + EXTENT_BYTES).min(self.shared.image.size_bytes());
         let _held = self.shared.ranges.lock(start..end);
@@ -261,7 +300,7 @@ impl Primary {
         self.shared
             .image
             .read(start, &mut data)
-            .map_err(|error| format!("this host's disk cannot be read for the copy: {error}"))?;
+            .map_err(JoinError::Unread)?;
         if data.iter().all(|byte| *byte == 0) {
             link.push(
                 Frame::CopyZero {
@@ -301,23 +340,25 @@ fn exchange(
     hello: &Hello,
     reader: &mut (dyn io::Read + Send),
     writer: &mut (dyn io::Write + Send),
-) -> Result<(Hello, Bytes), String> {
+) -> Result<(Hello, Bytes), JoinError> {
     let sent = link::send_now(writer, Frame::Hello, &hello.encode());
     let said = sent.map_err(Into::into).and_then(|()| link::receive(reader));
     let welcome = match said {
         Ok((Frame::Welcome, payload)) => payload,
-        Ok((Frame::Refuse, reason)) => return Err(String::from_utf8_lossy(&reason).into_owned()),
-        Ok(_) => return Err("the backup did not greet: is it the same build?".into()),
-        Err(error) => return Err(error.to_string()),
+        Ok((Frame::Refuse, reason)) => {
+            return Err(JoinError::Refused(String::from_utf8_lossy(&reason).into_owned()));
+        }
+        Ok(_) => return Err(JoinError::NoGreeting),
+        Err(error) => return Err(error.into()),
     };
-    let (theirs, their_extents) = Hello::decode(&welcome).map_err(|error| error.to_string())?;
+    let (theirs, their_extents) = Hello::decode(&welcome)?;
     if theirs.size_bytes != hello.size_bytes {
-        let text = format!(
-            "the backup's disk has {} bytes, this one {}: make them the same size",
-            theirs.size_bytes, hello.size_bytes
-        );
-        let _gone = link::send_now(writer, Frame::Refuse, text.as_bytes());
-        return Err(text);
+        let error = JoinError::OtherSize {
+            theirs: theirs.size_bytes,
+            ours: hello.size_bytes,
+        };
+        let _gone = link::send_now(writer, Frame::Refuse, error.to_string().as_bytes());
+        return Err(error);
     }
     Ok((theirs, Bytes::copy_from_slice(their_extents)))
 }
