@@ -227,7 +227,7 @@ pub fn load_written(place: &Place, folder: &Path) -> Result<(), GuardError> {
 /// # Errors
 /// Where the kernel does not let their memory be written.
 pub fn lead_clocks(place: &Place, leads: Leads) -> Result<(), GuardError> {
-    let jumps = page::jumps(leads).map_err(GuardError)?;
+    let jumps = page::jumps(leads).map_err(|error| GuardError(error.to_string()))?;
     for process in place.numbers()? {
         page::lead(process, &jumps).map_err(failed("its agreed clock"))?;
     }

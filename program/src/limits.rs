@@ -108,6 +108,35 @@ struct Base {
     folder: PathBuf,
 }
 
+/// Why this host cannot limit what is asked for: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitsError {
+    /// A file of the kernel's cannot be read or written.
+    #[error("{}: {error}", .file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// Its answer.
+        error: io::Error,
+    },
+    /// Nothing here limits that.
+    #[error("this host has no control group with the controller '{0}' (cgroups v2, or v1 with it)")]
+    NoController(&'static str),
+    /// The daemon lies in it itself.
+    #[error(
+        "{}: the daemon's own control group is not its to divide: start it by its systemd unit, which delegates one (systemd 254)",
+        .0.display()
+    )]
+    NotDelegated(PathBuf),
+}
+
+impl LimitsError {
+    fn of(file: &Path) -> impl FnOnce(io::Error) -> Self {
+        let file = file.to_owned();
+        move |error| Self::File { file, error }
+    }
+}
+
 /// A group that limits.
 #[derive(Debug)]
 pub struct Group {
@@ -119,17 +148,17 @@ impl Group {
     /// With these limits; none where nothing is limited.
     ///
     /// # Errors
-    /// One line that says why this host cannot limit that.
-    pub fn make(limits: &Limits) -> Result<Option<Self>, String> {
+    /// Where this host cannot limit that.
+    pub fn make(limits: &Limits) -> Result<Option<Self>, LimitsError> {
         if limits.is_none() {
             return Ok(None);
         }
-        let read = |file: &str| fs::read_to_string(file).map_err(|error| format!("{file}: {error}"));
+        let read = |file: &str| fs::read_to_string(file).map_err(LimitsError::of(file.as_ref()));
         let bases = bases(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
         Self::below(&bases, limits).map(Some)
     }
 
-    fn below(bases: &[Base], limits: &Limits) -> Result<Self, String> {
+    fn below(bases: &[Base], limits: &Limits) -> Result<Self, LimitsError> {
         sweep(Vec::new());
         let asked = limits.controllers();
         let has = |base: &Base, controller: &str| base.controllers.iter().any(|has| has == controller);
@@ -139,13 +168,11 @@ impl Group {
         {
             Some(whole) => vec![whole],
             None => {
-                let of = |asked: &&str| {
+                let of = |asked: &&'static str| {
                     let one = bases
                         .iter()
                         .find(|base| base.version == Version::One && has(base, asked));
-                    one.ok_or_else(|| {
-                        format!("this host has no control group with the controller '{asked}' (cgroups v2, or v1 with it)")
-                    })
+                    one.ok_or(LimitsError::NoController(asked))
                 };
                 let mut chosen: Vec<&Base> = Vec::new();
                 for base in asked.iter().map(of) {
@@ -164,27 +191,23 @@ impl Group {
         );
         let mut group = Self { folders: Vec::new() };
         for base in chosen {
-            let failed = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
             if base.version == Version::Two {
                 let file = base.folder.join("cgroup.subtree_control");
                 let words: Vec<String> = asked.iter().map(|name| format!("+{name}")).collect();
                 fs::write(&file, words.join(" ")).map_err(|error| match error.kind() {
-                    ErrorKind::ResourceBusy => format!(
-                        "{}: the daemon's own control group is not its to divide: start it by its systemd unit, which delegates one (systemd 254)",
-                        base.folder.display()
-                    ),
-                    _ => failed(&file, error),
+                    ErrorKind::ResourceBusy => LimitsError::NotDelegated(base.folder.clone()),
+                    _ => LimitsError::of(&file)(error),
                 })?;
             }
             let folder = base.folder.join(&name);
-            fs::create_dir(&folder).map_err(|error| failed(&folder, error))?;
+            fs::create_dir(&folder).map_err(LimitsError::of(&folder))?;
             group.folders.push(folder.clone());
             for (controller, file, text, may_be_missing) in limits.settings(base.version) {
                 let file = folder.join(file);
                 if !has(base, controller) || (may_be_missing && !file.exists()) {
                     continue;
                 }
-                fs::write(&file, &text).map_err(|error| failed(&file, error))?;
+                fs::write(&file, &text).map_err(LimitsError::of(&file))?;
             }
         }
         Ok(group)
@@ -351,7 +374,9 @@ mod tests {
             base(Version::One, &["memory"], folder.path()),
             base(Version::Two, &["cpu"], folder.path()),
         ];
-        let why = Group::below(&bases, &ALL).expect_err("there is no pids");
+        let why = Group::below(&bases, &ALL)
+            .expect_err("there is no pids")
+            .to_string();
         assert!(why.contains("'cpu'") && !why.contains('\n'), "{why}");
         assert!(
             fs::read_dir(folder.path()).expect("a folder").next().is_none(),

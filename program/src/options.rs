@@ -97,12 +97,23 @@ pub fn neighbour(address: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::from_bits(if bits & 3 == 1 { bits + 1 } else { bits & !3 | 1 })
 }
 
+/// What is wrong with an address and the bits of its network: it has the text.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// It is something else.
+    #[error("{0:?} is not an IPv4 address and its network's bits, such as 10.0.0.57/24")]
+    Form(String),
+    /// So few or so many bits do not do.
+    #[error("{0:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")]
+    Bits(String),
+}
+
 /// An address and the bits of its network.
 ///
 /// # Errors
-/// One line, where the text is something else.
-pub fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
-    let hint = || format!("{text:?} is not an IPv4 address and its network's bits, such as 10.0.0.57/24");
+/// Where the text is something else.
+pub fn network(text: &str) -> Result<(Ipv4Addr, u8), NetworkError> {
+    let hint = || NetworkError::Form(text.to_owned());
     let (address, bits) = text.split_once('/').ok_or_else(hint)?;
     let bits: u8 = bits.parse().map_err(|_| hint())?;
     let address = address.parse().map_err(|_| hint())?;
@@ -110,9 +121,7 @@ pub fn network(text: &str) -> Result<(Ipv4Addr, u8), String> {
     (8..=30)
         .contains(&bits)
         .then_some((address, bits))
-        .ok_or_else(|| {
-            format!("{text:?}: a network of 8 to 30 bits is needed, with room for the copies and a client")
-        })
+        .ok_or_else(|| NetworkError::Bits(text.to_owned()))
 }
 
 /// A file that a copy with this root would find at that path: links lead nowhere else than there.

@@ -164,40 +164,63 @@ impl Page {
 /// What is to be written into a vDSO: where, from its beginning, and what.
 pub(crate) type Jumps = Vec<(u64, [u8; JUMP_BYTES])>;
 
+/// What this host's kernel lacks for agreed time or chance.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// Its processes have no vDSO.
+    #[error("this kernel gives its processes no vDSO: clock = \"own\" does without")]
+    NoVdso,
+    /// Where the vDSO is cannot be read.
+    #[error("the vDSO: {0}")]
+    Unread(io::Error),
+    /// The vDSO is somewhere else.
+    #[error("the vDSO is not where the kernel says that it is")]
+    NotThere,
+    /// The vDSO is no executable.
+    #[error("the vDSO: {0}")]
+    Unknown(object::Error),
+    /// An entry is missing, or too short for a jump.
+    #[error("this kernel's vDSO has no {0} that is long enough: clock = \"own\" does without")]
+    NoEntry(&'static str),
+    /// Whose processes are whose is not told.
+    #[error("this kernel does not tell a process' children (CONFIG_PROC_CHILDREN)")]
+    NoChildren,
+}
+
 /// Whether this host's kernel has what agreed time or chance needs.
 ///
 /// # Errors
-/// One line: what is missing.
-pub fn can(leads: Leads) -> Result<(), String> {
+/// What is missing.
+pub fn can(leads: Leads) -> Result<(), PageError> {
     jumps(leads)?;
     match Path::new("/proc/thread-self/children").exists() {
         true => Ok(()),
-        false => Err("this kernel does not tell a process' children (CONFIG_PROC_CHILDREN)".to_owned()),
+        false => Err(PageError::NoChildren),
     }
 }
 
 /// Of this kernel's vDSO, which is the same in every process.
-pub(crate) fn jumps(leads: Leads) -> Result<Jumps, String> {
+pub(crate) fn jumps(leads: Leads) -> Result<Jumps, PageError> {
     // SAFETY: a plain call.
     let at = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     if at == 0 {
-        return Err("this kernel gives its processes no vDSO: clock = \"own\" does without".to_owned());
+        return Err(PageError::NoVdso);
     }
     let length = mapped("self", "[vdso]")
-        .map_err(|error| format!("the vDSO: {error}"))?
+        .map_err(PageError::Unread)?
         .into_iter()
         .find(|(from, _)| *from == at)
         .map_or(0, |(from, to)| to - from);
     if length == 0 || length > MOST_VDSO_BYTES {
-        return Err("the vDSO is not where the kernel says that it is".to_owned());
+        return Err(PageError::NotThere);
     }
     // SAFETY: it is mapped there, readable, as long as this process lives.
     let vdso = unsafe { std::slice::from_raw_parts(at as *const u8, length as usize) };
     leading(vdso, leads)
 }
 
-fn leading(vdso: &[u8], leads: Leads) -> Result<Jumps, String> {
-    let vdso = object::File::parse(vdso).map_err(|error| format!("the vDSO: {error}"))?;
+fn leading(vdso: &[u8], leads: Leads) -> Result<Jumps, PageError> {
+    let vdso = object::File::parse(vdso).map_err(PageError::Unknown)?;
     let entries = [
         ("__vdso_clock_gettime", &raw const dunlin_clock_gettime),
         ("__vdso_gettimeofday", &raw const dunlin_clock_gettimeofday),
@@ -211,11 +234,9 @@ fn leading(vdso: &[u8], leads: Leads) -> Result<Jumps, String> {
     let chance = ("__vdso_getrandom", &raw const dunlin_no_getrandom);
     let chance = (leads.chance && find(chance.0).is_some()).then_some(chance);
     let jump = |(name, to): (&'static str, *const u8)| {
-        let missing =
-            || format!("this kernel's vDSO has no {name} that is long enough: clock = \"own\" does without");
         let symbol = find(name);
         let symbol = symbol.filter(|symbol| symbol.size() >= JUMP_BYTES as u64);
-        let begins = symbol.ok_or_else(missing)?.address();
+        let begins = symbol.ok_or(PageError::NoEntry(name))?.address();
         // SAFETY: both are names of bytes in one piece.
         let place = unsafe { to.offset_from(&raw const dunlin_clock_page) } as u64;
         let mut code = [0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0];

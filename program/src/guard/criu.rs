@@ -69,9 +69,9 @@ impl Criu {
         version.arg("--version");
         let (_, said) = run(&mut version, SOON, "criu --version").map_err(|_| missing())?;
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        judge(&said, &release).map_err(GuardError)?;
+        judge(&said, &release).map_err(unfit)?;
         let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        is_unfiltered(&own).map_err(GuardError)?;
+        is_unfiltered(&own).map_err(unfit)?;
         Ok(Self { path })
     }
 
@@ -224,10 +224,38 @@ fn complaint(log: &str) -> Option<String> {
     Some(format!("{why}{hint}"))
 }
 
+/// Why a CRIU does not do here.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+enum Unfit {
+    /// It is something else, perhaps.
+    #[error("'criu --version' does not say its version")]
+    NoVersion,
+    /// The kernel has changed since.
+    #[error("CRIU {version} is too old for Linux {release}: {}.{} or newer does", .wants.0, .wants.1)]
+    TooOld {
+        /// Its version.
+        version: String,
+        /// The kernel's.
+        release: String,
+        /// The oldest that does.
+        wants: (u32, u32),
+    },
+    /// It is the daemon that cannot have it work.
+    #[error(
+        "CRIU cannot copy a running program: this daemon is behind a seccomp filter itself; where its systemd unit makes it, link \
+         /usr/share/dunlin/programs.conf into /etc/systemd/system/dunlin.service.d and restart it"
+    )]
+    Filtered,
+}
+
+fn unfit(why: Unfit) -> GuardError {
+    GuardError(why.to_string())
+}
+
 /// Whether this CRIU does on this kernel.
-fn judge(said: &str, release: &str) -> Result<(), String> {
+fn judge(said: &str, release: &str) -> Result<(), Unfit> {
     let version = said.lines().find_map(|line| line.strip_prefix("Version: "));
-    let version = version.ok_or("'criu --version' does not say its version")?.trim();
+    let version = version.ok_or(Unfit::NoVersion)?.trim();
     let (has, kernel) = (numbers(version), numbers(release));
     let wants = if kernel >= STRICT_KERNEL {
         OLDEST_FOR_STRICT
@@ -237,24 +265,19 @@ fn judge(said: &str, release: &str) -> Result<(), String> {
     if has >= wants {
         return Ok(());
     }
-    Err(format!(
-        "CRIU {version} is too old for Linux {}: {}.{} or newer does",
-        release.trim(),
-        wants.0,
-        wants.1
-    ))
+    Err(Unfit::TooOld {
+        version: version.to_owned(),
+        release: release.trim().to_owned(),
+        wants,
+    })
 }
 
 /// By ptrace(2), PTRACE_O_SUSPEND_SECCOMP: a program has a filter, and whoever is to copy it may have none.
-fn is_unfiltered(status: &str) -> Result<(), String> {
+fn is_unfiltered(status: &str) -> Result<(), Unfit> {
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     match mode.map(str::trim) {
         None | Some("0") => Ok(()),
-        Some(_) => Err(
-            "CRIU cannot copy a running program: this daemon is behind a seccomp filter itself; where its systemd unit makes it, link \
-             /usr/share/dunlin/programs.conf into /etc/systemd/system/dunlin.service.d and restart it"
-                .to_owned(),
-        ),
+        Some(_) => Err(Unfit::Filtered),
     }
 }
 
@@ -275,18 +298,18 @@ mod tests {
         assert!(judge("Version: 4.1.1\n", "6.12.43-amd64\n").is_ok());
         let why = judge("Version: 4.1.1\n", "6.18.44-x\n").unwrap_err();
         assert_eq!(
-            why,
+            why.to_string(),
             "CRIU 4.1.1 is too old for Linux 6.18.44-x: 4.2 or newer does"
         );
         assert!(judge("Version: 4.2.1 (gitid 0)\n", "6.18.44-x\n").is_ok());
         assert!(judge("Version: 3.17.1\nGitID: v3.17\n", "6.1.0\n").is_err());
-        assert!(judge("nonsense", "6.1.0\n").is_err());
+        assert_eq!(judge("nonsense", "6.1.0\n"), Err(Unfit::NoVersion));
         assert!(is_unfiltered("Name:\tdunlin\nSeccomp:\t0\nSeccomp_filters:\t0\n").is_ok());
         assert!(
             is_unfiltered("Name:\tdunlin\n").is_ok(),
             "a kernel without seccomp"
         );
-        let why = is_unfiltered("Seccomp:\t2\n").unwrap_err();
+        let why = is_unfiltered("Seccomp:\t2\n").unwrap_err().to_string();
         assert!(why.contains("programs.conf") && !why.contains('\n'), "{why}");
     }
 

@@ -62,16 +62,24 @@ pub fn room_for(folder: &Path, bytes: u64) -> Result<u64, GuardError> {
     room(all, free, bytes).map_err(|why| GuardError(format!("{}: {why}", folder.display())))
 }
 
-fn room(all: u64, free: u64, bytes: u64) -> Result<u64, String> {
+/// A disk has too little room.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "no room for a copy of the program: it takes up to {} GiB, beside {} MiB that are left free for logs: free some of that disk",
+    .bytes.div_ceil(GIB),
+    .reserve.div_ceil(MIB)
+)]
+struct NoRoom {
+    bytes: u64,
+    reserve: u64,
+}
+
+fn room(all: u64, free: u64, bytes: u64) -> Result<u64, NoRoom> {
     let reserve = RESERVE.min(all / RESERVE_PART);
     match free.checked_sub(reserve) {
         Some(room) if bytes <= room => Ok(room),
         // No number that is another one at each try: it is told once.
-        _ => Err(format!(
-            "no room for a copy of the program: it takes up to {} GiB, beside {} MiB that are left free for logs: free some of that disk",
-            bytes.div_ceil(GIB),
-            reserve.div_ceil(MIB)
-        )),
+        _ => Err(NoRoom { bytes, reserve }),
     }
 }
 
@@ -94,7 +102,7 @@ mod tests {
         assert_eq!(room(100 * GIB, 5 * GIB, 4 * GIB), Ok(4 * GIB));
         let why = room(100 * GIB, 5 * GIB, 4 * GIB + 1).expect_err("a byte too many");
         assert_eq!(
-            why,
+            why.to_string(),
             "no room for a copy of the program: it takes up to 5 GiB, beside 1024 MiB that are left free for logs: free some of that disk"
         );
         assert_eq!(room(2000 * MIB, 500 * MIB, 300 * MIB), Ok(300 * MIB), "a tenth");

@@ -203,10 +203,40 @@ fn make_known(lower: &Path, upper: &Path, way: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Why an overlay is not there.
+#[derive(Debug, thiserror::Error)]
+enum OverlayError {
+    /// The folders of the layer of what is written.
+    #[error(transparent)]
+    Layer(io::Error),
+    /// One of those that are made where a root has none.
+    #[error("/{name}: {error}")]
+    Missing {
+        /// Which.
+        name: &'static str,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// The folders on the way to a place.
+    #[error("{}: {error}", .way.display())]
+    Way {
+        /// To which.
+        way: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// A folder's name, which goes into a mount's options.
+    #[error("{0:?} has a character that overlayfs does not take")]
+    Character(String),
+    /// The mount itself.
+    #[error(transparent)]
+    Mount(nix::Error),
+}
+
 /// In the layer of what is written, before anybody looks: what an overlay has seen of a folder holds although a layer is changed behind its
 /// back, as it is when what another copy had written comes here. A folder that was only the host's then stays that: what comes into it is not
 /// seen, and nothing more can be written there.
-fn make_missing(lower: &Path, upper: &Path) -> Result<(), String> {
+fn make_missing(lower: &Path, upper: &Path) -> Result<(), OverlayError> {
     for name in MADE {
         if fs::symlink_metadata(lower.join(name)).is_ok() {
             continue;
@@ -217,7 +247,7 @@ fn make_missing(lower: &Path, upper: &Path) -> Result<(), String> {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             fs::set_permissions(&folder, mode)
         });
-        made.map_err(|error| format!("/{name}: {error}"))?;
+        made.map_err(|error| OverlayError::Missing { name, error })?;
     }
     Ok(())
 }
@@ -297,14 +327,20 @@ fn is_kernels(at: &Path) -> bool {
 
 /// `from` at `to`, which is at `inside` of the view; what is written lies beside, in a layer of that place's name.
 /// `looked_at`: places in it that are looked at before what another copy had written may come.
-fn overlay(from: &Path, to: &Path, place: &Path, inside: &Path, looked_at: &[PathBuf]) -> Result<(), String> {
+fn overlay(
+    from: &Path,
+    to: &Path,
+    place: &Path,
+    inside: &Path,
+    looked_at: &[PathBuf],
+) -> Result<(), OverlayError> {
     let name = layers::name_of(inside);
     let (upper, work) = (
         place.join(&name),
         place.join([OsStr::new("w"), &name].join(OsStr::new(""))),
     );
     for folder in [&upper, &work] {
-        fs::create_dir(folder).map_err(|error| error.to_string())?;
+        fs::create_dir(folder).map_err(OverlayError::Layer)?;
     }
     // The root of an overlay is the upper folder: it must say what the lower one says.
     if let Ok(about) = fs::metadata(from) {
@@ -315,11 +351,14 @@ fn overlay(from: &Path, to: &Path, place: &Path, inside: &Path, looked_at: &[Pat
         make_missing(from, &upper)?;
     }
     for way in looked_at {
-        make_known(from, &upper, way).map_err(|error| format!("{}: {error}", way.display()))?;
+        make_known(from, &upper, way).map_err(|error| OverlayError::Way {
+            way: way.clone(),
+            error,
+        })?;
     }
     let text = from.to_string_lossy();
     if text.contains([',', ':', '\\']) {
-        return Err(format!("{text:?} has a character that overlayfs does not take"));
+        return Err(OverlayError::Character(text.into_owned()));
     }
     let data = format!(
         "lowerdir={text},upperdir={},workdir={}",
@@ -327,7 +366,7 @@ fn overlay(from: &Path, to: &Path, place: &Path, inside: &Path, looked_at: &[Pat
         work.display()
     );
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("overlay"), to, Some("overlay"), flags, Some(&*data)).map_err(|error| error.to_string())
+    mount(Some("overlay"), to, Some("overlay"), flags, Some(&*data)).map_err(OverlayError::Mount)
 }
 
 fn devices(root: &Path, place: &Path, with_chance: bool) -> Result<(), Failure> {
