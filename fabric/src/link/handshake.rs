@@ -18,7 +18,7 @@
 use super::hello::HELLO_MAX;
 use super::hello::{build_of, put_build};
 use super::version::{BUILD_SINCE, GREETING_SINCE, Spoken, Versions};
-use super::{Hello, Identity, LinkError, Mode, Stream, Welcome, tls};
+use super::{Hello, Identity, LinkError, Mode, NotWelcome, Stream, Welcome, tls};
 use crate::keys;
 use ring::{digest, hmac};
 use std::io::{self, Read, Write};
@@ -383,7 +383,7 @@ pub(super) fn respond(
     tcp: TcpStream,
     identity: &Identity,
     until: Instant,
-    admit: &dyn Fn(&Hello) -> Result<Welcome, String>,
+    admit: &dyn Fn(&Hello) -> Result<Welcome, NotWelcome>,
 ) -> Result<(Hello, Stream), LinkError> {
     prepare(&tcp).map_err(LinkError::io("socket option"))?;
     respond_on(tcp, identity, until, admit)
@@ -394,7 +394,7 @@ pub fn respond_on(
     tcp: TcpStream,
     identity: &Identity,
     until: Instant,
-    admit: &dyn Fn(&Hello) -> Result<Welcome, String>,
+    admit: &dyn Fn(&Hello) -> Result<Welcome, NotWelcome>,
 ) -> Result<(Hello, Stream), LinkError> {
     let mut talk = Talk {
         sock: Timed { tcp: &tcp, until },
@@ -414,7 +414,7 @@ pub fn respond_on(
     talk.take(&mut body)?;
     let shown = talk.array()?;
     let judged = judge(identity, &greeted, &body, &shown, &talk).and_then(|(build, hello)| {
-        let welcome = admit(&hello).map_err(LinkError::Refused)?;
+        let welcome = admit(&hello).map_err(|NotWelcome(why)| LinkError::Refused(why))?;
         let host = identity.0.host.clone();
         Ok((build, hello, Welcome { host, ..welcome }))
     });

@@ -26,8 +26,13 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Addresses that are remembered for that.
 const REMEMBERED: usize = 1024;
 
-/// The owner's word on an authenticated hello: a welcome, or the reason that the peer is told.
-pub type Policy = Arc<dyn Fn(&Hello) -> Result<Welcome, String> + Send + Sync>;
+/// The owner's word on an authenticated hello.
+pub type Policy = Arc<dyn Fn(&Hello) -> Result<Welcome, NotWelcome> + Send + Sync>;
+
+/// The reason that a peer is told, in its owner's words.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotWelcome(pub String);
 
 /// A refused connection, as [`Listener::accept`] reports it.
 #[derive(Debug, thiserror::Error)]

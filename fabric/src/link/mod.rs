@@ -24,13 +24,14 @@ mod version;
 
 pub(crate) use handshake::set_option;
 pub use hello::{Hello, Purpose, Welcome};
-pub use listener::{Listener, Policy, Refusal, Refusals};
+pub use listener::{Listener, NotWelcome, Policy, Refusal, Refusals};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub(crate) use tls::names;
 pub use version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, Spoken, Versions};
 
 use crate::keys;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustls::CertificateError;
 use rustls::pki_types::CertificateDer;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -41,6 +42,29 @@ use stream::Ender;
 #[doc(hidden)]
 pub mod parts {
     pub use super::handshake::{initiate_on as initiate, respond_on as respond};
+}
+
+/// Why a person's certificate does not count, in a few words.
+#[derive(Debug, thiserror::Error)]
+pub enum PersonError {
+    /// There is nothing to look at it with.
+    #[error("this host has no certificates")]
+    NoKeys,
+    /// There is none to look at.
+    #[error("no certificate was shown")]
+    NoneShown,
+    /// Its time has passed.
+    #[error("this certificate is over")]
+    Over,
+    /// The authority has taken it back.
+    #[error("this certificate was revoked")]
+    Revoked,
+    /// Something else is wrong with it.
+    #[error("this certificate counts no more ({0})")]
+    Invalid(CertificateError),
+    /// It could not be looked at.
+    #[error("this certificate counts no more ({0})")]
+    Unjudged(rustls::Error),
 }
 
 /// Why a connection did not come about. Each message is one line and says what to do.
@@ -355,10 +379,10 @@ impl Identity {
 
     /// Whether a certificate that a person has shown, with those that came with it, counts now: by the authorities and revocation lists of this
     /// moment. Else why not, in a few words.
-    pub fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), String> {
+    pub fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), PersonError> {
         match self.tls() {
             Some(tls) => tls.person_counts(shown),
-            None => Err("this host has no certificates".into()),
+            None => Err(PersonError::NoKeys),
         }
     }
 

@@ -433,7 +433,7 @@ fn a_stranger_is_reported_once_and_counted_each_time() {
 #[test]
 fn the_owner_may_refuse_with_a_reason() {
     let policy: Policy = std::sync::Arc::new(|h: &Hello| match h.vm.as_str() {
-        "redis" => Err("no VM called \"redis\" here".into()),
+        "redis" => Err(NotWelcome("no VM called \"redis\" here".into())),
         _ => Ok(Welcome {
             host: String::new(),
             qemu_version: "7.2".into(),

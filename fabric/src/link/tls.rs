@@ -6,7 +6,7 @@
 //! so a blocked writer does not stop the reader.
 //! **Source**: rustls. **Not here**: sockets' life cycle (`stream`).
 
-use super::LinkError;
+use super::{LinkError, PersonError};
 use crate::keys::revocation::{self, Reason, Verified};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::verify_server_name;
@@ -131,20 +131,18 @@ impl Configs {
     }
 
     /// Whether a person's certificate, which the others follow, counts now; else why not, in a few words.
-    pub(super) fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), String> {
+    pub(super) fn person_counts(&self, shown: &[CertificateDer<'_>]) -> Result<(), PersonError> {
         let Some((own, others)) = shown.split_first() else {
-            return Err("no certificate was shown".into());
+            return Err(PersonError::NoneShown);
         };
         match self.of_people.verify_client_cert(own, others, UnixTime::now()) {
             Ok(_) => Ok(()),
             Err(rustls::Error::InvalidCertificate(why)) => Err(match why {
-                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                    "this certificate is over".into()
-                }
-                CertificateError::Revoked => "this certificate was revoked".into(),
-                other => format!("this certificate counts no more ({other})"),
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => PersonError::Over,
+                CertificateError::Revoked => PersonError::Revoked,
+                other => PersonError::Invalid(other),
             }),
-            Err(other) => Err(format!("this certificate counts no more ({other})")),
+            Err(other) => Err(PersonError::Unjudged(other)),
         }
     }
 

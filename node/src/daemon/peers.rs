@@ -7,7 +7,7 @@ use crate::vm::event::LoopEvent;
 use anyhow::Result;
 use dunlin_api::log::LogRequest;
 use dunlin_api::{Answer, Request};
-use dunlin_fabric::link::{Hello, Listener, Policy, Purpose, Stream, Welcome};
+use dunlin_fabric::link::{Hello, Listener, NotWelcome, Policy, Purpose, Stream, Welcome};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub fn policy(daemon: &Arc<Daemon>) -> Policy {
             None => daemon.vms().contains_key(&hello.vm),
         };
         if hello.purpose != Purpose::Control && !known() {
-            return Err(format!("VM '{}' is not known here", hello.vm));
+            return Err(NotWelcome(format!("VM '{}' is not known here", hello.vm)));
         }
         Ok(Welcome::default())
     })
