@@ -9,9 +9,10 @@
 //!   client saw an error has no figure, and a window in which the VM was not protected all the time has none;
 //!   (3) clients are not under the hosts' shares.
 //! * **Source:** PLOVER (NSDI'18, section 6) for what to show: throughput, latency, pause by step, pages, intervals.
-//! * **Not here:** what a fail-over costs is in [`failover`].
+//! * **Not here:** what a fail-over costs is in [`failover`], what a card does in [`cards`].
 
 mod bound;
+pub mod cards;
 mod case;
 mod clients;
 mod cost;
@@ -149,18 +150,25 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
     testbed.close()
 }
 
+impl BenchSpec {
+    /// Where and how it is measured.
+    fn machine(&self) -> Machine {
+        Machine {
+            accelerator: self.accelerator.clone(),
+            host_cpu_percent: self.host_cpu_percent,
+            vcpus: self.vcpus,
+            seconds: self.seconds,
+            fresh: self.fresh,
+            settings: [self.append.clone(), self.sync.clone()].concat(),
+            ..Machine::here()
+        }
+    }
+}
+
 /// The report of a run that has measured nothing so far.
 pub fn nothing_yet(spec: &BenchSpec) -> BenchReport {
     BenchReport {
-        on: Machine {
-            accelerator: spec.accelerator.clone(),
-            host_cpu_percent: spec.host_cpu_percent,
-            vcpus: spec.vcpus,
-            seconds: spec.seconds,
-            fresh: spec.fresh,
-            settings: [spec.append.clone(), spec.sync.clone()].concat(),
-            ..Machine::here()
-        },
+        on: spec.machine(),
         rounds: spec.rounds,
         seed: spec.seed,
         policies: spec.policies.clone(),

@@ -23,6 +23,8 @@ pub enum Bench {
     Growth(Grow),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
+    /// What a guest's card costs: each of Dunlin's, unprotected and protected, beside a plain QEMU's on a TAP.
+    Cards(Cards),
     /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
     /// Fails if the whole 95 % interval of p50's or p99's ratio lies above 1.05.
     Page(Watched),
@@ -92,6 +94,28 @@ pub struct Watched {
     accel: Accel,
 }
 
+/// The options of `bench cards`.
+#[derive(clap::Args)]
+pub struct Cards {
+    /// Loads, by commas, as for `bench vm`; of each load one case with each number of connections that it has.
+    #[arg(long, value_delimiter = ',', default_value = "down-64m,up-64m,down-1m,up-1m")]
+    service: Vec<String>,
+    /// Only the cases with these numbers of parallel connections, by commas.
+    #[arg(long, value_delimiter = ',')]
+    connections: Option<Vec<u32>>,
+    /// How often each is measured; medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// How long one window is; 3 at the least for bulk.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    #[command(flatten)]
+    guest: Guest,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 /// The options of `bench growth`.
 #[derive(clap::Args)]
 pub struct Grow {
@@ -158,6 +182,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Vm(options) => vm::run(options),
         Bench::Growth(options) => growth(options),
         Bench::Failover(options) => failover(options),
+        Bench::Cards(options) => cards(options),
         Bench::Page(options) => page(options),
         Bench::Programs(options) => programs(options),
         Bench::Consensus { args } => bench_consensus::run(args),
@@ -234,6 +259,23 @@ fn growth(options: &Grow) -> Result<()> {
         bail!("a point failed, and has no figures");
     }
     Ok(())
+}
+
+fn cards(options: &Cards) -> Result<()> {
+    let connections = options.connections.as_deref();
+    let mut spec = spec(
+        &options.service,
+        connections,
+        &["dunlin".to_owned()],
+        &options.guest,
+    )?;
+    (spec.rounds, spec.seconds) = (options.rounds, options.seconds);
+    let report = bench_vm::cards::run(&spec, &mut |line| println!("{line}"))?;
+    println!("\n{}", bench_vm::cards::cards_table(&report));
+    match &options.json {
+        Some(file) => write(file, &serde_json::to_string_pretty(&report)?),
+        None => Ok(()),
+    }
 }
 
 fn failover(options: &Kills) -> Result<()> {

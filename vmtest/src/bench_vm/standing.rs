@@ -16,7 +16,7 @@ use crate::image::{self, GuestImage};
 use crate::testbed::{CpuShare, Testbed, TestbedSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// The hosts.
 pub const HOSTS: [&str; 3] = ["a", "b", "c"];
 

@@ -27,7 +27,7 @@ const CHANGE: Duration = Duration::from_secs(60);
 /// A policy has settled when nothing of its mode changed for so long under the load.
 const SETTLED_S: f64 = 1.5;
 /// Where nothing has to settle: what the last backup's end and the load's beginning take.
-const ALONE_S: f64 = 1.0;
+pub const ALONE_S: f64 = 1.0;
 /// The window begins after this time at the latest, and its sample says that the mode had not settled.
 const LEAD_IN_AT_MOST: Duration = Duration::from_secs(8);
 

@@ -1,0 +1,281 @@
+//! What a guest's card costs: the same guest behind a plain QEMU's TAP, and behind each of Dunlin's cards.
+//!
+//! * **Decides:** the ways that are compared. The plain one is `-netdev tap` as users have it without vhost (a kernel's, which these machines have not),
+//!   with its offloads; no daemon is there.
+//! * **Flow:** round after round, for each way a VM ([`standing`]) -> each case once, behind a lead-in -> medians, and each way's share of the plain one.
+//! * **Invariants:** the same guest, clients, bridges, and share of the CPU in every way; a window in which a client saw something wrong ends the run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::case::Case;
+use super::clients::{Clients, Measured};
+use super::machine::Machine;
+use super::report::{BASELINE, median_of};
+use super::{BenchSpec, standing, window};
+use crate::accel::RunsUnder;
+use crate::image::{self, GuestImage, NicBackend};
+use crate::testbed::{Node, Testbed};
+
+/// One load behind one card.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CardRow {
+    /// The load.
+    pub case: String,
+    /// The card, and the policy.
+    pub way: String,
+    /// What its clients saw, by round.
+    pub measured: Vec<Measured>,
+}
+
+/// The whole run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CardsReport {
+    /// Where it was measured.
+    pub machine: Machine,
+    /// Case by case.
+    pub rows: Vec<CardRow>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Plain,
+    Ours(NicBackend, &'static str),
+}
+
+const WAYS: [Way; 5] = [
+    Way::Plain,
+    Way::Ours(NicBackend::Stream, BASELINE),
+    Way::Ours(NicBackend::VhostUser, BASELINE),
+    Way::Ours(NicBackend::Stream, "dunlin"),
+    Way::Ours(NicBackend::VhostUser, "dunlin"),
+];
+
+impl Way {
+    fn title(self) -> String {
+        match self {
+            Self::Plain => "plain TAP".to_owned(),
+            Self::Ours(card, policy) => format!("{} {policy}", card.name()),
+        }
+    }
+}
+
+/// Measures all ways, `say`ing each window as it ends.
+///
+/// # Errors
+/// When a VM cannot be had, or a client saw something wrong.
+pub fn run(spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
+    let mut rows: BTreeMap<(usize, usize), CardRow> = BTreeMap::new();
+    let mut services: Vec<&str> = spec.cases.iter().map(|case| case.service).collect();
+    services.dedup();
+    for round in 0..spec.rounds as usize {
+        for (at, service) in services.iter().enumerate() {
+            let cases: Vec<Case> = spec
+                .cases
+                .iter()
+                .filter(|case| case.service == *service)
+                .cloned()
+                .collect();
+            for turn in 0..WAYS.len() {
+                // Each way has each place once.
+                let number = (turn + round + at) % WAYS.len();
+                let way = WAYS[number];
+                let measured = behind(spec, way, &cases).with_context(|| way.title())?;
+                for (case, measured) in cases.iter().zip(measured) {
+                    say(&format!(
+                        "round {} {} {}: {:.0}/s, p50 {:.2} ms",
+                        round + 1,
+                        case.title(),
+                        way.title(),
+                        measured.per_second,
+                        measured.p50_ms
+                    ));
+                    let place = spec.cases.iter().position(|other| other.title() == case.title());
+                    let row = rows
+                        .entry((place.unwrap_or_default(), number))
+                        .or_insert_with(|| CardRow {
+                            case: case.title(),
+                            way: way.title(),
+                            measured: Vec::new(),
+                        });
+                    row.measured.push(measured);
+                }
+            }
+        }
+    }
+    Ok(CardsReport {
+        machine: spec.machine(),
+        rows: rows.into_values().collect(),
+    })
+}
+
+/// One VM, and each case once.
+fn behind(spec: &BenchSpec, way: Way, cases: &[Case]) -> Result<Vec<Measured>> {
+    let Way::Ours(card, policy) = way else {
+        return behind_a_tap(spec, cases);
+    };
+    let mut spec = spec.clone();
+    for (_, image) in &mut spec.images {
+        *image = image.clone().with_cards(card);
+    }
+    let (measured, ended) = standing::with_service(&spec, cases, policy, |service| {
+        let each = cases.iter().map(|case| {
+            let begun = window::lead_in(service, case, policy);
+            let sample = begun.and_then(|begun| window::one(service, case, policy, 1, begun));
+            sample
+                .map(|sample| sample.load)
+                .map_err(|lost| anyhow::anyhow!(lost.why))
+        });
+        each.collect::<Result<Vec<Measured>>>()
+    })?;
+    ended?;
+    measured
+}
+
+fn behind_a_tap(spec: &BenchSpec, cases: &[Case]) -> Result<Vec<Measured>> {
+    let first = cases.first().context("no case")?;
+    let testbed = standing::testbed(spec.host_cpu_percent)?;
+    let measured = {
+        let plain = Plain::boot(spec, &testbed, first)?;
+        let clients: Clients<'_> = standing::clients(&testbed, spec, first.service);
+        clients.await_service(first, standing::PATIENCE)?;
+        standing::with_shares(&testbed, spec.host_cpu_percent)?;
+        let each = cases.iter().map(|case| {
+            clients.run(case, window::ALONE_S, None)?;
+            clients.run(case, case.window_s(spec.seconds), None)
+        });
+        let measured = each.collect::<Result<Vec<Measured>>>();
+        drop(plain);
+        measured
+    };
+    testbed.close()?;
+    measured
+}
+
+/// The TAP of a QEMU without Dunlin.
+const TAP: &str = "plain0";
+
+/// That QEMU, on a host.
+struct Plain<'testbed> {
+    qemu: Child,
+    host: &'testbed Node,
+}
+
+impl<'testbed> Plain<'testbed> {
+    fn boot(spec: &BenchSpec, testbed: &'testbed Testbed, case: &Case) -> Result<Self> {
+        let (host, image) = (testbed.node("a"), standing::guest(spec, case.service)?);
+        let plan = standing::plan(spec, case.service, BASELINE);
+        for arguments in [
+            &["tuntap", "add", "dev", TAP, "mode", "tap", "vnet_hdr"][..],
+            &["link", "set", TAP, "master", "br0", "up"],
+        ] {
+            ip(host, arguments)?;
+        }
+        let mut command = host.command("qemu-system-x86_64")?;
+        command
+            .args(accelerator(&image))
+            .args(["-machine", "pc", "-nodefaults", "-no-user-config"]);
+        command.args(["-display", "none", "-serial", "none", "-monitor", "none"]);
+        command.args([
+            "-m",
+            &plan.memory_mib.to_string(),
+            "-smp",
+            &plan.vcpus.to_string(),
+        ]);
+        command
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initrd);
+        command.args([
+            "-append",
+            &format!("{}{}", image.append_for(image::GUEST_ADDRESS), clock(&image)),
+        ]);
+        command.args([
+            "-netdev",
+            &format!("tap,id=net0,ifname={TAP},script=no,downscript=no,vhost=off"),
+        ]);
+        let [a, b, c, d, e, f] = plan.mac();
+        let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+        command.args([
+            "-device",
+            &format!("virtio-net-pci,netdev=net0,mac={mac},romfile="),
+        ]);
+        let begun = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let qemu = begun.context("qemu-system-x86_64: 'cargo xtask setup' installs it")?;
+        Ok(Self { qemu, host })
+    }
+}
+
+impl Drop for Plain<'_> {
+    fn drop(&mut self) {
+        // Each command of a node is the leader of its own process group.
+        let _ = killpg(Pid::from_raw(self.qemu.id() as i32), Signal::SIGKILL);
+        let _ = self.qemu.wait();
+        // Unlike the daemon's it stays when nobody has it; what is left is said by the testbed.
+        let _ = ip(self.host, &["link", "delete", TAP]);
+    }
+}
+
+fn ip(host: &Node, arguments: &[&str]) -> Result<()> {
+    let mut command: Command = host.command("ip")?;
+    let status = command.args(arguments).status().context("ip")?;
+    ensure!(status.success(), "ip {}: {status}", arguments.join(" "));
+    Ok(())
+}
+
+fn accelerator(image: &GuestImage) -> [&'static str; 4] {
+    match image.runs_under {
+        RunsUnder::Tcg => ["-accel", "tcg", "-cpu", "max"],
+        RunsUnder::Kvm => ["-accel", "kvm", "-cpu", "host"],
+        RunsUnder::Assisted(_) => ["-accel", "kvm", "-cpu", "host,arch-capabilities=off"],
+    }
+}
+
+/// A translated guest on a busy host does not find its timer where it looks for it.
+fn clock(image: &GuestImage) -> &'static str {
+    match image.runs_under {
+        RunsUnder::Tcg => " no_timer_check",
+        RunsUnder::Kvm | RunsUnder::Assisted(_) => "",
+    }
+}
+
+/// Case by case, the plain TAP first.
+#[must_use]
+pub fn cards_table(report: &CardsReport) -> String {
+    let mut text = format!("{}\n\n", report.machine.in_words());
+    let _ = writeln!(
+        text,
+        "{:<28} {:<22} {:>9} {:>9} {:>16}",
+        "case", "card and policy", "per s", "p50 ms", "share of plain"
+    );
+    for row in &report.rows {
+        let plain = report
+            .rows
+            .iter()
+            .find(|other| other.case == row.case && other.way == Way::Plain.title());
+        let shares = plain.map(|plain| {
+            let pairs = row.measured.iter().zip(&plain.measured);
+            pairs
+                .map(|(ours, theirs)| ours.per_second / theirs.per_second)
+                .collect()
+        });
+        let of = |value: fn(&Measured) -> f64| median_of(row.measured.iter().map(value).collect());
+        let _ = writeln!(
+            text,
+            "{:<28} {:<22} {:>9.0} {:>9.2} {:>16.2}",
+            row.case,
+            row.way,
+            of(|measured| measured.per_second),
+            of(|measured| measured.p50_ms),
+            shares.map_or(f64::NAN, median_of)
+        );
+    }
+    text
+}
