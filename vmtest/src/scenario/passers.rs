@@ -22,6 +22,10 @@ const WORKERS: usize = 32;
 /// waits for two of TCP's first time-outs, a second each.
 const STALL: Duration = Duration::from_secs(3);
 const GIVE_UP: Duration = Duration::from_secs(60);
+/// Each client begins a connection so often at most: each closed one keeps its port for a minute, and at native speed a VM answers more than there are ports
+/// for. Clients that wait for a port look as if the VM did not answer.
+const EVERY: Duration = Duration::from_millis(40);
+const PORTS: &str = "1024 65535";
 /// Connections between two events: enough that some began before the last sync and some after it.
 const SOME: u64 = 96;
 
@@ -46,13 +50,14 @@ fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersR
     let client = cluster.testbed().node("client");
     await_service(client, service(), PATIENCE)?;
     set_options(client, true)?;
+    set(client, "ip_local_port_range", PORTS)?;
     let passers = Passers::start(
         client,
         &PassersSpec {
             target: service(),
             workers: WORKERS,
             most_incrs: 7,
-            every: Duration::ZERO,
+            every: EVERY,
             stall: STALL,
             give_up: GIVE_UP,
         },
@@ -84,9 +89,14 @@ fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersR
 /// New connections of this node use TCP time stamps and SACK, or neither.
 fn set_options(node: &Node, on: bool) -> Result<()> {
     for name in ["tcp_timestamps", "tcp_sack"] {
-        let setting = format!("net.ipv4.{name}={}", u8::from(on));
-        let done = node.command("sysctl")?.args(["-q", "-w", &setting]).status()?;
-        ensure!(done.success(), "sysctl {setting} failed");
+        set(node, name, if on { "1" } else { "0" })?;
     }
+    Ok(())
+}
+
+fn set(node: &Node, name: &str, value: &str) -> Result<()> {
+    let setting = format!("net.ipv4.{name}={value}");
+    let done = node.command("sysctl")?.args(["-q", "-w", &setting]).status()?;
+    ensure!(done.success(), "sysctl {setting} failed");
     Ok(())
 }
