@@ -4,10 +4,8 @@
 //!             window, the same options, IPv4's numbers one after the other); 3. only frames whose checksums are right.
 
 use super::{Headers, MOST_IP_BYTES, MOST_SEGMENTS, Offload, TCP_CHECKSUM, TCP_V4, TCP_V6, set};
-use crate::output::packet::{ACK, u16_at, u32_at};
+use crate::output::packet::{ACK, PSH, u16_at, u32_at};
 use crate::output::rewriter::rewrite::{fold, sum};
-
-const PSH: u8 = 0x08;
 
 /// Frames at the front of a queue that leave as one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,14 +1,13 @@
 //! Cuts a large frame into segments, and finishes checksums.
 //!
-//! Invariants: 1. total: whatever a guest writes into header and frame, at most [`MOST_SEGMENTS`] frames come out, none longer than what went in;
-//!             2. a frame that contradicts its header is lost, as on any wire.
+//! Invariants: 1. total: whatever a guest writes into header and frame, at most [`MOST_SEGMENTS`] frames come out, none longer than what went in, and all of
+//!             them together by their headers alone ([`MOST_HEADERS_BYTES`] each); 2. a frame that contradicts its header is lost, as on any wire.
 
-use super::{ECN, Headers, MOST_SEGMENTS, Offload, TCP_CHECKSUM, TCP_V4, TCP_V6, set};
-use crate::output::packet::{FIN, u16_at, u32_at};
+use super::{ECN, Headers, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload, TCP_CHECKSUM, TCP_V4, TCP_V6, set};
+use crate::output::packet::{FIN, PSH, u16_at, u32_at};
 use crate::output::rewriter::rewrite::{fold, sum};
 
-/// TCP's flags that only the last segment has, and only the first.
-const PSH: u8 = 0x08;
+/// TCP's flag that only the first segment has. FIN and PSH are the last one's.
 const CWR: u8 = 0x80;
 
 /// Gives the segments of a frame, in order, to `each`, each whole. What is in `scratch` does not matter. False: offload and frame contradict each other.
@@ -49,8 +48,8 @@ fn cut(offload: &Offload, frame: &[u8], scratch: &mut Vec<u8>, mut each: impl Fn
     let headers = Headers::of(frame)?;
     let most = usize::from(offload.gso_size);
     let (head, payload) = frame.split_at(headers.payload);
-    // Before the first one comes out (invariant 2).
-    if most == 0 || payload.len().div_ceil(most) > MOST_SEGMENTS {
+    // Before the first one comes out (invariants 1 and 2).
+    if most == 0 || head.len() > MOST_HEADERS_BYTES || payload.len().div_ceil(most) > MOST_SEGMENTS {
         return None;
     }
     let first_id = headers.is_v4.then(|| u16_at(frame, headers.ip + 4)).flatten();

@@ -2,12 +2,11 @@
 
 use super::merge::Run;
 use super::segment::segments;
-use super::{MOST_SEGMENTS, Offload, TCP_V4, TCP_V6};
+use super::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload, TCP_V4, TCP_V6};
 use crate::output::packet::testing::{Seg, checksum_is_right, sum_of};
-use crate::output::packet::{ACK, Direction, FIN, SYN};
+use crate::output::packet::{ACK, Direction, FIN, PSH, SYN};
 use proptest::prelude::*;
 
-const PSH: u8 = 0x08;
 const URG: u8 = 0x20;
 const CWR: u8 = 0x80;
 
@@ -271,6 +270,40 @@ fn a_header_that_contradicts_its_frame_loses_it() {
         assert_eq!(cut(&checksum(from, at), &large), None, "{from} {at}");
     }
     assert_eq!(cut(&good, b"no TCP"), None);
+}
+
+/// Invariant 1 of `segment`: headers that each segment would repeat have a bound, or a frame would make 128 of its own length.
+#[test]
+fn a_large_frame_makes_no_more_of_itself_than_a_batch_has_room_for() {
+    let plain = frame(
+        &Seg {
+            v6: true,
+            ..Seg::from_vm(ACK, 1, 2).with(&payload(0, 100))
+        },
+        1,
+    );
+    // Destination options before TCP, which the parser passes over.
+    let with_options = |bytes: usize| {
+        let mut frame = plain.clone();
+        let mut options = vec![0; bytes];
+        (options[0], options[1]) = (6, (bytes / 8 - 1) as u8);
+        frame[20] = 60;
+        let length = u16::from_be_bytes([frame[18], frame[19]]) + bytes as u16;
+        frame[18..20].copy_from_slice(&length.to_be_bytes());
+        frame.splice(54..54, options);
+        frame
+    };
+    let offload = Offload {
+        needs_csum: true,
+        gso_type: TCP_V6,
+        gso_size: 1,
+        ..Offload::default()
+    };
+    let headers_bytes = plain.len() - 100;
+    let most = (MOST_HEADERS_BYTES - headers_bytes) / 8 * 8;
+    let cut_short = cut(&offload, &with_options(most)).expect("as long as headers may be");
+    assert_eq!(cut_short.len(), 100);
+    assert_eq!(cut(&offload, &with_options(most + 8)), None);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub const FIN: u8 = 0x01;
 pub const SYN: u8 = 0x02;
 /// TCP's flag "reset the connection".
 pub const RST: u8 = 0x04;
+/// TCP's flag "the end of what was written at once".
+pub const PSH: u8 = 0x08;
 /// TCP's flag "the acknowledgement number is valid".
 pub const ACK: u8 = 0x10;
 

@@ -25,12 +25,10 @@ mod batch;
 mod carried;
 
 use crate::agreed::{AgreedTime, Frame};
-use crate::output::packet::{Direction, FlowKey, Parsed, Segment, UDP, parse};
+use crate::output::packet::{Direction, FlowKey, PSH, Parsed, Segment, UDP, parse};
 use batch::Batch;
 use std::collections::{BTreeMap, VecDeque};
 
-/// TCP's flag "the end of what was written at once".
-const PSH: u8 = 0x08;
 /// What may wait.
 const MOST_WAITING_BYTES: usize = 16 << 20;
 /// A connection that was not read gets this part of the patience, until it is read again; so does a program that is never at rest.
