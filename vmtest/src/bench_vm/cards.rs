@@ -83,7 +83,7 @@ pub fn run(spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
                 .cloned()
                 .collect();
             for turn in 0..WAYS.len() {
-                // Each way has each place once.
+                // Each way comes at another place in each round.
                 let number = (turn + round + at) % WAYS.len();
                 let way = WAYS[number];
                 let measured = behind(spec, way, &cases).with_context(|| way.title())?;

@@ -14,7 +14,7 @@ const MATRIX: [&str; 6] = ["none", "remus", "str", "colo", "plover", "dunlin"];
 /// The options of `bench vm`. Without any: one load of each of the eight services at 1 and 16 connections, in half an hour.
 #[derive(clap::Args)]
 pub struct Vm {
-    /// By commas: all, usual (one load of each service), services (redis, memcached, postgresql, mariadb, nginx, php, nodejs, tomcat), hard,
+    /// By commas: all, usual (one load of each service), services (redis, memcached, postgresql, mariadb, nginx, php, nodejs, tomcat), hard, bulk,
     /// or single cases (set, counter, time, reconnect, pipeline, set-16k, get-16k, ...).
     #[arg(long, value_delimiter = ',', default_value = "usual")]
     service: Vec<String>,

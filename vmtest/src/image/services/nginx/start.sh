@@ -2,7 +2,12 @@ mkdir -p /var/lib/nginx /var/log/nginx
 # A key of this boot's own: none lies in the tree.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=guest -days 3650 \
     -keyout /run/nginx.key -out /run/nginx.crt
-# For bulk: named by their bytes. In memory, as the whole guest.
+# For bulk: named by their bytes. In memory, as the whole guest. A translated guest makes chance slowly: one MiB of it, again and again.
 mkdir -p /srv/www/bulk
-for bytes in 102400 1048576 67108864; do head -c $bytes /dev/urandom > /srv/www/bulk/$bytes; done
+cd /srv/www/bulk
+head -c 1048576 /dev/urandom > 1048576
+head -c 102400 1048576 > 102400
+for turn in 1 2 3 4 5 6 7 8; do cat 1048576; done > eight
+for turn in 1 2 3 4 5 6 7 8; do cat eight; done > 67108864
+rm eight
 exec nginx -c /etc/dunlin/nginx.conf
