@@ -30,7 +30,7 @@ use crate::agreed::Frame;
 use crate::sync::change_over::Tally;
 use crate::units::Epoch;
 use answers::{Answers, Percentiles};
-use compare::{Comparer, Counters, Limits, Place, Verdict};
+use compare::{Comparer, Counters, Limits, Matched, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use packet::FlowKey;
 use retransmit::RetransmitBuffer;
@@ -86,6 +86,13 @@ struct Comparison {
     line: bool,
     /// The backup has loaded a sync, and has not said anything yet that the primary has said since.
     catching_up: bool,
+}
+
+/// What leaves next.
+enum Next {
+    BySync(Leaving),
+    Matched(Leaving),
+    PartialAck(Frame),
 }
 
 impl Output {
@@ -231,7 +238,12 @@ impl Output {
 
     /// The next frame that may leave now, as the client is to see it.
     pub fn release(&mut self, now_us: u64) -> Option<Frame> {
-        let (leaving, matched) = self.next_leaving()?;
+        let (leaving, matched) = match self.next_leaving()? {
+            Next::BySync(leaving) => (leaving, false),
+            Next::Matched(leaving) => (leaving, true),
+            // No frame of the VM's: it counts for nothing.
+            Next::PartialAck(frame) => return Some(self.as_clients_see(frame)),
+        };
         self.answers.left(&leaving, now_us);
         self.tally.released += 1;
         self.tally.by_sync += u64::from(!matched);
@@ -244,27 +256,35 @@ impl Output {
                 self.stall_us = (3 * self.stall_us + held_us) / 4;
             }
         }
-        if self.rewriter.is_empty() {
-            return Some(leaving.frame);
-        }
-        Some(self.rewriter.outbound(&leaving.frame))
+        Some(self.as_clients_see(leaving.frame))
     }
 
-    fn next_leaving(&mut self) -> Option<(Leaving, bool)> {
+    fn as_clients_see(&mut self, frame: Frame) -> Frame {
+        match self.rewriter.is_empty() {
+            true => frame,
+            false => self.rewriter.outbound(&frame),
+        }
+    }
+
+    fn next_leaving(&mut self) -> Option<Next> {
         if let Some(leaving) = self.gate.release() {
-            return Some((leaving, false));
+            return Some(Next::BySync(leaving));
         }
         if self.gate.voice() != Voice::Protected {
             return None;
         }
         let comparer = &mut self.comparison.as_mut()?.comparer;
-        while let Some(id) = comparer.next_matched() {
+        while let Some(matched) = comparer.next_matched() {
+            let id = match matched {
+                Matched::Frame(id) => id,
+                Matched::PartialAck(frame) => return Some(Next::PartialAck(frame)),
+            };
             let by_the_backup = comparer.newest_said() >= Some(id);
             if let Some(leaving) = self.gate.release_matched(id) {
                 if by_the_backup {
                     self.said_to_us = self.said_to_us.max(leaving.arrived_us);
                 }
-                return Some((leaving, true));
+                return Some(Next::Matched(leaving));
             }
         }
         None

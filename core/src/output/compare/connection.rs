@@ -12,13 +12,17 @@
 //!    of what waits, and a client that hears it first throws away what comes later (PAWS). While nothing waits, it
 //!    leaves at once.
 //! 3. A connection that differs says nothing new until the next sync.
+//! 4. While the primary's words wait, what the backup acknowledges is told in the primary's name (`partial_ack`): a client
+//!    sends again what the backup has not got, and not only what it would have waited for longest.
 //!
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
 //! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`rewriter`).
 
+use super::partial_ack::PartialAck;
 use super::place::{Found, SHOWN_BYTES, alike, shown};
 use super::said::{Said, after, later};
 use super::{Difference, FrameId};
+use crate::agreed::Frame;
 use crate::output::packet::Segment;
 use bytes::Bytes;
 use std::cmp::Ordering;
@@ -38,6 +42,9 @@ pub struct Words {
     syn: bool,
     fin: bool,
     rst: bool,
+    window: u16,
+    /// Its timestamp.
+    ticks: Option<u32>,
     payload: Bytes,
 }
 
@@ -50,6 +57,8 @@ impl Words {
             syn: segment.syn(),
             fin: segment.fin(),
             rst: segment.rst(),
+            window: segment.window,
+            ticks: segment.timestamps.map(|found| found.value),
             payload: frame.slice(segment.payload.clone()),
         }
     }
@@ -146,6 +155,27 @@ impl Connection {
         }
         self.waiting.push_back((id, words));
         None
+    }
+
+    /// What of an acknowledgement of the backup's, one that says nothing else, a client may be told while the primary's waits. Safe as a match
+    /// is: the backup has said it, and the primary has received more.
+    pub fn partial_ack(&mut self, segment: &Segment, frame: &Frame) -> Option<Frame> {
+        let (_, front) = self.waiting.front()?;
+        let is_told = self.told_ack.is_some_and(|told| after(told, segment.ack));
+        let is_behind = !front.syn && !front.rst && after(front.ack?, segment.ack);
+        if self.differs || self.gone || self.offset().is_none() || is_told || !is_behind {
+            return None;
+        }
+        let mut newest = self.waiting.iter().rev().filter(|(_, words)| !words.rst);
+        let partial = PartialAck {
+            seq: self.told_to.unwrap_or(front.seq),
+            ticks: front.ticks,
+            window: front.window,
+            primary_ack: newest.find_map(|(_, words)| words.ack)?,
+        };
+        let frame = partial.of(segment, frame)?;
+        self.told_ack = Some(segment.ack);
+        Some(frame)
     }
 
     /// The backup's words, in its own numbers. The change of bytes kept.

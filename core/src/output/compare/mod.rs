@@ -11,6 +11,8 @@
 //! 3. Frames of a flow are named in the primary's order. What repeats only what was told needs no word of the backup.
 //! 4. Losing sight (a full buffer, too many flows, a frame that is not understood) makes frames wait for a sync.
 //!
+//! Where the backup has acknowledged less than the primary, clients are told that (`partial_ack`).
+//!
 //! ARP, neighbour discovery and multicast reports tell nothing about the VM's state: they need no match.
 //!
 //! Source: COLO (SoCC'13) compares packets; the byte streams, the acknowledgements' rule and the argument are in
@@ -18,11 +20,12 @@
 
 mod connection;
 mod datagrams;
+mod partial_ack;
 mod place;
 pub(crate) mod said;
 
 use crate::agreed::Frame;
-use crate::output::packet::{Direction, FlowKey, Parsed, parse};
+use crate::output::packet::{Direction, FlowKey, Parsed, Segment, parse};
 use connection::{Connection, Words};
 use datagrams::{Datagrams, Message};
 use place::Found;
@@ -32,6 +35,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A frame's name: rising in the order in which the primary's VM sent them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameId(pub u64);
+
+/// What may leave.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Matched {
+    /// A frame of the primary's.
+    Frame(FrameId),
+    /// What the backup has acknowledged, while the primary's frame that acknowledges more waits.
+    PartialAck(Frame),
+}
 
 /// What may be kept.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +136,7 @@ pub struct Comparer {
     flows: BTreeMap<FlowKey, Flow>,
     /// The backup's loads so far: a flow of an older one is reloaded when it is looked at.
     loads: u64,
-    matched: VecDeque<FrameId>,
+    matched: VecDeque<Matched>,
     /// Frames that wait in a flow, or in none.
     waiting: BTreeMap<FrameId, Option<FlowKey>>,
     /// Of these, the ones that say more than an acknowledgement.
@@ -216,7 +228,7 @@ impl Comparer {
                 };
                 if connection.primary_said(id, words).is_some() {
                     self.counters.free += 1;
-                    self.matched.push_back(id);
+                    self.matched.push_back(Matched::Frame(id));
                     return;
                 }
                 self.wait(id, Some(segment.key), telling);
@@ -236,7 +248,7 @@ impl Comparer {
             }
             Parsed::Neighbour => {
                 self.counters.free += 1;
-                self.matched.push_back(id);
+                self.matched.push_back(Matched::Frame(id));
             }
             Parsed::Fragment | Parsed::Other => self.wait_for_sync(id, Difference::NotUnderstood),
         }
@@ -265,6 +277,9 @@ impl Comparer {
                 let grown = connection.backup_said(words);
                 self.keep(segment.key, grown);
                 self.advance(segment.key);
+                if segment.is_pure_ack() {
+                    self.tell_partially(&segment, frame);
+                }
             }
             Parsed::Datagram(datagram) => {
                 let message = Message {
@@ -337,7 +352,7 @@ impl Comparer {
     }
 
     /// The next frame that may leave.
-    pub fn next_matched(&mut self) -> Option<FrameId> {
+    pub fn next_matched(&mut self) -> Option<Matched> {
         self.matched.pop_front()
     }
 
@@ -411,7 +426,7 @@ impl Comparer {
                     self.telling.remove(&id);
                     self.newest_said = self.newest_said.max(Some(id));
                     self.counters.matched += 1;
-                    self.matched.push_back(id);
+                    self.matched.push_back(Matched::Frame(id));
                 }
                 Ok(None) => return,
                 Err(why) => {
@@ -422,6 +437,16 @@ impl Comparer {
                     return self.differs(why);
                 }
             }
+        }
+    }
+
+    /// Where the primary's words wait still after the backup's acknowledgement, the client is told that one.
+    fn tell_partially(&mut self, segment: &Segment, frame: &Frame) {
+        let flow = self.flows.get_mut(&segment.key).map(|flow| &mut flow.words);
+        if let Some(FlowWords::Connection(connection)) = flow
+            && let Some(frame) = connection.partial_ack(segment, frame)
+        {
+            self.matched.push_back(Matched::PartialAck(frame));
         }
     }
 

@@ -65,6 +65,8 @@ fn ethernet(ether_type: u16) -> Frame {
 struct Both {
     comparer: Comparer,
     next: u64,
+    /// The partial acknowledgements among what left.
+    partial: Vec<Frame>,
 }
 
 impl Both {
@@ -79,6 +81,7 @@ impl Both {
         Self {
             comparer: Comparer::new(limits),
             next: 0,
+            partial: vec![],
         }
     }
 
@@ -101,7 +104,14 @@ impl Both {
     }
 
     fn out(&mut self) -> Vec<u64> {
-        std::iter::from_fn(|| self.comparer.next_matched().map(|id| id.0)).collect()
+        let mut out = vec![];
+        while let Some(next) = self.comparer.next_matched() {
+            match next {
+                Matched::Frame(id) => out.push(id.0),
+                Matched::PartialAck(frame) => self.partial.push(frame),
+            }
+        }
+        out
     }
 
     fn why(&self) -> Option<Difference> {
@@ -497,4 +507,5 @@ fn the_numbers_of_a_reset_that_answers_a_stray_segment_are_no_place_in_the_strea
     }
 }
 
+mod partial_ack;
 mod place;

@@ -14,6 +14,7 @@ pub struct Seg {
     pub seq: u32,
     pub ack: u32,
     pub flags: u8,
+    pub window: u16,
     /// TSval and TSecr.
     pub ticks: Option<(u32, u32)>,
     pub sack: Vec<(u32, u32)>,
@@ -31,6 +32,7 @@ impl Seg {
             seq,
             ack,
             flags,
+            window: 256,
             ticks: None,
             sack: vec![],
             odd: false,
@@ -116,7 +118,9 @@ impl Seg {
         let mut tcp = [src_port.to_be_bytes(), dst_port.to_be_bytes()].concat();
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
-        tcp.extend([(20 + options.len() as u8) << 2, self.flags, 1, 0, 0, 0, 0, 0]);
+        tcp.extend([(20 + options.len() as u8) << 2, self.flags]);
+        tcp.extend(self.window.to_be_bytes());
+        tcp.extend([0; 4]);
         tcp.extend(options);
         tcp.extend(&self.payload);
         let sum = sum_of(&[src, dst, &[0, TCP], &(tcp.len() as u16).to_be_bytes(), &tcp].concat());
@@ -135,6 +139,7 @@ impl Seg {
             seq: segment.seq,
             ack: segment.ack,
             flags: segment.flags,
+            window: segment.window,
             ticks: segment.timestamps.map(|found| (found.value, found.echo)),
             sack: (segment.sack.clone().step_by(8))
                 .map(|at| (number(at), number(at + 4)))

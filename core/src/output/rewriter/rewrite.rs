@@ -57,6 +57,11 @@ impl<'a> Rewriter<'a> {
         self.set(at, self.number_at(at) & 0xff00_ffff | u32::from(flags) << 16);
     }
 
+    /// Sets the low half of the number at `at`.
+    pub(crate) fn set_low(&mut self, at: usize, number: u16) {
+        self.set(at, self.number_at(at) & 0xffff_0000 | u32::from(number));
+    }
+
     /// Takes `delta` from the number at `at`.
     pub(crate) fn lower(&mut self, at: usize, delta: u32) {
         self.set(at, self.number_at(at).wrapping_sub(delta));
