@@ -50,7 +50,7 @@ impl Worlds {
     fn bugs(self) -> &'static [session::Bug] {
         match self {
             Self::Sessions => &session::Bug::ALL,
-            Self::Whole => &session::Bug::OF_LEADERSHIP,
+            Self::Whole => &session::Bug::OF_HOSTS,
         }
     }
 

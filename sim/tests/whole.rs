@@ -18,12 +18,13 @@ fn a_vms_hosts_keep_every_promise() {
         "{tally:?}"
     );
     assert!(tally.syncs > 1_000 && tally.released > 50_000, "{tally:?}");
+    assert!(tally.cold_starts > 100, "{tally:?}");
     assert!(tally.lost * 4 < report.seeds, "{tally:?}");
 }
 
 #[test]
 fn bugs_put_back_on_purpose_are_found() {
-    for bug in Bug::OF_LEADERSHIP {
+    for bug in Bug::OF_HOSTS {
         let report = run(10_000, 1, Some(bug));
         let (seed, what) = report.failure.unwrap_or_else(|| panic!("{bug:?} is not found"));
         println!("{bug:?}: seed {seed}: {what}");

@@ -256,6 +256,14 @@ impl Leadership {
         self.appended.drops_me && !self.leads
     }
 
+    /// Whether there is a copy here, or will be at once, that could still be led from. One that the log has dropped waits to be ended: nobody takes
+    /// it over, and it must not keep another host from booting the VM.
+    #[must_use]
+    pub fn has_living_copy(&self) -> bool {
+        let dropped = self.may_be_dropped() && !self.bugs.has(Bug::CountsDroppedCopies);
+        self.part != Part::None && !dropped
+    }
+
     /// Whether this host may win an election, or keep its office.
     #[must_use]
     pub fn may_lead(&self, candidacy: Candidacy) -> bool {

@@ -92,6 +92,7 @@ impl World {
             loading: None,
             ordinary_at_us: None,
         })));
+        self.image_is_copied_anew(id);
         self.say(stream, id, Word::Ready);
     }
 
@@ -155,6 +156,7 @@ impl World {
         backup.epoch = epoch.next();
         let stream = backup.session;
         backup.epochs.loaded();
+        self.image_moves_on(id);
         self.drain(id);
         self.say(stream, id, Word::Loaded);
     }
@@ -181,6 +183,7 @@ impl World {
             return;
         };
         if backup.ordinary_at_us.take_if(|at_us| *at_us <= now_us).is_some() {
+            self.image_is_taken_over(id);
             self.host(id).leadership.took_over();
         }
     }

@@ -1,6 +1,6 @@
-//! Faults: hosts die and come back, sleep, and are cut off; streams break; leaders step down.
+//! Faults: hosts die and come back, and in cold worlds QEMU alone; they sleep, and are cut off; streams break; leaders step down.
 //!
-//! Invariant: a fault never takes the last copy that may lead, nor what a majority knows where logs are in memory only: that is beyond what is
+//! Invariant: but in cold worlds a fault never takes the last copy that may lead, nor what a majority knows where logs are in memory only: that is beyond what is
 //! promised.
 
 use super::host::Host;
@@ -18,6 +18,13 @@ impl World {
             true => speaker.unwrap_or(id),
             false => id,
         };
+        if self.cold && self.random.chance(30_000) {
+            self.note(|| "a power cut".to_owned());
+            return (0..=WITNESS).for_each(|id| self.dies(id, 1_500_000));
+        }
+        if self.cold && self.random.chance(60_000) {
+            return self.qemu_dies(whom);
+        }
         match self.random.below(10) {
             0..=2 => self.kill(whom),
             3..=4 => {
@@ -70,6 +77,22 @@ impl World {
         }
     }
 
+    /// A host's copy ends, and the host lives. A primary without a backup would have failed for good.
+    fn qemu_dies(&mut self, id: u8) {
+        let host = self.host(id);
+        let is_protected = host.leadership.state().complete.len() > 1;
+        let was_primary = host.primary().is_some();
+        if host.node.is_none() || host.copy.is_none() || was_primary && !is_protected {
+            return;
+        }
+        self.note(|| format!("the QEMU of {id} dies"));
+        self.end_copy(id);
+        self.set_may_lead(id);
+        if was_primary {
+            self.step(id, Event::StepDown);
+        }
+    }
+
     pub(super) fn kill(&mut self, id: u8) {
         let others = |host: &&Host| host.id != ReplicaId(id) && host.node.is_some();
         let left: Vec<&Host> = self.hosts.iter().filter(others).collect();
@@ -86,7 +109,14 @@ impl World {
         let young =
             self.durability == Durability::Disk && self.hosts.iter().all(|host| host.leadership.is_fresh());
         let copy_left = young || left.iter().any(|host| host.is_heir());
-        if self.hosts[usize::from(id)].node.is_none() || !knows || !copy_left {
+        if knows && copy_left {
+            self.dies(id, 400_000);
+        }
+    }
+
+    /// It is back after so long at most.
+    fn dies(&mut self, id: u8, most_us: u64) {
+        if self.hosts[usize::from(id)].node.is_none() {
             return;
         }
         self.note(|| format!("{id} dies"));
@@ -103,7 +133,7 @@ impl World {
                 self.plan(after_us, Next::LinkLost(other, id, died));
             }
         }
-        let after_us = self.random.between(10_000, 400_000);
+        let after_us = self.random.between(10_000, most_us);
         self.plan(after_us, Next::Start(id));
     }
 }

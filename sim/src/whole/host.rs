@@ -4,13 +4,14 @@ use crate::disk::Disk;
 use dunlin_core::agreed::{AgreedState, Unsaid};
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
 use dunlin_core::policy::Mode;
+use dunlin_core::replica::cold_start::{ColdStart, DiskMark, Holding};
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::backup::BackupEpochs;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::leadership::{Candidacy, Leadership};
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A VM: what it says follows from all that it was given, and from its whims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +21,38 @@ pub struct Vm {
     pub said: BTreeSet<u64>,
 }
 
+/// A host's image of the VM's disk: what its VM has written, a word for each that it has said.
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub said: BTreeSet<u64>,
+    pub mark: DiskMark,
+}
+
+impl Default for Image {
+    /// A disk that was never seen is whole.
+    fn default() -> Self {
+        let mark = DiskMark {
+            consistent: true,
+            ..DiskMark::default()
+        };
+        Self {
+            said: BTreeSet::new(),
+            mark,
+        }
+    }
+}
+
 impl Vm {
+    /// It boots from that disk.
+    pub fn boots(image: &Image) -> Self {
+        let mut vm = Self::default();
+        for word in &image.said {
+            vm.input(*word, 0);
+        }
+        vm.said.clone_from(&image.said);
+        vm
+    }
+
     /// It takes an input, and says a word.
     pub fn input(&mut self, input: u64, whim: u64) -> u64 {
         let mut mixed = self.state ^ input.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ whim;
@@ -165,6 +197,11 @@ pub struct Host {
     pub cut: Option<(Index, AgreedState)>,
     /// Where it may be cut if nobody follows.
     pub mark: Option<(Index, AgreedState)>,
+    pub cold: ColdStart,
+    pub image: Image,
+    /// Of an inquest under way, and how many have not answered yet.
+    pub answers: BTreeMap<ReplicaId, Holding>,
+    pub silent: usize,
 }
 
 impl Host {
@@ -176,6 +213,7 @@ impl Host {
         };
         Candidacy {
             whole,
+            mandate: self.cold.mandate(),
             ..Candidacy::default()
         }
     }

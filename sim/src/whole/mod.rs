@@ -4,17 +4,21 @@
 //! Three hosts: two that can run the VM and a witness. Each has the production `Consensus` on a disk that loses what was not synchronised,
 //! and a loop around core's `replica::leadership` and `replica::epoch`, which takes its turns late. Between the two is a stream on which
 //! joins and syncs travel. Hosts die at any step and come back, sleep, and are cut off in one direction; streams break; leaders
-//! step down; copies do otherwise than each other.
+//! step down; copies do otherwise than each other. In one world of four all copies may die: then a host boots the VM from its disk, as core's
+//! `replica::cold_start` says.
 //!
-//! Checked from outside: whatever a client was told is explained by every VM that speaks later; nobody speaks in a term after a later one
+//! Checked from outside: whatever a client was told is explained by every VM that speaks later, and is on the disk that a VM boots from; nobody speaks in a term after a later one
 //! has spoken; when the faults end the VM serves and is protected, if any copy is left that may lead.
 //!
 //! Not here, and so not proven: the work of a sync (the session's machines have worlds of their own, `crate::session`); comparison by
-//! packets, the cards, disks; shutdown, cold start, a person's orders; moves to other hosts.
+//! packets, the cards, a disk's own work (it holds what its VM has said, to the last sync on a backup); shutdown, a person's orders; moves to
+//! other hosts.
 
 mod backup;
+mod cold;
 mod faults;
 mod host;
+mod log;
 mod primary;
 mod turn;
 mod world;
@@ -45,6 +49,8 @@ pub struct Tally {
     pub drops: u64,
     /// Hosts that died.
     pub deaths: u64,
+    /// VMs that were booted from a disk.
+    pub cold_starts: u64,
     /// Worlds in which no copy that may lead was left.
     pub lost: u64,
 }
@@ -61,6 +67,7 @@ impl worlds::Tally for Tally {
             (&mut self.resumed, other.resumed),
             (&mut self.drops, other.drops),
             (&mut self.deaths, other.deaths),
+            (&mut self.cold_starts, other.cold_starts),
             (&mut self.lost, other.lost),
         ];
         for (sum, more) in sums {
@@ -77,5 +84,10 @@ pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report<Tally> {
 
 /// Plays one world; a panic is a failure.
 pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Tally, String> {
-    worlds::caught(|| World::new(Random::new(seed), bug, trace).play())
+    worlds::caught(|| World::new(Random::new(seed), bug, is_cold(seed), trace).play())
+}
+
+/// Whether all copies may die in this world.
+const fn is_cold(seed: u64) -> bool {
+    seed % 4 == 3
 }

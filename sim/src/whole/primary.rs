@@ -176,6 +176,7 @@ impl World {
             to_backup: Default::default(),
             closed: self.hosts[usize::from(backup)].node.is_none(),
         });
+        self.marks_image(id);
         self.say(next, id, Word::Join(term));
     }
 

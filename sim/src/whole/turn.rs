@@ -13,13 +13,12 @@ use dunlin_core::wire::agreed;
 
 /// Where nobody follows the log is cut so many entries behind.
 const CUT_EVERY: u64 = 16;
-/// A VM boots for so long.
-const BOOT_US: u64 = 20_000;
 
 impl World {
     pub(super) fn turn(&mut self, id: u8) {
         self.hear(id);
         self.look_at_appended(id);
+        self.look_after_loss(id);
         self.set_may_lead(id);
         self.apply(id);
         self.propose_unsaid(id);
@@ -164,11 +163,12 @@ impl World {
             true => self.random.draw(),
             false => 0,
         };
-        let mut said = None;
+        let (mut said, mut written) = (None, None);
         match &mut self.host(id).copy {
             Some(Copy::Primary(primary)) if primary.boots_at_us.is_none() => {
                 let word = primary.vm.input(input, whim);
                 primary.held.push_back((primary.epoch, word));
+                written = Some(word);
             }
             Some(Copy::Backup(backup)) if backup.epochs.executes_inputs() => {
                 let word = backup.vm.input(input, whim);
@@ -179,25 +179,18 @@ impl World {
             }
             Some(Copy::Primary(_) | Copy::Backup(_)) | None => {}
         }
+        self.host(id).image.said.extend(written);
         if let Some((stream, epoch, word)) = said {
             self.say(stream, id, super::host::Word::Said(epoch, word));
         }
     }
 
     fn complete_agreed(&mut self, id: u8, epoch: Epoch) {
-        let first = self.first;
         let settled = self.host(id).leadership.complete_agreed();
         self.note(|| format!("{id}: {settled:?}"));
         match settled {
             Settled::Nothing | Settled::Follows => {}
-            Settled::Boots => {
-                let boots_at_us = self.now_us + BOOT_US;
-                let host = self.host(id);
-                let epoch = host.leadership.state().epoch.next();
-                let mut primary = PrimaryCopy::new(Default::default(), first, epoch);
-                primary.boots_at_us = Some(boots_at_us);
-                host.copy = Some(Copy::Primary(Box::new(primary)));
-            }
+            Settled::Boots => self.boots(id),
             Settled::Speaks => self.speaks(id),
             Settled::Alone => self.tally.drops += 1,
             Settled::Protected => {
@@ -233,7 +226,7 @@ impl World {
         self.check_explains(id, "that took over");
     }
 
-    fn check_explains(&mut self, id: u8, which: &str) {
+    pub(super) fn check_explains(&mut self, id: u8, which: &str) {
         let Some(Copy::Primary(primary)) = &self.hosts[usize::from(id)].copy else {
             return;
         };
@@ -259,6 +252,7 @@ impl World {
             Lead::GoesOn => self.speak_again(id),
             Lead::StepsDown => {
                 self.end_copy(id);
+                self.host(id).cold.end_mandate();
                 self.step(id, Event::StepDown);
             }
         }

@@ -1,14 +1,13 @@
 //! The world: virtual time, the consensus of each host, what is under way.
 
 use super::Tally;
-use super::host::{Heard, Host, Stream, Word};
+use super::host::{Heard, Host, Image, Stream, Word};
 use crate::disk::{Disk, Write};
 use crate::random::Random;
-use dunlin_core::agreed::{Agreed, AgreedState, Unsaid};
-use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Event, Member, Message, Refusal, Snapshot,
-};
+use dunlin_core::agreed::{AgreedState, Unsaid};
+use dunlin_core::consensus::{Action, Config, Consensus, Durability, Event, Member, Message, Snapshot};
 use dunlin_core::policy::Mode;
+use dunlin_core::replica::cold_start::ColdStart;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::leadership::Leadership;
 use dunlin_core::replica::sync::bugs::{Bug, Bugs};
@@ -20,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// Faults end then, and at the latest so much later the VM has to serve, protected.
 const CHAOS_US: u64 = 3_000_000;
 const CALM_US: u64 = 5_000_000;
+/// In worlds in which all copies may die both last so many times as long: a cold start waits for leaders first.
+const COLD_TIMES: u64 = 3;
 /// The witness.
 pub const WITNESS: u8 = 2;
 
@@ -49,6 +50,10 @@ pub enum Next {
     Start(u8),
     /// A cut is healed.
     Heal(u8, u8),
+    /// A host of this incarnation asks another one what it holds of the VM.
+    Asked(u8, u32, u8),
+    /// It has all answers that it gets.
+    Judges(u8, u32),
 }
 
 /// The world.
@@ -64,6 +69,8 @@ pub struct World {
     pub(super) durability: Durability,
     pub(super) cut: BTreeSet<(u8, u8)>,
     pub(super) calm: bool,
+    /// All copies may die, and the VM then boots from a disk.
+    pub(super) cold: bool,
     /// What clients were told, and the newest term in which they were.
     pub(super) released: BTreeSet<u64>,
     pub(super) spoken_in: Term,
@@ -81,12 +88,13 @@ pub struct World {
 }
 
 impl World {
-    /// As the seed says.
-    pub fn new(mut random: Random, bug: Option<Bug>, trace: bool) -> Self {
+    /// As the seed says; `cold`: all copies may die.
+    pub fn new(mut random: Random, bug: Option<Bug>, cold: bool, trace: bool) -> Self {
         let mode = Mode::ALL[random.below(3) as usize];
         let durability = match random.chance(500_000) {
-            true => Durability::Memory,
-            false => Durability::Disk,
+            // Without its log a host boots nothing by itself.
+            true if !cold => Durability::Memory,
+            _ => Durability::Disk,
         };
         let members = vec![Member::full(0), Member::full(1), Member::witness(WITNESS)];
         let mut world = Self {
@@ -99,6 +107,7 @@ impl World {
             durability,
             cut: BTreeSet::new(),
             calm: false,
+            cold,
             released: BTreeSet::new(),
             spoken_in: Term(0),
             whims: [0, 20_000, 200_000][random.below(3) as usize],
@@ -136,6 +145,10 @@ impl World {
                 unsaid: Unsaid::default(),
                 cut: None,
                 mark: None,
+                cold: ColdStart::default(),
+                image: Image::default(),
+                answers: BTreeMap::new(),
+                silent: 0,
             });
             world.start(id);
         }
@@ -146,21 +159,23 @@ impl World {
     pub fn play(mut self) -> Result<Tally, String> {
         self.plan(1_000, Next::Input);
         self.plan(50_000, Next::Strike);
-        self.advance(CHAOS_US, |_| false)?;
+        let times = if self.cold { COLD_TIMES } else { 1 };
+        self.advance(times * CHAOS_US, |_| false)?;
         self.be_calm();
         let before = self.tally.released;
-        let until_us = self.now_us + CALM_US;
+        let until_us = self.now_us + times * CALM_US;
         self.advance(until_us, |world| world.is_well(before))?;
         if self.is_well(before) {
             return Ok(self.tally);
         }
-        if !self.hosts.iter().any(Host::is_heir) {
+        if !self.cold && !self.hosts.iter().any(Host::is_heir) {
             self.tally.lost += 1;
             return Ok(self.tally);
         }
         let states: Vec<_> = self.hosts.iter().map(described).collect();
         Err(format!(
-            "the VM does not serve, protected, {CALM_US} us after the last fault: {states:?}"
+            "the VM does not serve, protected, {} us after the last fault: {states:?}",
+            times * CALM_US
         ))
     }
 
@@ -261,6 +276,16 @@ impl World {
             Next::Heal(from, to) => {
                 self.cut.remove(&(from, to));
             }
+            Next::Asked(id, incarnation, of) => {
+                if self.is_of(id, incarnation) && !self.sleeps(of, &next) {
+                    self.is_asked(id, of);
+                }
+            }
+            Next::Judges(id, incarnation) => {
+                if self.is_of(id, incarnation) && !self.sleeps(id, &next) {
+                    self.judges(id);
+                }
+            }
         }
     }
 
@@ -314,6 +339,7 @@ impl World {
         (host.copy, host.cut, host.mark) = (None, None, None);
         host.unsaid.clear();
         host.heard.clear();
+        host.cold = ColdStart::with_bugs(Bugs::with(bug));
         host.tick_us = self.now_us;
         let incarnation = host.incarnation;
         self.plan(0, Next::Tick(id));
@@ -481,49 +507,6 @@ impl World {
                 way.truncate(random.below(way.len() as u64 + 1) as usize);
             }
         }
-    }
-
-    /// A leader's word to the group. Whether the log takes it, or will as soon as it can.
-    pub(super) fn propose(&mut self, id: u8, entry: &Agreed) -> bool {
-        let inputs = matches!(entry, Agreed::Frames(_));
-        let host = &mut self.hosts[usize::from(id)];
-        if !inputs && !host.unsaid.is_empty() {
-            return host.unsaid.keep(entry);
-        }
-        match self.ask_log(id, entry) {
-            Ok(_) => true,
-            Err(Refusal::NotLeader { .. }) => false,
-            Err(_) => self.hosts[usize::from(id)].unsaid.keep(entry),
-        }
-    }
-
-    /// Says again what was refused.
-    pub(super) fn propose_unsaid(&mut self, id: u8) {
-        while let Some(entry) = self.hosts[usize::from(id)].unsaid.next().cloned() {
-            let asked = self.ask_log(id, &entry);
-            let unsaid = &mut self.hosts[usize::from(id)].unsaid;
-            match asked {
-                Ok(_) => unsaid.said(),
-                Err(Refusal::NotLeader { .. }) => unsaid.clear(),
-                Err(_) => return,
-            }
-        }
-    }
-
-    fn ask_log(&mut self, id: u8, entry: &Agreed) -> Result<Index, Refusal> {
-        let payload = agreed::encode(entry);
-        let Some(node) = self.hosts[usize::from(id)].node.as_mut() else {
-            return Err(Refusal::NotLeader { leader: None });
-        };
-        let asked = match entry {
-            Agreed::Frames(_) => node.propose(payload),
-            _ => node.propose_control(payload),
-        };
-        self.note(|| format!("{id} proposes {}: {asked:?}", entry.name()));
-        if asked.is_ok() {
-            self.step(id, Event::Flush);
-        }
-        asked
     }
 
     fn be_calm(&mut self) {

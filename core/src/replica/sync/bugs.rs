@@ -38,6 +38,12 @@ pub enum Bug {
     SpeaksWhenDeposed,
     /// A host keeps the copy of a join that broke after its last sync, whoever asks it to join anew.
     KeepsStaleCopy,
+    /// A host boots the VM from its disk though another one that may hold a copy, or a newer disk, has said nothing.
+    BootsUnheard,
+    /// A mandate to boot the VM outlives the leader that came.
+    KeepsMandate,
+    /// A copy that the log has dropped counts as one that somebody may still lead from.
+    CountsDroppedCopies,
 }
 
 impl Bug {
@@ -46,6 +52,16 @@ impl Bug {
         Self::SpeaksBeforeTheDrop,
         Self::SpeaksWhenDeposed,
         Self::KeepsStaleCopy,
+    ];
+
+    /// Those of whole hosts: the same, and those of a cold start.
+    pub const OF_HOSTS: [Self; 6] = [
+        Self::SpeaksBeforeTheDrop,
+        Self::SpeaksWhenDeposed,
+        Self::KeepsStaleCopy,
+        Self::BootsUnheard,
+        Self::KeepsMandate,
+        Self::CountsDroppedCopies,
     ];
 
     /// Those of the session and its epochs.
