@@ -1,22 +1,14 @@
-//! After the loss of all hosts: no copy of the VM is alive anywhere. Which host boots it, from its disk?
+//! After the loss of all hosts: no copy of the VM is alive anywhere. This host asks the others what they hold, and does what core's
+//! [`ColdStart`] makes of the answers.
 //!
-//! Flow: nobody leads, and the log says that the VM has lived -> an *inquest*: how new are the disks here, and what do the
-//! other hosts hold? -> the host with the newest consistent disk stands for election (its *mandate*) -> elected, it looks
-//! at what is agreed, has "I alone am complete" agreed, and boots. The others join it as after any loss.
+//! Flow: the loop's look -> an *inquest* on a thread: how new are the disks here, and what do the other hosts hold? -> [`judge`] -> an event, and
+//! perhaps a mandate with which this host stands for election.
 //!
-//! Invariants:
-//! 1. Nobody boots while a copy may be alive: every host that can run the VM has said that it holds none, or a person has
-//!    said that those who say nothing are dead (`promote --force --from-disk`).
-//! 2. All judge by the same answers and the same order, so at most one host has a mandate. If the answers changed in
-//!    between and two have it, the election makes it one, as always.
-//! 3. A mandate ends with the first leader: it is not good for a later loss.
-//! 4. What a host knows of who was complete counts, though it has no disk (a witness) or its log is lost (its note, `noted`): a
-//!    disk that is known to be older boots only where a person says that it is to (`--force-stale`).
+//! Invariants: those of core's `replica::cold_start`.
 //!
-//! Source: ARCHITECTURE.md, "Failures": the persisted log says who was last. Not here: how new an image is (the guest's
-//! `disk`), what a leader may do (`agreement`, `primary`).
+//! Not here: who boots (core), how new an image is (the guest's `disk`), what a leader may do (`agreement`, `primary`).
 
-mod judgement;
+mod words;
 
 use super::connect::ask_host;
 use super::disks::Disks;
@@ -26,56 +18,39 @@ use super::{Host, Shared, command};
 use crate::config::VmConfig;
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, DiskStanding, EventKind, Request, Standing};
-use dunlin_core::agreed::Life;
-use dunlin_core::consensus::Role as ConsensusRole;
+use dunlin_core::agreed::{Life, ReplicaSet};
+use dunlin_core::consensus::{Member, Role as ConsensusRole};
+use dunlin_core::replica::cold_start::{self, Answered, ColdStart, DiskMark, Look, Noted, Sight, judge};
 use dunlin_core::replica::leadership::Mandate;
-use dunlin_core::units::ReplicaId;
-use judgement::{Verdict, judge};
+use dunlin_core::units::{Epoch, Index, ReplicaId, Term, Viewstamp};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use words::Found;
 
-/// Nobody leads for this long: an election takes a tenth of it.
-const LEADERLESS_US: u64 = 1_000_000;
-/// Between two inquests.
-const AGAIN_US: u64 = 2_000_000;
 /// How long another host may take to open its disks.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How far this host is with it.
 #[derive(Default)]
 pub struct Cold {
-    leaderless_since_us: Option<u64>,
-    next_us: u64,
-    asking: bool,
-    /// Why this host stands for election without a living copy.
-    mandate: Option<String>,
-    /// ... and from a disk that is known to be older.
-    stale: bool,
-    /// A person wants the VM to boot here.
-    order: Option<Order>,
-    complaint: String,
-}
-
-struct Order {
-    force_stale: bool,
-    reply: Sender<Answer>,
+    machine: ColdStart,
+    /// Who waits for a person's order to be carried out.
+    reply: Option<Sender<Answer>>,
+    /// Said last, so that it is said once.
+    said: String,
 }
 
 impl Cold {
     /// What is agreed contradicts it.
     pub fn end_mandate(&mut self) {
-        self.mandate = None;
-        self.stale = false;
+        self.machine.end_mandate();
     }
 
     /// Whether this host may be elected to boot the VM.
     pub fn mandate(&self) -> Mandate {
-        match (&self.mandate, self.stale) {
-            (None, _) => Mandate::None,
-            (Some(_), false) => Mandate::Newest,
-            (Some(_), true) => Mandate::Stale,
-        }
+        self.machine.mandate()
     }
 }
 
@@ -136,7 +111,7 @@ impl VmLoop {
     pub(super) fn standing(&self) -> Standing {
         let last = self.group.appended();
         Standing {
-            alive: !matches!(self.role, Role::None),
+            alive: self.agreement.leadership.has_living_copy(),
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
             complete: self.agreement.leadership.appended_complete().0,
@@ -152,56 +127,52 @@ impl VmLoop {
     /// No copy here and nobody leads: is that so everywhere?
     pub(super) fn look_after_loss(&mut self) {
         let me = self.me;
-        let lost = matches!(self.role, Role::None)
-            && !self.witness
-            && self.failure.is_none()
-            && self.agreement.state().life != Life::Down
-            && self.group.leader().is_none_or(|leader| leader == me);
-        if !lost {
-            if self.cold.leaderless_since_us.is_some() {
-                self.end_inquest("another host leads the VM's group, or the VM runs");
+        let sight = Sight {
+            now_us: self.now_us(),
+            lost: matches!(self.role, Role::None)
+                && !self.witness
+                && self.failure.is_none()
+                && self.agreement.state().life != Life::Down
+                && self.group.leader().is_none_or(|leader| leader == me),
+            leads: self.group.is_leader(),
+            has_lived: !self.agreement.is_fresh(),
+            recovering: self.group.role() == ConsensusRole::Recovering,
+        };
+        match self.cold.machine.look(&sight) {
+            Look::Nothing => {}
+            Look::Over => {
+                self.cold.said.clear();
+                self.answer_boot_order(Answer::refused(
+                    "another host leads the VM's group, or the VM runs",
+                ));
             }
-            return;
-        }
-        let now_us = self.now_us();
-        let since_us = *self.cold.leaderless_since_us.get_or_insert(now_us);
-        if self.cold.asking || now_us < self.cold.next_us || self.group.is_leader() {
-            return;
-        }
-        let by_itself = now_us - since_us > LEADERLESS_US
-            && !self.agreement.is_fresh()
-            // Without its log it does not know what became of the VM, nor does it vote.
-            && self.group.role() != ConsensusRole::Recovering;
-        if by_itself || self.cold.order.is_some() {
-            self.hold_inquest();
-        } else if now_us - since_us > LEADERLESS_US && self.group.role() == ConsensusRole::Recovering {
-            self.complain_of_oblivion();
+            Look::Inquires => self.hold_inquest(),
+            Look::Recovering => {
+                let vm = &self.config.name;
+                self.waits_because(format!(
+                    "nobody leads the VM's group, and this host does not know any more what was agreed (durability = \"memory\"): it \
+                     waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin promote --force --from-disk {vm}' \
+                     boots it from the disk of the host where it is said; 'dunlin down --force {vm}' takes it away"
+                ));
+            }
         }
     }
 
-    /// The log was in memory only, and nobody is there who could tell what it said.
-    fn complain_of_oblivion(&mut self) {
-        let vm = &self.config.name;
-        let why = format!(
-            "nobody leads the VM's group, and this host does not know any more what was agreed (durability = \"memory\"): it \
-             waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin promote --force --from-disk {vm}' \
-             boots it from the disk of the host where it is said; 'dunlin down --force {vm}' takes it away"
-        );
-        if self.cold.complaint != why {
+    fn waits_because(&mut self, why: String) {
+        if self.cold.said != why {
             self.event(EventKind::Waiting, &*why);
-            self.cold.complaint = why;
+            self.cold.said = why;
         }
     }
 
-    fn end_inquest(&mut self, why: &str) {
-        if let Some(order) = std::mem::take(&mut self.cold).order {
+    fn answer_boot_order(&mut self, answer: Answer) {
+        if let Some(reply) = self.cold.reply.take() {
             // Whoever asked may have gone.
-            let _ = order.reply.send(Answer::refused(why));
+            let _ = reply.send(answer);
         }
     }
 
     fn hold_inquest(&mut self) {
-        self.cold.asking = true;
         let (host, to_loop) = (self.host.clone(), self.to_loop.clone());
         let holding = Holding::new(to_loop.clone(), self.shared.clone(), self.config.clone(), &host);
         let me = self.me;
@@ -226,65 +197,80 @@ impl VmLoop {
             to_loop.send(LoopEvent::Inquest(Inquest { disks, others }));
         };
         if let Err(error) = std::thread::Builder::new().name("inquest".into()).spawn(work) {
-            self.cold.asking = false;
+            self.cold.machine.could_not_ask();
             tracing::error!("a thread to ask the other hosts: {error}");
         }
     }
 
     /// The answers are here.
     pub(super) fn inquest_done(&mut self, inquest: Inquest) {
-        self.cold.asking = false;
-        self.cold.next_us = self.now_us() + AGAIN_US;
-        if self.cold.leaderless_since_us.is_none() {
-            return;
+        let group: Vec<Member> = self.config.group.iter().map(|host| host.member).collect();
+        let (mut answers, mut silent) = (BTreeMap::new(), BTreeMap::new());
+        for (id, said) in inquest.others {
+            match said {
+                Ok(standing) => drop(answers.insert(id, holding(&standing))),
+                Err(why) => drop(silent.insert(id, why)),
+            }
         }
-        let verdict = judge(self, inquest);
-        match self.cold.order.take() {
-            Some(order) => self.obey(verdict, &order),
-            None => match verdict {
-                Verdict::Boot(why) => {
-                    if self.cold.mandate.as_ref() != Some(&why) {
-                        self.event(EventKind::ColdStart, &*why);
-                    }
-                    self.cold.mandate = Some(why);
+        let mine = inquest.disks.map(|disks| {
+            holding(&Standing {
+                disks,
+                ..self.standing()
+            })
+        });
+        let (verdict, why) = match &mine {
+            Ok(mine) => {
+                let verdict = judge(&group, self.me, mine, &answers);
+                let found = Found {
+                    config: &self.config,
+                    verdict: &verdict,
+                    disks: &mine.disks,
+                    silent: &silent,
+                };
+                let why = found.tell();
+                (Some(verdict), why)
+            }
+            Err(why) => (None, format!("the VM's disk here cannot be read: {why}")),
+        };
+        let now_us = self.now_us();
+        match self.cold.machine.answered(now_us, verdict.as_ref()) {
+            Answered::Late => {}
+            Answered::Mandated => {
+                if self.cold.said != why {
+                    self.event(EventKind::ColdStart, &*why);
+                    self.cold.said = why;
                 }
-                Verdict::NotHere(why) | Verdict::Stale(why) | Verdict::Silent(why) => {
-                    self.cold.end_mandate();
-                    if self.cold.complaint != why {
-                        self.event(EventKind::Waiting, &*why);
-                        self.cold.complaint = why;
-                    }
-                }
-            },
+            }
+            Answered::Waits => self.waits_because(why),
+            Answered::Refuses => {
+                let is_stale = verdict.is_some_and(|verdict| verdict.is_stale());
+                self.answer_boot_order(Answer::refused(match is_stale {
+                    true => format!(
+                        "{why}. If that host is gone for good, 'dunlin promote --force --from-disk --force-stale {}' boots the VM \
+                         from the older disk here, and what clients were told since then is lost",
+                        self.config.name
+                    ),
+                    false => why,
+                }));
+            }
+            Answered::Obeys => self.obeys(&why),
         }
     }
 
-    fn obey(&mut self, verdict: Verdict, order: &Order) {
-        self.cold.end_mandate();
-        let (why, stale) = match verdict {
-            Verdict::Boot(why) | Verdict::Silent(why) => (why, false),
-            Verdict::Stale(why) if order.force_stale => (format!("from an older disk: {why}"), true),
-            Verdict::Stale(why) => {
-                let why = format!(
-                    "{why}. If that host is gone for good, 'dunlin promote --force --from-disk --force-stale {}' boots the VM \
-                     from the older disk here, and what clients were told since then is lost",
-                    self.config.name
-                );
-                // Whoever asked may have gone: here and below.
-                let _ = order.reply.send(Answer::refused(why));
-                return;
-            }
-            Verdict::NotHere(why) => {
-                let _ = order.reply.send(Answer::refused(why));
-                return;
-            }
+    /// A person has said so.
+    fn obeys(&mut self, why: &str) {
+        let older = match self.cold.mandate() {
+            Mandate::Stale => "from an older disk: ",
+            Mandate::Newest | Mandate::None => "",
         };
-        self.event(EventKind::ColdStart, format!("by a person's order: {why}"));
-        self.cold.mandate = Some(why);
-        self.cold.stale = stale;
-        if let Some(answer) = self.stand_alone(&order.reply) {
+        self.event(EventKind::ColdStart, format!("by a person's order: {older}{why}"));
+        let Some(reply) = self.cold.reply.take() else {
+            return;
+        };
+        if let Some(answer) = self.stand_alone(&reply) {
             self.cold.end_mandate();
-            let _ = order.reply.send(answer);
+            // Whoever asked may have gone.
+            let _ = reply.send(answer);
         }
     }
 
@@ -300,12 +286,36 @@ impl VmLoop {
                 "the VM has failed here: {why}; end this host's daemon and start it again first"
             )));
         }
-        self.cold.order = Some(Order {
-            force_stale,
-            reply: reply.clone(),
-        });
-        self.cold.next_us = 0;
+        self.cold.machine.order(force_stale);
+        self.cold.reply = Some(reply.clone());
         None
+    }
+}
+
+/// As core judges it.
+fn holding(standing: &Standing) -> cold_start::Holding {
+    let at = |(term, index)| Viewstamp {
+        term: Term(term),
+        index: Index(index),
+    };
+    let mark = |disk: &DiskStanding| DiskMark {
+        consistent: disk.consistent,
+        term: Term(disk.term),
+        primary: disk.primary,
+        epoch: Epoch(disk.epoch),
+    };
+    cold_start::Holding {
+        alive: standing.alive,
+        led: standing.led,
+        last: at(standing.last),
+        complete: ReplicaSet(standing.complete),
+        disks: standing.disks.iter().map(mark).collect(),
+        noted: standing.noted.map(|note| Noted {
+            at: at(note.at),
+            complete: ReplicaSet(note.complete),
+            since_ms: note.since_ms,
+        }),
+        recovering: standing.recovering,
     }
 }
 

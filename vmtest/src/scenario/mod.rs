@@ -98,6 +98,8 @@ pub enum Action {
     SlowBackup(u32),
     /// SIGKILL to the primary's host while others are frozen, who then go on: the backup takes over.
     KillPrimaryAndThaw,
+    /// The same to the host of a primary that goes on without its frozen backup: that one's copy lives, and may not be served from.
+    KillUnprotectedAndThaw,
     /// So many further syncs of one primary and one backup, none of which costs the VM its backup.
     AwaitSyncs(u64),
     /// The copies are kept in that mode. The clients count together as well, so that matching does not pay.

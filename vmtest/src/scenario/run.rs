@@ -112,10 +112,10 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         give_up: if scenario.uefi { PATIENCE } else { GIVE_UP },
     };
     let boots_anew = scenario.actions.iter().any(|action| {
-        use Action::{KillAll, Reboot, RebootAndKill, RebootAndRecall, StopAlone};
+        use Action::{KillAll, KillUnprotectedAndThaw, Reboot, RebootAndKill, RebootAndRecall, StopAlone};
         matches!(
             action,
-            KillAll | StopAlone | Reboot | RebootAndKill | RebootAndRecall(_)
+            KillAll | KillUnprotectedAndThaw | StopAlone | Reboot | RebootAndKill | RebootAndRecall(_)
         )
     });
     let boots = match boots_anew {
@@ -348,15 +348,8 @@ impl Stage<'_, '_> {
                 }
                 Ok(())
             }
-            Action::KillPrimaryAndThaw => {
-                let primary = self.with_role("primary")?;
-                let at = self.cluster.kill_host(&primary)?;
-                self.dead.insert(primary.clone());
-                for host in self.cluster.frozen() {
-                    self.cluster.thaw(&host);
-                }
-                self.taken_over(&primary, at)
-            }
+            Action::KillPrimaryAndThaw => self.kill_primary_and_thaw(),
+            Action::KillUnprotectedAndThaw => self.kill_unprotected_and_thaw(),
             Action::CutPrimary => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();

@@ -97,6 +97,30 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
+    /// The frozen ones go on, and the backup takes over.
+    pub(super) fn kill_primary_and_thaw(&mut self) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let at = self.kill_and_thaw(&primary)?;
+        self.taken_over(&primary, at)
+    }
+
+    /// The frozen backup goes on, and may not take over: the primary has served without it.
+    pub(super) fn kill_unprotected_and_thaw(&mut self) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        self.kill_and_thaw(&primary)?;
+        self.last_primary = Some(primary);
+        Ok(())
+    }
+
+    fn kill_and_thaw(&mut self, host: &str) -> Result<Instant> {
+        let at = self.cluster.kill_host(host)?;
+        self.dead.insert(host.to_owned());
+        for host in self.cluster.frozen() {
+            self.cluster.thaw(&host);
+        }
+        Ok(at)
+    }
+
     /// When the primary was allowed to speak alone, if it was since the backup was frozen.
     pub(super) fn unprotected_since_freeze(&self, primary: &str) -> Result<Option<SystemTime>> {
         let events = self.cluster.events(primary)?;

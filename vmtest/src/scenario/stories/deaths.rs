@@ -239,6 +239,28 @@ pub fn all() -> Vec<Scenario> {
         .with_disk()
         .quick(),
         Scenario {
+            durable: true,
+            gap_limit: Duration::from_secs(60),
+            ..Scenario::new(
+                "dropped-copy-keeps-nobody-from-booting",
+                "plover",
+                &[
+                    AwaitProtected,
+                    ANSWERS,
+                    Freeze(&["backup"]),
+                    AwaitDropped,
+                    ANSWERS,
+                    // The backup's copy lives, and lacks what clients were told since: the VM is served again when its last host is back.
+                    KillUnprotectedAndThaw,
+                    Restart,
+                    AwaitBootOnLast,
+                    AwaitProtected,
+                    ANSWERS,
+                ],
+            )
+        }
+        .with_disk(),
+        Scenario {
             connections: 8,
             ..Scenario::new(
                 "death-in-a-change-over",
