@@ -99,6 +99,9 @@ impl Answer {
 pub struct Standing {
     /// A copy of it lives there, or will at once.
     pub alive: bool,
+    /// It may be elected with that copy, as far as it knows; a host of an earlier version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub may_lead: Option<bool>,
     /// It knows of a leader.
     pub led: bool,
     /// The newest entry of its log: term and index.

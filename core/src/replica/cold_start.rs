@@ -1,13 +1,14 @@
 //! What it decides: whether a host stands for election to boot a VM of which no copy is alive anywhere, from its disk.
 //!
 //! Flow: nobody leads, and the log says that the VM has lived -> an *inquest*: how new are the disks here, and what do the other hosts
-//! hold? -> [`judge`] -> the host with the newest whole disk has a *mandate* -> elected, it has "I alone am complete" agreed, and boots
+//! hold? -> [`ColdStart::judge`] -> the host with the newest whole disk has a *mandate* -> elected, it has "I alone am complete" agreed, and boots
 //! (`leadership`).
 //!
 //! Invariants:
-//! 1. Nobody boots while a copy may be alive that could still be led from: every host that can run the VM has said that it holds none, or a
-//!    person has said that those who say nothing are dead (`promote --force --from-disk`). A copy that its own log has dropped is none: nobody takes
-//!    it over, and it waits for a leader to end it, which may be the one that boots.
+//! 1. Nobody boots while a copy may be alive that may be led from: every host that can run the VM has said that it holds none, or a
+//!    person has said that those who say nothing are dead (`promote --force --from-disk`). A copy that may not be led from as far as its host knows
+//!    waits for a leader: to be ended, where others went on without it, and then it keeps nobody from booting; or to hear that it is complete, and
+//!    then who knows that is elected to tell it.
 //! 2. All judge by the same answers and the same order, so at most one host has a mandate. If the answers changed in between and two have it,
 //!    the election makes it one, as always.
 //! 3. A mandate ends with the first leader: it is not good for a later loss.
@@ -57,11 +58,23 @@ pub struct Noted {
     pub since_ms: u64,
 }
 
+/// A living copy of the VM, or one that will be there at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LivingCopy {
+    /// There is none.
+    #[default]
+    None,
+    /// Its host stands for election.
+    Stands,
+    /// Its host may not be elected, as far as it knows.
+    Waits,
+}
+
 /// What a host holds of a VM that nobody leads.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Holding {
-    /// It has a copy that could still be led from, or will have one at once.
-    pub alive: bool,
+    /// Its copy.
+    pub copy: LivingCopy,
     /// It knows of a leader.
     pub led: bool,
     /// The newest entry of its log.
@@ -105,8 +118,10 @@ pub enum Verdict {
     },
     /// Others went on without this host, and none of them has answered.
     Superseded(Word),
-    /// This host has a copy that could be led from, or knows who leads.
+    /// This host has a copy that may be led from, or knows who leads.
     Alive(ReplicaId),
+    /// This host has a complete copy, and does not know that it is complete: it has to be brought the log.
+    Informs(ReplicaId),
     /// The disk here is an unfinished copy.
     Unfinished,
 }
@@ -116,53 +131,6 @@ impl Verdict {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         matches!(self, Self::NewerElsewhere { .. } | Self::Superseded(_))
-    }
-}
-
-/// Who boots the VM, by what this host holds and by what the others of its `group` have said (invariants 1, 2 and 4).
-#[must_use]
-pub fn judge(
-    group: &[Member],
-    me: ReplicaId,
-    mine: &Holding,
-    answers: &BTreeMap<ReplicaId, Holding>,
-) -> Verdict {
-    let others = || group.iter().filter(|member| member.id != me);
-    let lives = |member: &&Member| answers.get(&member.id).is_some_and(|said| said.alive || said.led);
-    if let Some(member) = others().find(lives) {
-        return Verdict::Alive(member.id);
-    }
-    let known = || std::iter::once((me, mine)).chain(answers.iter().map(|(id, said)| (*id, said)));
-    let word = newest_word(known());
-    let complete = word.map_or(ReplicaSet::default(), |word| word.complete);
-    let is_witness = |id: ReplicaId| group.iter().any(|member| member.id == id && member.witness);
-    let able = || known().filter(|(id, _)| !is_witness(*id));
-    if let Some(word) = word.filter(|word| !word.complete.is_empty() && !word.complete.contains(me)) {
-        return match able().find(|(id, _)| complete.contains(*id)) {
-            Some((host, said)) => Verdict::NewerElsewhere {
-                host,
-                recovering: said.recovering,
-            },
-            None => Verdict::Superseded(word),
-        };
-    }
-    // In the complete set, then the newest whole disks, then the first in the VM's list.
-    let rank =
-        |(id, said): &(ReplicaId, &Holding)| (complete.contains(*id), said.disks.clone(), Reverse(id.0));
-    if let Some((host, said)) = able().max_by_key(rank).filter(|(host, _)| *host != me) {
-        return Verdict::NewerElsewhere {
-            host,
-            recovering: said.recovering,
-        };
-    }
-    if mine.disks.iter().any(|disk| !disk.consistent) {
-        return Verdict::Unfinished;
-    }
-    // A witness has no copy: without its word the others' has to do.
-    let silent = others().filter(|member| !member.witness && !answers.contains_key(&member.id));
-    match silent.map(|member| member.id).collect::<Vec<_>>() {
-        silent if silent.is_empty() => Verdict::Boots,
-        silent => Verdict::Silent(silent),
     }
 }
 
@@ -309,6 +277,66 @@ impl ColdStart {
         self.asking = false;
     }
 
+    /// Who boots the VM, by what this host holds and by what the others of its `group` have said (invariants 1, 2 and 4).
+    #[must_use]
+    pub fn judge(
+        &self,
+        group: &[Member],
+        me: ReplicaId,
+        mine: &Holding,
+        answers: &BTreeMap<ReplicaId, Holding>,
+    ) -> Verdict {
+        let counts_all = self.bugs.has(Bug::CountsDroppedCopies);
+        let stands = |said: &Holding| match said.copy {
+            LivingCopy::None => false,
+            LivingCopy::Stands => true,
+            LivingCopy::Waits => counts_all,
+        };
+        let alive = answers.iter().find(|(_, said)| said.led || stands(said));
+        if let Some((host, _)) = alive {
+            return Verdict::Alive(*host);
+        }
+        let known = || std::iter::once((me, mine)).chain(answers.iter().map(|(id, said)| (*id, said)));
+        let word = newest_word(known());
+        let complete = word.map_or(ReplicaSet::default(), |word| word.complete);
+        let waits =
+            |(id, said): &(&ReplicaId, &Holding)| said.copy == LivingCopy::Waits && complete.contains(**id);
+        if let Some((host, _)) = answers.iter().find(waits) {
+            return Verdict::Informs(*host);
+        }
+        let is_witness = |id: ReplicaId| group.iter().any(|member| member.id == id && member.witness);
+        let able = || known().filter(|(id, _)| !is_witness(*id));
+        if let Some(word) = word.filter(|word| !word.complete.is_empty() && !word.complete.contains(me)) {
+            return match able().find(|(id, _)| complete.contains(*id)) {
+                Some((host, said)) => Verdict::NewerElsewhere {
+                    host,
+                    recovering: said.recovering,
+                },
+                None => Verdict::Superseded(word),
+            };
+        }
+        // In the complete set, then the newest whole disks, then the first in the VM's list.
+        let rank =
+            |(id, said): &(ReplicaId, &Holding)| (complete.contains(*id), said.disks.clone(), Reverse(id.0));
+        if let Some((host, said)) = able().max_by_key(rank).filter(|(host, _)| *host != me) {
+            return Verdict::NewerElsewhere {
+                host,
+                recovering: said.recovering,
+            };
+        }
+        if mine.disks.iter().any(|disk| !disk.consistent) {
+            return Verdict::Unfinished;
+        }
+        // A witness has no copy: without its word the others' has to do.
+        let silent = group
+            .iter()
+            .filter(|member| member.id != me && !member.witness && !answers.contains_key(&member.id));
+        match silent.map(|member| member.id).collect::<Vec<_>>() {
+            silent if silent.is_empty() => Verdict::Boots,
+            silent => Verdict::Silent(silent),
+        }
+    }
+
     /// The answers are here, and were judged; none where the disk here could not be read.
     pub fn answered(&mut self, now_us: u64, verdict: Option<&Verdict>) -> Answered {
         self.asking = false;
@@ -319,6 +347,7 @@ impl ColdStart {
         self.mandate = Mandate::None;
         let (mandate, answered) = match (self.ordered.take(), verdict) {
             (None, Some(Verdict::Boots)) => (Mandate::Newest, Answered::Mandated),
+            (None, Some(Verdict::Informs(_))) => (Mandate::Informs, Answered::Mandated),
             (None, Some(Verdict::Silent(_))) if self.bugs.has(Bug::BootsUnheard) => {
                 (Mandate::Newest, Answered::Mandated)
             }

@@ -52,6 +52,8 @@ pub enum Mandate {
     Newest,
     /// ... and a person wants it to boot from its disk, though another one is newer.
     Stale,
+    /// Another host has a complete copy, and lacks the entry that says so: it is elected to bring it, and gives the office back.
+    Informs,
 }
 
 /// What this host would bring to an election.
@@ -256,14 +258,6 @@ impl Leadership {
         self.appended.drops_me && !self.leads
     }
 
-    /// Whether there is a copy here, or will be at once, that could still be led from. One that the log has dropped waits to be ended: nobody takes
-    /// it over, and it must not keep another host from booting the VM.
-    #[must_use]
-    pub fn has_living_copy(&self) -> bool {
-        let dropped = self.may_be_dropped() && !self.bugs.has(Bug::CountsDroppedCopies);
-        self.part != Part::None && !dropped
-    }
-
     /// Whether this host may win an election, or keep its office.
     #[must_use]
     pub fn may_lead(&self, candidacy: Candidacy) -> bool {
@@ -405,7 +399,7 @@ impl Leadership {
         self.leads_from_here();
         let complete = self.state.complete.contains(self.me);
         let boots_cold = match (candidacy.mandate, self.state.life) {
-            (Mandate::None, _) | (_, Life::Down) => false,
+            (Mandate::None | Mandate::Informs, _) | (_, Life::Down) => false,
             (_, Life::Fresh) | (Mandate::Stale, _) => true,
             (Mandate::Newest, Life::Running) => complete,
         };

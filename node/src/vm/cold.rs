@@ -1,7 +1,7 @@
 //! After the loss of all hosts: no copy of the VM is alive anywhere. This host asks the others what they hold, and does what core's
 //! [`ColdStart`] makes of the answers.
 //!
-//! Flow: the loop's look -> an *inquest* on a thread: how new are the disks here, and what do the other hosts hold? -> [`judge`] -> an event, and
+//! Flow: the loop's look -> an *inquest* on a thread: how new are the disks here, and what do the other hosts hold? -> core's verdict -> an event, and
 //! perhaps a mandate with which this host stands for election.
 //!
 //! Invariants: those of core's `replica::cold_start`.
@@ -20,7 +20,7 @@ use crossbeam_channel::Sender;
 use dunlin_api::{Answer, DiskStanding, EventKind, Request, Standing};
 use dunlin_core::agreed::{Life, ReplicaSet};
 use dunlin_core::consensus::{Member, Role as ConsensusRole};
-use dunlin_core::replica::cold_start::{self, Answered, ColdStart, DiskMark, Look, Noted, Sight, judge};
+use dunlin_core::replica::cold_start::{self, Answered, ColdStart, DiskMark, LivingCopy, Look, Noted, Sight};
 use dunlin_core::replica::leadership::Mandate;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term, Viewstamp};
 use std::collections::BTreeMap;
@@ -111,7 +111,8 @@ impl VmLoop {
     pub(super) fn standing(&self) -> Standing {
         let last = self.group.appended();
         Standing {
-            alive: self.agreement.leadership.has_living_copy(),
+            alive: !matches!(self.role, Role::None),
+            may_lead: Some(self.agreement.leadership.may_lead(self.candidacy())),
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
             complete: self.agreement.leadership.appended_complete().0,
@@ -149,18 +150,19 @@ impl VmLoop {
             Look::Inquires => self.hold_inquest(),
             Look::Recovering => {
                 let vm = &self.config.name;
-                self.waits_because(format!(
+                let why = format!(
                     "nobody leads the VM's group, and this host does not know any more what was agreed (durability = \"memory\"): it \
                      waits for a host that does. If no copy of the VM is alive anywhere, 'dunlin promote --force --from-disk {vm}' \
                      boots it from the disk of the host where it is said; 'dunlin down --force {vm}' takes it away"
-                ));
+                );
+                self.tell_once(EventKind::Waiting, why);
             }
         }
     }
 
-    fn waits_because(&mut self, why: String) {
+    fn tell_once(&mut self, kind: EventKind, why: String) {
         if self.cold.said != why {
-            self.event(EventKind::Waiting, &*why);
+            self.event(kind, &*why);
             self.cold.said = why;
         }
     }
@@ -220,7 +222,7 @@ impl VmLoop {
         });
         let (verdict, why) = match &mine {
             Ok(mine) => {
-                let verdict = judge(&group, self.me, mine, &answers);
+                let verdict = self.cold.machine.judge(&group, self.me, mine, &answers);
                 let found = Found {
                     config: &self.config,
                     verdict: &verdict,
@@ -235,13 +237,10 @@ impl VmLoop {
         let now_us = self.now_us();
         match self.cold.machine.answered(now_us, verdict.as_ref()) {
             Answered::Late => {}
-            Answered::Mandated => {
-                if self.cold.said != why {
-                    self.event(EventKind::ColdStart, &*why);
-                    self.cold.said = why;
-                }
+            Answered::Mandated if self.cold.mandate() != Mandate::Informs => {
+                self.tell_once(EventKind::ColdStart, why)
             }
-            Answered::Waits => self.waits_because(why),
+            Answered::Mandated | Answered::Waits => self.tell_once(EventKind::Waiting, why),
             Answered::Refuses => {
                 let is_stale = verdict.is_some_and(|verdict| verdict.is_stale());
                 self.answer_boot_order(Answer::refused(match is_stale {
@@ -261,7 +260,7 @@ impl VmLoop {
     fn obeys(&mut self, why: &str) {
         let older = match self.cold.mandate() {
             Mandate::Stale => "from an older disk: ",
-            Mandate::Newest | Mandate::None => "",
+            Mandate::Newest | Mandate::Informs | Mandate::None => "",
         };
         self.event(EventKind::ColdStart, format!("by a person's order: {older}{why}"));
         let Some(reply) = self.cold.reply.take() else {
@@ -305,7 +304,11 @@ fn holding(standing: &Standing) -> cold_start::Holding {
         epoch: Epoch(disk.epoch),
     };
     cold_start::Holding {
-        alive: standing.alive,
+        copy: match (standing.alive, standing.may_lead) {
+            (false, _) => LivingCopy::None,
+            (true, Some(false)) => LivingCopy::Waits,
+            (true, _) => LivingCopy::Stands,
+        },
         led: standing.led,
         last: at(standing.last),
         complete: ReplicaSet(standing.complete),

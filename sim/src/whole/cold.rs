@@ -3,7 +3,7 @@
 use super::host::{Copy, PrimaryCopy, Vm};
 use super::world::{Next, WITNESS, World};
 use dunlin_core::consensus::{Consensus, Member, Role};
-use dunlin_core::replica::cold_start::{DiskMark, Holding, Look, Sight, judge};
+use dunlin_core::replica::cold_start::{DiskMark, Holding, LivingCopy, Look, Sight};
 use dunlin_core::replica::leadership::Part;
 use dunlin_core::units::{Epoch, ReplicaId};
 
@@ -44,7 +44,11 @@ impl World {
         let host = &self.hosts[usize::from(id)];
         let node = host.node.as_ref()?;
         Some(Holding {
-            alive: host.leadership.has_living_copy(),
+            copy: match (&host.copy, host.may_lead()) {
+                (None, _) => LivingCopy::None,
+                (Some(_), true) => LivingCopy::Stands,
+                (Some(_), false) => LivingCopy::Waits,
+            },
             led: node.leader().is_some(),
             last: node.appended(),
             complete: host.leadership.appended_complete(),
@@ -74,7 +78,7 @@ impl World {
         let group = [Member::full(0), Member::full(1), Member::witness(WITNESS)];
         let now_us = self.now_us;
         let host = self.host(id);
-        let verdict = judge(&group, ReplicaId(id), &mine, &host.answers);
+        let verdict = host.cold.judge(&group, ReplicaId(id), &mine, &host.answers);
         let answered = host.cold.answered(now_us, Some(&verdict));
         self.note(|| format!("{id} finds {verdict:?}: {answered:?}"));
     }

@@ -44,7 +44,7 @@ fn verdicts(holds: [Option<Holding>; 3]) -> [Option<Verdict>; 2] {
             .filter(|id| *id != me)
             .filter_map(|id| Some((ReplicaId(id), holds[usize::from(id)].clone()?)))
             .collect();
-        Some(judge(&group, ReplicaId(me), mine, &answers))
+        Some(ColdStart::default().judge(&group, ReplicaId(me), mine, &answers))
     })
 }
 
@@ -148,7 +148,7 @@ fn an_unfinished_copy_is_not_chosen_and_without_disks_the_first_host_is() {
 fn nobody_boots_beside_a_living_copy_or_a_leader() {
     let disk = holding(at(3, 90), 0b11, disk(true, 3, true, 0));
     let lives = Holding {
-        alive: true,
+        copy: LivingCopy::Stands,
         ..disk.clone()
     };
     let [found, _] = verdicts([Some(disk.clone()), Some(lives), None]);
@@ -159,6 +159,36 @@ fn nobody_boots_beside_a_living_copy_or_a_leader() {
     };
     let [found, _] = verdicts([Some(disk), None, Some(led)]);
     assert_eq!(found, Some(Verdict::Alive(ReplicaId(2))));
+}
+
+#[test]
+fn a_copy_whose_host_may_not_be_elected_waits_for_who_knows_more() {
+    let waits = |complete| Holding {
+        copy: LivingCopy::Waits,
+        ..holding(at(3, 90), complete, disk(true, 3, false, 40))
+    };
+    let there = || Some(witness(at(3, 90), 0b01));
+    // It was dropped, and is about to be ended.
+    let mine = || holding(at(3, 95), 0b01, disk(true, 3, true, 0));
+    for complete in [0b11, 0b01] {
+        let [found, _] = verdicts([Some(mine()), Some(waits(complete)), there()]);
+        assert_eq!(found, Some(Verdict::Boots));
+    }
+    // It is complete, and its log does not say so yet.
+    let knows = holding(at(3, 95), 0b11, disk(true, 3, true, 0));
+    let [found, _] = verdicts([Some(knows), Some(waits(0b01)), there()]);
+    assert_eq!(found, Some(Verdict::Informs(ReplicaId(1))));
+    let mut cold = asking();
+    assert_eq!(cold.answered(9, found.as_ref()), Answered::Mandated);
+    assert_eq!(cold.mandate(), Mandate::Informs);
+    let mut cold = ColdStart::default();
+    cold.order(true);
+    cold.look(&LOST);
+    assert_eq!(
+        cold.answered(9, found.as_ref()),
+        Answered::Refuses,
+        "a copy is alive"
+    );
 }
 
 const LOST: Sight = Sight {

@@ -42,7 +42,7 @@ pub enum Bug {
     BootsUnheard,
     /// A mandate to boot the VM outlives the leader that came.
     KeepsMandate,
-    /// A copy that the log has dropped counts as one that somebody may still lead from.
+    /// A copy whose host may not be elected keeps all others from booting the VM.
     CountsDroppedCopies,
 }
 

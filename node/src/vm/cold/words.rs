@@ -45,6 +45,11 @@ impl Found<'_> {
                 "host '{}' holds a living copy of the VM, or knows who leads",
                 name(*host)
             ),
+            Verdict::Informs(host) => format!(
+                "host '{}' holds a complete copy of the VM and has not heard that it is complete: this host stands for election to tell \
+                 it, and gives the office back",
+                name(*host)
+            ),
             Verdict::Unfinished => "the VM's disk here is an unfinished copy".to_owned(),
         }
     }

@@ -22,6 +22,7 @@ impl ProgramLoop {
         let last = self.group.appended();
         Standing {
             alive: self.role != Role::None,
+            may_lead: None,
             led: self.group.leader().is_some(),
             last: (last.term.0, last.index.0),
             complete: self.agreement.leadership.appended_complete().0,
