@@ -4,6 +4,7 @@
 //!
 //! Not here: the I/O switch and the NBD server (core's and the guest's `disk`).
 
+use super::connect::ConnectError;
 use super::event::{LoopEvent, LoopSender};
 use super::remains::Remains;
 use super::session::Broken;
@@ -271,7 +272,7 @@ impl Disks {
         &self,
         term: Term,
         waiting: &Waiting,
-        mut connect: impl FnMut(usize) -> Result<Stream, String>,
+        mut connect: impl FnMut(usize) -> Result<Stream, ConnectError>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(), Broken> {
         let broken =
@@ -281,7 +282,7 @@ impl Disks {
             waiting
                 .during(Wait::DiskCopies, || disk.lead(term))
                 .map_err(|error| broken(number, error.to_string()))?;
-            let stream = connect(number).map_err(|why| broken(number, why))?;
+            let stream = connect(number).map_err(|why| broken(number, why.to_string()))?;
             let options = AttachOptions {
                 copy_bytes_per_s: self
                     .replication

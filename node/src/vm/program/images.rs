@@ -9,6 +9,7 @@
 //!   election makes it one.
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
+use super::data::DataError;
 use super::{ProgramLoop, Role};
 use crate::vm::cold::ask_standing;
 use crate::vm::event::LoopEvent;
@@ -45,7 +46,7 @@ pub(super) struct Images {
 /// What was found.
 pub struct Found {
     /// Of the image here.
-    own: Result<Option<Mark>, String>,
+    own: Result<Option<Mark>, DataError>,
     others: Vec<(ReplicaId, Result<Standing, String>)>,
 }
 
@@ -166,7 +167,7 @@ impl ProgramLoop {
         if self.begun_in == Some(term) {
             return Ok(());
         }
-        let set = match self.choose(found.own?, &found.others)? {
+        let set = match self.choose(found.own.map_err(|error| error.to_string())?, &found.others)? {
             Choice::Here => ReplicaSet::one(self.me),
             Choice::There => ReplicaSet::one(other),
             Choice::Nobody => return Err(self.no_image()),
@@ -351,8 +352,8 @@ impl ProgramLoop {
         }
         let needs_other = self.other().is_some_and(|other| complete.contains(other));
         let choice = match needs_other {
-            true => self.choose(found.own?, &found.others)?,
-            false => choose(found.own?, None, true),
+            true => self.choose(found.own.map_err(|error| error.to_string())?, &found.others)?,
+            false => choose(found.own.map_err(|error| error.to_string())?, None, true),
         };
         match choice {
             Choice::Here => {

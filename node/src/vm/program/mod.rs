@@ -234,7 +234,8 @@ impl ProgramLoop {
             .map_err(|error| format!("the log's snapshot: {error}"))?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let marks = data::Marks::of(&program).filter(|_| !member.witness);
-        let notes = marks.map(data::Notes::begin).transpose()?;
+        let notes = marks.map(data::Notes::begin).transpose();
+        let notes = notes.map_err(|error| error.to_string())?;
         let mut this = Self {
             me: member.id,
             witness: member.witness,
@@ -484,7 +485,7 @@ impl ProgramLoop {
             Command::ForceDown => self.force_down(),
             Command::Failover => match self.begin_hand_over(&reply) {
                 Ok(()) => return,
-                Err(why) => Answer::failed(why),
+                Err(why) => Answer::failed(why.to_string()),
             },
             Command::Policy(_)
             | Command::Protect
