@@ -2,7 +2,8 @@
 
 use crate::vm::cold::Inquest;
 use crate::vm::connect::ConnectError;
-use crate::vm::machine::{FramePorts, Machine};
+use crate::vm::ending::AskGuestError;
+use crate::vm::machine::{FramePorts, Machine, MachineError};
 use crate::vm::program::carrying::{Brought, CarryError, JoinStep};
 use crate::vm::program::copies::{PrepareError, VisitError, Visited};
 use crate::vm::program::images::Found;
@@ -40,7 +41,7 @@ pub enum LoopEvent {
         /// Which start.
         session: u64,
         /// The machine, and for a backup its port for states.
-        result: Result<Started, String>,
+        result: Result<Started, MachineError>,
     },
     /// The primary connected a stream for syncs, or could not.
     SessionConnected {
@@ -182,7 +183,7 @@ pub enum LoopEvent {
     /// Hosts that have no part in the VM's group any more, and know it.
     GoneTold(Vec<ReplicaId>),
     /// The guest of a VM that is to be ended was asked to switch itself off, or could not be.
-    GuestAsked(Result<(), String>),
+    GuestAsked(Result<(), AskGuestError>),
     /// The backup's VM is an ordinary VM now, or is lost.
     TookOver {
         /// Which session.

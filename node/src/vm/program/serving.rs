@@ -76,6 +76,7 @@ impl ProgramLoop {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
+            let why = why.to_string();
             if self.tries.is_news(&why) {
                 self.event(EventKind::Waiting, why);
             }
