@@ -27,7 +27,7 @@ use crate::logs::LogHandle;
 use crate::metrics;
 use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
-use crate::vm::{self, Ended, Host, VmHandle};
+use crate::vm::{self, Ended, Host, StartError, VmHandle};
 use crate::web;
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
@@ -104,11 +104,11 @@ impl Daemon {
     }
 
     /// Takes part in a VM's group.
-    fn start_vm(&self, config: VmConfig) -> Result<(), String> {
+    fn start_vm(&self, config: VmConfig) -> Result<(), StartError> {
         let name = config.name.clone();
         let mut vms = self.vms();
         if vms.contains_key(&name) {
-            return Err(format!("VM '{name}' is here already"));
+            return Err(StartError::AlreadyHere(name));
         }
         vms.insert(name, VmHandle::start(&self.host, config)?);
         Ok(())
@@ -229,7 +229,7 @@ pub fn run(path: &Path) -> Result<()> {
         match VmConfig::parse(&text, &name, &config.cluster) {
             Ok(vm) => daemon
                 .start_vm(vm)
-                .unwrap_or_else(|why| daemon.host.events.push(&name, EventKind::Failed, why)),
+                .unwrap_or_else(|why| daemon.host.events.push(&name, EventKind::Failed, why.to_string())),
             Err(error) => daemon
                 .host
                 .events

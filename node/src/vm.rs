@@ -25,7 +25,7 @@ mod remains;
 pub use cold::Holding;
 pub use connect::{Connector, ask_host, open};
 pub use ending::lets_not_go;
-pub use fault_at::{Asked, FaultAt, Line};
+pub use fault_at::{Asked, FaultAt, Line, NoSuchFault};
 pub use group::BUSY;
 pub use primary::AGAIN;
 pub use program::PRINTED;
@@ -42,10 +42,13 @@ use crate::config::{Cluster, VmConfig};
 use crate::events::Events;
 use crossbeam_channel::{Sender, bounded};
 use dunlin_api::{Answer, SyncFigures, VmStatus};
+use dunlin_core::wire::WireError;
+use dunlin_fabric::group::GroupError;
 use dunlin_fabric::link::Identity;
 use event::{Command, LoopEvent, LoopSender};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -115,12 +118,41 @@ impl Shared {
     }
 }
 
+/// Why this host takes no part in a VM's group, or a program's.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It does already.
+    #[error("VM '{0}' is here already")]
+    AlreadyHere(String),
+    /// Its loop would be woken by it.
+    #[error("an eventfd: {0}")]
+    Eventfd(#[source] io::Error),
+    /// The VM's file names others.
+    #[error("this host is not in the VM's group")]
+    NotInVm,
+    /// The program's file names others.
+    #[error("this host is not in the program's group")]
+    NotInProgram,
+    /// The group's log, or its links.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// What was agreed is not understood.
+    #[error("the log's snapshot: {0}")]
+    Snapshot(#[from] WireError),
+    /// The program's data.
+    #[error(transparent)]
+    Data(#[from] program::data::DataError),
+    /// Its loop would run there.
+    #[error("a thread for the VM: {0}")]
+    Thread(#[source] io::Error),
+}
+
 impl VmHandle {
     /// Takes part in the VM's group from now on.
-    pub fn start(host: &Arc<Host>, config: VmConfig) -> Result<Self, String> {
+    pub fn start(host: &Arc<Host>, config: VmConfig) -> Result<Self, StartError> {
         let config = Arc::new(config);
         let shared = Arc::new(Shared::default());
-        let (to_loop, events) = LoopSender::channel().map_err(|error| format!("an eventfd: {error}"))?;
+        let (to_loop, events) = LoopSender::channel().map_err(StartError::Eventfd)?;
         shared.fault_at.tell(to_loop.clone());
         shared.remains.tell(to_loop.clone());
         let (host_of, config_of, shared_of) = (host.clone(), config.clone(), shared.clone());
@@ -141,7 +173,7 @@ impl VmHandle {
                 named("vm", &config.name).spawn(move || vm_loop.run())
             }
         };
-        let thread = begun.map_err(|error| format!("a thread for the VM: {error}"))?;
+        let thread = begun.map_err(StartError::Thread)?;
         let holding = Holding::new(to_loop.clone(), shared.clone(), config.clone(), host);
         Ok(Self {
             to_loop,

@@ -126,7 +126,7 @@ fn visited(daemon: &Daemon, vm: &str, command: Vec<String>) -> Result<Visited, A
     to_loop.send(LoopEvent::Visit(command, reply));
     match answer.recv_timeout(LOOP_WITHIN) {
         Ok(Ok(visited)) => Ok(*visited),
-        Ok(Err(why)) => Err(Answer::failed(why)),
+        Ok(Err(why)) => Err(Answer::failed(why.to_string())),
         Err(_) => Err(Answer::failed(format!(
             "the loop of program '{vm}' does not answer; see 'dunlin events'"
         ))),

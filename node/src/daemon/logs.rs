@@ -313,7 +313,8 @@ fn write(daemon: &Arc<Daemon>, log: &str, by: Option<String>, stream: &UnixStrea
             "host '{leader}', which leads log '{log}': {why}; try again"
         ))
     };
-    let peer = vm::open(&daemon.host, "", &leader, Purpose::Control, Term(0), Vec::new()).map_err(there)?;
+    let peer = vm::open(&daemon.host, "", &leader, Purpose::Control, Term(0), Vec::new());
+    let peer = peer.map_err(|why| there(why.to_string()))?;
     let request = Request::Log(LogRequest::Write { log: log.into(), by });
     let still_leads = || port.leader(Duration::ZERO).as_ref() == Ok(&leader);
     pass_to(peer, &request, stream, &out, still_leads).map_err(|error| there(error.to_string()))

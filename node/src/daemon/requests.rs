@@ -250,13 +250,13 @@ fn remove(daemon: &Daemon, vm: &str) -> Answer {
 }
 
 /// Tests only.
-fn fault_at(daemon: &Daemon, vm: &str, asked: Result<vm::Asked, String>) -> Answer {
+fn fault_at(daemon: &Daemon, vm: &str, asked: Result<vm::Asked, vm::NoSuchFault>) -> Answer {
     match (asked, daemon.vms().get(vm)) {
         (Ok(asked), Some(handle)) => {
             handle.fault_at(asked);
             Answer::done("the fault happens there")
         }
-        (Err(why), _) => Answer::refused(why),
+        (Err(why), _) => Answer::refused(why.to_string()),
         (_, None) => Answer::refused(format!("there is no VM '{vm}' on this host")),
     }
 }
@@ -492,7 +492,7 @@ fn install(daemon: &Daemon, text: &str, newcomer: bool, ticket: Ticket) -> Answe
     let kept = store::keep(&daemon.host.state, &name, text, newcomer);
     let begun = kept
         .map_err(|error| format!("its state folder: {error}"))
-        .and_then(|()| daemon.start_vm(config));
+        .and_then(|()| daemon.start_vm(config).map_err(|why| why.to_string()));
     match begun {
         Ok(()) => {
             daemon.reservations().started(&name, ticket);

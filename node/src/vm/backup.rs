@@ -16,8 +16,8 @@ mod take_over;
 
 use super::disks::IdleWatch;
 use super::event::{LoopEvent, Started};
-use super::machine::Machine;
-use super::nics::Nics;
+use super::machine::{Machine, MachineError};
+use super::nics::{Nics, NicsError};
 use super::run::{Role, VmLoop};
 use super::session::backup::Backup;
 use super::session::copies::Copies;
@@ -41,6 +41,7 @@ use dunlin_core::watchdog::Flow;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::Start;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,6 +178,23 @@ impl BackupRole {
     }
 }
 
+/// Why a machine that was started here does not follow.
+#[derive(Debug, thiserror::Error)]
+enum FollowError {
+    /// It has no port for states.
+    #[error("QEMU was not started as a backup")]
+    NotABackup,
+    /// Its cards.
+    #[error(transparent)]
+    Nics(#[from] NicsError),
+    /// Its session, or the session's thread.
+    #[error(transparent)]
+    Session(io::Error),
+    /// The loop's words to the primary would be sent there.
+    #[error("a thread to talk to the primary: {0}")]
+    Talker(#[source] io::Error),
+}
+
 impl VmLoop {
     /// The leader wants this host as its backup.
     pub(super) fn accept_join(&mut self, primary: ReplicaId, hello: &Hello, stream: Stream) {
@@ -271,7 +289,7 @@ impl VmLoop {
         }
     }
 
-    pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, String>) {
+    pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, MachineError>) {
         let config = self.config.clone();
         let to_loop = self.to_loop.clone();
         let first = self.first_rules();
@@ -292,12 +310,11 @@ impl VmLoop {
             }
         };
         let follow = |started: Started| {
-            let colo = started.colo.ok_or("QEMU was not started as a backup")?;
+            let colo = started.colo.ok_or(FollowError::NotABackup)?;
             let nics = Nics::open(&config, started.ports)?;
-            let (link, closer) =
-                SyncLink::open(stream, session, to_loop.clone(), false).map_err(|error| error.to_string())?;
-            let talker = Talker::start(link.writer.clone())
-                .map_err(|error| format!("a thread to talk to the primary: {error}"))?;
+            let link = SyncLink::open(stream, session, to_loop.clone(), false);
+            let (link, closer) = link.map_err(FollowError::Session)?;
+            let talker = Talker::start(link.writer.clone()).map_err(FollowError::Talker)?;
             let machine = started.machine;
             let sockets = started.sockets;
             let waiting = link.waiting.clone();
@@ -315,10 +332,10 @@ impl VmLoop {
             std::thread::Builder::new()
                 .name("sync-backup".into())
                 .spawn(move || worker.run(term, first.backup_runs()))
-                .map_err(|error| error.to_string())?;
+                .map_err(FollowError::Session)?;
             Ok((machine, nics, closer, talker, waiting, sockets))
         };
-        let followed: Result<_, String> = follow(started);
+        let followed: Result<_, FollowError> = follow(started);
         match followed {
             Ok((machine, nics, closer, talker, waiting, sockets)) => {
                 backup.waiting = waiting;

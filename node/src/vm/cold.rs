@@ -11,8 +11,9 @@
 mod words;
 
 use super::connect::ask_host;
-use super::disks::Disks;
+use super::disks::{Disks, DisksError};
 use super::event::{Command, LoopEvent, LoopSender};
+use super::remains::StillThere;
 use super::run::{Role, VmLoop};
 use super::{Host, Shared, command};
 use crate::config::VmConfig;
@@ -54,10 +55,35 @@ impl Cold {
     }
 }
 
+/// Why it is not known what another host holds.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Its own words, or those of whoever asked it.
+    #[error("{0}")]
+    Refused(String),
+    /// It says something else.
+    #[error("host '{0}' does not say what it holds")]
+    NotSaid(String),
+    /// Whoever asked has broken off.
+    #[error("no answer")]
+    NoAnswer,
+}
+
+/// Why it is not known how new the disks here are.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// A machine that has ended still has them.
+    #[error(transparent)]
+    Remains(#[from] StillThere),
+    /// They cannot be opened.
+    #[error(transparent)]
+    Disks(#[from] DisksError),
+}
+
 /// What was found out.
 pub struct Inquest {
-    disks: Result<Vec<DiskStanding>, String>,
-    others: Vec<(ReplicaId, Result<Standing, String>)>,
+    disks: Result<Vec<DiskStanding>, LookError>,
+    others: Vec<(ReplicaId, Result<Standing, AskError>)>,
 }
 
 /// What this host holds of a VM, to be asked from other threads.
@@ -92,17 +118,17 @@ impl Holding {
             {
                 match self.disks() {
                     Ok(disks) => Answer::Standing(Standing { disks, ..standing }),
-                    Err(why) => Answer::failed(why),
+                    Err(why) => Answer::failed(why.to_string()),
                 }
             }
             answer => answer,
         }
     }
 
-    fn disks(&self) -> Result<Vec<DiskStanding>, String> {
+    fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
         self.shared.remains.await_none()?;
         let _alone = self.shared.opening_disks.lock();
-        Disks::look(&self.config, &self.state)
+        Ok(Disks::look(&self.config, &self.state)?)
     }
 }
 
@@ -192,7 +218,7 @@ impl VmLoop {
                     })
                     .collect();
                 let said = asked.into_iter();
-                said.map(|(id, answer)| (id, answer.join().unwrap_or_else(|_| Err("no answer".into()))))
+                said.map(|(id, answer)| (id, answer.join().unwrap_or(Err(AskError::NoAnswer))))
                     .collect()
             });
             let disks = holding.disks();
@@ -326,11 +352,11 @@ fn holding(standing: &Standing) -> cold_start::Holding {
 ///
 /// # Errors
 /// Where it does not say so.
-pub(super) fn ask_standing(host: &Host, peer: &str, vm: &str) -> Result<Standing, String> {
+pub(super) fn ask_standing(host: &Host, peer: &str, vm: &str) -> Result<Standing, AskError> {
     let request = Request::Standing { vm: vm.to_owned() };
     match ask_host(host, peer, &request, PATIENCE, &mut |_| {}) {
         Answer::Standing(standing) => Ok(standing),
-        Answer::Failed { why, .. } => Err(why),
-        _ => Err(format!("host '{peer}' does not say what it holds")),
+        Answer::Failed { why, .. } => Err(AskError::Refused(why)),
+        _ => Err(AskError::NotSaid(peer.to_owned())),
     }
 }

@@ -6,7 +6,7 @@ use crate::control::client::Client;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::units::Term;
-use dunlin_fabric::link::{Hello, Purpose, Stream, connect};
+use dunlin_fabric::link::{Hello, LinkError, Purpose, Stream, connect};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,17 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// How long a connection for a request may take.
 const ASK: Duration = Duration::from_secs(5);
+
+/// Why there is no stream to another host.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody knows its address.
+    #[error("host '{0}' is not in the cluster")]
+    Unknown(String),
+    /// It is not reached, or refuses.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+}
 
 /// Says that the link is lost; dropping it ends the connector.
 pub struct Connector {
@@ -60,6 +71,7 @@ fn keep_connected(host: &Host, vm: &str, peer_name: &str, deliver: &dyn Fn(Strea
                 }
             }
             Err(why) => {
+                let why = why.to_string();
                 if why != complaint {
                     host.events
                         .push(vm, EventKind::LinkRefused, format!("host '{peer_name}': {why}"));
@@ -83,16 +95,15 @@ pub fn open(
     purpose: Purpose,
     term: Term,
     extra: Vec<u8>,
-) -> Result<Stream, String> {
+) -> Result<Stream, ConnectError> {
     let address = host
         .cluster
         .host(peer_name)
-        .ok_or_else(|| format!("host '{peer_name}' is not in the cluster"))?;
+        .ok_or_else(|| ConnectError::Unknown(peer_name.to_owned()))?;
     let mut hello = Hello::new(vm, peer_name, purpose);
     hello.term = term.0;
     hello.extra = extra;
-    let (_, stream) =
-        connect(address.address, &host.identity, &hello, TRY).map_err(|error| error.to_string())?;
+    let (_, stream) = connect(address.address, &host.identity, &hello, TRY)?;
     Ok(stream)
 }
 

@@ -4,6 +4,7 @@
 //!
 //! Not here: the I/O switch and the NBD server (core's and the guest's `disk`).
 
+use super::connect::ConnectError;
 use super::event::{LoopEvent, LoopSender};
 use super::remains::Remains;
 use super::session::Broken;
@@ -15,16 +16,47 @@ use dunlin_core::waits::Wait;
 use dunlin_core::watchdog::Flow;
 use dunlin_fabric::link::Stream;
 use dunlin_guest::disk::{
-    AttachOptions, Disk, DiskConfig, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Member, MirrorStream,
-    take_over_all,
+    AttachOptions, Disk, DiskConfig, DiskError, DiskEvent, DiskFormat, DiskGroup, DiskStatus, Member,
+    MirrorStream, take_over_all,
 };
-use dunlin_guest::{DiskSpec, FirmwareKind, uefi};
+use dunlin_guest::uefi::{self, UefiError};
+use dunlin_guest::{DiskSpec, FirmwareKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Why a machine's disks cannot be opened or used.
+#[derive(Debug, thiserror::Error)]
+pub enum DisksError {
+    /// A UEFI's variables, which are a disk like others.
+    #[error(transparent)]
+    Variables(#[from] UefiError),
+    /// More than one mark has room for.
+    #[error("a VM has at most 64 disks")]
+    TooMany,
+    /// By it several disks move from one sync to the next together.
+    #[error("the disks' common mark {}: {error}", .path.display())]
+    Mark {
+        /// Its file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// One of them.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// QEMU would have its end.
+    #[error("a socket for the disk: {0}")]
+    Socket(#[source] io::Error),
+    /// The other host has more of them.
+    #[error("there is no disk {0}")]
+    NoDisk(usize),
+}
 
 /// The disks of one machine, in the order of its configuration.
 pub struct Disks {
@@ -45,11 +77,11 @@ pub fn variables(state: &Path, vm: &str) -> PathBuf {
 }
 
 /// What a VM's QEMU has NBD ports for: its disks, and a UEFI's variables, which are a disk like others.
-fn images(config: &VmConfig, state: &Path) -> Result<Vec<DiskSpec>, String> {
+fn images(config: &VmConfig, state: &Path) -> Result<Vec<DiskSpec>, UefiError> {
     let mut images = config.spec.disks.clone();
     if config.spec.firmware == FirmwareKind::Uefi {
         let path = variables(state, &config.name);
-        uefi::make_variables(&path).map_err(|error| error.to_string())?;
+        uefi::make_variables(&path)?;
         images.push(DiskSpec {
             path,
             format: DiskFormat::Raw,
@@ -63,20 +95,20 @@ fn folder(config: &VmConfig, state: &Path) -> PathBuf {
 }
 
 /// Several disks move from one sync to the next together.
-fn group(config: &VmConfig, state: &Path) -> Result<Option<Arc<DiskGroup>>, String> {
+fn group(config: &VmConfig, state: &Path) -> Result<Option<Arc<DiskGroup>>, DisksError> {
     let count = config.spec.images();
     if count < 2 {
         return Ok(None);
     }
     if count > 64 {
-        return Err("a VM has at most 64 disks".into());
+        return Err(DisksError::TooMany);
     }
     let folder = folder(config, state);
     let path = folder.join("disks.mark");
     std::fs::create_dir_all(folder)
         .and_then(|()| DiskGroup::open(&path, count))
         .map(Some)
-        .map_err(|error| format!("the disks' common mark {}: {error}", path.display()))
+        .map_err(|error| DisksError::Mark { path, error })
 }
 
 /// Whoever asks what disks are doing, and may wait, waits no longer: somebody may hold one over an fdatasync.
@@ -159,7 +191,15 @@ struct Copies {
 struct Copy {
     done: u64,
     total: u64,
-    outcome: Option<Result<(), String>>,
+    outcome: Option<Outcome>,
+}
+
+/// How a first copy has ended.
+#[derive(Clone)]
+enum Outcome {
+    Copied,
+    /// Why it was not, as the disk said.
+    Failed(String),
 }
 
 impl Copies {
@@ -178,9 +218,9 @@ impl Copies {
                 copy.done = *done_bytes;
                 copy.total = *total_bytes;
             }
-            DiskEvent::Copied => copy.outcome = Some(Ok(())),
+            DiskEvent::Copied => copy.outcome = Some(Outcome::Copied),
             DiskEvent::AttachFailed { reason } | DiskEvent::BackupLost { reason } => {
-                copy.outcome = Some(Err(reason.clone()));
+                copy.outcome = Some(Outcome::Failed(reason.clone()));
             }
             _ => return,
         }
@@ -195,7 +235,7 @@ impl Disks {
         state: &Path,
         to_loop: &LoopSender,
         remains: &Remains,
-    ) -> Result<(Self, Vec<OwnedFd>), String> {
+    ) -> Result<(Self, Vec<OwnedFd>), DisksError> {
         let copies = Arc::new(Copies::default());
         let images = images(config, state)?;
         copies.lock().resize(images.len(), Copy::default());
@@ -211,10 +251,9 @@ impl Disks {
                 let _ends_with_the_disk = &remain;
                 copies.note(number, &event);
                 to_loop.send(LoopEvent::Disk { number, event });
-            })
-            .map_err(|error| error.to_string())?;
-            let pair = UnixStream::pair().map_err(|error| format!("a socket for the disk: {error}"))?;
-            disk.serve(pair.0).map_err(|error| error.to_string())?;
+            })?;
+            let pair = UnixStream::pair().map_err(DisksError::Socket)?;
+            disk.serve(pair.0)?;
             disks.push(disk);
             ends.push(pair.1.into());
         }
@@ -232,12 +271,12 @@ impl Disks {
     }
 
     /// How new the images are, of a VM that does not run here. What a crash left half-done on them is completed.
-    pub fn look(config: &VmConfig, state: &Path) -> Result<Vec<DiskStanding>, String> {
+    pub fn look(config: &VmConfig, state: &Path) -> Result<Vec<DiskStanding>, DisksError> {
         let group = group(config, state)?;
         let look = |(number, spec)| {
             let member = group.clone().map(|group| Member { group, number });
             let disk = Disk::open(disk_config(config, state, number, spec, member), |_| {});
-            let status = disk.map_err(|error| error.to_string())?.status();
+            let status = disk?.status();
             Ok(DiskStanding {
                 consistent: status.consistent,
                 term: status.generation.term.0,
@@ -249,21 +288,14 @@ impl Disks {
     }
 
     /// This host's VM is the one that speaks, from the images as they are.
-    pub fn start_alone(&self, term: Term) -> Result<(), String> {
-        self.disks
-            .iter()
-            .try_for_each(|disk| disk.start_alone(term))
-            .map_err(|error| error.to_string())
+    pub fn start_alone(&self, term: Term) -> Result<(), DiskError> {
+        self.disks.iter().try_for_each(|disk| disk.start_alone(term))
     }
 
     /// The backup's end of disk `number`'s mirror.
-    pub fn follow(&self, number: usize, stream: Stream) -> Result<(), String> {
-        let disk = self
-            .disks
-            .get(number)
-            .ok_or_else(|| format!("there is no disk {number}"))?;
-        disk.start_backup(mirror(stream))
-            .map_err(|error| error.to_string())
+    pub fn follow(&self, number: usize, stream: Stream) -> Result<(), DisksError> {
+        let disk = self.disks.get(number).ok_or(DisksError::NoDisk(number))?;
+        Ok(disk.start_backup(mirror(stream))?)
     }
 
     /// Copies what the backup lacks while the VM runs; `connect` opens a stream for a disk. This host leads in `term`.
@@ -271,7 +303,7 @@ impl Disks {
         &self,
         term: Term,
         waiting: &Waiting,
-        mut connect: impl FnMut(usize) -> Result<Stream, String>,
+        mut connect: impl FnMut(usize) -> Result<Stream, ConnectError>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(), Broken> {
         let broken =
@@ -281,7 +313,7 @@ impl Disks {
             waiting
                 .during(Wait::DiskCopies, || disk.lead(term))
                 .map_err(|error| broken(number, error.to_string()))?;
-            let stream = connect(number).map_err(|why| broken(number, why))?;
+            let stream = connect(number).map_err(|why| broken(number, why.to_string()))?;
             let options = AttachOptions {
                 copy_bytes_per_s: self
                     .replication
@@ -298,7 +330,7 @@ impl Disks {
                 .iter()
                 .enumerate()
                 .find_map(|(n, copy)| match &copy.outcome {
-                    Some(Err(why)) => Some(broken(n, why.clone())),
+                    Some(Outcome::Failed(why)) => Some(broken(n, why.clone())),
                     _ => None,
                 });
             if let Some(failed) = failed {

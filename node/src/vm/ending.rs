@@ -33,6 +33,8 @@ use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::units::Index;
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::agreed;
+use dunlin_guest::qemu::QmpError;
+use std::io;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
 const PATIENCE_US: u64 = 5_000_000;
@@ -49,8 +51,21 @@ pub struct Order {
 pub enum GuestAsked {
     /// A thread asks QEMU.
     UnderWay,
-    /// Yes, or why not.
-    Done(Result<(), String>),
+    /// Yes.
+    Done,
+    /// No, in words.
+    NotAsked(String),
+}
+
+/// Why a guest was not asked to switch itself off.
+#[derive(Debug, thiserror::Error)]
+pub enum AskGuestError {
+    /// QEMU does not take the wish.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// It would be asked there.
+    #[error("a thread to ask it: {0}")]
+    Thread(#[source] io::Error),
 }
 
 impl VmLoop {
@@ -212,17 +227,17 @@ impl VmLoop {
                     return None;
                 }
                 Some(GuestAsked::UnderWay) => return None,
-                Some(GuestAsked::Done(Ok(()))) => {
+                Some(GuestAsked::Done) => {
                     self.await_powerdown();
                     return Some(Answer::done("the guest was asked to switch itself off"));
                 }
-                Some(GuestAsked::Done(Err(why))) if self.down_proposed != Some(self.group.term()) => {
+                Some(GuestAsked::NotAsked(why)) if self.down_proposed != Some(self.group.term()) => {
                     self.event(
                         EventKind::GuestNotAsked,
                         format!("the VM is ended without its guest: {why}"),
                     );
                 }
-                Some(GuestAsked::Done(Err(_))) => {}
+                Some(GuestAsked::NotAsked(_)) => {}
             },
             Role::Primary(_) | Role::Backup(_) | Role::None => {}
         }
@@ -243,20 +258,23 @@ impl VmLoop {
         let ask = move || {
             let asked = qmp.execute("system_powerdown", ().into());
             to_loop.send(LoopEvent::GuestAsked(
-                asked.map(drop).map_err(|error| error.to_string()),
+                asked.map(drop).map_err(AskGuestError::from),
             ));
         };
         let thread = std::thread::Builder::new().name("ask-guest".into()).spawn(ask);
         self.guest_asked = Some(match thread {
             Ok(_) => GuestAsked::UnderWay,
-            Err(error) => GuestAsked::Done(Err(format!("a thread to ask it: {error}"))),
+            Err(error) => GuestAsked::NotAsked(AskGuestError::Thread(error).to_string()),
         });
     }
 
     /// What became of it, if somebody still waits for that.
-    pub(super) fn guest_was_asked(&mut self, asked: Result<(), String>) {
+    pub(super) fn guest_was_asked(&mut self, asked: Result<(), AskGuestError>) {
         if self.guest_asked == Some(GuestAsked::UnderWay) {
-            self.guest_asked = Some(GuestAsked::Done(asked));
+            self.guest_asked = Some(match asked {
+                Ok(()) => GuestAsked::Done,
+                Err(why) => GuestAsked::NotAsked(why.to_string()),
+            });
         }
     }
 

@@ -1,9 +1,11 @@
 //! Everything that can happen to a VM loop besides readable descriptors: one closed list.
 
 use crate::vm::cold::Inquest;
-use crate::vm::machine::{FramePorts, Machine};
-use crate::vm::program::carrying::{Brought, JoinStep};
-use crate::vm::program::copies::Visited;
+use crate::vm::connect::ConnectError;
+use crate::vm::ending::AskGuestError;
+use crate::vm::machine::{FramePorts, Machine, MachineError};
+use crate::vm::program::carrying::{Brought, CarryError, JoinStep};
+use crate::vm::program::copies::{PrepareError, VisitError, Visited};
 use crate::vm::program::images::Found;
 use crate::vm::session::reader::Lent;
 use crate::vm::verification::Compared;
@@ -39,14 +41,14 @@ pub enum LoopEvent {
         /// Which start.
         session: u64,
         /// The machine, and for a backup its port for states.
-        result: Result<Started, String>,
+        result: Result<Started, MachineError>,
     },
     /// The primary connected a stream for syncs, or could not.
     SessionConnected {
         /// Which session.
         session: u64,
         /// The stream.
-        result: Result<Stream, String>,
+        result: Result<Stream, ConnectError>,
     },
     /// Progress of a join.
     JoinProgress {
@@ -152,7 +154,7 @@ pub enum LoopEvent {
     /// How new the images of a bare program's data are.
     ProgramImages(Found),
     /// A bare program's namespaces are there, or not.
-    ProgramPrepared(Result<Box<Copy>, String>),
+    ProgramPrepared(Result<Box<Copy>, PrepareError>),
     /// A running program is copied to the other host.
     ProgramJoin {
         /// Which session.
@@ -165,7 +167,7 @@ pub enum LoopEvent {
         /// Which session.
         session: u64,
         /// It.
-        result: Result<Box<Brought>, String>,
+        result: Result<Box<Brought>, CarryError>,
     },
     /// A comparison of the disks has ended.
     Verified {
@@ -175,13 +177,13 @@ pub enum LoopEvent {
         scheduled: bool,
     },
     /// A person wants to run this in the copy of a bare program here.
-    Visit(Vec<String>, Sender<Result<Box<Visited>, String>>),
+    Visit(Vec<String>, Sender<Result<Box<Visited>, VisitError>>),
     /// The VM's end is agreed, and every other host that can be reached was told; those that cannot let go of it yet, in their words.
     EndTold(Vec<String>),
     /// Hosts that have no part in the VM's group any more, and know it.
     GoneTold(Vec<ReplicaId>),
     /// The guest of a VM that is to be ended was asked to switch itself off, or could not be.
-    GuestAsked(Result<(), String>),
+    GuestAsked(Result<(), AskGuestError>),
     /// The backup's VM is an ordinary VM now, or is lost.
     TookOver {
         /// Which session.

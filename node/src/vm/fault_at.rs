@@ -112,9 +112,21 @@ pub struct FaultAt {
     to_loop: OnceLock<LoopSender>,
 }
 
+/// Nothing fails like that.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no fault '{fault}'; there are {} and {}", known(), GO_ON)]
+pub struct NoSuchFault {
+    fault: String,
+}
+
+fn known() -> String {
+    let known: Vec<&str> = FAULTS.iter().map(|(known, ..)| *known).collect();
+    known.join(", ")
+}
+
 impl FaultAt {
     /// What these words ask for; none if they are of another kind of fault.
-    pub fn asked(fault: &str) -> Option<Result<Asked, String>> {
+    pub fn asked(fault: &str) -> Option<Result<Asked, NoSuchFault>> {
         if fault == GO_ON {
             return Some(Ok(Asked::GoOn));
         }
@@ -123,12 +135,8 @@ impl FaultAt {
         kinds.find(|(known, _)| *known == kind)?;
         let known = FAULTS.iter().find(|(known, ..)| *known == fault);
         let at = |&(_, line, what): &(&str, Line, What)| Asked::At(AtLine { line, what });
-        Some(known.map(at).ok_or_else(|| {
-            let known: Vec<&str> = FAULTS.iter().map(|(known, ..)| *known).collect();
-            format!(
-                "there is no fault '{fault}'; there are {} and {GO_ON}",
-                known.join(", ")
-            )
+        Some(known.map(at).ok_or_else(|| NoSuchFault {
+            fault: fault.to_owned(),
         }))
     }
 

@@ -14,7 +14,7 @@ use dunlin_core::agreed::Agreed;
 use dunlin_core::consensus::{Durability, Member, Refusal, Role as ConsensusRole};
 use dunlin_core::units::ReplicaId;
 use dunlin_core::wire::agreed;
-use dunlin_fabric::group::{GroupConfig, GroupEvent, KeptGroup};
+use dunlin_fabric::group::{GroupConfig, GroupError, GroupEvent, KeptGroup};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub fn open(
     me: ReplicaId,
     members: Vec<Member>,
     durability: Durability,
-) -> Result<KeptGroup, String> {
+) -> Result<KeptGroup, GroupError> {
     let folder = host.state.join("vms").join(&config.name);
     let mut group_config = GroupConfig::new(folder.join("log"), me, members, durability);
     // As cluster.toml says: believed so long at the shortest, and up to twice as long.
@@ -45,7 +45,7 @@ pub fn open(
     group_config.core.ring_bytes = config.memory.log_mib << 20;
     // Of three disks the slowest is not waited for; of two that are asked it would be.
     group_config.core.witness_waits = durability == dunlin_core::consensus::Durability::Memory;
-    KeptGroup::open(group_config, HUNG).map_err(|error| error.to_string())
+    KeptGroup::open(group_config, HUNG)
 }
 
 /// Who keeps the links to the members that come after this one.

@@ -3,18 +3,48 @@
 //! Invariants: 1. whoever lets go of a machine last does not wait for its end, which takes as long as its disks do: that is a thread's
 //! own; 2. the next machine of the VM on this host begins when nothing [remains](Remains) of the last one.
 
-use super::disks::Disks;
+use super::disks::{Disks, DisksError};
 use super::event::{LoopSender, Started};
-use super::remains::Remain;
+use super::remains::{Remain, StillThere};
 use super::speculating::Speculating;
 use super::{FaultAt, Shared};
 use crate::config::VmConfig;
 use dunlin_core::units::Term;
+use dunlin_guest::disk::DiskError;
 use dunlin_guest::frames::FramePort;
+use dunlin_guest::qemu::StartError;
 use dunlin_guest::{Ports, Qemu, Start};
+use dunlin_speculation::SocketsError;
+use std::io;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Why there is no machine.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The last one (invariant 2).
+    #[error(transparent)]
+    Remains(#[from] StillThere),
+    /// QEMU would have its end.
+    #[error("a socket for the NIC: {0}")]
+    Nic(#[source] io::Error),
+    /// Its disks.
+    #[error(transparent)]
+    Disks(#[from] DisksError),
+    /// One of them is not this host's alone.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The process.
+    #[error(transparent)]
+    Qemu(#[from] StartError),
+    /// What speculates for it.
+    #[error(transparent)]
+    Sockets(#[from] SocketsError),
+    /// It would be started there.
+    #[error("a thread to start QEMU: {0}")]
+    Thread(#[source] io::Error),
+}
 
 /// A running VM.
 pub struct Machine {
@@ -69,13 +99,12 @@ impl Machine {
         state: &Path,
         shared: &Shared,
         to_loop: &LoopSender,
-    ) -> Result<Started, String> {
+    ) -> Result<Started, MachineError> {
         let remain = shared.remains.begin()?;
         let mut ports = Ports::default();
         let mut frames = Vec::new();
         for _ in &config.spec.nics {
-            let (ours, theirs) = FramePort::pair(config.spec.nic_backend)
-                .map_err(|error| format!("a socket for the NIC: {error}"))?;
+            let (ours, theirs) = FramePort::pair(config.spec.nic_backend).map_err(MachineError::Nic)?;
             ports.ram_writers.extend(ours.ram_writer());
             frames.push(ours);
             ports.frames.push(theirs);
@@ -87,7 +116,7 @@ impl Machine {
         if start == Start::Boot {
             disks.start_alone(term)?;
         }
-        let mut qemu = Qemu::start(&config.spec, start, ports).map_err(|error| error.to_string())?;
+        let mut qemu = Qemu::start(&config.spec, start, ports)?;
         let colo = qemu.take_colo();
         let sockets = match config.speculative {
             true => Some(Speculating::sockets()?),

@@ -19,7 +19,9 @@ use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
 use dunlin_core::overheard::Overheard;
 use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
-use dunlin_guest::frames::{Announcer, FrameError, FramePort, GsoTap, RxFilter};
+use dunlin_guest::frames::{Announcer, FrameError, FramePort, GsoTap, RxFilter, TapError};
+use dunlin_guest::spec::SpecError;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +37,26 @@ const MOST_STALE: usize = 4096;
 /// A backup looks this often at what the network brings to it as well: no wake-up is made for it, since agreed inputs and heartbeats
 /// make enough of them.
 const OVERHEAR_US: u64 = 2_000;
+
+/// Why a VM's cards are not in the network.
+#[derive(Debug, thiserror::Error)]
+pub enum NicsError {
+    /// A TAP cannot be made.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// A card's own address.
+    #[error(transparent)]
+    Mac(#[from] SpecError),
+    /// A TAP does not take which frames are for its card.
+    #[error("TAP {tap:?}: its filter: {error}")]
+    Filter {
+        /// Its name.
+        tap: String,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+}
 
 /// All NICs of a VM.
 pub struct Nics {
@@ -65,16 +87,19 @@ struct Nic {
 
 impl Nics {
     /// Makes a TAP for each port.
-    pub fn open(config: &VmConfig, ports: FramePorts) -> Result<Self, String> {
+    pub fn open(config: &VmConfig, ports: FramePorts) -> Result<Self, NicsError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut nics = Vec::with_capacity(ports.len());
         for (port, spec) in ports.into_iter().zip(&config.spec.nics) {
             let name = spec.tap.as_deref().unwrap_or("dunlin%d");
-            let tap = GsoTap::open(name, spec.bridge.as_deref()).map_err(|error| error.to_string())?;
-            let mac = spec.mac_bytes().map_err(|error| error.to_string())?;
+            let tap = GsoTap::open(name, spec.bridge.as_deref())?;
+            let mac = spec.mac_bytes()?;
             let rx_filter = RxFilter::new(mac, spec.promiscuous);
             tap.set_rx_filter(rx_filter.addresses())
-                .map_err(|error| format!("TAP {:?}: its filter: {error}", tap.name()))?;
+                .map_err(|error| NicsError::Filter {
+                    tap: tap.name().to_owned(),
+                    error,
+                })?;
             nics.push(Nic {
                 port,
                 tap,

@@ -12,6 +12,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// A part of the last machine is still there after that time.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", Wait::MachineEnds.said_of(*.0))]
+pub struct StillThere(Duration);
+
 /// How many parts there are.
 #[derive(Clone, Default)]
 pub struct Remains(Arc<Count>);
@@ -57,7 +62,7 @@ impl Remains {
     ///
     /// # Errors
     /// Something still is, and why that matters.
-    pub fn begin(&self) -> Result<Remain, String> {
+    pub fn begin(&self) -> Result<Remain, StillThere> {
         let mut parts = self.wait(Wait::MachineEnds.bound())?;
         *parts += 1;
         Ok(Remain(self.clone()))
@@ -67,18 +72,18 @@ impl Remains {
     ///
     /// # Errors
     /// Something still is, and why that matters.
-    pub fn await_none(&self) -> Result<(), String> {
+    pub fn await_none(&self) -> Result<(), StillThere> {
         self.wait(Wait::MachineEnds.bound()).map(drop)
     }
 
-    fn wait(&self, bound: Duration) -> Result<MutexGuard<'_, usize>, String> {
+    fn wait(&self, bound: Duration) -> Result<MutexGuard<'_, usize>, StillThere> {
         let mut parts = self.0.lock();
         self.0
             .changed
             .wait_while_for(&mut parts, |parts| *parts > 0, bound);
         match *parts {
             0 => Ok(parts),
-            _ => Err(Wait::MachineEnds.said_of(bound)),
+            _ => Err(StillThere(bound)),
         }
     }
 }
@@ -115,7 +120,7 @@ mod tests {
         assert!(!remains.is_none() && events.is_empty());
         let why = remains.wait(Duration::from_millis(1)).map(drop);
         assert!(
-            why.is_err_and(|why| why.contains("machine-ends")),
+            why.is_err_and(|why| why.to_string().contains("machine-ends")),
             "a disk remains"
         );
         std::thread::scope(|scope| {

@@ -15,7 +15,7 @@ use super::noted::Notebook;
 use super::primary::PrimaryRole;
 use super::speculating::Speculating;
 use super::wait::{Ready, Watched};
-use super::{Ended, Host, NEWCOMER, Shared, group};
+use super::{Ended, Host, NEWCOMER, Shared, StartError, group};
 use crate::config::{Durability, VmConfig};
 use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
@@ -140,10 +140,8 @@ impl VmLoop {
         shared: Arc<Shared>,
         to_loop: LoopSender,
         events: Receiver<LoopEvent>,
-    ) -> Result<Self, String> {
-        let member = config
-            .member(&host.name)
-            .ok_or("this host is not in the VM's group")?;
+    ) -> Result<Self, StartError> {
+        let member = config.member(&host.name).ok_or(StartError::NotInVm)?;
         let newcomer = host.state.join("vms").join(&config.name).join(NEWCOMER).exists();
         let members = match newcomer {
             true => Vec::new(),
@@ -161,8 +159,7 @@ impl VmLoop {
         let care = Care::open(&folder, compare_every, now_ms());
         let group = group::open(&host, &config, member.id, members, durability)?;
         let first = config.group[0].member.id;
-        let agreement = Agreement::found(&group, &member, first)
-            .map_err(|error| format!("the log's snapshot: {error}"))?;
+        let agreement = Agreement::found(&group, &member, first)?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let mut this = Self {
             me: member.id,

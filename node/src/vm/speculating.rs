@@ -20,7 +20,7 @@ use dunlin_core::output::gate::{Voice, cost};
 use dunlin_core::speculation::{Limits, Replica};
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
-use dunlin_speculation::{Driver, Ports, Sockets};
+use dunlin_speculation::{Driver, Ports, Sockets, SocketsError};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
 
@@ -82,8 +82,8 @@ impl Speculating {
     }
 
     /// The namespace with its TUN; blocks for some 10 ms.
-    pub fn sockets() -> Result<Sockets, String> {
-        Sockets::open(MTU, true, None).map_err(|error| error.to_string())
+    pub fn sockets() -> Result<Sockets, SocketsError> {
+        Sockets::open(MTU, true, None)
     }
 
     fn driver(&mut self) -> Option<&mut Driver> {

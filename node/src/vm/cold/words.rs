@@ -2,6 +2,7 @@
 //!
 //! Not here: the verdict (core's `replica::cold_start`).
 
+use super::AskError;
 use crate::config::VmConfig;
 use crate::events::utc;
 use dunlin_core::replica::cold_start::{DiskMark, Verdict, Word};
@@ -13,7 +14,7 @@ pub(super) struct Found<'a> {
     pub config: &'a VmConfig,
     pub verdict: &'a Verdict,
     pub disks: &'a [DiskMark],
-    pub silent: &'a BTreeMap<ReplicaId, String>,
+    pub silent: &'a BTreeMap<ReplicaId, AskError>,
 }
 
 impl Found<'_> {
@@ -29,7 +30,7 @@ impl Found<'_> {
             ),
             Verdict::Silent(hosts) => {
                 let said = |id: &ReplicaId| {
-                    let why = self.silent.get(id).map_or("no answer", String::as_str);
+                    let why = self.silent.get(id).unwrap_or(&AskError::NoAnswer);
                     format!("host '{}' ({why})", name(*id))
                 };
                 format!(

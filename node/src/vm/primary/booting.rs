@@ -2,7 +2,7 @@
 
 use super::PrimaryRole;
 use crate::vm::event::{LoopEvent, Started};
-use crate::vm::machine::Machine;
+use crate::vm::machine::{Machine, MachineError};
 use crate::vm::nics::Nics;
 use crate::vm::run::{Role, VmLoop};
 use crate::vm::speculating::Speculating;
@@ -32,11 +32,11 @@ impl VmLoop {
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
             self.starts_under_way -= 1;
-            self.machine_started(session, Err(format!("a thread to start QEMU: {error}")));
+            self.machine_started(session, Err(MachineError::Thread(error)));
         }
     }
 
-    pub(in crate::vm) fn machine_started(&mut self, session: u64, result: Result<Started, String>) {
+    pub(in crate::vm) fn machine_started(&mut self, session: u64, result: Result<Started, MachineError>) {
         if let Ok(started) = &result {
             // A disk that misbehaves does so for every copy of the VM on this host.
             for (number, fault) in &self.injected {
@@ -54,8 +54,8 @@ impl VmLoop {
             return;
         }
         primary.starting = None;
-        let opened = result.and_then(|started| {
-            let nics = Nics::open(&self.config, started.ports)?;
+        let opened = result.map_err(|error| error.to_string()).and_then(|started| {
+            let nics = Nics::open(&self.config, started.ports).map_err(|error| error.to_string())?;
             Ok((started.machine, nics, started.sockets))
         });
         match opened {

@@ -14,6 +14,7 @@ use crossbeam_channel::Sender;
 use dunlin_api::{Answer, Progress};
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::disk::VerifyOptions;
+use std::io;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,17 @@ use std::time::{Duration, Instant};
 const TELL: Duration = Duration::from_millis(200);
 /// The nice value of a comparison that nobody waits for.
 const LAST: i32 = 19;
+
+/// Why the disks are not compared.
+#[derive(Debug, thiserror::Error)]
+enum VerifyError {
+    /// Its disks are not this host's to compare.
+    #[error("the VM is not here")]
+    NotHere,
+    /// They would be compared there.
+    #[error("a thread for the comparison: {0}")]
+    Thread(#[source] io::Error),
+}
 
 impl VmLoop {
     /// `failover`, `protect`, `verify-disk`: the primary's business.
@@ -97,7 +109,7 @@ impl VmLoop {
             ControlFlow::Continue(())
         };
         let begun = self.verify_beside(options, Some(reply.clone()), may_ask);
-        begun.err().map(Answer::failed)
+        begun.err().map(|why| Answer::failed(why.to_string()))
     }
 
     /// The session in which a complete backup follows, and whether a sync is under way in it.
@@ -129,7 +141,7 @@ impl VmLoop {
         };
         let begun = self.verify_beside(options, None, move |progress| gate.wait(&progress));
         if let Err(why) = begun {
-            self.care.ended(Compared::Not(why), true, now_ms());
+            self.care.ended(Compared::Not(why.to_string()), true, now_ms());
         }
     }
 
@@ -139,9 +151,9 @@ impl VmLoop {
         options: VerifyOptions,
         reply: Option<Sender<Answer>>,
         may_ask: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
-    ) -> Result<(), String> {
+    ) -> Result<(), VerifyError> {
         let (host, vm, to_loop) = (self.host.clone(), self.config.name.clone(), self.to_loop.clone());
-        let machine = self.machine().cloned().ok_or("the VM is not here")?;
+        let machine = self.machine().cloned().ok_or(VerifyError::NotHere)?;
         let path = self.care.path();
         let scheduled = reply.is_none();
         let work = move || {
@@ -168,7 +180,7 @@ impl VmLoop {
             .name("verify-disk".into())
             .spawn(work)
             .map(|_detached| ())
-            .map_err(|error| format!("a thread for the comparison: {error}"))
+            .map_err(VerifyError::Thread)
     }
 
     pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {

@@ -7,7 +7,7 @@
 use super::PrimaryRole;
 use super::{Lingers, REJOIN_US, SILENCE_US, Session};
 use crate::vm::backup::NOT_READY;
-use crate::vm::connect::open;
+use crate::vm::connect::{ConnectError, open};
 use crate::vm::event::LoopEvent;
 use crate::vm::run::VmLoop;
 use crate::vm::session::jobs::Jobs;
@@ -111,7 +111,7 @@ impl VmLoop {
         }
     }
 
-    pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
+    pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, ConnectError>) {
         let term = self.group.term();
         let to_loop = self.to_loop.clone();
         let active = self.first_rules().backup_runs();
@@ -139,7 +139,7 @@ impl VmLoop {
             return;
         }
         let (jobs, receiver) = Jobs::pair();
-        let started = result.and_then(|stream| {
+        let started = result.map_err(|error| error.to_string()).and_then(|stream| {
             let compare = known_to_both(compare, stream.spoken().version);
             let (link, closer) =
                 SyncLink::open(stream, id, to_loop.clone(), true).map_err(|error| error.to_string())?;

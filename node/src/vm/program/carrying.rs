@@ -8,10 +8,11 @@
 //!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
-use super::copies;
-use super::data::{self, Marks};
+use super::copies::{self, FileError, PrepareError};
+use super::data::{self, DataError, Marks};
 use crate::config::ProgramSpec;
 use crate::vm::event::{LoopEvent, LoopSender};
+use crate::vm::session::Broken;
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -22,13 +23,14 @@ use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_program::answers::Answers;
 use dunlin_program::chance::{Drawn, Seed};
-use dunlin_program::copy::Copy;
+use dunlin_program::copy::{Copy, CopyError};
 use dunlin_program::data::Image;
-use dunlin_program::guard::{self, Criu, Place, Unpacking};
+use dunlin_program::guard::{self, Criu, GuardError, Place, Unpacking};
 use dunlin_program::message::Adopted;
 use dunlin_program::source::Source;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,6 +49,82 @@ const PAGE_BYTES: u64 = 4096;
 const ABOUT: &str = "about.json";
 /// Where its inputs stand.
 const ORDER: &str = "order";
+
+/// Why nothing usable came from the other host.
+#[derive(Debug, thiserror::Error)]
+pub enum HeardError {
+    /// It goes no further: its own words.
+    #[error("{0}")]
+    Refused(String),
+    /// Its stream broke.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// It did not say anything in that time.
+    #[error("the other host says nothing for {} s", .0.as_secs())]
+    Silent(Duration),
+    /// Nobody reads its stream any more.
+    #[error("the stream to the other host has ended")]
+    Ended,
+    /// A message of that name.
+    #[error("the other host says {0} where that has no place")]
+    Unexpected(&'static str),
+}
+
+/// Why a running program was not carried to another host.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// It could not be copied here, or not be restored.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// Its data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Nothing usable came from the other host.
+    #[error(transparent)]
+    Heard(#[from] HeardError),
+    /// The other host does not take it.
+    #[error(transparent)]
+    Unsent(#[from] Broken),
+    /// By the loop.
+    #[error("it was given up")]
+    GivenUp,
+    /// Meanwhile.
+    #[error("the copy has ended")]
+    Ended,
+    /// What a copy needs besides its images.
+    #[error(transparent)]
+    About(serde_json::Error),
+    /// The same, as it came.
+    #[error("about.json: {0}")]
+    NotAbout(#[source] serde_json::Error),
+    /// One of the files that are carried.
+    #[error("{name}: {error}")]
+    File {
+        /// Which.
+        name: &'static str,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// The folder that it is carried in.
+    #[error(transparent)]
+    Folder(#[from] FileError),
+    /// Invariant 4.
+    #[error("it is larger than this host's disk has room for")]
+    TooLarge,
+    /// Its namespaces here.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// The copy that is to take it.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// It cannot be set here.
+    #[error("the program's clock: {0}")]
+    Clock(#[source] io::Error),
+    /// Its threads would be answered in it.
+    #[error("a thread for its chance: {0}")]
+    Chance(#[source] io::Error),
+}
 
 /// The loop's words.
 pub(super) enum Word {
@@ -144,11 +222,12 @@ impl Carrier {
         let _ = fs::remove_dir_all(&self.folder);
         if let Err(why) = &result {
             // The other host may be gone.
-            let _ = self.send(&SyncMessage::Refused { why: why.clone() });
+            let why = why.to_string();
+            let _ = self.send(&SyncMessage::Refused { why });
         }
         self.tell(match result {
             Ok(bytes) => JoinStep::Loaded { bytes },
-            Err(why) => JoinStep::Failed(why),
+            Err(why) => JoinStep::Failed(why.to_string()),
         });
     }
 
@@ -157,8 +236,8 @@ impl Carrier {
         self.to_loop.send(LoopEvent::ProgramJoin { session, step });
     }
 
-    fn carry(&self) -> Result<u64, String> {
-        let criu = Criu::find().map_err(|error| error.to_string())?;
+    fn carry(&self) -> Result<u64, CarryError> {
+        let criu = Criu::find()?;
         empty(&self.folder)?;
         let bytes = self.fits()?;
         let source = self.place.data();
@@ -177,7 +256,7 @@ impl Carrier {
         self.tell(JoinStep::RoomIsMade);
         match self.words.recv_timeout(WORD_WITHIN) {
             Ok(Word::Dump) => {}
-            _ => return Err("it was given up".to_owned()),
+            _ => return Err(CarryError::GivenUp),
         }
         // It may have grown meanwhile.
         self.fits()?;
@@ -188,10 +267,10 @@ impl Carrier {
         });
         let last_pid = match resumed {
             Ok(Some(last_pid)) => last_pid,
-            Ok(None) => return Err("the copy has ended".to_owned()),
+            Ok(None) => return Err(CarryError::Ended),
             Err(error) => {
                 self.tell(JoinStep::StandsStill(error.to_string()));
-                return Err(error.to_string());
+                return Err(error.into());
             }
         };
         let (about, epoch, connections, order) = taken?;
@@ -203,7 +282,7 @@ impl Carrier {
             },
             ..about
         };
-        let about = serde_json::to_vec(&about).map_err(|error| error.to_string())?;
+        let about = serde_json::to_vec(&about).map_err(CarryError::About)?;
         write(&self.folder, ABOUT, &about)?;
         write(&self.folder, ORDER, &order)?;
         let sent = self.send_folder(epoch)?;
@@ -215,23 +294,21 @@ impl Carrier {
         })?;
         match heard(&self.link, LOADED_WITHIN)? {
             SyncMessage::Loaded { epoch: loaded, .. } if loaded == epoch => Ok(sent),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected(&other).into()),
         }
     }
 
     /// What a copy takes on this host's disk, where it has room for that.
-    fn fits(&self) -> Result<u64, String> {
-        let told = |error: guard::GuardError| error.to_string();
+    fn fits(&self) -> Result<u64, CarryError> {
         let left = self.place.data().map_or(0, |_| data::MOST_LEFT_BYTES);
-        let bytes = self.place.bytes().map_err(told)? + left;
-        guard::room_for(&self.folder, bytes).map_err(told)?;
+        let bytes = self.place.bytes()? + left;
+        guard::room_for(&self.folder, bytes)?;
         Ok(bytes)
     }
 
     /// All that is taken while the program stands still.
-    fn take(&self, criu: &Criu, known: &mut [u128]) -> Result<(About, Epoch, Bytes, Bytes), String> {
-        criu.dump(&self.place, &self.folder)
-            .map_err(|error| error.to_string())?;
+    fn take(&self, criu: &Criu, known: &mut [u128]) -> Result<(About, Epoch, Bytes, Bytes), CarryError> {
+        criu.dump(&self.place, &self.folder)?;
         self.tell(JoinStep::Stands);
         let Ok(Word::LineDrawn {
             epoch,
@@ -242,13 +319,13 @@ impl Carrier {
             chance,
         }) = self.words.recv_timeout(WORD_WITHIN)
         else {
-            return Err("it was given up".to_owned());
+            return Err(CarryError::GivenUp);
         };
-        guard::save_written(&self.place, &self.folder).map_err(|error| error.to_string())?;
+        guard::save_written(&self.place, &self.folder)?;
         if let Some(source) = self.place.data() {
             data::save(source, known, &self.folder)?;
         }
-        let neighbours = guard::neighbours(&self.place).map_err(|error| error.to_string())?;
+        let neighbours = guard::neighbours(&self.place)?;
         let about = About {
             applied: applied.0,
             prints_to: self.place.prints_to().map(str::to_owned),
@@ -268,13 +345,11 @@ impl Carrier {
         Ok((about, epoch, connections, order))
     }
 
-    fn send_folder(&self, epoch: Epoch) -> Result<u64, String> {
-        let mut packing = guard::pack(&self.folder).map_err(|error| error.to_string())?;
+    fn send_folder(&self, epoch: Epoch) -> Result<u64, CarryError> {
+        let mut packing = guard::pack(&self.folder)?;
         let mut sent = 0;
         loop {
-            let part = packing
-                .piece(parts::PART_BYTES)
-                .map_err(|error| error.to_string())?;
+            let part = packing.piece(parts::PART_BYTES)?;
             if part.is_empty() {
                 return Ok(sent);
             }
@@ -284,8 +359,8 @@ impl Carrier {
         }
     }
 
-    fn send(&self, message: &SyncMessage) -> Result<(), String> {
-        self.link.writer.send(message).map_err(|error| error.to_string())
+    fn send(&self, message: &SyncMessage) -> Result<(), Broken> {
+        self.link.writer.send(message)
     }
 }
 
@@ -320,7 +395,7 @@ impl Fetcher {
         // Invariant 3.
         let _ = fs::remove_dir_all(&folder);
         if let Err(why) = &result {
-            let refused = SyncMessage::Refused { why: why.clone() };
+            let refused = SyncMessage::Refused { why: why.to_string() };
             // The primary may be gone.
             let _ = link.writer.send(&refused);
         }
@@ -334,63 +409,61 @@ impl Fetcher {
 }
 
 impl Fetcher {
-    fn fetch(&self) -> Result<Brought, String> {
+    fn fetch(&self) -> Result<Brought, CarryError> {
         let (link, folder) = (&self.link, self.folder.as_path());
-        let told = |error: guard::GuardError| error.to_string();
         let bytes = match heard(link, WORD_WITHIN)? {
             SyncMessage::Join { pages, .. } => u64::from(pages) * PAGE_BYTES,
-            other => return Err(unexpected(&other)),
+            other => return Err(unexpected(&other).into()),
         };
-        let criu = Criu::find().map_err(told)?;
+        let criu = Criu::find()?;
         // A copy with data begins with all of them.
         let copy = match self.marks {
             Some(_) => None,
             None => Some(self.room(None)?),
         };
         empty(folder)?;
-        let room = guard::room_for(folder, bytes).map_err(told)?;
+        let room = guard::room_for(folder, bytes)?;
         let receiving = match &self.marks {
             Some(marks) => Some(data::receive_ahead(link, &self.program, marks)?),
             None => {
-                let ready = link.writer.send(&SyncMessage::JoinReady);
-                ready.map_err(|error| error.to_string())?;
+                link.writer.send(&SyncMessage::JoinReady)?;
                 None
             }
         };
         let (epoch, connections) = self.receive(room)?;
         let begun = Instant::now();
-        let read = |name: &str| fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"));
-        let about: About =
-            serde_json::from_slice(&read(ABOUT)?).map_err(|error| format!("{ABOUT}: {error}"))?;
+        let read = |name: &'static str| {
+            let read = fs::read(folder.join(name));
+            read.map_err(|error| CarryError::File { name, error })
+        };
+        let about: About = serde_json::from_slice(&read(ABOUT)?).map_err(CarryError::NotAbout)?;
         let order = Bytes::from(read(ORDER)?);
         let image = receiving.map(|receiving| receiving.load(folder, about.run.unwrap_or(0)));
         let mut copy = match copy {
             Some(copy) => copy,
             None => self.room(image.transpose()?)?,
         };
-        let place = Place::of(&copy).map_err(told)?;
-        guard::load_written(&place, folder).map_err(told)?;
-        criu.restore(&place, folder, about.prints_to.as_deref())
-            .map_err(told)?;
+        let place = Place::of(&copy)?;
+        guard::load_written(&place, folder)?;
+        criu.restore(&place, folder, about.prints_to.as_deref())?;
         let time = AgreedTime {
             monotonic_ns: about.monotonic_ns,
             wall_ns: about.wall_ns,
         };
         if let Some(page) = copy.clock() {
-            page.set(time)
-                .map_err(|error| format!("the program's clock: {error}"))?;
-            guard::lead_clocks(&place, copy.leads()).map_err(told)?;
+            page.set(time).map_err(CarryError::Clock)?;
+            guard::lead_clocks(&place, copy.leads())?;
         }
         let source = about.chance.and_then(|(seed, drawn)| copy.draws(seed, &drawn));
         let answers = source.map(|source| {
             let source = Arc::new(source);
-            let listeners = guard::listen(&place).map_err(told)?;
+            let listeners = guard::listen(&place)?;
             let answers = Answers::of_a_service(listeners, Arc::clone(&source));
-            let answers = answers.map_err(|error| format!("a thread for its chance: {error}"))?;
-            Ok::<_, String>((answers, source))
+            let answers = answers.map_err(CarryError::Chance)?;
+            Ok::<_, CarryError>((answers, source))
         });
         let answers = answers.transpose()?;
-        copy.adopt(about.adopted).map_err(|error| error.to_string())?;
+        copy.adopt(about.adopted)?;
         Ok(Brought {
             copy,
             applied: Index(about.applied),
@@ -404,67 +477,60 @@ impl Fetcher {
     }
 
     /// The namespaces for it, with nothing in them.
-    fn room(&self, image: Option<Image>) -> Result<Copy, String> {
+    fn room(&self, image: Option<Image>) -> Result<Copy, CarryError> {
         let copy = copies::prepare(
             &self.program,
             [0; 32],
             copies::printed(&self.printed, false),
             image,
         )?;
-        copy.vacate().map_err(|error| error.to_string())?;
+        copy.vacate()?;
         Ok(copy)
     }
 
     /// What is carried, into the folder, which has so much room.
-    fn receive(&self, mut room: u64) -> Result<(Epoch, Bytes), String> {
-        let told = |error: guard::GuardError| error.to_string();
-        let mut unpacking = Unpacking::into(&self.folder).map_err(told)?;
+    fn receive(&self, mut room: u64) -> Result<(Epoch, Bytes), CarryError> {
+        let mut unpacking = Unpacking::into(&self.folder)?;
         loop {
             match heard(&self.link, PART_WITHIN)? {
                 SyncMessage::DeviceState { part, .. } => {
-                    room = room
-                        .checked_sub(part.len() as u64)
-                        .ok_or("it is larger than this host's disk has room for")?;
-                    unpacking.piece(&part).map_err(told)?;
+                    room = room.checked_sub(part.len() as u64).ok_or(CarryError::TooLarge)?;
+                    unpacking.piece(&part)?;
                 }
                 SyncMessage::State {
                     epoch, connections, ..
                 } => {
-                    unpacking.end().map_err(told)?;
+                    unpacking.end()?;
                     return Ok((epoch, connections));
                 }
-                other => return Err(unexpected(&other)),
+                other => return Err(unexpected(&other).into()),
             }
         }
     }
 }
 
-pub(super) fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, String> {
+pub(super) fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, HeardError> {
     match link.incoming.recv_timeout(within) {
-        Ok(Ok(SyncMessage::Refused { why })) => Err(why),
+        Ok(Ok(SyncMessage::Refused { why })) => Err(HeardError::Refused(why)),
         Ok(Ok(message)) => Ok(message),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(RecvTimeoutError::Timeout) => {
-            Err(format!("the other host says nothing for {} s", within.as_secs()))
-        }
-        Err(RecvTimeoutError::Disconnected) => Err("the stream to the other host has ended".to_owned()),
+        Ok(Err(error)) => Err(error.into()),
+        Err(RecvTimeoutError::Timeout) => Err(HeardError::Silent(within)),
+        Err(RecvTimeoutError::Disconnected) => Err(HeardError::Ended),
     }
 }
 
-pub(super) fn unexpected(message: &SyncMessage) -> String {
-    format!("the other host says {} where that has no place", message.name())
+pub(super) fn unexpected(message: &SyncMessage) -> HeardError {
+    HeardError::Unexpected(message.name())
 }
 
 /// What an earlier one has left goes.
-fn empty(folder: &Path) -> Result<(), String> {
+fn empty(folder: &Path) -> Result<(), FileError> {
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("{}: {error}", folder.display()))
-        }
-        _ => fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display())),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::of(folder)(error)),
+        _ => fs::create_dir_all(folder).map_err(FileError::of(folder)),
     }
 }
 
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
-    fs::write(folder.join(name), bytes).map_err(|error| format!("{name}: {error}"))
+fn write(folder: &Path, name: &'static str, bytes: &[u8]) -> Result<(), CarryError> {
+    fs::write(folder.join(name), bytes).map_err(|error| CarryError::File { name, error })
 }

@@ -28,18 +28,29 @@ impl Running {
 /// Since this version of the protocol hosts know entries with a time and a seed.
 const TIMED_SINCE: u16 = 3;
 
+/// Another host would not understand what is said of time and chance.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "host '{host}' speaks protocol {version}, and a bare program needs {} on all of its hosts: upgrade that one",
+    TIMED_SINCE
+)]
+pub(super) struct TooOld {
+    host: String,
+    version: u16,
+}
+
 impl ProgramLoop {
     /// Why no copy may begin, here or there: a host of an older version is linked, and would not understand what is said of time and chance.
-    pub(super) fn waits_for_an_upgrade(&self) -> Option<String> {
+    pub(super) fn waits_for_an_upgrade(&self) -> Option<TooOld> {
         let links = self.group.links();
         let (peer, version) = links
             .iter()
             .filter_map(|link| Some((link.peer, link.spoken.as_ref()?.version)))
             .find(|(_, version)| *version < TIMED_SINCE)?;
-        let host = self.config.host_name(peer);
-        Some(format!(
-            "host '{host}' speaks protocol {version}, and a bare program needs {TIMED_SINCE} on all of its hosts: upgrade that one"
-        ))
+        Some(TooOld {
+            host: self.config.host_name(peer).to_owned(),
+            version,
+        })
     }
 
     /// The time, if it goes with inputs that are said now.

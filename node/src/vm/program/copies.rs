@@ -6,8 +6,9 @@
 //! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
 
 use super::backlog::Backlog;
+use super::data::{self, DataError};
 use super::restart::End;
-use super::{PRINTED, ProgramLoop, RAN, Role, Running, data, joining, poison};
+use super::{PRINTED, ProgramLoop, RAN, Role, Running, joining, poison};
 use crate::config::ProgramSpec;
 use crate::vm::event::LoopEvent;
 use crossbeam_channel::bounded;
@@ -19,16 +20,81 @@ use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_program::answers::Answers;
 use dunlin_program::chance::{Seed, words};
-use dunlin_program::copy::{Copy, Inside, Prints};
+use dunlin_program::copy::{Copy, CopyError, Inside, Prints};
 use dunlin_program::data::Image;
-use dunlin_program::guard::GuardError;
-use dunlin_program::limits::Group;
+use dunlin_program::limits::{Group, LimitsError};
 use dunlin_program::message::{Card, Heard, Mounted, Spec, Walls};
+use dunlin_program::options::{self, CheckError};
 use dunlin_program::printed::Printed;
+use dunlin_program::sockets;
 use dunlin_program::visit::{Order, Rooms};
-use dunlin_program::{options, sockets};
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// A file or a folder of the program's here cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {error}", .path.display())]
+pub struct FileError {
+    path: PathBuf,
+    #[source]
+    error: io::Error,
+}
+
+impl FileError {
+    /// Of the one at `path`.
+    pub(super) fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |error| Self { path, error }
+    }
+}
+
+/// Why there are no namespaces for a copy.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The program's data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Whom the program is to run as.
+    #[error(transparent)]
+    User(#[from] CheckError),
+    /// This host does not keep it within them.
+    #[error("the program's limits: {0}")]
+    Limits(#[from] LimitsError),
+    /// The file for what it prints.
+    #[error(transparent)]
+    Printed(#[from] FileError),
+    /// The namespaces themselves.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+/// Why nothing can be run beside a copy.
+#[derive(Debug, thiserror::Error)]
+pub enum VisitError {
+    /// There is none here.
+    #[error("no copy of program '{name}' runs on host '{host}'{hint}")]
+    NoCopy {
+        /// Of this program.
+        name: String,
+        /// This host.
+        host: String,
+        /// Where there is one, if that is known.
+        hint: String,
+    },
+    /// It may be ending.
+    #[error("the namespaces of '{name}': {error}")]
+    Rooms {
+        /// The program.
+        name: String,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// Whom the program runs as.
+    #[error(transparent)]
+    User(#[from] CheckError),
+}
 
 /// What `dunlin exec` needs of a copy.
 pub struct Visited {
@@ -61,7 +127,7 @@ impl ProgramLoop {
         };
         let folder = self.folder();
         if let Err(why) = note_that_it_ran(&folder) {
-            return self.fails(&why);
+            return self.fails(&why.to_string());
         }
         self.failure = None;
         self.last_inputs = poison::LastInputs::default();
@@ -77,8 +143,9 @@ impl ProgramLoop {
         );
         let work = move || {
             let image = marks.map(|marks| data::open(&program, &marks)).transpose();
-            let result =
-                image.and_then(|image| prepare(&program, seed, printed(&folder.join(PRINTED), again), image));
+            let result = image
+                .map_err(PrepareError::from)
+                .and_then(|image| prepare(&program, seed, printed(&folder.join(PRINTED), again), image));
             to_loop.send(LoopEvent::ProgramPrepared(result.map(Box::new)));
             // Invariant 1: until the loop lets go of its end.
             kept.iter().for_each(drop);
@@ -95,14 +162,14 @@ impl ProgramLoop {
     }
 
     /// Its namespaces are there, or not.
-    pub(super) fn prepared(&mut self, result: Result<Box<Copy>, String>) {
+    pub(super) fn prepared(&mut self, result: Result<Box<Copy>, PrepareError>) {
         // Its end may have been agreed meanwhile.
         let (Some(keeper), true) = (self.starting.take(), self.role != Role::None) else {
             return;
         };
         let mut copy = match result {
             Ok(copy) => *copy,
-            Err(why) => return self.fails(&why),
+            Err(why) => return self.fails(&why.to_string()),
         };
         let time = self.agreement.state().time;
         let timed = copy.clock().map_or(Ok(()), |page| page.set(time));
@@ -171,7 +238,7 @@ impl ProgramLoop {
     }
 
     /// Where a person's command is to run, and how.
-    pub(super) fn visited(&self, command: Vec<String>) -> Result<Visited, String> {
+    pub(super) fn visited(&self, command: Vec<String>) -> Result<Visited, VisitError> {
         let name = &self.config.name;
         let running = self
             .running
@@ -189,13 +256,16 @@ impl ProgramLoop {
                     self.config.host_name(leader)
                 )
             });
-            return Err(format!(
-                "no copy of program '{name}' runs on host '{}'{hint}",
-                self.host.name
-            ));
+            return Err(VisitError::NoCopy {
+                name: name.clone(),
+                host: self.host.name.clone(),
+                hint,
+            });
         };
-        let rooms =
-            Rooms::of(&running.copy).map_err(|error| format!("the namespaces of '{name}': {error}"))?;
+        let rooms = Rooms::of(&running.copy).map_err(|error| VisitError::Rooms {
+            name: name.clone(),
+            error,
+        })?;
         let role = match self.role {
             Role::Primary => "primary",
             _ => "backup",
@@ -307,24 +377,24 @@ fn compared(budget_bytes: usize) -> Output {
 }
 
 /// So that a daemon that is started again does not begin it again.
-pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), String> {
-    std::fs::write(folder.join(RAN), []).map_err(|error| format!("{}: {error}", folder.display()))
+pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), FileError> {
+    std::fs::write(folder.join(RAN), []).map_err(FileError::of(folder))
 }
 
 /// The file for what it prints; what it printed before it was begun again stays.
-pub(super) fn printed(path: &Path, again: bool) -> Result<Printed, String> {
+pub(super) fn printed(path: &Path, again: bool) -> Result<Printed, FileError> {
     let printed = match again {
         true => Printed::go_on(path),
         false => Printed::create(path),
     };
-    printed.map_err(|error| format!("{}: {error}", path.display()))
+    printed.map_err(FileError::of(path))
 }
 
 /// What the program is kept from, and so whoever runs something beside it.
-pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, String> {
+pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, CheckError> {
     let user = program.user.as_deref().map(options::user).transpose();
     Ok(Walls {
-        user: user.map_err(|error| error.to_string())?,
+        user: user?,
         root: program.root.clone(),
         scratch_mib: program.scratch_mib,
         agreed_chance: None,
@@ -344,11 +414,11 @@ fn is_root(walls: &Walls) -> bool {
 pub(super) fn prepare(
     program: &ProgramSpec,
     seed: Seed,
-    printed: Result<Printed, String>,
+    printed: Result<Printed, FileError>,
     image: Option<Image>,
-) -> Result<Copy, String> {
-    let told = |why: GuardError| format!("its data: {why}");
-    let attached = image.map(Image::attach).transpose().map_err(told)?;
+) -> Result<Copy, PrepareError> {
+    let attached = image.map(Image::attach).transpose();
+    let attached = attached.map_err(DataError::Image)?;
     let mut walls = walls(program)?;
     walls.chance = program.agreed_chance.then(|| words(seed, 1));
     walls.data = program
@@ -359,7 +429,7 @@ pub(super) fn prepare(
             device: attached.device().to_owned(),
             at: data.at.clone(),
         });
-    let group = Group::make(&program.limits).map_err(|why| format!("the program's limits: {why}"))?;
+    let group = Group::make(&program.limits)?;
     let spec = Spec {
         command: program.command.clone(),
         directory: program.directory.clone(),
@@ -376,15 +446,15 @@ pub(super) fn prepare(
         program: "/proc/self/exe".into(),
         arguments: vec!["program".into(), "inside".into()],
     };
-    Copy::prepare(
+    let copy = Copy::prepare(
         "the program's copy",
         &inside,
         &spec,
         Prints::Kept(Some(printed?)),
         group,
         attached,
-    )
-    .map_err(|error| error.to_string())
+    );
+    Ok(copy?)
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@
 //! * **Source:** pre-copy, as in live migration (NSDI'05). **Not here:** images themselves (`dunlin_program::data`); whose image counts
 //!   (`images`).
 
-use super::carrying::{heard, unexpected};
+use super::carrying::{HeardError, heard, unexpected};
 use crate::config::ProgramSpec;
+use crate::vm::session::Broken;
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -20,11 +21,11 @@ use dunlin_program::data::blocks::{BLOCK_BYTES, Source, Target, hashes};
 use dunlin_program::data::mark::Mark;
 use dunlin_program::data::{Data, Image};
 use dunlin_program::guard::GuardError;
-use dunlin_program::options;
+use dunlin_program::options::{self, CheckError};
 use parking_lot::Mutex;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
-use std::path::Path;
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -48,20 +49,45 @@ const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
 const PIECE_WITHIN: Duration = Duration::from_secs(130);
 
-fn told(error: GuardError) -> String {
-    format!("its data: {error}")
+/// Why a program's data are not here, or do not come or go.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// Its image, or the image's mark.
+    #[error("its data: {0}")]
+    Image(#[source] GuardError),
+    /// Nothing begins from that.
+    #[error("its data: {} is half of an image: a copy of the running program was on its way here", .0.display())]
+    Torn(PathBuf),
+    /// Whose the image is to be.
+    #[error(transparent)]
+    Owner(#[from] CheckError),
+    /// The two hosts' images are no two of one program.
+    #[error("its data: the other host's image is of another size")]
+    AnotherSize,
+    /// No number of whole blocks.
+    #[error("its data: half of a block came")]
+    HalfBlock,
+    /// Nothing usable came from the other host.
+    #[error(transparent)]
+    Heard(#[from] HeardError),
+    /// The other host does not take it.
+    #[error(transparent)]
+    Unsent(#[from] Broken),
+    /// What was written at the last moment.
+    #[error("data.blocks: {0}")]
+    Left(#[source] io::Error),
+    /// Marks would be written in it.
+    #[error("a thread for its data's marks: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// The image for a copy that begins, marked as a newer life than all before.
-pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, String> {
+pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, DataError> {
     let torn = marks.read()?.is_some_and(|mark| mark.torn);
     if torn {
-        return Err(format!(
-            "its data: {} is half of an image: a copy of the running program was on its way here",
-            marks.data.image.display()
-        ));
+        return Err(DataError::Torn(marks.data.image.clone()));
     }
-    let image = marks.data.open(owner(program)?).map_err(told)?;
+    let image = marks.data.open(owner(program)?).map_err(DataError::Image)?;
     marks.change(|mark| {
         Some(Mark {
             run: mark.run + 1,
@@ -72,16 +98,19 @@ pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, String
     Ok(image)
 }
 
-fn owner(program: &ProgramSpec) -> Result<Option<(u32, u32)>, String> {
-    let user = program.user.as_deref().map(options::user).transpose();
-    user.map_err(|error| error.to_string())
+fn owner(program: &ProgramSpec) -> Result<Option<(u32, u32)>, CheckError> {
+    program.user.as_deref().map(options::user).transpose()
 }
 
 // The primary's side.
 
 /// The other host has made room: the hashes of its image, if the program has one here.
-pub(super) fn hear_room(link: &Ends, source: Option<&Source>, within: Duration) -> Result<Vec<u128>, String> {
-    let blocks = source.map_or(Ok(0), Source::blocks).map_err(told)?;
+pub(super) fn hear_room(
+    link: &Ends,
+    source: Option<&Source>,
+    within: Duration,
+) -> Result<Vec<u128>, DataError> {
+    let blocks = source.map_or(Ok(0), Source::blocks).map_err(DataError::Image)?;
     let mut known = Vec::new();
     loop {
         match heard(link, within)? {
@@ -90,17 +119,17 @@ pub(super) fn hear_room(link: &Ends, source: Option<&Source>, within: Duration) 
             }
             SyncMessage::JoinReady if known.len() == blocks => return Ok(known),
             SyncMessage::Hashes { .. } | SyncMessage::JoinReady => {
-                return Err("its data: the other host's image is of another size".to_owned());
+                return Err(DataError::AnotherSize);
             }
-            other => return Err(unexpected(&other)),
+            other => return Err(unexpected(&other).into()),
         }
     }
 }
 
 /// Sends what differs while the program runs, again and again, until little is left; the other host then has it on its disk.
-pub(super) fn send_ahead(link: &Ends, source: &Source, known: &mut [u128]) -> Result<(), String> {
+pub(super) fn send_ahead(link: &Ends, source: &Source, known: &mut [u128]) -> Result<(), DataError> {
     for _ in 0..PASSES {
-        source.sync().map_err(told)?;
+        source.sync().map_err(DataError::Image)?;
         let mut message = Vec::with_capacity(RECORDS * RECORD_BYTES);
         let sent = source.differing(known, &mut |number, bytes| {
             put(&mut message, number, bytes);
@@ -109,26 +138,26 @@ pub(super) fn send_ahead(link: &Ends, source: &Source, known: &mut [u128]) -> Re
             }
             send(link, std::mem::take(&mut message))
         });
-        let sent = sent.map_err(told)?;
+        let sent = sent.map_err(DataError::Image)?;
         if !message.is_empty() {
-            send(link, message).map_err(told)?;
+            send(link, message).map_err(DataError::Image)?;
         }
         if sent <= LITTLE_BYTES {
             break;
         }
     }
     let last = SyncMessage::JoinLast { epoch: Epoch(0) };
-    link.writer.send(&last).map_err(|error| error.to_string())?;
+    link.writer.send(&last)?;
     match heard(link, ON_DISK_WITHIN)? {
         SyncMessage::JoinReady => Ok(()),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected(&other).into()),
     }
 }
 
 /// Puts the rest beside the images of a program that stands still, which then is its data at this moment.
-pub(super) fn save(source: &Source, known: &mut [u128], folder: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| GuardError::of(LEFT, &error);
-    let file = File::create(folder.join(LEFT)).map_err(|error| told(failed(error)))?;
+pub(super) fn save(source: &Source, known: &mut [u128], folder: &Path) -> Result<(), DataError> {
+    let failed = |error: io::Error| GuardError::of(LEFT, &error);
+    let file = File::create(folder.join(LEFT)).map_err(|error| DataError::Image(failed(error)))?;
     let mut file = BufWriter::new(file);
     let (mut left, mut record) = (MOST_LEFT_BYTES, Vec::with_capacity(RECORD_BYTES));
     let saved = source.at_rest(known, &mut |number, bytes| {
@@ -139,7 +168,9 @@ pub(super) fn save(source: &Source, known: &mut [u128], folder: &Path) -> Result
         put(&mut record, number, bytes);
         file.write_all(&record).map_err(failed)
     });
-    saved.and_then(|_| file.flush().map_err(failed)).map_err(told)
+    saved
+        .and_then(|_| file.flush().map_err(failed))
+        .map_err(DataError::Image)
 }
 
 fn put(message: &mut Vec<u8>, number: u64, bytes: &[u8]) {
@@ -165,39 +196,39 @@ pub(super) struct Receiving {
 }
 
 /// Says what this host has, and takes what differs. Afterwards the primary may stop its program.
-pub(super) fn receive_ahead(link: &Ends, program: &ProgramSpec, marks: &Marks) -> Result<Receiving, String> {
-    let image = marks.data.open(owner(program)?).map_err(told)?;
-    let known = hashes(&image).map_err(told)?;
-    let target = Target::new(image).map_err(told)?;
+pub(super) fn receive_ahead(
+    link: &Ends,
+    program: &ProgramSpec,
+    marks: &Marks,
+) -> Result<Receiving, DataError> {
+    let image = marks.data.open(owner(program)?).map_err(DataError::Image)?;
+    let known = hashes(&image).map_err(DataError::Image)?;
+    let target = Target::new(image).map_err(DataError::Image)?;
     for part in known.chunks(HASHES) {
         let message = SyncMessage::Hashes {
             epoch: Epoch(0),
             hashes: part.to_vec(),
         };
-        link.writer.send(&message).map_err(|error| error.to_string())?;
+        link.writer.send(&message)?;
     }
     // Invariant 1.
     marks.change(|mark| Some(Mark { torn: true, ..mark }))?;
-    let ready = || {
-        link.writer
-            .send(&SyncMessage::JoinReady)
-            .map_err(|error| error.to_string())
-    };
+    let ready = || link.writer.send(&SyncMessage::JoinReady);
     ready()?;
     loop {
         match heard(link, PIECE_WITHIN)? {
             SyncMessage::DeviceState { part, .. } => {
                 if part.len() % RECORD_BYTES != 0 {
-                    return Err("its data: half of a block came".to_owned());
+                    return Err(DataError::HalfBlock);
                 }
                 part.chunks(RECORD_BYTES)
                     .try_for_each(|record| take(&target, record))?;
             }
             SyncMessage::JoinLast { .. } => break,
-            other => return Err(unexpected(&other)),
+            other => return Err(unexpected(&other).into()),
         }
     }
-    target.sync().map_err(told)?;
+    target.sync().map_err(DataError::Image)?;
     ready()?;
     Ok(Receiving {
         target,
@@ -207,18 +238,17 @@ pub(super) fn receive_ahead(link: &Ends, program: &ProgramSpec, marks: &Marks) -
 
 impl Receiving {
     /// Takes the rest, which has come beside the images. The image is then the primary's, but it does not count before the group agrees.
-    pub(super) fn load(self, folder: &Path, run: u64) -> Result<Image, String> {
-        let failed = |error: std::io::Error| format!("{LEFT}: {error}");
-        let mut file = BufReader::new(File::open(folder.join(LEFT)).map_err(failed)?);
+    pub(super) fn load(self, folder: &Path, run: u64) -> Result<Image, DataError> {
+        let mut file = BufReader::new(File::open(folder.join(LEFT)).map_err(DataError::Left)?);
         let mut record = vec![0; RECORD_BYTES];
         loop {
             match file.read_exact(&mut record) {
                 Ok(()) => take(&self.target, &record)?,
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(DataError::Left(error)),
             }
         }
-        self.target.sync().map_err(told)?;
+        self.target.sync().map_err(DataError::Image)?;
         self.marks.change(|_| {
             Some(Mark {
                 run,
@@ -230,12 +260,12 @@ impl Receiving {
     }
 }
 
-fn take(target: &Target, record: &[u8]) -> Result<(), String> {
+fn take(target: &Target, record: &[u8]) -> Result<(), DataError> {
     let (number, bytes) = record.split_at(size_of::<u64>());
     let number = number
         .iter()
         .fold(0, |number, byte| number << 8 | u64::from(*byte));
-    target.write(number, bytes).map_err(told)
+    target.write(number, bytes).map_err(DataError::Image)
 }
 
 // What is known of the image here.
@@ -265,18 +295,18 @@ impl Marks {
     }
 
     /// What it says; none where there is no image.
-    pub(super) fn read(&self) -> Result<Option<Mark>, String> {
-        self.data.mark().map_err(told)
+    pub(super) fn read(&self) -> Result<Option<Mark>, DataError> {
+        self.data.mark().map_err(DataError::Image)
     }
 
-    fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), String> {
+    fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), DataError> {
         let _alone = self.alone.lock();
-        let mark = self.data.mark().map_err(told)?.unwrap_or_default();
-        change(mark).map_or(Ok(()), |mark| self.data.set_mark(mark).map_err(told))
+        let mark = self.data.mark().map_err(DataError::Image)?.unwrap_or_default();
+        change(mark).map_or(Ok(()), |mark| self.data.set_mark(mark).map_err(DataError::Image))
     }
 
     /// The copy whose image this is is complete by this entry.
-    fn is_complete(&self, index: u64, image: u64) -> Result<(), String> {
+    fn is_complete(&self, index: u64, image: u64) -> Result<(), DataError> {
         self.change(|mark| {
             let is_of_it = self.images.load(Ordering::Relaxed) == image;
             is_of_it.then_some(Mark {
@@ -302,13 +332,13 @@ impl Notes {
     ///
     /// # Errors
     /// Where there is no thread to be had.
-    pub(super) fn begin(marks: Marks) -> Result<Self, String> {
+    pub(super) fn begin(marks: Marks) -> Result<Self, DataError> {
         let (sender, notes) = unbounded();
         let its = marks.clone();
         let writer = std::thread::Builder::new()
             .name("program-marks".into())
             .spawn(move || write_all(&its, &notes))
-            .map_err(|error| format!("a thread for its data's marks: {error}"))?;
+            .map_err(DataError::Thread)?;
         Ok(Self {
             marks,
             writer: Some((sender, writer)),
@@ -374,7 +404,7 @@ mod tests {
         let notes = Notes::begin(marks.clone()).expect("a thread");
         notes.note(Index(70));
         drop(notes);
-        assert_eq!(marks.read(), Ok(Some(whole(3, 70))));
+        assert_eq!(marks.read().expect("a mark"), Some(whole(3, 70)));
         // Another host's comes.
         let before = marks.images.load(Ordering::Relaxed);
         marks.another_image();
@@ -385,10 +415,14 @@ mod tests {
         };
         marks.change(|_| Some(torn)).expect("written");
         marks.is_complete(80, before).expect("written");
-        assert_eq!(marks.read(), Ok(Some(torn)), "that was the one before");
+        assert_eq!(
+            marks.read().expect("a mark"),
+            Some(torn),
+            "that was the one before"
+        );
         let notes = Notes::begin(marks.clone()).expect("a thread");
         notes.note(Index(90));
         drop(notes);
-        assert_eq!(marks.read(), Ok(Some(whole(4, 90))));
+        assert_eq!(marks.read().expect("a mark"), Some(whole(4, 90)));
     }
 }

@@ -9,8 +9,10 @@
 //!   election makes it one.
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
+use super::clock::TooOld;
+use super::data::DataError;
 use super::{ProgramLoop, Role};
-use crate::vm::cold::ask_standing;
+use crate::vm::cold::{AskError, ask_standing};
 use crate::vm::event::LoopEvent;
 use dunlin_api::{DiskStanding, EventKind, Standing};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
@@ -45,8 +47,57 @@ pub(super) struct Images {
 /// What was found.
 pub struct Found {
     /// Of the image here.
-    own: Result<Option<Mark>, String>,
-    others: Vec<(ReplicaId, Result<Standing, String>)>,
+    own: Result<Option<Mark>, DataError>,
+    others: Vec<(ReplicaId, Result<Standing, AskError>)>,
+}
+
+/// Why no host begins the program yet.
+#[derive(Debug, thiserror::Error)]
+enum JudgeError {
+    /// Of the image here.
+    #[error(transparent)]
+    Own(#[from] DataError),
+    /// Invariant 1.
+    #[error("the program has data, and those on host '{host}' may be newer: it is waited for ({error})")]
+    MayBeNewer {
+        /// The host that does not say.
+        host: String,
+        /// Why not.
+        #[source]
+        error: AskError,
+    },
+    /// Invariant 3.
+    #[error("host '{host}' may have a living copy of the program: it is waited for ({error})")]
+    MayLive {
+        /// The host that does not say.
+        host: String,
+        /// Why not.
+        #[source]
+        error: AskError,
+    },
+    /// Invariant 2.
+    #[error(
+        "neither host's image of the program's data is a whole one: a copy was on its way when both hosts were lost. Bring one back from a \
+         backup of yours, or take away both images and their marks, then the program begins with nothing"
+    )]
+    NoImage,
+    /// It says a new time and a new seed.
+    #[error(transparent)]
+    TooOld(#[from] TooOld),
+    /// This host's daemon may have been started since, and does not know how it ended.
+    #[error(
+        "no copy of the program is alive here, and the one on host '{host}' has ended and is not begun again by itself: 'dunlin down \
+         {name}', then 'dunlin up'"
+    )]
+    EndedThere {
+        /// Where.
+        host: String,
+        /// Of the program.
+        name: String,
+    },
+    /// That host begins it.
+    #[error("no copy of the program is alive here, and another host's data are newer")]
+    NewerThere,
 }
 
 /// Which host begins.
@@ -126,7 +177,7 @@ impl ProgramLoop {
                     })
                     .collect();
                 let said = asked.into_iter();
-                said.map(|(id, answer)| (id, answer.join().unwrap_or_else(|_| Err("no answer".into()))))
+                said.map(|(id, answer)| (id, answer.join().unwrap_or(Err(AskError::NoAnswer))))
                     .collect()
             });
             let own = marks.map_or(Ok(None), |marks| marks.read());
@@ -152,7 +203,8 @@ impl ProgramLoop {
         } else {
             return;
         };
-        if let Err(why) = judged
+        let why = judged.map_err(|error| error.to_string());
+        if let Err(why) = why
             && self.images.complaint != why
         {
             self.event(EventKind::Waiting, &*why);
@@ -160,16 +212,16 @@ impl ProgramLoop {
         }
     }
 
-    fn judge_first(&mut self, found: Found) -> Result<(), String> {
+    fn judge_first(&mut self, found: Found) -> Result<(), JudgeError> {
         let term = self.group.term();
         let Some(other) = self.other() else { return Ok(()) };
         if self.begun_in == Some(term) {
             return Ok(());
         }
-        let set = match self.choose(found.own?, &found.others)? {
+        let set = match self.choose(found.own?, found.others)? {
             Choice::Here => ReplicaSet::one(self.me),
             Choice::There => ReplicaSet::one(other),
-            Choice::Nobody => return Err(self.no_image()),
+            Choice::Nobody => return Err(JudgeError::NoImage),
         };
         let entry = Agreed::Complete { set, epoch: Epoch(1) };
         if self.propose(&entry) {
@@ -190,35 +242,27 @@ impl ProgramLoop {
     fn choose(
         &self,
         own: Option<Mark>,
-        others: &[(ReplicaId, Result<Standing, String>)],
-    ) -> Result<Choice, String> {
+        others: Vec<(ReplicaId, Result<Standing, AskError>)>,
+    ) -> Result<Choice, JudgeError> {
         let Some(other) = self.other() else {
             return Ok(Choice::Here);
         };
-        let said = others.iter().find(|(id, _)| *id == other);
+        let said = others.into_iter().find(|(id, _)| *id == other);
         match said {
             Some((_, Ok(standing))) => {
                 // One that does not know any more that it is to be begun again does not begin it.
                 let first = self.me < other || (self.restart.waits() && !standing.begins_again);
-                Ok(choose(own, heard(standing), first))
+                Ok(choose(own, heard(&standing), first))
             }
-            // Invariant 1.
-            Some((_, Err(why))) => {
-                let host = self.config.host_name(other);
-                let may_be = match self.notes {
-                    Some(_) => format!("the program has data, and those on host '{host}' may be newer"),
-                    None => format!("host '{host}' may have a living copy of the program"),
-                };
-                Err(format!("{may_be}: it is waited for ({why})"))
+            Some((_, Err(error))) => {
+                let host = self.config.host_name(other).to_owned();
+                Err(match self.notes {
+                    Some(_) => JudgeError::MayBeNewer { host, error },
+                    None => JudgeError::MayLive { host, error },
+                })
             }
             None => Ok(Choice::Here),
         }
-    }
-
-    fn no_image(&self) -> String {
-        "neither host's image of the program's data is a whole one: a copy was on its way when both hosts were lost. Bring one back from a \
-         backup of yours, or take away both images and their marks, then the program begins with nothing"
-            .to_owned()
     }
 
     /// The other host begins, and leads from there on.
@@ -312,7 +356,7 @@ impl ProgramLoop {
         }
     }
 
-    fn judge_loss(&mut self, found: Found) -> Result<(), String> {
+    fn judge_loss(&mut self, found: Found) -> Result<(), JudgeError> {
         self.images.mandate = None;
         let own = self.standing();
         if let Some(input) = self.ended_both(&found) {
@@ -321,9 +365,8 @@ impl ProgramLoop {
             self.restart.never();
             return Ok(());
         }
-        // It says a new time and a new seed.
         if let Some(why) = self.waits_for_an_upgrade() {
-            return Err(why);
+            return Err(why.into());
         }
         let mut newest = (own.last, own.complete);
         for (id, said) in &found.others {
@@ -332,13 +375,11 @@ impl ProgramLoop {
             if standing.alive || standing.led {
                 return Ok(());
             }
-            // This host's daemon may have been started since, and does not know how it ended.
             if standing.ended && !standing.begins_again {
-                let (host, name) = (self.config.host_name(*id), &self.config.name);
-                return Err(format!(
-                    "no copy of the program is alive here, and the one on host '{host}' has ended and is not begun again by itself: \
-                     'dunlin down {name}', then 'dunlin up'"
-                ));
+                return Err(JudgeError::EndedThere {
+                    host: self.config.host_name(*id).to_owned(),
+                    name: self.config.name.clone(),
+                });
             }
             newest = newest.max((standing.last, standing.complete));
         }
@@ -347,11 +388,11 @@ impl ProgramLoop {
             if self.notes.is_none() {
                 return Ok(());
             }
-            return Err("no copy of the program is alive here, and another host's data are newer".to_owned());
+            return Err(JudgeError::NewerThere);
         }
         let needs_other = self.other().is_some_and(|other| complete.contains(other));
         let choice = match needs_other {
-            true => self.choose(found.own?, &found.others)?,
+            true => self.choose(found.own?, found.others)?,
             false => choose(found.own?, None, true),
         };
         match choice {
@@ -360,10 +401,8 @@ impl ProgramLoop {
                 Ok(())
             }
             Choice::There if self.notes.is_none() => Ok(()),
-            Choice::There => {
-                Err("no copy of the program is alive here, and another host's data are newer".to_owned())
-            }
-            Choice::Nobody => Err(self.no_image()),
+            Choice::There => Err(JudgeError::NewerThere),
+            Choice::Nobody => Err(JudgeError::NoImage),
         }
     }
 

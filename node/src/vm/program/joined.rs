@@ -8,7 +8,7 @@
 //! * **Not here:** the primary (`joining`).
 
 use super::backlog::Input;
-use super::carrying::{Brought, Fetcher};
+use super::carrying::{Brought, CarryError, Fetcher};
 use super::joining::Tries;
 use super::{ProgramLoop, Role, Running, copies};
 use crate::vm::session::link::refuse;
@@ -64,7 +64,7 @@ impl ProgramLoop {
         self.next_session += 1;
         let session = self.next_session;
         let begun = self.opened(session, stream).and_then(|(link, closer)| {
-            let talker = Talker::start(link.writer.clone()).map_err(|error| error.to_string())?;
+            let talker = Talker::start(link.writer.clone())?;
             let (keeper, kept) = bounded::<()>(0);
             let marks = self.marks();
             if let Some(marks) = &marks {
@@ -83,8 +83,7 @@ impl ProgramLoop {
             };
             std::thread::Builder::new()
                 .name("program-joined".into())
-                .spawn(move || fetcher.run())
-                .map_err(|error| error.to_string())?;
+                .spawn(move || fetcher.run())?;
             let session = super::Session {
                 id: session,
                 link,
@@ -154,7 +153,7 @@ impl ProgramLoop {
     }
 
     /// The copy is here and runs, or will not come.
-    pub(super) fn brought(&mut self, session: u64, result: Result<Box<Brought>, String>) {
+    pub(super) fn brought(&mut self, session: u64, result: Result<Box<Brought>, CarryError>) {
         // Dropped otherwise, and with that ended.
         let Some(expected) = self.expected.take_if(|expected| expected.session == session) else {
             return;
@@ -167,7 +166,7 @@ impl ProgramLoop {
             }
             Err(why) => {
                 self.expected = Some(expected);
-                return self.expects_no_more(&why);
+                return self.expects_no_more(&why.to_string());
             }
         };
         let mut gate = Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64);
@@ -179,7 +178,11 @@ impl ProgramLoop {
                 let applied = output.applied(brought.epoch, &brought.connections);
                 applied.map_err(|error| error.to_string())
             });
-        if let Err(why) = loaded.and_then(|()| copies::note_that_it_ran(&self.folder())) {
+        let noted = loaded.and_then(|()| {
+            let noted = copies::note_that_it_ran(&self.folder());
+            noted.map_err(|error| error.to_string())
+        });
+        if let Err(why) = noted {
             self.expected = Some(expected);
             return self.expects_no_more(&why);
         }

@@ -101,7 +101,7 @@ impl ProgramLoop {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
-            return self.join_fails_before_it_began(&why);
+            return self.join_fails_before_it_began(&why.to_string());
         }
         let (words, _) = bounded(WORDS);
         let join = Join {

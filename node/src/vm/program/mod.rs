@@ -22,7 +22,7 @@ mod backlog;
 pub mod carrying;
 mod clock;
 pub mod copies;
-mod data;
+pub mod data;
 pub(crate) mod difference;
 mod ending;
 mod frames;
@@ -40,7 +40,7 @@ use super::connect::Connector;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::session::link::{Closer, SyncLink};
 use super::session::talker::Talker;
-use super::{Ended, Host, Shared, group};
+use super::{Ended, Host, Shared, StartError, group};
 use crate::config::{Durability, ProgramSpec, VmConfig};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
@@ -218,10 +218,8 @@ impl ProgramLoop {
         shared: Arc<Shared>,
         to_loop: LoopSender,
         events: Receiver<LoopEvent>,
-    ) -> Result<Self, String> {
-        let member = config
-            .member(&host.name)
-            .ok_or("this host is not in the program's group")?;
+    ) -> Result<Self, StartError> {
+        let member = config.member(&host.name).ok_or(StartError::NotInProgram)?;
         let members = config.group.iter().map(|host| host.member).collect();
         let durability = match host.cluster.durability {
             Durability::Memory => dunlin_core::consensus::Durability::Memory,
@@ -230,8 +228,7 @@ impl ProgramLoop {
         let folder = host.state.join("vms").join(&config.name);
         let group = group::open(&host, &config, member.id, members, durability)?;
         let first = config.group[0].member.id;
-        let agreement = Agreement::found(&group, &member, first)
-            .map_err(|error| format!("the log's snapshot: {error}"))?;
+        let agreement = Agreement::found(&group, &member, first)?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);
         let marks = data::Marks::of(&program).filter(|_| !member.witness);
         let notes = marks.map(data::Notes::begin).transpose()?;
@@ -484,7 +481,7 @@ impl ProgramLoop {
             Command::ForceDown => self.force_down(),
             Command::Failover => match self.begin_hand_over(&reply) {
                 Ok(()) => return,
-                Err(why) => Answer::failed(why),
+                Err(why) => Answer::failed(why.to_string()),
             },
             Command::Policy(_)
             | Command::Protect

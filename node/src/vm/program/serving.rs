@@ -7,7 +7,7 @@
 
 use super::unmatched::Mismatch;
 use super::{ProgramLoop, Role, Session, TakeOver};
-use crate::vm::connect::open;
+use crate::vm::connect::{ConnectError, open};
 use crate::vm::event::LoopEvent;
 use crate::vm::session::link::{Closer, SyncLink};
 use crate::vm::session::talker::Talker;
@@ -19,6 +19,18 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::GsoTap;
+use std::io;
+
+/// Why a program is not handed over.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandOverError {
+    /// Another host may.
+    #[error("this host does not serve the program")]
+    DoesNotServe,
+    /// Nobody could take it.
+    #[error("the program has no second copy to hand over to")]
+    NoSecondCopy,
+}
 
 /// So long a program that never ran waits for the other host before it begins without it.
 const BOTH_WITHIN_US: u64 = 10_000_000;
@@ -64,6 +76,7 @@ impl ProgramLoop {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
+            let why = why.to_string();
             if self.tries.is_news(&why) {
                 self.event(EventKind::Waiting, why);
             }
@@ -193,11 +206,14 @@ impl ProgramLoop {
         }
     }
 
-    pub(super) fn session_connected(&mut self, id: u64, result: Result<Stream, String>) {
+    pub(super) fn session_connected(&mut self, id: u64, result: Result<Stream, ConnectError>) {
         if id != self.next_session || self.role != Role::Primary {
             return;
         }
-        let opened = result.and_then(|stream| self.opened(id, stream));
+        let opened = match result {
+            Ok(stream) => self.opened(id, stream).map_err(|error| error.to_string()),
+            Err(why) => Err(why.to_string()),
+        };
         match opened {
             Ok((link, closer)) => {
                 self.join_connected(&link);
@@ -219,8 +235,8 @@ impl ProgramLoop {
         }
     }
 
-    pub(super) fn opened(&self, id: u64, stream: Stream) -> Result<(SyncLink, Closer), String> {
-        SyncLink::open(stream, id, self.to_loop.clone(), false).map_err(|error| error.to_string())
+    pub(super) fn opened(&self, id: u64, stream: Stream) -> io::Result<(SyncLink, Closer)> {
+        SyncLink::open(stream, id, self.to_loop.clone(), false)
     }
 
     pub(super) fn backup_listens(&mut self, id: u64) {
@@ -312,7 +328,7 @@ impl ProgramLoop {
     }
 
     /// A person's order, or the daemon's end.
-    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), String> {
+    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), HandOverError> {
         let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
         let is_backed = self.output.voice() == Voice::Protected
             && self.backup_ready
@@ -324,8 +340,8 @@ impl ProgramLoop {
                 self.group.transfer_to(other);
                 Ok(())
             }
-            _ if !serves => Err("this host does not serve the program".to_owned()),
-            _ => Err("the program has no second copy to hand over to".to_owned()),
+            _ if !serves => Err(HandOverError::DoesNotServe),
+            _ => Err(HandOverError::NoSecondCopy),
         }
     }
 
@@ -346,7 +362,7 @@ impl ProgramLoop {
         self.next_session += 1;
         let id = self.next_session;
         let talking = self.opened(id, stream).and_then(|(link, closer)| {
-            let talker = Talker::start(link.writer.clone()).map_err(|error| error.to_string())?;
+            let talker = Talker::start(link.writer.clone())?;
             Ok(Session {
                 id,
                 link,

@@ -8,6 +8,7 @@ use super::drive::{Driver, drive};
 use super::link::SyncLink;
 use super::{Broken, hash_all, hash_copy, page_set};
 use crate::vm::Line;
+use crate::vm::connect::ConnectError;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
 use crate::vm::machine::Machine;
 use bytes::Bytes;
@@ -40,7 +41,7 @@ pub struct Primary {
     /// Reports.
     pub to_loop: LoopSender,
     /// Opens a stream to the backup for a disk's mirror.
-    pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, String> + Send>,
+    pub connect_mirror: Box<dyn Fn(usize) -> Result<Stream, ConnectError> + Send>,
     /// How the session compares: as the VM's file says, if the backup's build knows it.
     pub compare: Compare,
     /// Whether every sync is followed by a hash of all memory on both sides.
