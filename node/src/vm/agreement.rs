@@ -5,7 +5,7 @@
 //! 2. An entry is applied once.
 //! 3. A host that an applied entry drops from the complete set ends its copy of the VM (core's `replica::leadership` says so); so does
 //!    one that gets a snapshot instead of entries, whatever its role: its copy never saw the inputs below it.
-//! 4. The log never holds more than its limit: a sync cuts it, or, where no backup needs it, every eighth of the limit does.
+//! 4. The log never holds more than its limit: core's `replica::log_cut` says where it is cut.
 //! 5. An entry of ours that the log refuses is said again until it is taken, or another term decides what holds.
 //!
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
@@ -21,6 +21,7 @@ use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
 use dunlin_core::consensus::{EntryKind, Member, Refusal};
 use dunlin_core::replica::leadership::{Candidacy, Leadership, Settled};
+use dunlin_core::replica::log_cut::LogCut;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_core::wire::{WireError, agreed};
 use dunlin_fabric::group::{GroupEvent, KeptGroup};
@@ -31,14 +32,8 @@ pub struct Agreement {
     pub leadership: Leadership,
     /// The newest applied entry.
     pub applied: Index,
-    /// Where to cut the log when the sync that was agreed there is done, and the state there.
-    cut: Option<(Index, Bytes)>,
-    /// Up to where it was cut.
-    pub(super) cut_at: Index,
-    /// Where nobody else needs it: where it is cut next, and the state there.
-    mark: Option<(Index, Bytes)>,
-    /// Bytes that were applied since that mark.
-    since_mark_bytes: usize,
+    /// Where the log is cut.
+    pub(super) log_cut: LogCut,
     /// There is no room for more entries, and when that was told.
     pub(super) log_is_full: bool,
     log_full_told_us: Option<u64>,
@@ -66,10 +61,7 @@ impl Agreement {
         Self {
             leadership,
             applied: index,
-            cut: None,
-            cut_at: index,
-            mark: None,
-            since_mark_bytes: 0,
+            log_cut: LogCut::new(index),
             log_is_full: false,
             log_full_told_us: None,
             log_full_is_last: false,
@@ -302,19 +294,18 @@ impl VmLoop {
             // A VM's clock and its chance are its own: its saved state has them.
             Agreed::Timed { .. } | Agreed::Seed(_) => {}
             Agreed::Sync { epoch } => {
-                self.agreement.cut = Some((index, agreed::encode_state(self.agreement.state())));
+                let state = self.agreement.leadership.state();
+                self.agreement.log_cut.sync_agreed(index, state);
                 self.sync_agreed(epoch);
             }
             Agreed::SyncDone { .. } => {
-                if let Some((index, state)) = self.agreement.cut.take() {
-                    self.cut_log(index, state);
-                }
+                let cut = self.agreement.log_cut.sync_done();
+                self.cut_log(cut);
             }
             Agreed::Complete { set, epoch } => {
                 self.agreement.another_policy = false;
-                if let Some((index, state)) = self.agreement.cut_at_join(set) {
-                    self.cut_log(index, state);
-                }
+                let cut = self.agreement.log_cut.complete_agreed(set);
+                self.cut_log(cut);
                 self.complete_set_agreed(set, epoch);
             }
             Agreed::Policy(policy) => {

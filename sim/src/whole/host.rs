@@ -1,7 +1,7 @@
 //! What a host of a world consists of.
 
 use crate::disk::Disk;
-use dunlin_core::agreed::{AgreedState, Unsaid};
+use dunlin_core::agreed::Unsaid;
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
 use dunlin_core::policy::Mode;
 use dunlin_core::replica::cold_start::{ColdStart, DiskMark, Holding};
@@ -9,6 +9,7 @@ use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::backup::BackupEpochs;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::leadership::{Candidacy, Leadership};
+use dunlin_core::replica::log_cut::LogCut;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -193,10 +194,9 @@ pub struct Host {
     pub copy: Option<Copy>,
     /// What the log has refused, as the daemon keeps it.
     pub unsaid: Unsaid,
-    /// Where to cut the log when the sync that was agreed there is done.
-    pub cut: Option<(Index, AgreedState)>,
-    /// Where it may be cut if nobody follows.
-    pub mark: Option<(Index, AgreedState)>,
+    pub log_cut: LogCut,
+    /// From here on nobody else needs the log, and no sync is under way.
+    pub alone_since: Option<Index>,
     pub cold: ColdStart,
     pub image: Image,
     /// Of an inquest under way, and how many have not answered yet.

@@ -3,16 +3,19 @@
 use super::host::{BackupCopy, Copy, Heard, Host, PrimaryCopy};
 use super::world::{World, state_of};
 use bytes::Bytes;
-use dunlin_core::agreed::{Agreed, AgreedState, Frame, ReplicaSet};
-use dunlin_core::consensus::{Consensus, EntryKind, Event, Role};
+use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
+use dunlin_core::consensus::{EntryKind, Event, Role};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Inputs;
 use dunlin_core::replica::leadership::{Lead, Part, Resumes, Settled, Step};
+use dunlin_core::replica::log_cut::{Cut, LOG_PARTS};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_core::wire::agreed;
 
-/// Where nobody follows the log is cut so many entries behind.
-const CUT_EVERY: u64 = 16;
+/// What a log is meant to hold: where nobody follows it is cut an eighth behind.
+const LOG_LIMITS: (usize, usize) = (128, 64 << 10);
+/// And so it has two parts of eight at most.
+const MOST_UNCUT: usize = 2 * LOG_LIMITS.0 / LOG_PARTS;
 
 impl World {
     pub(super) fn turn(&mut self, id: u8) {
@@ -48,7 +51,8 @@ impl World {
                     let host = self.host(id);
                     host.leadership.installed(state_of(&snapshot));
                     host.applied = snapshot.last.index;
-                    (host.cut, host.mark) = (None, None);
+                    host.log_cut.installed(snapshot.last.index);
+                    host.alone_since = None;
                     // Its copy never saw the inputs below it.
                     self.end_copy(id);
                     let through = snapshot.last.index;
@@ -68,7 +72,7 @@ impl World {
             Some(Copy::Backup(backup)) => {
                 stream = Some(backup.session);
                 if backup.epochs.elected() {
-                    host.cut = None;
+                    host.log_cut.sync_lost();
                 }
             }
             Some(Copy::Primary(primary)) => primary.epochs.elected(),
@@ -114,6 +118,7 @@ impl World {
             };
             let leads = entry.stamp.term == node.term() && node.role() == Role::Leader;
             host.applied = index;
+            let bytes = entry.payload.len();
             match entry.kind {
                 EntryKind::Members => {}
                 EntryKind::Barrier if leads => self.leads(id),
@@ -124,7 +129,7 @@ impl World {
                 }
             }
             self.step(id, Event::Applied { through: index });
-            self.cut_alone(id);
+            self.cut_alone(id, bytes);
         }
     }
 
@@ -141,16 +146,18 @@ impl World {
             }
             Agreed::Sync { epoch } => {
                 let host = self.host(id);
-                host.cut = Some((index, host.leadership.state().clone()));
+                host.log_cut.sync_agreed(index, host.leadership.state());
+                host.alone_since = None;
                 self.sync_agreed(id, epoch);
             }
-            Agreed::SyncDone { .. } => self.cut_at_sync(id),
+            Agreed::SyncDone { .. } => {
+                let cut = self.host(id).log_cut.sync_done();
+                self.cut_log(id, cut);
+            }
             Agreed::Complete { set, epoch } => {
-                if set.len() > 1 {
-                    self.cut_at_sync(id);
-                } else {
-                    self.host(id).cut = None;
-                }
+                self.host(id).alone_since = (set.len() == 1).then_some(index);
+                let cut = self.host(id).log_cut.complete_agreed(set);
+                self.cut_log(id, cut);
                 self.complete_agreed(id, epoch);
             }
             Agreed::Timed { .. } | Agreed::Seed(_) | Agreed::Policy(_) | Agreed::Hosts(_) | Agreed::Down => {}
@@ -315,7 +322,7 @@ impl World {
             None => None,
         };
         host.leadership.ends();
-        host.cut = None;
+        host.log_cut.sync_lost();
         if let Some(stream) = stream {
             self.close(stream);
         }
@@ -323,7 +330,7 @@ impl World {
 
     pub(super) fn forget_cut(&mut self, id: u8) {
         let host = self.host(id);
-        host.cut = None;
+        host.log_cut.sync_lost();
         match &mut host.copy {
             Some(Copy::Primary(primary)) => primary.epochs.let_log_go(),
             Some(Copy::Backup(backup)) => backup.epochs.let_log_go(),
@@ -331,29 +338,22 @@ impl World {
         }
     }
 
-    fn cut_at_sync(&mut self, id: u8) {
-        if let Some(cut) = self.host(id).cut.take() {
-            self.truncate(id, cut);
-        }
-    }
-
-    fn cut_alone(&mut self, id: u8) {
+    /// Where nobody follows.
+    fn cut_alone(&mut self, id: u8, bytes: usize) {
         let host = self.host(id);
-        let needed = host.leadership.state().complete.len() > 1 || host.cut.is_some();
-        let from = host.mark.as_ref().map_or(Index(0), |(index, _)| *index);
-        if needed || host.applied.0 < from.0 + CUT_EVERY {
-            return;
-        }
-        let here = (host.applied, host.leadership.state().clone());
-        if let Some(mark) = host.mark.replace(here) {
-            self.truncate(id, mark);
+        let (index, state) = (host.applied, host.leadership.state());
+        let cut = host.log_cut.applied(index, bytes, LOG_LIMITS, state);
+        self.cut_log(id, cut);
+        let host = self.host(id);
+        let uncut = |from: Index| index.0.saturating_sub(from.0) as usize;
+        let first = host.node.as_ref().map_or(index, |node| node.first());
+        if host.alone_since.is_some_and(|since| uncut(since) > MOST_UNCUT) && uncut(first) > MOST_UNCUT {
+            self.verdict(format!("the log of {id} is not cut, though nobody needs it"));
         }
     }
 
-    fn truncate(&mut self, id: u8, (through, state): (Index, AgreedState)) {
-        let first = self.host(id).node.as_ref().map_or(Index(0), Consensus::first);
-        if through >= first {
-            let state = agreed::encode_state(&state);
+    fn cut_log(&mut self, id: u8, cut: Option<Cut>) {
+        if let Some(Cut { through, state }) = cut {
             self.step(id, Event::Truncate { through, state });
         }
     }

@@ -10,6 +10,7 @@ use dunlin_core::policy::Mode;
 use dunlin_core::replica::cold_start::ColdStart;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::leadership::Leadership;
+use dunlin_core::replica::log_cut::LogCut;
 use dunlin_core::replica::sync::bugs::{Bug, Bugs};
 use dunlin_core::units::{Index, ReplicaId, Term};
 use dunlin_core::wire::agreed;
@@ -143,8 +144,8 @@ impl World {
                 applied: Index(0),
                 copy: None,
                 unsaid: Unsaid::default(),
-                cut: None,
-                mark: None,
+                log_cut: LogCut::new(Index(0)),
+                alone_since: None,
                 cold: ColdStart::default(),
                 image: Image::default(),
                 answers: BTreeMap::new(),
@@ -336,7 +337,8 @@ impl World {
         host.node = Some(Consensus::new(config, restored, seed));
         host.incarnation += 1;
         host.asleep_until_us = 0;
-        (host.copy, host.cut, host.mark) = (None, None, None);
+        (host.copy, host.alone_since) = (None, None);
+        host.log_cut = LogCut::new(host.applied).with_bugs(Bugs::with(bug));
         host.unsaid.clear();
         host.heard.clear();
         host.cold = ColdStart::with_bugs(Bugs::with(bug));

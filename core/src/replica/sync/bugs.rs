@@ -44,6 +44,8 @@ pub enum Bug {
     KeepsMandate,
     /// A copy whose host may not be elected keeps all others from booting the VM.
     CountsDroppedCopies,
+    /// A sync that will never be done keeps its place in the log from being cut.
+    KeepsBrokenCut,
 }
 
 impl Bug {
@@ -54,14 +56,15 @@ impl Bug {
         Self::KeepsStaleCopy,
     ];
 
-    /// Those of whole hosts: the same, and those of a cold start.
-    pub const OF_HOSTS: [Self; 6] = [
+    /// Those of whole hosts: the same, and those of a cold start and of the log's cut.
+    pub const OF_HOSTS: [Self; 7] = [
         Self::SpeaksBeforeTheDrop,
         Self::SpeaksWhenDeposed,
         Self::KeepsStaleCopy,
         Self::BootsUnheard,
         Self::KeepsMandate,
         Self::CountsDroppedCopies,
+        Self::KeepsBrokenCut,
     ];
 
     /// Those of the session and its epochs.

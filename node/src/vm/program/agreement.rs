@@ -160,11 +160,14 @@ impl ProgramLoop {
             self.group.applied(self.agreement.applied);
             // No sync cuts this log. Who is more than a part of it behind has missed inputs, and gets a snapshot (invariant 3).
             let limits = self.group.log_limits();
-            if let Some((at, state)) = self.agreement.cut_alone(bytes, limits)
-                && at > self.agreement.cut_at
-            {
-                self.agreement.cut_at = at;
-                self.group.truncate(at, state);
+            let Agreement {
+                leadership,
+                log_cut,
+                applied,
+                ..
+            } = &mut self.agreement;
+            if let Some(cut) = log_cut.applied_alone(*applied, bytes, limits, leadership.state()) {
+                self.group.truncate(cut.through, cut.state);
             }
         }
     }
