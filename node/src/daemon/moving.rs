@@ -101,7 +101,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     };
     let ticket = match reservations::draw() {
         Ok(ticket) => ticket,
-        Err(why) => return Answer::failed(why),
+        Err(why) => return Answer::failed(why.to_string()),
     };
     let text = config.text.to_string();
     let request = Request::Prepare {
