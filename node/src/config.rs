@@ -7,6 +7,7 @@
 pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
 
 mod cluster;
+mod error;
 mod host;
 mod hosts;
 mod program;
@@ -14,6 +15,7 @@ mod vm;
 
 pub use cluster::Durability;
 pub use cluster::{Cluster, ClusterHost};
+pub use error::MoveError;
 pub use host::{HostConfig, HostFile, PageAt, Trust};
 pub use hosts::newest;
 pub use program::{ProgramSpec, RestartPolicy};
@@ -52,10 +54,10 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    fn senseless(origin: &str, why: impl Into<String>) -> Self {
+    fn senseless(origin: &str, why: impl std::fmt::Display) -> Self {
         Self::Senseless {
             origin: origin.to_owned(),
-            why: why.into(),
+            why: why.to_string(),
         }
     }
 }

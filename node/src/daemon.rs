@@ -178,7 +178,7 @@ pub fn run(path: &Path) -> Result<()> {
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
     std::fs::create_dir_all(&config.state)
         .with_context(|| format!("{}: the state folder", config.state.display()))?;
-    let _only_one = store::lock(&config.state).map_err(BadInput)?;
+    let _only_one = store::lock(&config.state).map_err(|error| BadInput(error.to_string()))?;
     let identity = identity::at_start(&config)?;
     let (ended, endings) = unbounded();
     let host = Arc::new(Host {
@@ -198,7 +198,7 @@ pub fn run(path: &Path) -> Result<()> {
     let daemon = Arc::new(Daemon {
         host,
         notify,
-        roles: Roles::new(&config).map_err(BadInput)?,
+        roles: Roles::new(&config).map_err(|error| BadInput(error.to_string()))?,
         keys: OwnKeys::new(&config.trust),
         vms: Mutex::default(),
         logs: Mutex::default(),

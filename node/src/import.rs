@@ -130,7 +130,7 @@ impl Import {
 /// Makes a VM's file of a domain's XML.
 pub fn domain(xml: &str, options: &Options) -> Result<Imported, ImportError> {
     if xml.len() > source::MOST_BYTES {
-        return Err(ImportError::NoDomain(source::too_long()));
+        return Err(ImportError::NoDomain(source::TextError::TooLong.to_string()));
     }
     let limits = ParsingOptions {
         allow_dtd: false,

@@ -12,6 +12,8 @@ pub mod store;
 use crate::vm::Host;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use dunlin_api::log::{LogRecord, LogStatus};
+use dunlin_core::wire::WireError;
+use dunlin_fabric::group::GroupError;
 use dunlin_fabric::link::{Hello, Stream};
 use parking_lot::{Condvar, Mutex};
 use retained::Retained;
@@ -19,6 +21,7 @@ pub use run::hello_name;
 use run::{Asked, LogLoop, Order};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -98,15 +101,40 @@ pub struct LogHandle {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Why this host has no part in a log.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its loop would be woken by it.
+    #[error("an eventfd: {0}")]
+    Eventfd(#[source] io::Error),
+    /// It is other hosts'.
+    #[error("this host has no part in the log")]
+    NoPart,
+    /// What is kept of it, or its links.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// What others have said in it.
+    #[error("the log's snapshot cannot be understood: {0}")]
+    Snapshot(#[from] WireError),
+    /// Its loop would run there.
+    #[error("a thread for the log: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// Nobody leads a log: how it is, in words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.state_in_words())]
+pub struct Leaderless(Box<LogStatus>);
+
 impl LogHandle {
     /// Has a part in the log from now on.
-    pub fn start(host: &Arc<Host>, record: LogRecord) -> Result<Self, String> {
+    pub fn start(host: &Arc<Host>, record: LogRecord) -> Result<Self, StartError> {
         let (proposals, asked) = bounded(MOST_WAITING);
         // One for each link that stands, and the end.
         let (orders, ordered) = unbounded();
         let shared = Arc::new(Shared {
             retained: Retained::default(),
-            waker: Waker::new().map_err(|error| format!("an eventfd: {error}"))?,
+            waker: Waker::new().map_err(StartError::Eventfd)?,
             orders,
             proposals,
             sessions: AtomicUsize::new(0),
@@ -117,7 +145,7 @@ impl LogHandle {
         let thread = std::thread::Builder::new()
             .name(format!("log-{}", record.name))
             .spawn(move || log_loop.run())
-            .map_err(|error| format!("a thread for the log: {error}"))?;
+            .map_err(StartError::Thread)?;
         Ok(Self {
             record,
             shared,
@@ -179,11 +207,12 @@ impl LogPort {
     }
 
     /// The host that leads, waiting for one at most so long; else how the log is.
-    pub fn leader(&self, wait: Duration) -> Result<String, String> {
+    pub fn leader(&self, wait: Duration) -> Result<String, Leaderless> {
         let mut status = self.shared.status.lock();
         let none = |status: &mut LogStatus| status.leader.is_none();
         self.shared.changed.wait_while_for(&mut status, none, wait);
-        status.leader.clone().ok_or_else(|| status.state_in_words())
+        let leader = status.leader.clone();
+        leader.ok_or_else(|| Leaderless(Box::new(status.clone())))
     }
 }
 

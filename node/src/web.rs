@@ -339,7 +339,7 @@ async fn admitted(
     };
     // Last of all: the connection, and the body, may have taken their time.
     if let Visitor::Person(_, standing) = visitor {
-        standing.look().map_err(|why| standing::over(&why))?;
+        standing.look().map_err(|why| standing::over(&why.to_string()))?;
     }
     let mut request = Request::from_parts(parts, Body::from(body));
     request.extensions_mut().insert(Arc::new(who));

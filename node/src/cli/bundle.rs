@@ -7,6 +7,7 @@
 //! nothing else is missing for it. 4. each part, and the time that it takes, is bounded.
 //! **Not here**: sending it anywhere.
 
+mod error;
 mod scrub;
 mod threads;
 
@@ -17,6 +18,7 @@ use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::{Context, Result};
 use dunlin_api::{Answer, Request};
+use error::PartError;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parking_lot::Mutex;
@@ -107,7 +109,10 @@ fn parts(socket: &Path, config: &Path, host: Option<&HostConfig>) -> Vec<Part> {
     // The threads first: what they are at by themselves, before anything is asked of them.
     let mut parts = vec![
         part("version.json", Ok(super::manual::version_json().into_bytes())),
-        part("threads.txt", of_daemon(socket, threads::of)),
+        part(
+            "threads.txt",
+            of_daemon(socket, |socket| Ok(threads::of(socket)?)),
+        ),
         part("status.json", of_daemon(socket, status)),
         part("cluster.jsonl", cluster(socket)),
         part("events.jsonl", events(socket, host)),
@@ -137,7 +142,7 @@ fn parts(socket: &Path, config: &Path, host: Option<&HostConfig>) -> Vec<Part> {
 }
 
 /// A part that cannot be had says so in its place.
-fn part(name: &str, words: Result<Vec<u8>, String>) -> Part {
+fn part(name: &str, words: Result<Vec<u8>, PartError>) -> Part {
     let words = words.unwrap_or_else(|why| format!("not to be had: {why}\n").into_bytes());
     (name.to_owned(), words)
 }
@@ -155,19 +160,15 @@ fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send
 /// What is to be had by the daemon's socket. One that hangs is a reason, and the bundle is wanted then most of all.
 fn of_daemon(
     socket: &Path,
-    ask: impl FnOnce(&Path) -> Result<Vec<u8>, String> + Send + 'static,
-) -> Result<Vec<u8>, String> {
+    ask: impl FnOnce(&Path) -> Result<Vec<u8>, PartError> + Send + 'static,
+) -> Result<Vec<u8>, PartError> {
     let socket = socket.to_owned();
-    within(PATIENCE, move || ask(&socket)).unwrap_or_else(|| Err(too_late()))
+    within(PATIENCE, move || ask(&socket)).unwrap_or(Err(PartError::TooLate))
 }
 
-fn too_late() -> String {
-    format!("the daemon does not answer within {} s", PATIENCE.as_secs())
-}
-
-fn status(socket: &Path) -> Result<Vec<u8>, String> {
-    let status = talk::status(socket).map_err(|error| error.to_string())?;
-    serde_json::to_vec_pretty(&status).map_err(|error| error.to_string())
+fn status(socket: &Path) -> Result<Vec<u8>, PartError> {
+    let status = talk::status(socket)?;
+    Ok(serde_json::to_vec_pretty(&status)?)
 }
 
 /// All lines of one kind that the daemon answers with, or those that came in time.
@@ -175,7 +176,7 @@ fn lines(
     socket: &Path,
     asked: Request,
     line: impl Fn(&Answer) -> Option<serde_json::Result<Vec<u8>>> + Send + 'static,
-) -> Result<Vec<u8>, String> {
+) -> Result<Vec<u8>, PartError> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let (socket, hears) = (socket.to_owned(), heard.clone());
     let last = within(PATIENCE, move || {
@@ -191,10 +192,10 @@ fn lines(
     });
     let mut heard = std::mem::take(&mut *heard.lock());
     let why = match last {
-        Some(Ok(Answer::Failed { why, .. })) => why,
+        Some(Ok(Answer::Failed { why, .. })) => PartError::Refused(why),
         Some(Ok(_)) => return Ok(heard),
-        Some(Err(error)) => error.to_string(),
-        None => too_late(),
+        Some(Err(error)) => PartError::Client(error),
+        None => PartError::TooLate,
     };
     if heard.is_empty() {
         return Err(why);
@@ -204,7 +205,7 @@ fn lines(
 }
 
 /// How every host of the cluster is.
-fn cluster(socket: &Path) -> Result<Vec<u8>, String> {
+fn cluster(socket: &Path) -> Result<Vec<u8>, PartError> {
     lines(socket, Request::Cluster, |answer| match answer {
         Answer::Member(member) => Some(serde_json::to_vec(member)),
         _ => None,
@@ -212,7 +213,7 @@ fn cluster(socket: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// What the daemon says; of one that does not run, what it has kept.
-fn events(socket: &Path, host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
+fn events(socket: &Path, host: Option<&HostConfig>) -> Result<Vec<u8>, PartError> {
     let asked = Request::Events {
         follow: false,
         from_now: false,
@@ -229,9 +230,9 @@ fn events(socket: &Path, host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
 }
 
 /// The page that Prometheus reads, if there is one.
-fn metrics(host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
-    let host = host.ok_or("host.toml cannot be used")?;
-    let address = host.metrics.ok_or("host.toml names no address for metrics")?;
+fn metrics(host: Option<&HostConfig>) -> Result<Vec<u8>, PartError> {
+    let host = host.ok_or(PartError::NoHost)?;
+    let address = host.metrics.ok_or(PartError::NoMetrics)?;
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .max_redirects(0)
@@ -243,11 +244,11 @@ fn metrics(host: Option<&HostConfig>) -> Result<Vec<u8>, String> {
         let mut answer = agent.get(format!("http://{address}/metrics")).call()?;
         answer.body_mut().with_config().limit(MOST_BYTES).read_to_vec()
     };
-    read().map_err(|error| format!("metrics at {address}: {error}"))
+    read().map_err(|error| PartError::Metrics { address, error })
 }
 
 /// The end of a file, as far as a part goes.
-fn end_of(path: &Path) -> Result<Vec<u8>, String> {
+fn end_of(path: &Path) -> Result<Vec<u8>, PartError> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let length = file.seek(SeekFrom::End(0))?;
@@ -256,19 +257,17 @@ fn end_of(path: &Path) -> Result<Vec<u8>, String> {
         file.take(MOST_BYTES).read_to_end(&mut words)?;
         Ok(words)
     };
-    read().map_err(|error| format!("{}: {error}", path.display()))
+    read().map_err(PartError::of(path))
 }
 
 /// The host's file with the address of `notify_url` taken out, whatever else is wrong with it.
-fn without_secrets(config: &Path) -> Result<Vec<u8>, String> {
-    let text = std::fs::read_to_string(config).map_err(|error| format!("{}: {error}", config.display()))?;
-    let mut table: toml::Table = toml::from_str(&text).map_err(|_| "it is not TOML".to_owned())?;
+fn without_secrets(config: &Path) -> Result<Vec<u8>, PartError> {
+    let text = std::fs::read_to_string(config).map_err(PartError::of(config))?;
+    let mut table: toml::Table = toml::from_str(&text).map_err(|_| PartError::NotToml)?;
     if let Some(url) = table.get_mut("notify_url") {
         *url = toml::Value::String(scrub::REMOVED.into());
     }
-    toml::to_string(&table)
-        .map(String::into_bytes)
-        .map_err(|error| error.to_string())
+    Ok(toml::to_string(&table)?.into_bytes())
 }
 
 /// Everything that must not be in the file.
@@ -290,7 +289,7 @@ fn secrets(config: &Path, host: Option<&HostConfig>) -> Vec<Vec<u8>> {
 }
 
 /// How long each certificate is good.
-fn certificates(host: &HostConfig) -> Result<Vec<u8>, String> {
+fn certificates(host: &HostConfig) -> Result<Vec<u8>, PartError> {
     let mut words = Vec::new();
     for certificate in crate::certificates::of(&host.trust) {
         // Writing to a Vec does not fail.
@@ -305,15 +304,19 @@ fn certificates(host: &HostConfig) -> Result<Vec<u8>, String> {
 }
 
 /// What a command says, if it says it in time.
-fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, String> {
-    let (program, arguments) = command.split_first().ok_or("no command")?;
+fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, PartError> {
+    let (program, arguments) = command.split_first().ok_or(PartError::NoCommand)?;
+    let name = || (*program).to_owned();
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| format!("{program}: {error}"))?;
+        .map_err(|error| PartError::Command {
+            program: name(),
+            error,
+        })?;
     let stdout = child.stdout.take();
     let said = within(patience, || {
         let mut words = Vec::new();
@@ -325,8 +328,11 @@ fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, String> {
     let _ = child.wait();
     match said {
         Some((words, true)) => Ok(words),
-        Some((_, false)) => Err(format!("{program}: what it says cannot be read")),
-        None => Err(format!("{program} does not end within {} s", patience.as_secs())),
+        Some((_, false)) => Err(PartError::Unreadable(name())),
+        None => Err(PartError::Stuck {
+            program: name(),
+            patience,
+        }),
     }
 }
 
@@ -440,7 +446,7 @@ mod tests {
         .expect("a cluster");
         let mut host = HostConfig::load(&home.join("a/host.toml")).expect("a host");
         host.metrics = Some(gone);
-        let why = metrics(Some(&host)).expect_err("nobody is there");
+        let why = metrics(Some(&host)).expect_err("nobody is there").to_string();
         assert!(
             why.starts_with(&format!("metrics at {gone}: ")) && why.lines().count() == 1,
             "{why}"
@@ -451,13 +457,15 @@ mod tests {
     #[test]
     fn a_command_that_hangs_or_is_not_there_is_a_line() {
         let hangs = output(&["sleep", "3600"], Duration::from_millis(20));
-        assert!(hangs.is_err_and(|why| why.contains("sleep does not end")));
-        assert!(output(&["no-such-command"], PATIENCE).is_err_and(|why| why.contains("no-such-command")));
-        assert_eq!(output(&["echo", "words"], PATIENCE), Ok(b"words\n".to_vec()));
-        // One that goes on and on is cut off.
+        assert!(hangs.is_err_and(|why| why.to_string().contains("sleep does not end")));
+        let missing = output(&["no-such-command"], PATIENCE);
+        assert!(missing.is_err_and(|why| why.to_string().contains("no-such-command")));
         assert_eq!(
-            output(&["cat", "/dev/zero"], PATIENCE).map(|words| words.len() as u64),
-            Ok(MOST_BYTES)
+            output(&["echo", "words"], PATIENCE).expect("its words"),
+            b"words\n"
         );
+        // One that goes on and on is cut off.
+        let endless = output(&["cat", "/dev/zero"], PATIENCE).expect("its words");
+        assert_eq!(endless.len() as u64, MOST_BYTES);
     }
 }

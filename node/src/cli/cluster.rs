@@ -20,8 +20,8 @@ use dunlin_api::{Answer, Request};
 use dunlin_fabric::enroll::Token;
 use dunlin_fabric::keys::{self, Authority, KeyedCert};
 use std::fs::{DirBuilder, OpenOptions};
-use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -399,12 +399,20 @@ fn is_free(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// It is another machine's.
+#[derive(Debug, thiserror::Error)]
+#[error("this machine has not the address {address} ({error})")]
+struct NoSuchAddress {
+    address: IpAddr,
+    #[source]
+    error: io::Error,
+}
+
 /// A token is for one machine: the one that has the address.
-fn has_address(address: SocketAddr) -> Result<(), String> {
+fn has_address(address: SocketAddr) -> Result<(), NoSuchAddress> {
     let bound = TcpListener::bind(SocketAddr::new(address.ip(), 0));
-    bound
-        .map(drop)
-        .map_err(|error| format!("this machine has not the address {} ({error})", address.ip()))
+    let address = address.ip();
+    bound.map(drop).map_err(|error| NoSuchAddress { address, error })
 }
 
 /// Everything, or nothing.

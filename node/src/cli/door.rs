@@ -12,7 +12,7 @@ use crate::events::now_ms;
 use anyhow::{Context, Result};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use dunlin_fabric::enroll::{Door, EnrollError, Token, knock};
-use dunlin_fabric::keys::{self, Authority, KeyedCert};
+use dunlin_fabric::keys::{self, Authority, KeyError, KeyedCert};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -52,6 +52,47 @@ enum Answer {
     Refused(String),
 }
 
+/// Why a token lets nobody in.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum TokenError {
+    /// Nobody here has made it.
+    #[error("this token is not known here: it was made by another 'dunlin cluster', which has ended")]
+    Unknown,
+    /// It lets another host in.
+    #[error("this token is for host {host}, and not for {asked}")]
+    OtherHost {
+        /// That one.
+        host: String,
+        /// The one that has asked.
+        asked: String,
+    },
+    /// Its time has passed: of this host.
+    #[error("this token has run out: 'dunlin cluster token {0}' makes a new one")]
+    RunOut(String),
+    /// Invariant 1: of this host.
+    #[error(
+        "this token was used already: 'dunlin cluster token {0}' makes a new one; if it was not you who used it, make new keys"
+    )]
+    Used(String),
+}
+
+/// Why somebody is not let in.
+#[derive(Debug, thiserror::Error)]
+enum AdmitError {
+    /// What was said at the door.
+    #[error("it cannot be understood (another version?)")]
+    NoAsk,
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// What is to be signed.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A certificate that is not in the record could not be revoked.
+    #[error("{0:#}")]
+    Record(anyhow::Error),
+}
+
 /// The tokens that were given out.
 struct Tokens {
     /// With whether each was used.
@@ -60,35 +101,26 @@ struct Tokens {
 
 impl Tokens {
     /// Uses a token up.
-    fn take(&mut self, ask: &Ask, now_s: u64) -> Result<(), String> {
+    fn take(&mut self, ask: &Ask, now_s: u64) -> Result<(), TokenError> {
         // Whoever has not the secret learns nothing of who has.
         let found = self
             .tokens
             .iter_mut()
             .find(|(token, _)| same(&token.secret, &ask.secret));
         let Some((token, used)) = found else {
-            return Err(
-                "this token is not known here: it was made by another 'dunlin cluster', which has ended"
-                    .into(),
-            );
+            return Err(TokenError::Unknown);
         };
         if token.host != ask.host {
-            return Err(format!(
-                "this token is for host {}, and not for {}",
-                token.host, ask.host
-            ));
+            return Err(TokenError::OtherHost {
+                host: token.host.clone(),
+                asked: ask.host.clone(),
+            });
         }
         if now_s > token.until_s {
-            return Err(format!(
-                "this token has run out: 'dunlin cluster token {}' makes a new one",
-                token.host
-            ));
+            return Err(TokenError::RunOut(token.host.clone()));
         }
         if std::mem::replace(used, true) {
-            return Err(format!(
-                "this token was used already: 'dunlin cluster token {}' makes a new one; if it was not you who used it, make new keys",
-                token.host
-            ));
+            return Err(TokenError::Used(token.host.clone()));
         }
         Ok(())
     }
@@ -183,7 +215,7 @@ impl Room {
         let ask = serde_json::from_str::<Ask>(&line);
         let outcome = ask
             .as_ref()
-            .map_err(|_| "it cannot be understood (another version?)".to_owned())
+            .map_err(|_| AdmitError::NoAsk)
             .and_then(|ask| self.admit(ask));
         let host = outcome
             .is_ok()
@@ -191,7 +223,7 @@ impl Room {
         if let (Err(why), Ok(from)) = (&outcome, from) {
             eprintln!("{from} is refused: {why}");
         }
-        let answer = outcome.map_or_else(Answer::Refused, Answer::Welcome);
+        let answer = outcome.map_or_else(|why| Answer::Refused(why.to_string()), Answer::Welcome);
         let sent = serde_json::to_vec(&answer).is_ok_and(|mut line| {
             line.push(b'\n');
             let told = visitor.write_all(&line).and_then(|()| visitor.flush());
@@ -210,12 +242,11 @@ impl Room {
         }
     }
 
-    fn admit(&self, ask: &Ask) -> Result<Welcome, String> {
+    fn admit(&self, ask: &Ask) -> Result<Welcome, AdmitError> {
         self.tokens.lock().take(ask, now_ms() / 1000)?;
-        let cert =
-            keys::sign_host(&self.authority, &ask.host, &ask.request).map_err(|error| error.to_string())?;
+        let cert = keys::sign_host(&self.authority, &ask.host, &ask.request)?;
         let issued = self.issued.lock();
-        issued.note(&cert).map_err(|error| format!("{error:#}"))?;
+        issued.note(&cert).map_err(AdmitError::Record)?;
         Ok(Welcome {
             cluster: self.cluster.clone(),
             cert,
@@ -280,9 +311,9 @@ mod tests {
             host: host.into(),
             request: String::new(),
         };
-        let says = |outcome: Result<(), String>, words: &str| {
+        let says = |outcome: Result<(), TokenError>, words: &str| {
             assert!(
-                outcome.as_ref().is_err_and(|why| why.contains(words)),
+                outcome.as_ref().is_err_and(|why| why.to_string().contains(words)),
                 "{outcome:?}"
             )
         };

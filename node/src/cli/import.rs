@@ -45,7 +45,7 @@ pub fn run(import: &Import) -> Result<ExitCode> {
         .into());
     }
     let (members, witness) = hosts(import)?;
-    let xml = source::read(&import.libvirt).map_err(BadInput)?;
+    let xml = source::read(&import.libvirt).map_err(|error| BadInput(error.to_string()))?;
     let options = Options {
         members,
         witness,
@@ -105,8 +105,8 @@ fn carry_variables(import: &Import, options: &Options, imported: &mut Imported) 
             imported.carried.push(line);
             Some(copy)
         }
-        Err(line) => {
-            imported.left_out.push(line);
+        Err(why) => {
+            imported.left_out.push(why.to_string());
             None
         }
     }

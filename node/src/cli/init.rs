@@ -12,17 +12,29 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 
+/// What is wrong with a host on the command line.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Something else.
+    #[error("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7700")]
+    Form,
+    /// Names are names in certificates.
+    #[error("'{0}' is no host name")]
+    Name(String),
+    /// It has no port, or is a name.
+    #[error("'{0}' is no ADDRESS:PORT, such as 10.0.0.1:7700")]
+    Address(String),
+}
+
 /// A `NAME=ADDRESS:PORT` of the command line.
-pub fn host(text: &str) -> Result<(String, SocketAddr), String> {
-    let (name, address) = text
-        .split_once('=')
-        .ok_or("write NAME=ADDRESS:PORT, such as a=10.0.0.1:7700")?;
+pub fn host(text: &str) -> Result<(String, SocketAddr), HostError> {
+    let (name, address) = text.split_once('=').ok_or(HostError::Form)?;
     if !keys::is_host_name(name) {
-        return Err(format!("'{name}' is no host name"));
+        return Err(HostError::Name(name.to_owned()));
     }
     let address = address
         .parse()
-        .map_err(|_| format!("'{address}' is no ADDRESS:PORT, such as 10.0.0.1:7700"))?;
+        .map_err(|_| HostError::Address(address.to_owned()))?;
     Ok((name.to_owned(), address))
 }
 

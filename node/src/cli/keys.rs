@@ -30,6 +30,21 @@ fn bad(why: impl Into<String>) -> anyhow::Error {
     BadInput(why.into()).into()
 }
 
+/// Why a host's keys are not as they are to be.
+#[derive(Debug, thiserror::Error)]
+enum HostError {
+    /// Its own words, or those of this host's daemon, which does not reach it.
+    #[error("{0}")]
+    Said(String),
+    /// It began no exchange.
+    #[error("it did not ask for a certificate (another version?)")]
+    NoRequest,
+}
+
+fn refused(why: HostError) -> anyhow::Error {
+    bad(why.to_string())
+}
+
 /// Asks a host, by way of this host's daemon.
 struct Hosts<'a> {
     socket: &'a Path,
@@ -39,20 +54,20 @@ struct Hosts<'a> {
 
 impl Hosts<'_> {
     /// The inner error is the host's own, or that it is not reached.
-    fn ask(&self, host: &str, ask: KeysStep) -> Result<Result<HostKeys, String>> {
+    fn ask(&self, host: &str, ask: KeysStep) -> Result<Result<HostKeys, HostError>> {
         let request = Request::Keys {
             host: host.to_owned(),
             ask,
         };
         match Conversation::connect(self.socket)?.talk(&request, |_| {})? {
             Answer::Keys(shown) => Ok(Ok(*shown)),
-            Answer::Failed { why, .. } => Ok(Err(why)),
+            Answer::Failed { why, .. } => Ok(Err(HostError::Said(why))),
             _ => bail!("the daemon did not say what became of host {host}'s keys"),
         }
     }
 
     /// A new key for a host, made there, and its certificate; returns the latter.
-    fn renew(&self, host: &str, authority: &Authority) -> Result<Result<String, String>> {
+    fn renew(&self, host: &str, authority: &Authority) -> Result<Result<String, HostError>> {
         let begun = match self.ask(host, KeysStep::Begin)? {
             Ok(begun) => begun,
             Err(why) => return Ok(Err(why)),
@@ -60,7 +75,7 @@ impl Hosts<'_> {
         // Of a cluster that is older than the record.
         self.issued.note(&begun.cert)?;
         let Some(request) = begun.request else {
-            return Ok(Err("it did not ask for a certificate (another version?)".into()));
+            return Ok(Err(HostError::NoRequest));
         };
         let cert = keys::sign_host(authority, host, &request)?;
         self.issued.note(&cert)?;
@@ -72,7 +87,7 @@ impl Hosts<'_> {
     /// Has certificates refused on every host but `without`, this one first. Says which hosts will hear of it later.
     fn refuse(&self, authority: &Authority, revoked: &[(String, Reason)], without: &str) -> Result<()> {
         let this = &self.first.this;
-        let shown = self.ask(this, KeysStep::Show)?.map_err(bad)?;
+        let shown = self.ask(this, KeysStep::Show)?.map_err(refused)?;
         let known = revocation::verified(&shown.crl, &authority.keys.cert_pem);
         let before = known.into_iter().next().map(|one| one.list).unwrap_or_default();
         let (mut list, now_s) = (before.clone(), now_ms() / 1000);
@@ -85,7 +100,7 @@ impl Hosts<'_> {
         list.number += 1;
         let crl = list.sign(authority, now_s)?;
         let step = || KeysStep::Revoke { crl: crl.clone() };
-        let shown = self.ask(this, step())?.map_err(bad)?;
+        let shown = self.ask(this, step())?.map_err(refused)?;
         if !in_force(&shown.crl, authority, &list) {
             bail!("another list was made at the same time: say it again");
         }
@@ -423,7 +438,7 @@ fn each(
     hosts: &[&str],
     teller: &Teller,
     lacks: &str,
-    mut step: impl FnMut(&str) -> Result<Result<(), String>>,
+    mut step: impl FnMut(&str) -> Result<Result<(), HostError>>,
 ) -> Result<()> {
     let mut missed = Vec::new();
     for host in hosts {

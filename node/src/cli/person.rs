@@ -34,9 +34,14 @@ pub struct For {
     out: Option<PathBuf>,
 }
 
-fn role(word: &str) -> Result<PersonRole, String> {
+/// No role that a person can have.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a person is a viewer or an operator")]
+struct NoRole;
+
+fn role(word: &str) -> Result<PersonRole, NoRole> {
     let known = PersonRole::ALL.into_iter().find(|role| role.word() == word);
-    known.ok_or_else(|| "a person is a viewer or an operator".to_owned())
+    known.ok_or(NoRole)
 }
 
 /// Makes it.

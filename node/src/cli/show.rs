@@ -257,8 +257,13 @@ fn compared_disks(text: &mut String, vm: &VmStatus) {
     }
 }
 
+/// Something else than a moment.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no moment: write 10m, 2h, 1day, or a time in UTC such as '2026-01-31 23:59:59'")]
+pub struct NoMoment(String);
+
 /// A moment on the command line, in milliseconds since 1970: so long ago, or a time in UTC.
-pub fn moment(text: &str) -> Result<u64, String> {
+pub fn moment(text: &str) -> Result<u64, NoMoment> {
     if let Ok(ago) = humantime::parse_duration(text) {
         return Ok(now_ms().saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)));
     }
@@ -267,11 +272,7 @@ pub fn moment(text: &str) -> Result<u64, String> {
     let since = time.ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     since
         .and_then(|since| u64::try_from(since.as_millis()).ok())
-        .ok_or_else(|| {
-            format!(
-                "'{text}' is no moment: write 10m, 2h, 1day, or a time in UTC such as '2026-01-31 23:59:59'"
-            )
-        })
+        .ok_or_else(|| NoMoment(text.to_owned()))
 }
 
 /// Shows what happened on this host, since then if a moment is given.
@@ -351,7 +352,7 @@ mod tests {
             "2026-13-01 00:00:00",
             "999999999999999999999d",
         ] {
-            let why = moment(wrong).expect_err(wrong);
+            let why = moment(wrong).expect_err(wrong).to_string();
             assert!(why.contains("write 10m") && !why.contains('\n'), "{why}");
         }
     }

@@ -1,5 +1,6 @@
 //! host.toml: what one host needs to know of itself.
 
+use super::error::PageError;
 use super::{Cluster, ConfigError, beside, parse, read};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -49,7 +50,7 @@ impl PageAt {
     /// For people on this machine.
     pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7702);
 
-    fn of(text: Option<&str>) -> Result<Self, String> {
+    fn of(text: Option<&str>) -> Result<Self, PageError> {
         let Some(text) = text else {
             return Ok(Self::Usual);
         };
@@ -58,13 +59,8 @@ impl PageAt {
         }
         match text.parse::<SocketAddr>() {
             Ok(address) if address.ip().is_loopback() => Ok(Self::Address(address)),
-            Ok(address) => Err(format!(
-                "page: {address} is not an address of this machine for itself alone: it is served at one such as 127.0.0.1:7702; \
-                 'ssh -L 7702:127.0.0.1:7702 HOST' brings it to another machine, or 'api' with certificates"
-            )),
-            Err(_) => Err(format!(
-                "page: '{text}' is neither an address, as 127.0.0.1:7702, nor \"off\""
-            )),
+            Ok(address) => Err(PageError::NotOwn(address)),
+            Err(_) => Err(PageError::NoAddress(text.to_owned())),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! Not here: how it is agreed (`vm::primary::moving`), and followed (`vm::hosts`).
 
 use super::vm::GroupHost;
-use super::{Cluster, ConfigError, VmConfig};
+use super::{Cluster, ConfigError, MoveError, VmConfig};
 use dunlin_core::agreed::{HostPart, Hosts, MOST_HOSTS, Part};
 use dunlin_core::units::ReplicaId;
 use toml_edit::{Array, DocumentMut, InlineTable, value};
@@ -37,33 +37,35 @@ impl VmConfig {
     /// The list in which a host that has no part takes that of `leaves`.
     ///
     /// # Errors
-    /// One line: which host that cannot be, and why.
-    pub fn moved(&self, leaves: &str, comes: &str, cluster: &Cluster) -> Result<Hosts, String> {
+    /// Which host that cannot be, and why.
+    pub fn moved(&self, leaves: &str, comes: &str, cluster: &Cluster) -> Result<Hosts, MoveError> {
         if cluster.host(comes).is_none() {
-            return Err(format!("host '{comes}' is not in the cluster"));
+            return Err(MoveError::NotInCluster(comes.to_owned()));
         }
         if self.member(comes).is_some() {
-            return Err(format!("host '{comes}' has a part in VM '{}' already", self.name));
+            return Err(MoveError::HasPart {
+                host: comes.to_owned(),
+                vm: self.name.clone(),
+            });
         }
         if comes.len() > HostPart::LONGEST_NAME {
-            return Err(format!(
-                "a host's name has {} bytes at the most",
-                HostPart::LONGEST_NAME
-            ));
+            return Err(MoveError::LongName);
         }
         let mut hosts = self.hosts().to_vec();
         let number = newest(&hosts) + 1;
         if usize::from(number) >= MOST_HOSTS {
-            return Err(format!(
-                "VM '{}' has had {MOST_HOSTS} hosts, and no number is used again: end it ('dunlin down') and start it anew",
-                self.name
-            ));
+            return Err(MoveError::NoNumber {
+                vm: self.name.clone(),
+            });
         }
         let Some(part) = hosts
             .iter_mut()
             .find(|host| host.name == leaves && host.part != Part::Gone)
         else {
-            return Err(format!("host '{leaves}' has no part in VM '{}'", self.name));
+            return Err(MoveError::NoPart {
+                host: leaves.to_owned(),
+                vm: self.name.clone(),
+            });
         };
         let its_part = std::mem::replace(&mut part.part, Part::Gone);
         hosts.retain(|host| host.name != comes);

@@ -3,6 +3,7 @@
 //! **Decides**: which values make sense, before anything is started. **Not here**: who may run it (`vm`), whether this host can (the
 //! daemon's `program`), the namespaces (`dunlin_program`).
 
+use super::error::ProgramError;
 use dunlin_core::program::order::Order;
 use dunlin_guest::{Accel, FirmwareKind, Machine, NicBackend, NicSpec, VmSpec};
 use dunlin_program::data::Data;
@@ -191,87 +192,73 @@ fn start_within_s() -> u64 {
 
 impl ProgramFile {
     /// What is meant, with the card as a VM has one.
-    pub(super) fn check(self, name: &str) -> Result<(VmSpec, ProgramSpec), String> {
-        let wrong = |key: &str, why: String| Err(format!("program.{key}: {why}"));
+    pub(super) fn check(self, name: &str) -> Result<(VmSpec, ProgramSpec), ProgramError> {
+        let range = |key, range, usual| Err(ProgramError::Range { key, range, usual });
         match self.command.first() {
             Some(executable) if executable.starts_with('/') => {}
-            _ => {
-                return wrong(
-                    "command",
-                    "the executable's whole path is needed, such as \"/usr/bin/redis-server\"".into(),
-                );
-            }
+            _ => return Err(ProgramError::NoExecutable),
         }
         let plain = |part| !matches!(part, std::path::Component::ParentDir);
         if !self.root.is_absolute() || !self.root.components().all(plain) {
-            return wrong("root", format!("{:?} is no whole path", self.root));
+            return Err(ProgramError::NoWholePath {
+                key: "root",
+                path: self.root,
+            });
         }
         if ["/proc", "/sys", "/dev"]
             .iter()
             .any(|taken| self.root.starts_with(taken))
         {
-            return wrong("root", format!("{:?} is the kernel's", self.root));
+            return Err(ProgramError::Kernels {
+                key: "root",
+                path: self.root,
+            });
         }
         if self.root.to_string_lossy().contains([',', ':', '\\']) {
-            return wrong(
-                "root",
-                format!("{:?} has a character that overlayfs does not take", self.root),
-            );
+            return Err(ProgramError::Character(self.root));
         }
         if !self.directory.is_absolute() {
-            return wrong("directory", format!("{:?} is no whole path", self.directory));
+            return Err(ProgramError::NoWholePath {
+                key: "directory",
+                path: self.directory,
+            });
         }
         if !(1..=10_000).contains(&self.patience_ms) {
-            return wrong("patience_ms", "is from 1 to 10000 (500 if it is left out)".into());
+            return range("patience_ms", "1 to 10000", "500");
         }
         if !(1..=1 << 20).contains(&self.scratch_mib) {
-            return wrong(
-                "scratch_mib",
-                "is from 1 to 1048576 (256 if it is left out)".into(),
-            );
+            return range("scratch_mib", "1 to 1048576", "256");
         }
         if self.memory_mib.is_some_and(|mib| !(16..=1 << 24).contains(&mib)) {
-            return wrong(
-                "memory_mib",
-                "is from 16 to 16777216 (no limit if it is left out)".into(),
-            );
+            return range("memory_mib", "16 to 16777216", "no limit");
         }
         if self.cpus.is_some_and(|cpus| !(0.01..=4096.0).contains(&cpus)) {
-            return wrong(
-                "cpus",
-                "is from 0.01 to 4096, such as 1.5 (no limit if it is left out)".into(),
-            );
+            return range("cpus", "0.01 to 4096, such as 1.5", "no limit");
         }
         if self.tasks.is_some_and(|tasks| !(1..=1 << 22).contains(&tasks)) {
-            return wrong(
-                "tasks",
-                "is from 1 to 4194304 (no limit if it is left out)".into(),
-            );
+            return range("tasks", "1 to 4194304", "no limit");
         }
         if !(1..=3600).contains(&self.start_within_s) {
-            return wrong(
-                "start_within_s",
-                "is from 1 to 3600 (30 if it is left out)".into(),
-            );
+            return range("start_within_s", "1 to 3600", "30");
         }
         let data = data_of(self.data, self.data_at, self.data_mib)?;
         let Ok([nic]) = <[ProgramNic; 1]>::try_from(self.nics) else {
-            return wrong("nics", "a program has one card".into());
+            return Err(ProgramError::OneCard);
         };
-        let (address, prefix) =
-            network(&nic.address).map_err(|why| format!("program.nics.address: {why}"))?;
+        let (address, prefix) = network(&nic.address).map_err(ProgramError::Address)?;
         let card = NicSpec {
             mac: nic.mac,
             bridge: nic.bridge,
             tap: nic.tap,
             promiscuous: false,
         };
-        let mac = card
-            .mac_bytes()
-            .map_err(|error| format!("program.nics: {error}"))?;
+        let mac = card.mac_bytes().map_err(ProgramError::Mac)?;
         for (key, name) in [("bridge", &card.bridge), ("tap", &card.tap)] {
             if let Some(name) = name.as_deref().filter(|name| name.is_empty() || name.len() > 15) {
-                return wrong("nics", format!("{key} {name:?} must have 1 to 15 characters"));
+                return Err(ProgramError::DeviceName {
+                    key,
+                    name: name.to_owned(),
+                });
             }
         }
         let mut environment = self.environment;
@@ -312,7 +299,11 @@ impl ProgramFile {
     }
 }
 
-fn data_of(image: Option<PathBuf>, at: Option<PathBuf>, mib: Option<u32>) -> Result<Option<Data>, String> {
+fn data_of(
+    image: Option<PathBuf>,
+    at: Option<PathBuf>,
+    mib: Option<u32>,
+) -> Result<Option<Data>, ProgramError> {
     /// ext4 wants some for itself; the first copy of a large one would not be through in time.
     const SIZES: std::ops::RangeInclusive<u32> = 8..=65_536;
     /// The copy's own: nothing can be there.
@@ -320,28 +311,36 @@ fn data_of(image: Option<PathBuf>, at: Option<PathBuf>, mib: Option<u32>) -> Res
     let (image, at) = match (image, at) {
         (Some(image), Some(at)) => (image, at),
         (None, None) if mib.is_none() => return Ok(None),
-        (None, _) => {
-            return Err("program.data: data_at and data_mib are for an image, whose file it names".into());
-        }
-        (Some(_), None) => return Err("program.data_at: where the program is to see its data".into()),
+        (None, _) => return Err(ProgramError::NoImage),
+        (Some(_), None) => return Err(ProgramError::NoPlace),
     };
     for (key, path) in [("data", &image), ("data_at", &at)] {
         let plain = path
             .components()
             .all(|part| !matches!(part, std::path::Component::ParentDir));
         if !path.is_absolute() || !plain || path.file_name().is_none() {
-            return Err(format!("program.{key}: {path:?} is no whole path"));
+            return Err(ProgramError::NoWholePath {
+                key,
+                path: path.clone(),
+            });
         }
     }
     if TAKEN.iter().any(|taken| at.starts_with(taken)) {
-        return Err(format!("program.data_at: {at:?} is the kernel's"));
+        return Err(ProgramError::Kernels {
+            key: "data_at",
+            path: at,
+        });
     }
     if image.starts_with(&at) {
-        return Err("program.data_at: the image itself is there".into());
+        return Err(ProgramError::ImageThere);
     }
     let mib = mib.unwrap_or(256);
     if !SIZES.contains(&mib) {
-        return Err("program.data_mib: is from 8 to 65536 (256 if it is left out)".into());
+        return Err(ProgramError::Range {
+            key: "data_mib",
+            range: "8 to 65536",
+            usual: "256",
+        });
     }
     Ok(Some(Data { image, at, mib }))
 }

@@ -384,7 +384,10 @@ fn a_host_that_comes_has_a_number_that_nobody_had() {
         ("d", "b", "has a part in VM 'v' already"),
         ("a", "e", "has no part"),
     ] {
-        let said = vm.moved(leaves, comes, &all).expect_err("it cannot be");
+        let said = vm
+            .moved(leaves, comes, &all)
+            .expect_err("it cannot be")
+            .to_string();
         assert!(said.contains(why), "{said}");
     }
     // Until there are no more: then it says what to do.
@@ -395,7 +398,7 @@ fn a_host_that_comes_has_a_number_that_nobody_had() {
                 vm = vm.with_hosts(&hosts, &all).expect("a good file");
                 None
             }
-            Err(why) => Some(why),
+            Err(why) => Some(why.to_string()),
         }
     });
     let refused = refused.expect("numbers end");

@@ -1,5 +1,6 @@
 //! vm.toml: one VM, and how it is replicated.
 
+use super::error::{MemoryError, StandbyError, VerifyEveryError};
 use super::program::{ProgramFile, ProgramSpec};
 use super::{Cluster, ConfigError, parse};
 use dunlin_core::agreed::{MOST_HOSTS, Part};
@@ -68,28 +69,23 @@ pub struct Standby {
 const STANDBY_AFTER: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Standby {
-    fn new(host: String, after: &str) -> Result<Self, String> {
+    fn new(host: String, after: &str) -> Result<Self, StandbyError> {
         match humantime::parse_duration(after) {
             Ok(after) if STANDBY_AFTER.contains(&after) => Ok(Self { host, after }),
-            _ => Err(format!(
-                "standby_after = '{after}' is no time from 1s to 1day, such as '30s'"
-            )),
+            _ => Err(StandbyError::After(after.to_owned())),
         }
     }
 
     /// Whether there can be one. Whether the host is in the cluster is asked when a VM starts and when it is needed: one that was taken out of
     /// the cluster's file, after it had left its part, is to keep no VM from starting again.
-    fn check(&self, group: &[GroupHost], policy: Policy) -> Result<(), String> {
+    fn check(&self, group: &[GroupHost], policy: Policy) -> Result<(), StandbyError> {
         let host = &self.host;
         if group.iter().any(|one| one.name == *host) {
-            return Err(format!("standby: host '{host}' has a part in the VM already"));
+            return Err(StandbyError::HasPart(host.clone()));
         }
         match policy.is_replicated() {
             true => Ok(()),
-            false => Err(format!(
-                "policy '{}' has no copy, and no standby for one",
-                policy.name()
-            )),
+            false => Err(StandbyError::NoCopy(policy.name())),
         }
     }
 }
@@ -116,7 +112,7 @@ const VERIFY_EVERY: RangeInclusive<Duration> = Duration::from_secs(10)..=Duratio
 
 impl DiskReplication {
     /// `weekly`, or a time such as `12h`.
-    fn verify_every(text: &str) -> Result<Option<Duration>, String> {
+    fn verify_every(text: &str) -> Result<Option<Duration>, VerifyEveryError> {
         let days = |days: u64| Ok(Some(Duration::from_secs(days * 86_400)));
         match text {
             "never" => Ok(None),
@@ -125,9 +121,7 @@ impl DiskReplication {
             "monthly" => days(30),
             text => match humantime::parse_duration(text) {
                 Ok(every) if VERIFY_EVERY.contains(&every) => Ok(Some(every)),
-                _ => Err(format!(
-                    "verify_disks = '{text}' is none of never, daily, weekly, monthly, nor a time from 10s to 366days, such as '12h'"
-                )),
+                _ => Err(VerifyEveryError(text.to_owned())),
             },
         }
     }
@@ -256,18 +250,15 @@ impl MemoryConfig {
         self.outbound_mib << 20
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), MemoryError> {
         for (name, mib) in [
             ("log_mib", self.log_mib),
             ("inbound_mib", self.inbound_mib),
             ("outbound_mib", self.outbound_mib),
         ] {
             if !(Self::LEAST_MIB..=Self::MOST_MIB).contains(&mib) {
-                return Err(format!(
-                    "memory.{name} is from {} to {}",
-                    Self::LEAST_MIB,
-                    Self::MOST_MIB
-                ));
+                let (least, most) = (Self::LEAST_MIB, Self::MOST_MIB);
+                return Err(MemoryError { name, least, most });
             }
         }
         Ok(())

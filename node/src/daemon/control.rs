@@ -48,7 +48,8 @@ fn turn_away(mut stream: &UnixStream) {
 
 /// What is asked, if it is this user's to ask.
 fn read_allowed(daemon: &Daemon, stream: &UnixStream) -> Result<Option<Request>, Answer> {
-    let who = daemon.roles.of(stream).map_err(Answer::refused)?;
+    let who = daemon.roles.of(stream);
+    let who = who.map_err(|why| Answer::refused(why.to_string()))?;
     let patience = (!who.is_administrator()).then_some(PATIENCE);
     if stream.set_read_timeout(patience).is_err() || stream.set_write_timeout(patience).is_err() {
         return Ok(None);

@@ -7,7 +7,7 @@
 
 use super::{Daemon, peers, program, requests};
 use crate::certificates;
-use crate::config::VmConfig;
+use crate::config::{ConfigError, VmConfig};
 use crate::heartbeats;
 use crate::vm::disks;
 use dunlin_api::{Answer, Request};
@@ -59,14 +59,32 @@ pub fn check(daemon: &Daemon, text: &str, origin: &str, each: &mut dyn FnMut(Fou
     Answer::done("")
 }
 
+/// Why nothing is said of what this host lacks.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The VM's file.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It needs nothing for the VM.
+    #[error("host '{host}' has no part in VM '{vm}'")]
+    NoPart {
+        /// This host.
+        host: String,
+        /// The VM.
+        vm: String,
+    },
+}
+
 /// What this host lacks.
-pub fn report(daemon: &Daemon, text: &str) -> Result<Report, String> {
-    let config =
-        VmConfig::parse(text, "the VM's file", &daemon.host.cluster).map_err(|error| error.to_string())?;
+pub fn report(daemon: &Daemon, text: &str) -> Result<Report, ReportError> {
+    let config = VmConfig::parse(text, "the VM's file", &daemon.host.cluster)?;
     let host = &daemon.host.name;
     let wanted = config.wanted_of(host);
     if wanted == Part::Gone {
-        return Err(format!("host '{host}' has no part in VM '{}'", config.name));
+        return Err(ReportError::NoPart {
+            host: host.clone(),
+            vm: config.name,
+        });
     }
     let mut report = Report {
         host: host.clone(),

@@ -12,8 +12,8 @@ use crate::config::{HostConfig, Trust};
 use anyhow::{Result, bail};
 use dunlin_api::keys::{HostKeys, KeysStep};
 use dunlin_api::{Answer, Certificate, EventKind, Request};
-use dunlin_fabric::keys::{self, revocation, succession};
-use dunlin_fabric::link::{Auth, Identity};
+use dunlin_fabric::keys::{self, KeyError, revocation, succession};
+use dunlin_fabric::link::{Auth, Identity, LinkError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -27,6 +27,56 @@ use std::time::Duration;
 const MOST_AUTHORITIES: usize = 2;
 /// The other hosts' revocation lists are asked for this often, besides when one of them comes back.
 const ASK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// Why this host's keys stay as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// There are none.
+    #[error("the hosts of this cluster have no certificates (host.toml has no 'cert')")]
+    NoCertificates,
+    /// One of their files.
+    #[error("{}: {error}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// No new one could be made.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Its private key is not here.
+    #[error(
+        "it waits for no such certificate (its daemon was started since, or somebody else exchanges keys): say it again"
+    )]
+    NotAwaited,
+    /// Of a certificate.
+    #[error("the certificate is of an authority that this host does not believe")]
+    StrangeCertificate,
+    /// Invariant 2.
+    #[error(transparent)]
+    Unusable(#[from] LinkError),
+    /// None, or more than a change takes.
+    #[error("a host believes one authority, or {} for a while", MOST_AUTHORITIES)]
+    Authorities,
+    /// Invariant 3.
+    #[error("that authority was not named by the one which this host believes")]
+    NotNamed,
+    /// Nobody would believe this host.
+    #[error("its own certificate is of none of these authorities")]
+    OwnOfNone,
+    /// Of a revocation list.
+    #[error("that revocation list is of an authority that this host does not believe")]
+    StrangeList,
+}
+
+impl KeysError {
+    fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |error| Self::File { path, error }
+    }
+}
 
 /// This host's keys.
 pub struct OwnKeys {
@@ -72,10 +122,10 @@ impl OwnKeys {
         self.state.lock()
     }
 
-    fn files(&self) -> Result<Files, String> {
+    fn files(&self) -> Result<Files, KeysError> {
         match &self.trust {
             Trust::Tls { key, cert, ca } => Files::read(key, cert, ca),
-            _ => Err("the hosts of this cluster have no certificates (host.toml has no 'cert')".into()),
+            _ => Err(KeysError::NoCertificates),
         }
     }
 }
@@ -89,9 +139,9 @@ struct Files {
 }
 
 impl Files {
-    fn read(key: &Path, cert: &Path, ca: &Path) -> Result<Self, String> {
+    fn read(key: &Path, cert: &Path, ca: &Path) -> Result<Self, KeysError> {
         let read = |path: &Path| {
-            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(KeysError::of(path));
             text.map(|text| (path.to_owned(), text))
         };
         let crl = lists_beside(ca);
@@ -137,7 +187,9 @@ pub fn at_start(config: &HostConfig) -> Result<Identity> {
     let auth = match &config.trust {
         Trust::Tls { key, cert, ca } => {
             mend(key, cert).map_err(|error| bad(format!("{}: {error}", key.display())))?;
-            Files::read(key, cert, ca).map_err(bad)?.auth()
+            Files::read(key, cert, ca)
+                .map_err(|error| bad(error.to_string()))?
+                .auth()
         }
         Trust::Secret(path) => {
             let secret =
@@ -168,7 +220,7 @@ pub fn step(daemon: &Daemon, step: KeysStep) -> Answer {
     let done = daemon.keys.files().and_then(|files| match step {
         KeysStep::Show => Ok(files.shown()),
         KeysStep::Begin => {
-            let (key_pem, request) = keys::request_host(&host.name).map_err(|error| error.to_string())?;
+            let (key_pem, request) = keys::request_host(&host.name)?;
             state.pending = Some(key_pem);
             Ok(HostKeys {
                 request: Some(request),
@@ -202,33 +254,34 @@ fn finish(
     mut files: Files,
     state: &mut State,
     cert: String,
-) -> Result<HostKeys, String> {
+) -> Result<HostKeys, KeysError> {
     let key = state.pending.as_ref().filter(|key| keys::is_for_key(&cert, key));
     let Some(key) = key.cloned() else {
-        return Err("it waits for no such certificate (its daemon was started since, or somebody else exchanges keys): say it again".into());
+        return Err(KeysError::NotAwaited);
     };
     if !keys::bundle(&files.ca.1)
         .iter()
         .any(|ca| keys::is_signed_by(&cert, ca))
     {
-        return Err("the certificate is of an authority that this host does not believe".into());
+        return Err(KeysError::StrangeCertificate);
     }
     (files.key.1, files.cert.1) = (key, cert);
-    let renewal = identity
-        .prepare(&files.auth())
-        .map_err(|error| error.to_string())?;
-    place(&files.key, &files.cert).map_err(|error| format!("{}: {error}", files.key.0.display()))?;
+    let renewal = identity.prepare(&files.auth())?;
+    place(&files.key, &files.cert).map_err(KeysError::of(&files.key.0))?;
     identity.renew(renewal);
     state.pending = None;
     Ok(files.shown())
 }
 
-fn trust(identity: &Identity, mut files: Files, ca: String, proof: Option<&str>) -> Result<HostKeys, String> {
+fn trust(
+    identity: &Identity,
+    mut files: Files,
+    ca: String,
+    proof: Option<&str>,
+) -> Result<HostKeys, KeysError> {
     let (known, wanted) = (keys::bundle(&files.ca.1), keys::bundle(&ca));
     if wanted.is_empty() || wanted.len() > MOST_AUTHORITIES {
-        return Err(format!(
-            "a host believes one authority, or {MOST_AUTHORITIES} for a while"
-        ));
+        return Err(KeysError::Authorities);
     }
     let is_known = |one: &String| {
         let print = keys::fingerprint(one).ok();
@@ -237,31 +290,29 @@ fn trust(identity: &Identity, mut files: Files, ca: String, proof: Option<&str>)
     let is_named =
         |one: &String| proof.is_some_and(|proof| succession::is_successor(one, proof, &files.ca.1));
     if !wanted.iter().all(|one| is_known(one) || is_named(one)) {
-        return Err("that authority was not named by the one which this host believes".into());
+        return Err(KeysError::NotNamed);
     }
     if !wanted.iter().any(|ca| keys::is_signed_by(&files.cert.1, ca)) {
-        return Err("its own certificate is of none of these authorities".into());
+        return Err(KeysError::OwnOfNone);
     }
     files.ca.1 = wanted.concat();
     // Lists of an authority that is believed no more say nothing any more.
     let had_lists = !files.crl.1.is_empty();
     files.crl.1 = lists(&files.crl.1, &files.ca.1);
-    let renewal = identity
-        .prepare(&files.auth())
-        .map_err(|error| error.to_string())?;
+    let renewal = identity.prepare(&files.auth())?;
     for (path, text) in [&files.ca, &files.crl]
         .into_iter()
         .take(1 + usize::from(had_lists))
     {
-        replace(path, text, 0o644).map_err(|error| format!("{}: {error}", path.display()))?;
+        replace(path, text, 0o644).map_err(KeysError::of(path))?;
     }
     identity.renew(renewal);
     Ok(files.shown())
 }
 
-fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, String> {
+fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, KeysError> {
     if revocation::verified(crl, &files.ca.1).is_empty() {
-        return Err("that revocation list is of an authority that this host does not believe".into());
+        return Err(KeysError::StrangeList);
     }
     let before = lists(&files.crl.1, &files.ca.1);
     let now = lists(&format!("{before}{crl}"), &files.ca.1);
@@ -270,11 +321,9 @@ fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, Stri
     }
     files.crl.1 = now;
     let (identity, events) = (&daemon.host.identity, &daemon.host.events);
-    let renewal = identity
-        .prepare(&files.auth())
-        .map_err(|error| error.to_string())?;
+    let renewal = identity.prepare(&files.auth())?;
     let (path, text) = &files.crl;
-    replace(path, text, 0o644).map_err(|error| format!("{}: {error}", path.display()))?;
+    replace(path, text, 0o644).map_err(KeysError::of(path))?;
     let ended_links = identity.renew(renewal);
     let mut words = "certificates were revoked: whoever shows one is refused".to_owned();
     if ended_links > 0 {

@@ -32,7 +32,11 @@ const QUIET: Duration = Duration::from_secs(20);
 /// Takes part in what is kept, when the daemon begins. One that cannot be read is told of, and stops nothing else.
 pub fn start_all(daemon: &Arc<Daemon>) {
     for (name, record) in store::all(&daemon.host.state) {
-        match record.and_then(|record| LogHandle::start(&daemon.host, record)) {
+        let begun = match record {
+            Ok(record) => LogHandle::start(&daemon.host, record).map_err(|error| error.to_string()),
+            Err(why) => Err(why.to_string()),
+        };
+        match begun {
             Ok(handle) => drop(daemon.logs().insert(name, handle)),
             Err(why) => daemon
                 .host
@@ -129,26 +133,42 @@ fn status(daemon: &Daemon, log: Option<&str>, to: &mut dyn Write) -> Answer {
     Answer::done("")
 }
 
-fn check(record: &LogRecord, daemon: &Daemon) -> Result<(), String> {
+/// Why there can be no such log.
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    /// Its name would be no folder's, or no word on a command line.
+    #[error("'{0}' is no name for a log: 1 to 64 letters, digits, '-', '_' or '.', not a '.' first")]
+    Name(String),
+    /// So few or so many cannot agree.
+    #[error("a log has 1 to {} hosts, not {count}", MAX_MEMBERS)]
+    Count {
+        /// How many there are to be.
+        count: usize,
+    },
+    /// Nobody knows its address.
+    #[error("host '{0}' is not in the cluster")]
+    NotInCluster(String),
+    /// It would have two voices.
+    #[error("host '{0}' is named twice")]
+    Twice(String),
+}
+
+fn check(record: &LogRecord, daemon: &Daemon) -> Result<(), RecordError> {
     let name = &record.name;
     let letters = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     if name.is_empty() || name.len() > 64 || !name.chars().all(letters) || name.starts_with('.') {
-        return Err(format!(
-            "'{name}' is no name for a log: 1 to 64 letters, digits, '-', '_' or '.', not a '.' first"
-        ));
+        return Err(RecordError::Name(name.clone()));
     }
     if record.hosts.is_empty() || record.hosts.len() > MAX_MEMBERS {
-        return Err(format!(
-            "a log has 1 to {MAX_MEMBERS} hosts, not {}",
-            record.hosts.len()
-        ));
+        let count = record.hosts.len();
+        return Err(RecordError::Count { count });
     }
     for (at, host) in record.hosts.iter().enumerate() {
         if daemon.host.cluster.host(host).is_none() {
-            return Err(format!("host '{host}' is not in the cluster"));
+            return Err(RecordError::NotInCluster(host.clone()));
         }
         if record.hosts[..at].contains(host) {
-            return Err(format!("host '{host}' is named twice"));
+            return Err(RecordError::Twice(host.clone()));
         }
     }
     Ok(())
@@ -158,11 +178,11 @@ fn create(daemon: &Daemon, name: String, hosts: Vec<String>) -> Answer {
     let _one_at_a_time = daemon.changing.lock();
     let id = match reservations::draw() {
         Ok(ticket) => format!("{ticket:?}"),
-        Err(why) => return Answer::failed(why),
+        Err(why) => return Answer::failed(why.to_string()),
     };
     let record = LogRecord { name, id, hosts };
     if let Err(why) = check(&record, daemon) {
-        return Answer::refused(why);
+        return Answer::refused(why.to_string());
     }
     let on = |host: &str, ask: LogRequest| {
         if host == daemon.host.name {
@@ -234,7 +254,7 @@ fn install(daemon: &Daemon, record: LogRecord) -> Answer {
         }
         Err(why) => {
             let _ = store::forget(&daemon.host.state, &name);
-            Answer::failed(here(why))
+            Answer::failed(here(why.to_string()))
         }
     }
 }

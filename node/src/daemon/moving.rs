@@ -60,7 +60,7 @@ pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_mean
         return Answer::refused(format!("VM '{vm}' has no {part}"));
     };
     let moved = config.moved(&leaves.name, host, &daemon.host.cluster);
-    let with_hosts = moved.and_then(|hosts| {
+    let with_hosts = moved.map_err(|error| error.to_string()).and_then(|hosts| {
         let moved = config.with_hosts(&hosts, &daemon.host.cluster);
         Ok((hosts, moved.map_err(|error| error.to_string())?))
     });
@@ -101,7 +101,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     };
     let ticket = match reservations::draw() {
         Ok(ticket) => ticket,
-        Err(why) => return Answer::failed(why),
+        Err(why) => return Answer::failed(why.to_string()),
     };
     let text = config.text.to_string();
     let request = Request::Prepare {

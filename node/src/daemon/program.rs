@@ -15,9 +15,9 @@ use dunlin_program::page::{self, Leads};
 use dunlin_program::printed::Follower;
 use dunlin_program::{options, printed};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Lines of one answer.
@@ -26,21 +26,53 @@ const MOST_LINES: usize = 10_000;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 
+/// Why a program's executable cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutableError {
+    /// Of one that sees the host's own files.
+    #[error("{}: {error}", .path.display())]
+    File {
+        /// It.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// Of one that has its own root.
+    #[error("{} in {}: {error}", .path.display(), .root.display())]
+    InRoot {
+        /// It, as the program sees it.
+        path: PathBuf,
+        /// The root.
+        root: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+}
+
 /// The executable, as far as two hosts have to have the same: its bytes, by their hash.
-pub fn executable(program: &ProgramSpec) -> Result<String, String> {
+pub fn executable(program: &ProgramSpec) -> Result<String, ExecutableError> {
     let path = Path::new(&program.command[0]);
     let (mut file, mut bytes) = (find(program)?, Vec::new());
     file.read_to_end(&mut bytes)
-        .map_err(|error| format!("{}: {error}", path.display()))?;
+        .map_err(|error| ExecutableError::File {
+            path: path.to_owned(),
+            error,
+        })?;
     Ok(format!("{:032x}", hash_block(&bytes)))
 }
 
 /// The executable, where a copy would find it.
-fn find(program: &ProgramSpec) -> Result<File, String> {
-    let path = Path::new(&program.command[0]);
-    options::open_in(&program.root, path).map_err(|error| match program.has_own_root() {
-        true => format!("{} in {}: {error}", path.display(), program.root.display()),
-        false => format!("{}: {error}", path.display()),
+fn find(program: &ProgramSpec) -> Result<File, ExecutableError> {
+    let path = PathBuf::from(&program.command[0]);
+    options::open_in(&program.root, &path).map_err(|error| match program.has_own_root() {
+        true => ExecutableError::InRoot {
+            path,
+            root: program.root.clone(),
+            error,
+        },
+        false => ExecutableError::File { path, error },
     })
 }
 

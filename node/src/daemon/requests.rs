@@ -1,5 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
+use super::program::ExecutableError;
 use super::{Daemon, examine, identity, members, moving, peers, program, reservations, store};
 use crate::build;
 use crate::config::{ProgramSpec, VmConfig};
@@ -14,6 +15,7 @@ use dunlin_core::agreed::Part;
 use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
+use dunlin_guest::probe::NoQemu;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,7 +151,7 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
         Request::Look { since } => look(daemon, since, each),
         Request::Examine { text } => match examine::report(daemon, &text) {
             Ok(report) => Answer::Report(Box::new(report)),
-            Err(why) => Answer::refused(why),
+            Err(why) => Answer::refused(why.to_string()),
         },
         Request::Replace { vm, host } => moving::replace(daemon, &vm, &host),
         Request::Move {
@@ -320,7 +322,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     };
     let ticket = match reservations::draw() {
         Ok(ticket) => ticket,
-        Err(why) => return Answer::failed(why),
+        Err(why) => return Answer::failed(why.to_string()),
     };
     let hosts: Vec<&str> = config.group.iter().map(|host| host.name.as_str()).collect();
     let mut by_name: Vec<&str> = hosts.iter().copied().chain(config.standby_host()).collect();
@@ -379,12 +381,23 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     ))
 }
 
+/// Why this host has nothing that the other ones could have the same of.
+#[derive(Debug, thiserror::Error)]
+enum RunsByError {
+    /// No executable of the program's.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
+    /// No QEMU that starts.
+    #[error(transparent)]
+    Qemu(#[from] NoQemu),
+}
+
 /// What both hosts have to have the same of: QEMU's version, or a program's executable.
-fn runs_by(config: &VmConfig) -> Result<String, String> {
-    match &config.program {
-        Some(spec) => program::executable(spec),
-        None => dunlin_guest::probe::qemu_version(&config.spec).map_err(|error| error.to_string()),
-    }
+fn runs_by(config: &VmConfig) -> Result<String, RunsByError> {
+    Ok(match &config.program {
+        Some(spec) => program::executable(spec)?,
+        None => dunlin_guest::probe::qemu_version(&config.spec)?,
+    })
 }
 
 /// Whether this host could take part; then the name is kept for whoever asked.

@@ -11,18 +11,23 @@
 //! Not here: the VMs that run (`daemon`), what is kept of them (`store`).
 
 use dunlin_api::Ticket;
-use dunlin_fabric::keys;
+use dunlin_fabric::keys::{self, KeyError};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longer than a call may take to ask every host: each has a minute to answer.
 const KEPT: Duration = Duration::from_secs(240);
 
+/// There is no ticket.
+#[derive(Debug, thiserror::Error)]
+#[error("random numbers: {0}")]
+pub struct TicketError(#[source] KeyError);
+
 /// One that no other call has.
-pub fn draw() -> Result<Ticket, String> {
+pub fn draw() -> Result<Ticket, TicketError> {
     keys::random()
         .map(|bytes| Ticket(u64::from_be_bytes(bytes)))
-        .map_err(|error| format!("random numbers: {error}"))
+        .map_err(TicketError)
 }
 
 struct Entry {

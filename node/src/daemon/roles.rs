@@ -13,6 +13,7 @@ use dunlin_api::keys::KeysStep;
 use dunlin_api::log::LogRequest;
 use dunlin_api::{Answer, Request};
 use dunlin_fabric::keys::person::{Person, PersonRole};
+use nix::errno::Errno;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use parking_lot::Mutex;
 use rustix::net::sockopt::socket_peercred;
@@ -40,6 +41,35 @@ pub enum Role {
     Administrator,
 }
 
+/// Why nobody can be told apart as host.toml says.
+#[derive(Debug, thiserror::Error)]
+pub enum RolesError {
+    /// Nobody could be in it.
+    #[error("host.toml: {key}: there is no group '{group}' on this host ('groupadd {group}' makes one)")]
+    NoGroup {
+        /// Where it is named.
+        key: &'static str,
+        /// It.
+        group: String,
+    },
+    /// The system does not say.
+    #[error("host.toml: {key}: group '{group}': {error}")]
+    Group {
+        /// Where it is named.
+        key: &'static str,
+        /// It.
+        group: String,
+        /// The system's answer.
+        #[source]
+        error: Errno,
+    },
+}
+
+/// The kernel does not say who is at the other end.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody knows who asks: {0}")]
+pub struct NobodyKnows(#[source] rustix::io::Errno);
+
 /// Who talks.
 #[derive(Debug)]
 pub struct Who {
@@ -64,17 +94,19 @@ pub struct Place(Option<(Arc<Roles>, String)>);
 
 impl Roles {
     /// As host.toml says. A group that is not there is an error.
-    pub fn new(config: &HostConfig) -> Result<Arc<Self>, String> {
+    pub fn new(config: &HostConfig) -> Result<Arc<Self>, RolesError> {
         for (key, group) in [("viewers", &config.viewers), ("operators", &config.operators)] {
             let Some(group) = group else { continue };
             match Group::from_name(group) {
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    return Err(format!(
-                        "host.toml: {key}: there is no group '{group}' on this host ('groupadd {group}' makes one)"
-                    ));
+                    let group = group.clone();
+                    return Err(RolesError::NoGroup { key, group });
                 }
-                Err(error) => return Err(format!("host.toml: {key}: group '{group}': {error}")),
+                Err(error) => {
+                    let group = group.clone();
+                    return Err(RolesError::Group { key, group, error });
+                }
             }
         }
         Ok(Arc::new(Self {
@@ -126,8 +158,8 @@ impl Roles {
     }
 
     /// Who talks, by the system's own list of users and groups.
-    pub fn of(&self, stream: &UnixStream) -> Result<Who, String> {
-        let peer = socket_peercred(stream).map_err(|error| format!("nobody knows who asks: {error}"))?;
+    pub fn of(&self, stream: &UnixStream) -> Result<Who, NobodyKnows> {
+        let peer = socket_peercred(stream).map_err(NobodyKnows)?;
         Ok(self.of_user(peer.uid.as_raw(), Some(peer.gid.as_raw())))
     }
 

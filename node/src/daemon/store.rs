@@ -7,16 +7,30 @@ use std::path::{Path, PathBuf};
 
 use crate::vm::{FILE, NEWCOMER};
 
+/// Why this daemon may not have the state folder.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Its lock cannot be made.
+    #[error("{}: {error}", .path.display())]
+    File {
+        /// Its file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// Somebody has it.
+    #[error("{}: another daemon uses this state folder; stop it first", .0.display())]
+    InUse(PathBuf),
+}
+
 /// Keeps a second daemon out of the state folder, for as long as the file is open.
-pub fn lock(state: &Path) -> Result<File, String> {
+pub fn lock(state: &Path) -> Result<File, LockError> {
     let path = state.join("lock");
-    let file = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let file = File::create(&path).map_err(|error| LockError::File { path, error })?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(_) => Err(format!(
-            "{}: another daemon uses this state folder; stop it first",
-            state.display()
-        )),
+        Err(_) => Err(LockError::InUse(state.to_owned())),
     }
 }
 

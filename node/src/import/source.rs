@@ -13,35 +13,83 @@ pub const MOST_BYTES: usize = 256 << 10;
 /// libvirt answers at once, or its daemon does not run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is said of XML that is too long.
-pub fn too_long() -> String {
-    format!("longer than {} KiB: no domain's XML is", MOST_BYTES >> 10)
+/// Why what is there is no domain's XML.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// No domain has so much.
+    #[error("longer than {} KiB: no domain's XML is", MOST_BYTES >> 10)]
+    TooLong,
+    /// Something else.
+    #[error("it is not UTF-8 text")]
+    NotText,
+}
+
+/// Why there is no XML of a domain.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The file.
+    #[error("{which}: {error}")]
+    File {
+        /// Which.
+        which: String,
+        /// Why not.
+        #[source]
+        error: TextError,
+    },
+    /// Neither a file, nor somebody to ask.
+    #[error(
+        "{name} is no file, and virsh is not here to ask libvirt: on the machine that has the domain say 'virsh dumpxml {name} > \
+         {name}.xml', and import that file"
+    )]
+    NoVirsh {
+        /// The domain's.
+        name: String,
+    },
+    /// The system does not let it.
+    #[error("virsh cannot be run: {0}")]
+    NotRun(#[source] io::Error),
+    /// It waits for libvirt's daemon.
+    #[error("virsh does not answer within {} s: is libvirt's daemon running?", .0.as_secs())]
+    Silent(Duration),
+    /// Nobody knows how it has ended.
+    #[error(transparent)]
+    Lost(#[from] io::Error),
+    /// What it prints.
+    #[error("virsh: {0}")]
+    Text(#[source] TextError),
+    /// It fails: its own words.
+    #[error("virsh: {0}")]
+    Refused(String),
 }
 
 /// The XML of `which`: a file, or the name of a domain that libvirt knows.
-pub fn read(which: &str) -> Result<String, String> {
+pub fn read(which: &str) -> Result<String, SourceError> {
     let path = Path::new(which);
     if which.contains('/') || which.ends_with(".xml") || path.is_file() {
-        let file = File::open(path).map_err(|error| format!("{which}: {error}"))?;
-        return limited(file).map_err(|why| format!("{which}: {why}"));
+        let text = File::open(path).map_err(TextError::Io).and_then(limited);
+        return text.map_err(|error| SourceError::File {
+            which: which.to_owned(),
+            error,
+        });
     }
     dump(Path::new("virsh"), which, PATIENCE)
 }
 
 /// All of `from`, if that is not too much.
-fn limited(from: impl Read) -> Result<String, String> {
+fn limited(from: impl Read) -> Result<String, TextError> {
     let mut bytes = Vec::new();
-    from.take(MOST_BYTES as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| error.to_string())?;
+    from.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MOST_BYTES {
-        return Err(too_long());
+        return Err(TextError::TooLong);
     }
-    String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())
+    String::from_utf8(bytes).map_err(|_| TextError::NotText)
 }
 
 /// Asks libvirt. What it would start the domain with the next time, not what runs.
-fn dump(virsh: &Path, name: &str, patience: Duration) -> Result<String, String> {
+fn dump(virsh: &Path, name: &str, patience: Duration) -> Result<String, SourceError> {
     let mut child = Command::new(virsh)
         .args(["--quiet", "dumpxml", "--inactive", "--domain", name])
         .stdin(Stdio::null())
@@ -49,13 +97,10 @@ fn dump(virsh: &Path, name: &str, patience: Duration) -> Result<String, String> 
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                format!(
-                    "{name} is no file, and virsh is not here to ask libvirt: on the machine that has the domain say 'virsh dumpxml {name} > \
-                     {name}.xml', and import that file"
-                )
-            }
-            _ => format!("virsh cannot be run: {error}"),
+            io::ErrorKind::NotFound => SourceError::NoVirsh {
+                name: name.to_owned(),
+            },
+            _ => SourceError::NotRun(error),
         })?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (sender, answers) = crossbeam_channel::bounded(1);
@@ -68,24 +113,19 @@ fn dump(virsh: &Path, name: &str, patience: Duration) -> Result<String, String> 
     });
     let Ok((xml, said)) = answers.recv_timeout(patience) else {
         end(&mut child);
-        return Err(format!(
-            "virsh does not answer within {} s: is libvirt's daemon running?",
-            patience.as_secs()
-        ));
+        return Err(SourceError::Silent(patience));
     };
     // What is longer than it may be is not read to its end.
     if xml.is_err() {
         end(&mut child);
     }
     let _ = reader.join();
-    let status = child.wait().map_err(|error| error.to_string())?;
-    let xml = xml.map_err(|why| format!("virsh: {why}"))?;
+    let status = child.wait()?;
+    let xml = xml.map_err(SourceError::Text)?;
     if !status.success() {
         let first = said.lines().find(|line| !line.trim().is_empty());
-        return Err(format!(
-            "virsh: {}",
-            super::shown(first.unwrap_or("it fails and says nothing").trim())
-        ));
+        let words = super::shown(first.unwrap_or("it fails and says nothing").trim());
+        return Err(SourceError::Refused(words));
     }
     Ok(xml)
 }
@@ -111,9 +151,9 @@ mod tests {
     #[test]
     fn no_more_is_read_than_a_domain_can_have() {
         // Endless: the test would not end.
-        assert_eq!(limited(io::repeat(b'<')), Err(too_long()));
+        assert!(matches!(limited(io::repeat(b'<')), Err(TextError::TooLong)));
         let longest = vec![b'x'; MOST_BYTES];
-        assert_eq!(limited(&longest[..]).map(|text| text.len()), Ok(MOST_BYTES));
+        assert_eq!(limited(&longest[..]).expect("text").len(), MOST_BYTES);
         assert!(limited(&[0xff, 0xfe][..]).is_err());
     }
 
@@ -125,19 +165,17 @@ mod tests {
         let xml = dump(&asked, "shop", patience).expect("it answers");
         assert_eq!(xml, "<domain>--quiet dumpxml --inactive --domain shop</domain>\n");
         let unknown = virsh(folder.path(), "echo 'error: failed to get domain' >&2; exit 1");
-        assert_eq!(
-            dump(&unknown, "shop", patience),
-            Err("virsh: error: failed to get domain".into())
-        );
+        let said = |virsh: &Path, patience| {
+            let failed = dump(virsh, "shop", patience);
+            failed.expect_err("no domain").to_string()
+        };
+        assert_eq!(said(&unknown, patience), "virsh: error: failed to get domain");
         let endless = virsh(folder.path(), "exec cat /dev/zero");
-        assert_eq!(
-            dump(&endless, "shop", patience),
-            Err(format!("virsh: {}", too_long()))
-        );
+        assert_eq!(said(&endless, patience), format!("virsh: {}", TextError::TooLong));
         let hangs = virsh(folder.path(), "exec sleep 3600");
-        let why = dump(&hangs, "shop", Duration::from_millis(50)).expect_err("it hangs");
+        let why = said(&hangs, Duration::from_millis(50));
         assert!(why.contains("does not answer"), "{why}");
-        let missing = dump(&folder.path().join("none"), "shop", patience).expect_err("not there");
+        let missing = said(&folder.path().join("none"), patience);
         assert!(
             missing.contains("virsh dumpxml shop > shop.xml") && !missing.contains('\n'),
             "{missing}"

@@ -6,7 +6,7 @@
 
 use super::{Import, attribute, child, is_path, shown};
 use crate::vm::disks::variables;
-use dunlin_guest::uefi;
+use dunlin_guest::uefi::{self, UefiError};
 use roxmltree::Node;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +44,64 @@ pub fn read(os: Node<'_, '_>, import: &mut Import) {
     });
 }
 
+/// Why a UEFI's variables were not copied.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// The VM does not have them yet.
+    #[error(
+        "nvram {path}: {why}; unless variables/{name}.fd is in the state folder of host '{first}' before 'dunlin up', the VM begins with fresh \
+         variables, and its UEFI looks for a boot loader"
+    )]
+    Left {
+        /// The file that they are in.
+        path: String,
+        /// Why they stay there.
+        #[source]
+        why: Left,
+        /// The VM's.
+        name: String,
+        /// On which it starts.
+        first: String,
+    },
+    /// It has some.
+    #[error(
+        "nvram {path}: {raw} is there already, and the VM goes on with that; remove it first if it is not this VM's"
+    )]
+    IsThere {
+        /// The file that they are in.
+        path: String,
+        /// Where it has them.
+        raw: String,
+    },
+}
+
+/// Why variables stay where they are.
+#[derive(Debug, thiserror::Error)]
+pub enum Left {
+    /// Of another format.
+    #[error(
+        "it is a qcow2 image, and Dunlin keeps variables raw ('qemu-img convert -O raw {path} {raw}' makes them so)"
+    )]
+    Qcow2 {
+        /// The file that they are in.
+        path: String,
+        /// Where they belong.
+        raw: String,
+    },
+    /// They belong to that host.
+    #[error(
+        "it was not copied, since this is not host '{0}', on which the VM starts, or --config names no host.toml of it: if it is as large as \
+         OVMF_VARS_4M.fd, copy it there"
+    )]
+    Elsewhere(String),
+    /// What is in the file does not do, or cannot be copied.
+    #[error(transparent)]
+    Uefi(#[from] UefiError),
+    /// Nothing is written at all: they belong there.
+    #[error("it is copied to {0} where a file is written (-o)")]
+    NotAsked(String),
+}
+
 /// Copies them for the VM of that name: into this host's `state` folder, if `first`, on which the VM starts, is this host and a file is written. Whether it was
 /// done is a line; of what was done also the copy.
 pub fn carry(
@@ -52,40 +110,33 @@ pub fn carry(
     first: &str,
     state: Option<&Path>,
     is_written: bool,
-) -> Result<(String, PathBuf), String> {
+) -> Result<(String, PathBuf), CarryError> {
     let path = shown(&nvram.path.display().to_string());
-    let left = |why: &str| {
-        format!(
-            "nvram {path}: {why}; unless variables/{name}.fd is in the state folder of host '{first}' before 'dunlin up', the VM begins with fresh variables, \
-             and its UEFI looks for a boot loader"
-        )
+    let left = |why: Left| CarryError::Left {
+        path: path.clone(),
+        why,
+        name: name.to_owned(),
+        first: first.to_owned(),
     };
     let to = state.map(|state| variables(state, name));
     let raw = to
         .as_ref()
         .map_or_else(|| format!("variables/{name}.fd"), |to| to.display().to_string());
     if nvram.is_qcow2 {
-        return Err(left(&format!(
-            "it is a qcow2 image, and Dunlin keeps variables raw ('qemu-img convert -O raw {path} {raw}' makes them so)"
-        )));
+        let path = path.clone();
+        return Err(left(Left::Qcow2 { path, raw }));
     }
     let Some(to) = to else {
-        return Err(left(&format!(
-            "it was not copied, since this is not host '{first}', on which the VM starts, or --config names no host.toml of it: if it is as large as OVMF_VARS_4M.fd, copy it there"
-        )));
+        return Err(left(Left::Elsewhere(first.to_owned())));
     };
-    uefi::fits(&nvram.path).map_err(|why| left(&why.to_string()))?;
+    uefi::fits(&nvram.path).map_err(|why| left(why.into()))?;
     if to.exists() {
-        return Err(format!(
-            "nvram {path}: {raw} is there already, and the VM goes on with that; remove it first if it is not this VM's"
-        ));
+        return Err(CarryError::IsThere { path, raw });
     }
     if !is_written {
-        return Err(left(&format!(
-            "it is copied to {raw} where a file is written (-o)"
-        )));
+        return Err(left(Left::NotAsked(raw)));
     }
-    uefi::take_variables(&nvram.path, &to).map_err(|why| left(&why.to_string()))?;
+    uefi::take_variables(&nvram.path, &to).map_err(|why| left(why.into()))?;
     let line = format!(
         "nvram {path}: copied to {raw}, with which the VM begins on this host; its first protection copies it to the other one"
     );

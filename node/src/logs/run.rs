@@ -8,8 +8,8 @@
 //!   proposers' numbers as they were at the entry where it is cut, not as they are now. 4. a host whose disk is full does not lead.
 //! * **Not here:** sockets (`session`), who may make a log (`daemon::logs`).
 
-use super::Shared;
 use super::retained::{KEEP_BYTES, KEEP_ENTRIES, Kept};
+use super::{Shared, StartError};
 use crate::vm::{Connector, Host};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_api::EventKind;
@@ -104,9 +104,9 @@ impl LogLoop {
         shared: &Arc<Shared>,
         proposals: Receiver<Asked>,
         orders: Receiver<Order>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, StartError> {
         let me = record.hosts.iter().position(|name| *name == host.name);
-        let me = ReplicaId(me.ok_or("this host has no part in the log")? as u8);
+        let me = ReplicaId(me.ok_or(StartError::NoPart)? as u8);
         let members = (0..record.hosts.len() as u8).map(Member::full).collect();
         let folder = super::store::folder(&host.state, &record.name);
         let mut cfg = GroupConfig::new(folder.join("group"), me, members, Durability::Disk);
@@ -116,7 +116,7 @@ impl LogLoop {
         cfg.core.ring_entries = KEEP_ENTRIES + SLACK_ENTRIES + UNDER_WAY_ENTRIES;
         cfg.core.ring_bytes = KEEP_BYTES + SLACK_BYTES + UNDER_WAY_BYTES;
         cfg.disk.segment_bytes = SEGMENT_BYTES;
-        let group = KeptGroup::open(cfg, HUNG).map_err(|error| error.to_string())?;
+        let group = KeptGroup::open(cfg, HUNG)?;
         let connectors = (0u8..)
             .map(ReplicaId)
             .zip(&record.hosts)
@@ -155,9 +155,8 @@ impl LogLoop {
         Ok(this)
     }
 
-    fn begin_with(&mut self, snapshot: &Snapshot) -> Result<(), String> {
-        let state = Proposers::decode(snapshot.state.clone())
-            .map_err(|error| format!("the log's snapshot cannot be understood: {error}"))?;
+    fn begin_with(&mut self, snapshot: &Snapshot) -> Result<(), StartError> {
+        let state = Proposers::decode(snapshot.state.clone())?;
         (self.at_cut, self.now) = (state.clone(), state);
         (self.cut, self.applied) = (snapshot.last.index, snapshot.last.index);
         self.shared.retained.begin(self.cut.0 + 1);
@@ -240,7 +239,7 @@ impl LogLoop {
                 GroupEvent::SnapshotInstalled(snapshot) => {
                     self.refuse_all("this host was behind, and took what others have agreed on");
                     if let Err(why) = self.begin_with(&snapshot) {
-                        self.fail(why);
+                        self.fail(why.to_string());
                     }
                     self.group.applied(self.applied);
                 }

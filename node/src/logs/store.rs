@@ -47,22 +47,44 @@ pub fn forget(state: &Path, log: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Why a kept record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The system does not let it.
+    #[error("{}: {error}", .path.display())]
+    File {
+        /// Its file, or the folder of all.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+    /// It is none.
+    #[error("{}: {error}", .path.display())]
+    NoRecord {
+        /// Its file.
+        path: PathBuf,
+        /// What and where.
+        #[source]
+        error: serde_json::Error,
+    },
+}
+
 /// The kept records by their names, and why one cannot be read.
-pub fn all(state: &Path) -> Vec<(String, Result<LogRecord, String>)> {
+pub fn all(state: &Path) -> Vec<(String, Result<LogRecord, ReadError>)> {
     let logs = state.join("logs");
-    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let entries = match std::fs::read_dir(&logs) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
-        Err(error) => return vec![(String::new(), Err(told(&logs, &error)))],
+        Err(error) => return vec![(String::new(), Err(ReadError::File { path: logs, error }))],
     };
     let mut found = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path().join(FILE);
         let record = match std::fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => Err(told(&path, &error)),
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| told(&path, &error)),
+            Err(error) => Err(ReadError::File { path, error }),
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| ReadError::NoRecord { path, error }),
         };
         found.push((entry.file_name().to_string_lossy().into_owned(), record));
     }
@@ -81,12 +103,16 @@ mod tests {
             id: "1".into(),
             hosts: vec!["a".into()],
         };
-        assert_eq!(all(state.path()), []);
+        assert!(all(state.path()).is_empty());
         keep(state.path(), &record).expect("kept");
-        assert_eq!(all(state.path()), [("jobs".to_owned(), Ok(record))]);
+        let found = all(state.path());
+        assert!(
+            matches!(&found[..], [(name, Ok(kept))] if name == "jobs" && *kept == record),
+            "{found:?}"
+        );
         forget(state.path(), "jobs").expect("forgotten");
         forget(state.path(), "jobs").expect("twice is the same");
-        assert_eq!(all(state.path()), []);
+        assert!(all(state.path()).is_empty());
         assert!(!folder(state.path(), "jobs").exists());
     }
 
@@ -109,6 +135,6 @@ mod tests {
             panic!("{found:?}");
         };
         assert_eq!((bad.as_str(), good.as_str()), ("bad", "good"));
-        assert!(why.contains("bad/log.json"), "{why}");
+        assert!(why.to_string().contains("bad/log.json"), "{why}");
     }
 }

@@ -243,10 +243,15 @@ async fn stream(State(web): App) -> Response {
     ([(CONTENT_TYPE, kind)], body).into_response()
 }
 
+/// The body is not what is asked for there.
+#[derive(Debug, thiserror::Error)]
+#[error("the body: {0}")]
+struct BodyError(#[source] serde_json::Error);
+
 /// The body; one that may be left out is as if nothing was said in it.
-fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, String> {
+fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, BodyError> {
     let body: &[u8] = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| format!("the body: {error}"))
+    serde_json::from_slice(body).map_err(BodyError)
 }
 
 /// Asks what takes long, of the host that can do it. By lines it is this host's daemon that answers, as on the control socket.

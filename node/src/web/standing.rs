@@ -12,7 +12,7 @@ use axum::http::header::{CONNECTION, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use dunlin_api::Answer;
-use dunlin_fabric::link::Identity;
+use dunlin_fabric::link::{Identity, PersonError};
 use futures_util::future::{Either, select};
 use futures_util::stream::{StreamExt, unfold};
 use serde_json::json;
@@ -21,6 +21,17 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
+/// A person's certificate counts no more.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "person '{name}': {why}: 'dunlin cluster person {name}' makes a new one, on the host with the authority's key"
+)]
+pub struct CountsNoMore {
+    name: String,
+    #[source]
+    why: Arc<PersonError>,
+}
+
 /// A person's certificate, on one connection.
 pub struct Standing {
     name: String,
@@ -28,7 +39,7 @@ pub struct Standing {
     /// With the certificates between it and an authority.
     shown: Vec<CertificateDer<'static>>,
     /// Why it counts no more.
-    ended: watch::Sender<Option<String>>,
+    ended: watch::Sender<Option<CountsNoMore>>,
 }
 
 impl Standing {
@@ -43,17 +54,17 @@ impl Standing {
     }
 
     /// Looks again; why it counts no more, in a line.
-    pub fn look(&self) -> Result<(), String> {
+    pub fn look(&self) -> Result<(), CountsNoMore> {
         if let Some(why) = &*self.ended.borrow() {
             return Err(why.clone());
         }
         let Err(why) = self.identity.person_counts(&self.shown) else {
             return Ok(());
         };
-        let name = &self.name;
-        let why = format!(
-            "person '{name}': {why}: 'dunlin cluster person {name}' makes a new one, on the host with the authority's key"
-        );
+        let why = CountsNoMore {
+            name: self.name.clone(),
+            why: Arc::new(why),
+        };
         tracing::info!("{why}");
         self.ended.send_replace(Some(why.clone()));
         Err(why)
@@ -64,7 +75,9 @@ impl Standing {
         let mut ended = self.ended.subscribe();
         // Its sender is in here, so there is a word.
         let why = ended.wait_for(Option::is_some).await;
-        why.ok().and_then(|why| why.clone()).unwrap_or_default()
+        why.ok()
+            .and_then(|why| why.as_ref().map(CountsNoMore::to_string))
+            .unwrap_or_default()
     }
 }
 

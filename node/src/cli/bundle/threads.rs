@@ -3,6 +3,7 @@
 //! **Flow**: the socket says which process listens there -> /proc. **Invariants**: 1. the daemon is not asked and has nothing to do for it. 2. what the
 //! kernel does not show is told once, with the reason, and the rest is there. **Source**: proc(5). **Not here**: what is taken out of it (`scrub`).
 
+use super::error::ThreadsError;
 use rustix::net::sockopt::socket_peercred;
 use std::fmt::Write;
 use std::io;
@@ -13,15 +14,21 @@ use std::path::{Path, PathBuf};
 const MOST_THREADS: usize = 4096;
 
 /// The threads of whoever listens at the socket.
-pub fn of(socket: &Path) -> Result<Vec<u8>, String> {
+pub fn of(socket: &Path) -> Result<Vec<u8>, ThreadsError> {
     let who = UnixStream::connect(socket).and_then(|stream| Ok(socket_peercred(&stream)?));
-    let who = who.map_err(|error| format!("no daemon answers at {}: {error}", socket.display()))?;
+    let who = who.map_err(|error| ThreadsError::NoDaemon {
+        socket: socket.to_owned(),
+        error,
+    })?;
     let pid = who.pid.as_raw_nonzero();
     told(&PathBuf::from(format!("/proc/{pid}/task")))
 }
 
-fn told(tasks: &Path) -> Result<Vec<u8>, String> {
-    let failed = |error: io::Error| format!("{}: {error}", tasks.display());
+fn told(tasks: &Path) -> Result<Vec<u8>, ThreadsError> {
+    let failed = |error: io::Error| ThreadsError::Tasks {
+        tasks: tasks.to_owned(),
+        error,
+    };
     let mut ids = Vec::new();
     for task in std::fs::read_dir(tasks).map_err(failed)?.take(MOST_THREADS) {
         let name = task.map_err(failed)?.file_name();
@@ -101,7 +108,9 @@ mod tests {
     #[test]
     fn nobody_and_a_process_that_has_ended_are_a_reason() {
         let folder = tempfile::tempdir().expect("a folder");
-        let nobody = of(&folder.path().join("socket")).expect_err("nobody listens");
+        let nobody = of(&folder.path().join("socket"))
+            .expect_err("nobody listens")
+            .to_string();
         assert!(nobody.starts_with("no daemon answers at "), "{nobody}");
         assert!(told(&folder.path().join("task")).is_err());
     }

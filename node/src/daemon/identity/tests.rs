@@ -46,11 +46,11 @@ impl Place {
         request
     }
 
-    fn finish(&mut self, cert: &str) -> Result<HostKeys, String> {
+    fn finish(&mut self, cert: &str) -> Result<HostKeys, KeysError> {
         finish(&self.identity, self.files(), &mut self.state, cert.to_owned())
     }
 
-    fn trust(&self, ca: &str, proof: Option<&str>) -> Result<HostKeys, String> {
+    fn trust(&self, ca: &str, proof: Option<&str>) -> Result<HostKeys, KeysError> {
         trust(&self.identity, self.files(), ca.to_owned(), proof)
     }
 
@@ -66,8 +66,8 @@ fn read(folder: &Path) -> Files {
     Files::read(&path("key.pem"), &path("cert.pem"), &path("ca.pem")).expect("its files")
 }
 
-fn refused(outcome: Result<HostKeys, String>, words: &str) {
-    let why = outcome.expect_err(words);
+fn refused(outcome: Result<HostKeys, KeysError>, words: &str) {
+    let why = outcome.expect_err(words).to_string();
     assert!(why.contains(words) && !why.contains('\n'), "{why}");
 }
 

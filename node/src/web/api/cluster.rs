@@ -54,7 +54,7 @@ pub async fn keys_step(
 ) -> Response {
     match read(&body) {
         Ok(ask) => gather(web, who, how, Request::Keys { host, ask }, shown).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 

@@ -88,7 +88,7 @@ pub async fn make_log(State(web): App, Extension(who): Asker, how: How, body: By
             let request = Request::Log(LogRequest::Create { log, hosts });
             gather(web, who, how, request, done).await
         }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 

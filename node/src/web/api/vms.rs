@@ -129,7 +129,7 @@ pub async fn up(State(web): App, Extension(who): Asker, how: How, body: Bytes) -
             let origin = named(origin);
             ask(web, who, how, Request::Up { text, origin }).await
         }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -139,7 +139,7 @@ pub async fn up(State(web): App, Extension(who): Asker, how: How, body: Bytes) -
 pub async fn check(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
     let File { text, origin } = match read::<File>(&body) {
         Ok(file) => file,
-        Err(why) => return refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => return refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     };
     let origin = named(origin);
     let request = Request::Check {
@@ -176,7 +176,7 @@ pub async fn switchover(
 ) -> Response {
     match read::<Nothing>(&body) {
         Ok(Nothing {}) => ask(web, who, how, Request::Failover { vm }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -200,7 +200,7 @@ pub async fn protect(
             };
             ask(web, who, how, request).await
         }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -216,7 +216,7 @@ pub async fn down(
 ) -> Response {
     match read::<Down>(&body) {
         Ok(Down { now, force }) => ask(web, who, how, Request::Down { vm, now, force }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -232,7 +232,7 @@ pub async fn policy(
 ) -> Response {
     match read::<SetPolicy>(&body) {
         Ok(SetPolicy { policy }) => ask(web, who, how, Request::Policy { vm, policy }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -248,7 +248,7 @@ pub async fn verify_disk(
 ) -> Response {
     match read::<Verify>(&body) {
         Ok(Verify { repair }) => ask(web, who, how, Request::VerifyDisk { vm, repair }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -264,7 +264,7 @@ pub async fn replace(
 ) -> Response {
     match read::<Replace>(&body) {
         Ok(Replace { host }) => ask(web, who, how, Request::Replace { vm, host }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -292,7 +292,7 @@ pub async fn move_to(
             };
             ask(web, who, how, order).await
         }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
@@ -308,7 +308,7 @@ pub async fn inject(
 ) -> Response {
     match read::<Inject>(&body) {
         Ok(Inject { disk, fault }) => ask(web, who, how, Request::Inject { vm, disk, fault }).await,
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why, 2),
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }
 }
 
