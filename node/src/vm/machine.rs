@@ -5,6 +5,7 @@
 
 use super::disks::{Disks, DisksError};
 use super::event::{LoopSender, Started};
+use super::nics::NicsError;
 use super::remains::{Remain, StillThere};
 use super::speculating::Speculating;
 use super::{FaultAt, Shared};
@@ -41,6 +42,9 @@ pub enum MachineError {
     /// What speculates for it.
     #[error(transparent)]
     Sockets(#[from] SocketsError),
+    /// Its cards.
+    #[error(transparent)]
+    Nics(#[from] NicsError),
     /// It would be started there.
     #[error("a thread to start QEMU: {0}")]
     Thread(#[source] io::Error),

@@ -54,8 +54,8 @@ impl VmLoop {
             return;
         }
         primary.starting = None;
-        let opened = result.map_err(|error| error.to_string()).and_then(|started| {
-            let nics = Nics::open(&self.config, started.ports).map_err(|error| error.to_string())?;
+        let opened = result.and_then(|started| {
+            let nics = Nics::open(&self.config, started.ports)?;
             Ok((started.machine, nics, started.sockets))
         });
         match opened {
@@ -87,7 +87,7 @@ impl VmLoop {
             Err(why) => {
                 self.event(EventKind::Failed, format!("the VM does not start: {why}"));
                 self.order_failed(&format!("the VM does not start: {why}"));
-                self.failure = Some(why);
+                self.failure = Some(why.to_string());
                 self.drop_machine();
             }
         }

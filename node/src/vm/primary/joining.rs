@@ -24,6 +24,21 @@ use dunlin_core::units::ReplicaId;
 use dunlin_core::wire::sync::TREE_SINCE;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
+use std::io;
+
+/// Why no session with a backup begins.
+#[derive(Debug, thiserror::Error)]
+enum BeginError {
+    /// It is not reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Its stream, or the session's thread.
+    #[error(transparent)]
+    Session(io::Error),
+    /// The loop's words to it would be sent there.
+    #[error("a thread to talk to the backup: {0}")]
+    Talker(#[source] io::Error),
+}
 
 impl VmLoop {
     /// A backup that is cut off says nothing, and its stream breaks only much later.
@@ -139,12 +154,11 @@ impl VmLoop {
             return;
         }
         let (jobs, receiver) = Jobs::pair();
-        let started = result.map_err(|error| error.to_string()).and_then(|stream| {
+        let started = result.map_err(BeginError::from).and_then(|stream| {
             let compare = known_to_both(compare, stream.spoken().version);
-            let (link, closer) =
-                SyncLink::open(stream, id, to_loop.clone(), true).map_err(|error| error.to_string())?;
-            let talker = Talker::start(link.writer.clone())
-                .map_err(|error| format!("a thread to talk to the backup: {error}"))?;
+            let link = SyncLink::open(stream, id, to_loop.clone(), true);
+            let (link, closer) = link.map_err(BeginError::Session)?;
+            let talker = Talker::start(link.writer.clone()).map_err(BeginError::Talker)?;
             let waiting = link.waiting.clone();
             let worker = Primary {
                 session: id,
@@ -160,7 +174,7 @@ impl VmLoop {
             std::thread::Builder::new()
                 .name("sync-primary".into())
                 .spawn(move || worker.run(term, active))
-                .map_err(|error| error.to_string())?;
+                .map_err(BeginError::Session)?;
             Ok((closer, talker, waiting))
         });
         match started {
@@ -173,7 +187,7 @@ impl VmLoop {
                 let host = self.session_host();
                 self.join_begins(format!("host '{host}' is being brought in as backup"));
             }
-            Err(why) => self.session_ended(id, &why),
+            Err(why) => self.session_ended(id, &why.to_string()),
         }
     }
 

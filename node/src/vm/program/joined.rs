@@ -9,6 +9,7 @@
 
 use super::backlog::Input;
 use super::carrying::{Brought, CarryError, Fetcher};
+use super::copies::FileError;
 use super::joining::Tries;
 use super::{ProgramLoop, Role, Running, copies};
 use crate::vm::session::link::refuse;
@@ -18,8 +19,10 @@ use dunlin_api::EventKind;
 use dunlin_core::agreed::{AgreedTime, Frame, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
+use dunlin_core::output::rewriter::TableError;
 use dunlin_core::program::order::Gate;
 use dunlin_core::units::{Index, ReplicaId};
+use dunlin_core::wire::WireError;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::Stream;
 use std::collections::VecDeque;
@@ -38,6 +41,20 @@ pub(super) struct Expected {
     inputs: VecDeque<(Index, Vec<Input>)>,
     bytes: usize,
     keeper: Sender<()>,
+}
+
+/// Why a copy that was brought here is of no use.
+#[derive(Debug, thiserror::Error)]
+enum AdoptError {
+    /// Where its inputs stand.
+    #[error(transparent)]
+    Order(#[from] WireError),
+    /// Its connections that do not speak its own numbers.
+    #[error(transparent)]
+    Connections(#[from] TableError),
+    /// Nothing could be noted of it.
+    #[error(transparent)]
+    Noted(#[from] FileError),
 }
 
 impl ProgramLoop {
@@ -171,20 +188,14 @@ impl ProgramLoop {
         };
         let mut gate = Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64);
         let mut output = Output::new(Voice::Kept, brought.epoch);
-        let loaded = gate
-            .load(brought.order)
-            .map_err(|error| error.to_string())
-            .and_then(|()| {
-                let applied = output.applied(brought.epoch, &brought.connections);
-                applied.map_err(|error| error.to_string())
-            });
-        let noted = loaded.and_then(|()| {
-            let noted = copies::note_that_it_ran(&self.folder());
-            noted.map_err(|error| error.to_string())
-        });
-        if let Err(why) = noted {
+        let adopt = || -> Result<(), AdoptError> {
+            gate.load(brought.order)?;
+            output.applied(brought.epoch, &brought.connections)?;
+            Ok(copies::note_that_it_ran(&self.folder())?)
+        };
+        if let Err(why) = adopt() {
             self.expected = Some(expected);
-            return self.expects_no_more(&why);
+            return self.expects_no_more(&why.to_string());
         }
         let (answers, source) = brought.answers.unzip();
         self.failure = None;
