@@ -9,16 +9,13 @@
 
 use super::faults::Faults;
 use crate::spec::DiskFormat;
-use nix::{
-    errno::Errno,
-    fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl},
-    libc,
-    unistd::{Whence, lseek},
-};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 use std::{
     fs::{File, OpenOptions},
     io,
+    os::fd::AsRawFd,
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
@@ -173,9 +170,9 @@ impl Image {
             Some(libc::EBUSY) => in_use(),
             _ => failed(error),
         })?;
-        lock(&file, read_only).map_err(|error| match error {
-            Errno::EAGAIN | Errno::EACCES => in_use(),
-            other => failed(other.into()),
+        lock(&file, read_only).map_err(|error| match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => in_use(),
+            _ => failed(error),
         })?;
         let size_bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(failed)?;
         if size_bytes == 0 {
@@ -249,15 +246,15 @@ impl Image {
         self.faults.before_write(4096)?;
         super::power::before_write(&self.file, offset, len);
         let how = if unmap {
-            FallocateFlags::FALLOC_FL_PUNCH_HOLE
+            FallocateFlags::PUNCH_HOLE
         } else {
-            FallocateFlags::FALLOC_FL_ZERO_RANGE
+            FallocateFlags::ZERO_RANGE
         };
-        let how = how | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        match fallocate(&self.file, how, offset as i64, len as i64) {
+        let how = how | FallocateFlags::KEEP_SIZE;
+        match fallocate(&self.file, how, offset, len) {
             Ok(()) => Ok(()),
             // A file system or device that cannot, or an unaligned range on a block device: by hand.
-            Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENODEV) => self.write_zeroes(offset, len),
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => self.write_zeroes(offset, len),
             Err(error) => Err(error.into()),
         }
     }
@@ -296,11 +293,11 @@ impl Image {
         let mut at = offset;
         let mut out = Vec::new();
         while at < end && out.len() < 256 {
-            let data = match lseek(&self.file, at as i64, Whence::SeekData) {
-                Ok(data) => (data as u64).min(end),
-                Err(Errno::ENXIO) => end,
+            let data = match seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) => data.min(end),
+                Err(Errno::NXIO) => end,
                 // No holes known here (block devices): all is data.
-                Err(Errno::EINVAL) => {
+                Err(Errno::INVAL) => {
                     out.push((end - at, true));
                     return Ok(out);
                 }
@@ -311,7 +308,7 @@ impl Image {
             }
             at = data;
             if at < end {
-                let hole = (lseek(&self.file, at as i64, Whence::SeekHole)? as u64).min(end);
+                let hole = seek(&self.file, SeekFrom::Hole(at))?.min(end);
                 if hole == at {
                     // Punched between the two calls: look again.
                     continue;
@@ -326,7 +323,7 @@ impl Image {
 
 /// I1. An open-file-description lock on the whole file: it ends with the descriptor, so a SIGKILL leaves nothing behind,
 /// and it conflicts with the byte locks that QEMU puts on images.
-fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
+fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let lock = libc::flock {
         l_type: if read_only { libc::F_RDLCK } else { libc::F_WRLCK } as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -334,5 +331,9 @@ fn lock(file: &File, read_only: bool) -> Result<(), Errno> {
         l_len: 0,
         l_pid: 0,
     };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(|_| ())
+    // SAFETY: the descriptor is open, and the lock is read during the call alone. (rustix has no locks of an open file description.)
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }

@@ -29,7 +29,6 @@ pub(super) use on::{arm, before_write, fail, flushed, flushing, point, watch};
 
 #[cfg(test)]
 mod on {
-    use nix::sys::signal::{Signal, raise};
     use parking_lot::Mutex;
     use std::{
         fs::File,
@@ -98,7 +97,8 @@ mod on {
                 file.write_all_at(old, *offset).unwrap();
             }
         }
-        raise(Signal::SIGKILL).unwrap();
+        let itself = rustix::process::getpid();
+        rustix::process::kill_process(itself, rustix::process::Signal::KILL).unwrap();
     }
 
     pub fn before_write(file: &File, offset: u64, len: u64) {

@@ -10,7 +10,7 @@
 
 use super::image::ImageError;
 use crate::qemu::spawn;
-use nix::libc;
+use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs, io,
     os::unix::{fs::MetadataExt, process::CommandExt},
@@ -138,10 +138,7 @@ impl Converter {
 impl Drop for Converter {
     fn drop(&mut self) {
         // SIGTERM: it drains and closes the image, so that its lazily written tables are whole.
-        let _ = nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(self.child.id() as i32),
-            nix::sys::signal::Signal::SIGTERM,
-        );
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let _ = self.child.wait();
     }
 }

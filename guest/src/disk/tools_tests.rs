@@ -205,11 +205,7 @@ fn qemu_talks_over_an_inherited_socketpair() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     host.disk.serve(ours).unwrap();
     let theirs: OwnedFd = theirs.into();
-    nix::fcntl::fcntl(
-        &theirs,
-        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
-    )
-    .unwrap();
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).unwrap();
     let disk = format!(
         "driver=nbd,export=disk0,server.type=fd,server.str={}",
         theirs.as_raw_fd()
