@@ -276,7 +276,6 @@ impl World {
                 self.may_die_soon(id, 300_000);
             }
         }
-        self.check_explains(id, "that leads again");
     }
 
     pub(super) fn go_on_taking_over(&mut self, id: u8) {
@@ -422,6 +421,11 @@ impl World {
         }
         if words.is_empty() {
             return;
+        }
+        // Not when it begins to lead: one that stood still may have been deposed meanwhile, and says nothing any more.
+        if self.speaker != (id, term) {
+            self.speaker = (id, term);
+            self.check_explains(id, "that speaks");
         }
         if term < self.spoken_in {
             let newer = self.spoken_in.0;

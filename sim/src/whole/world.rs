@@ -75,6 +75,8 @@ pub struct World {
     /// What clients were told, and the newest term in which they were.
     pub(super) released: BTreeSet<u64>,
     pub(super) spoken_in: Term,
+    /// Who told them that, and in which term.
+    pub(super) speaker: (u8, Term),
     /// In so many of a million inputs a copy does otherwise than the other.
     pub(super) whims: u64,
     pub(super) next_stream: u64,
@@ -111,6 +113,7 @@ impl World {
             cold,
             released: BTreeSet::new(),
             spoken_in: Term(0),
+            speaker: (0, Term(0)),
             whims: [0, 20_000, 200_000][random.below(3) as usize],
             next_stream: 0,
             inputs: 0,
