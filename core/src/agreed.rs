@@ -274,6 +274,11 @@ impl Unsaid {
         true
     }
 
+    /// The same is agreed by now: said once more, it would come after what has been said since.
+    pub fn agreed(&mut self, entry: &Agreed) {
+        self.entries.retain(|kept| kept != entry);
+    }
+
     /// What is to be said next.
     #[must_use]
     pub fn next(&self) -> Option<&Agreed> {
@@ -372,6 +377,10 @@ mod tests {
             }
         }
         assert_eq!(unsaid.entries.len(), 3);
+        unsaid.agreed(&complete(ReplicaSet::one(A), 999));
+        assert_eq!(unsaid.entries.len(), 3, "that is another one");
+        unsaid.agreed(&complete(ReplicaSet::one(B), 999));
+        assert_eq!(unsaid.entries.len(), 2, "it is agreed already");
         unsaid.clear();
         assert!(unsaid.is_empty());
     }

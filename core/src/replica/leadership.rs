@@ -329,12 +329,19 @@ impl Leadership {
         says
     }
 
-    /// What the last entry says of who is complete, as `apply` has taken it.
+    /// What the last entry says of who is complete, as `apply` has taken it. `joins`: a primary's backup is in a join's last sync, or waits for
+    /// the group's word after it.
+    ///
+    /// A word that this host alone is complete may be an old one, said twice because the log refused it or nobody agreed for long. It gives no voice
+    /// where a later one is on its way that says otherwise, nor during a join's last sync: what left then would be
+    /// lost with this host as soon as the later word is agreed.
     #[must_use]
-    pub fn complete_agreed(&mut self) -> Settled {
+    pub fn complete_agreed(&mut self, joins: bool) -> Settled {
         let set = self.state.complete;
         let (mine, alone) = (set.contains(self.me), set == ReplicaSet::one(self.me));
+        let is_old = joins || self.appended.complete != set;
         let settled = match (self.part, self.leads) {
+            (Part::Primary, true) if alone && is_old => Settled::Nothing,
             (Part::None, true) if alone => Settled::Boots,
             (Part::Backup, true) if alone && self.is_taken_over() => Settled::Speaks,
             (Part::Primary, true) if alone => Settled::Alone,

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
 use dunlin_core::consensus::{EntryKind, Member, Refusal};
+use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::leadership::{Candidacy, Leadership, Settled};
 use dunlin_core::replica::log_cut::LogCut;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
@@ -224,6 +225,7 @@ impl VmLoop {
     /// Applies what is agreed, as far as no sync holds it back.
     pub(super) fn apply_agreed_entries(&mut self) {
         self.skip_to_agreed_end();
+        self.agreement.look_at_appended(&self.group);
         while !self.log_is_held() && self.agreement.applied < self.group.committed() {
             let index = self.agreement.applied.next();
             let Some(entry) = self.group.entry(index) else {
@@ -281,6 +283,10 @@ impl VmLoop {
         }
         if let Agreed::Complete { set, .. } = &entry {
             self.notebook.note((term.0, index.0), *set, now_ms());
+            // No later one is on its way.
+            if self.agreement.leadership.appended_complete() == *set {
+                self.agreement.unsaid.agreed(&entry);
+            }
         }
         match entry {
             Agreed::Frames(frames) => {
@@ -329,7 +335,11 @@ impl VmLoop {
         if set.len() > 1 {
             self.join_complaint = None;
         }
-        let settled = self.agreement.leadership.complete_agreed();
+        let joins = match &self.role {
+            Role::Primary(primary) => primary.epochs().session() == Some(Phase::LastSync),
+            Role::Backup(_) | Role::None => false,
+        };
+        let settled = self.agreement.leadership.complete_agreed(joins);
         match settled {
             Settled::Nothing => {}
             Settled::Boots => self.boot(),

@@ -7,6 +7,7 @@ use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
 use dunlin_core::consensus::{EntryKind, Event, Role};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Inputs;
+use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::leadership::{Lead, Part, Resumes, Settled, Step};
 use dunlin_core::replica::log_cut::{Cut, LOG_PARTS};
 use dunlin_core::units::{Epoch, Index, ReplicaId};
@@ -105,6 +106,7 @@ impl World {
 
     /// Applies what is agreed, as far as no sync holds it back.
     fn apply(&mut self, id: u8) {
+        self.look_at_appended(id);
         loop {
             let host = self.host(id);
             let Some(node) = &host.node else { return };
@@ -134,8 +136,12 @@ impl World {
     }
 
     fn apply_entry(&mut self, id: u8, index: Index, entry: Agreed) {
-        if !self.host(id).leadership.apply(index, &entry) {
+        let host = self.host(id);
+        if !host.leadership.apply(index, &entry) {
             return;
+        }
+        if matches!(entry, Agreed::Complete { set, .. } if host.leadership.appended_complete() == set) {
+            host.unsaid.agreed(&entry);
         }
         match entry {
             Agreed::Frames(frames) => {
@@ -193,7 +199,11 @@ impl World {
     }
 
     fn complete_agreed(&mut self, id: u8, epoch: Epoch) {
-        let settled = self.host(id).leadership.complete_agreed();
+        let host = self.host(id);
+        let joins = host
+            .primary()
+            .is_some_and(|primary| primary.epochs.session() == Some(Phase::LastSync));
+        let settled = host.leadership.complete_agreed(joins);
         self.note(|| format!("{id}: {settled:?}"));
         match settled {
             Settled::Nothing | Settled::Follows => {}

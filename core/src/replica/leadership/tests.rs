@@ -31,7 +31,7 @@ fn whole() -> Candidacy {
 
 fn agree(host: &mut Leadership, ids: &[ReplicaId]) -> Settled {
     assert!(host.apply(host.appended.said_at, &complete(ids)));
-    host.complete_agreed()
+    host.complete_agreed(false)
 }
 
 /// It booted the VM, and speaks alone.
@@ -216,6 +216,28 @@ fn what_is_appended_counts_until_another_leaders_entry_has_its_place() {
     assert!(host.may_lead(whole()), "a shorter log");
 }
 
+/// It was said twice, since nobody agreed for long, and the second one comes when the next backup joins.
+#[test]
+fn an_old_word_that_nobody_else_is_complete_gives_no_voice_while_a_backup_joins_or_has_joined() {
+    let mut host = alone();
+    host.join_line_drawn();
+    assert!(host.apply(Index(7), &complete(&[A])));
+    assert_eq!(
+        host.complete_agreed(true),
+        Settled::Nothing,
+        "a join's last sync is under way"
+    );
+    assert_eq!(host.voice(), Voice::Protected);
+    // The join's session has ended, and its own word is on its way.
+    host.entry_appended(Index(9), &complete(&[A, B]));
+    assert!(host.apply(Index(8), &complete(&[A])));
+    assert_eq!(host.complete_agreed(false), Settled::Nothing);
+    assert_eq!(host.voice(), Voice::Protected);
+    assert_eq!(agree(&mut host, &[A, B]), Settled::Protected);
+    assert_eq!(agree(&mut host, &[A]), Settled::Alone, "a new one");
+    assert_eq!(host.voice(), Voice::Alone);
+}
+
 #[test]
 fn an_older_word_that_is_applied_late_says_nothing_against_a_newer_one() {
     let mut host = fresh(B);
@@ -225,7 +247,7 @@ fn an_older_word_that_is_applied_late_says_nothing_against_a_newer_one() {
     host.entry_appended(Index(2), &complete(&[A, B]));
     host.entry_appended(Index(3), &complete(&[A]));
     assert!(host.apply(Index(2), &complete(&[A, B])));
-    assert_eq!(host.complete_agreed(), Settled::Follows);
+    assert_eq!(host.complete_agreed(false), Settled::Follows);
     assert!(!host.may_lead(whole()), "invariant 4");
 }
 
