@@ -133,6 +133,7 @@ impl ProgramLoop {
 
     /// Applies what is agreed.
     pub(super) fn apply_agreed_entries(&mut self) {
+        self.agreement.look_at_appended(&self.group);
         while self.agreement.applied < self.group.committed() {
             let index = self.agreement.applied.next();
             let Some(entry) = self.group.entry(index) else {
@@ -196,7 +197,10 @@ impl ProgramLoop {
                 } else if begins && self.agreement.leads() && self.notes.is_some() {
                     self.begins_elsewhere();
                 } else if self.agreement.leads() {
-                    self.set_agreed(set);
+                    // An old word that this host is alone is none where a later one is on its way (as for a VM: core's `leadership`).
+                    if set.len() > 1 || self.agreement.leadership.appended_complete() == set {
+                        self.set_agreed(set);
+                    }
                 } else if !set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index) {
                     self.end_here("another host serves the program now; the copy here is ended");
                 }
