@@ -36,6 +36,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameId(pub u64);
 
+/// So many partial acknowledgements wait to leave, where nobody may speak; a further one is lost, as any segment may be.
+const MOST_PARTIAL_ACKS: usize = 1024;
+
 /// What may leave.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Matched {
@@ -137,6 +140,8 @@ pub struct Comparer {
     /// The backup's loads so far: a flow of an older one is reloaded when it is looked at.
     loads: u64,
     matched: VecDeque<Matched>,
+    /// Of these, the partial acknowledgements.
+    partial_acks: usize,
     /// Frames that wait in a flow, or in none.
     waiting: BTreeMap<FrameId, Option<FlowKey>>,
     /// Of these, the ones that say more than an acknowledgement.
@@ -199,6 +204,7 @@ impl Comparer {
             flows: BTreeMap::new(),
             loads: 0,
             matched: VecDeque::new(),
+            partial_acks: 0,
             waiting: BTreeMap::new(),
             telling: BTreeSet::new(),
             newest_said: None,
@@ -353,7 +359,9 @@ impl Comparer {
 
     /// The next frame that may leave.
     pub fn next_matched(&mut self) -> Option<Matched> {
-        self.matched.pop_front()
+        let next = self.matched.pop_front()?;
+        self.partial_acks -= usize::from(matches!(next, Matched::PartialAck(_)));
+        Some(next)
     }
 
     /// How the two stand.
@@ -443,9 +451,11 @@ impl Comparer {
     /// Where the primary's words wait still after the backup's acknowledgement, the client is told that one.
     fn tell_partially(&mut self, segment: &Segment, frame: &Frame) {
         let flow = self.flows.get_mut(&segment.key).map(|flow| &mut flow.words);
-        if let Some(FlowWords::Connection(connection)) = flow
+        if self.partial_acks < MOST_PARTIAL_ACKS
+            && let Some(FlowWords::Connection(connection)) = flow
             && let Some(frame) = connection.partial_ack(segment, frame)
         {
+            self.partial_acks += 1;
             self.matched.push_back(Matched::PartialAck(frame));
         }
     }

@@ -125,3 +125,16 @@ fn on_a_connection_that_begins_in_both_it_is_at_the_primarys_place() {
     both.backup(Seg::from_vm(ACK, 9001, 120).ticks(6, 7).frame());
     assert_eq!(both.only_partial(), [Seg::from_vm(ACK, 101, 120).ticks(31, 7)]);
 }
+
+/// A guest says one after the other while nobody may speak.
+#[test]
+fn partial_acknowledgements_that_wait_to_leave_are_bounded() {
+    let mut both = Both::told_1000();
+    both.primary(ack(9000, 20, 80).frame());
+    for _ in 0..MOST_PARTIAL_ACKS + 500 {
+        both.backup(ack(1000, 11, 80).frame());
+    }
+    assert_eq!(both.only_partial().len(), MOST_PARTIAL_ACKS);
+    both.backup(ack(2000, 12, 80).frame());
+    assert_eq!(both.only_partial(), [ack(2000, 20, 80)], "there is room again");
+}
