@@ -46,7 +46,7 @@ pub enum Wait {
     /// The primary's session: the backup's word that it goes on from the sync.
     BackupLoads,
     /// The primary's session, where a person asked for a switchover: the backup to hold and load what the VM stands for.
-    HandOver,
+    Switchover,
     /// The primary's session: the loop's word that the VM is the backup's now.
     HandedOver,
     /// The primary's loop: `cont` for a VM that nobody else lets run on.
@@ -153,7 +153,7 @@ impl Wait {
         Self::BackupHashes,
         Self::BackupHolds,
         Self::BackupLoads,
-        Self::HandOver,
+        Self::Switchover,
         Self::HandedOver,
         Self::VmGoesOn,
         Self::GuestAsked,
@@ -279,10 +279,10 @@ impl Wait {
                 10 * S,
                 ENDS,
             ),
-            Self::HandOver => terms(
-                "hand-over",
+            Self::Switchover => terms(
+                "switchover",
                 PRIMARY,
-                "the backup to hold, or to load, the sync of a hand-over; the VM stands",
+                "the backup to hold, or to load, the sync of a switchover; the VM stands",
                 5 * S,
                 RUNS_ON,
             ),
@@ -296,7 +296,7 @@ impl Wait {
             Self::VmGoesOn => terms(
                 "vm-goes-on",
                 "primary's loop",
-                "QEMU to let the VM run on after a hand-over, a stall or a full disk",
+                "QEMU to let the VM run on after a switchover, a stall or a full disk",
                 400 * MS,
                 "it is told all the same, and obeys when it can",
             ),

@@ -57,7 +57,7 @@ fn the_order_is_on_disk_before_the_lone_one_leads() {
     let mut out = Vec::new();
     node.step(1, Event::StandAlone, &mut out);
     let [.., Action::PersistHardState(hard_state)] = out[..] else {
-        panic!("no promise in {out:?}")
+        panic!("no hard state in {out:?}")
     };
     assert!(hard_state.voted_for == Some(ReplicaId(0)) && node.role() != Role::Leader);
     node.step(2, Event::HardStatePersisted(hard_state), &mut out);
@@ -175,7 +175,7 @@ fn two_orders_never_make_one_term() {
 }
 
 #[test]
-fn a_host_that_died_between_the_promise_and_the_loss_of_its_log_recovers_as_one_without_a_log() {
+fn a_host_that_died_between_the_hard_state_and_the_loss_of_its_log_recovers_as_one_without_a_log() {
     let (mut group, lone) = lone(Durability::Disk);
     let other = 1 - lone;
     let term = group.nodes[&lone].term();
@@ -199,7 +199,7 @@ fn the_lone_one_itself_keeps_its_log_over_a_crash() {
     group.restart(lone, Durability::Disk);
     assert_eq!(group.elect(), lone);
     assert_eq!(group.agreed(lone), ["before", "alone"]);
-    // Also when only the promise had reached the disk.
+    // Also when only the hard state had reached the disk.
     let (mut group, lone) = crate::lone(Durability::Disk);
     let disk = group.disks.get_mut(&lone).unwrap();
     disk.log.retain(|entry| entry.stamp.term < disk.hard_state.term);

@@ -288,7 +288,7 @@ fn leadership_is_handed_over() {
 }
 
 #[test]
-fn a_failed_hand_over_leaves_the_leader_in_office_or_makes_it_go() {
+fn a_failed_transfer_leaves_the_leader_in_office_or_makes_it_go() {
     let mut group = Group::new(Durability::Memory, &three());
     let old = group.elect();
     group.step(1 - old, Event::MayLead(false));
@@ -468,7 +468,7 @@ fn a_vote_waits_for_the_disk() {
         }),
         &mut out,
     );
-    assert!(out.is_empty(), "an older promise does not release it: {out:?}");
+    assert!(out.is_empty(), "an older hard state does not release it: {out:?}");
     voter.step(1, Event::HardStatePersisted(hard_state), &mut out);
     assert!(matches!(
         out[0],
@@ -501,7 +501,7 @@ fn an_old_log_is_not_attached_to_a_newer_snapshot() {
     };
     let node = Consensus::new(Config::new(ReplicaId(0), Durability::Disk), restored, 1);
     assert_eq!(node.appended(), stamp(3, 2));
-    assert_eq!(node.term(), Term(3), "an entry's term is a promise");
+    assert_eq!(node.term(), Term(3), "an entry's term counts");
 }
 
 /// `testdata/consensus/*.txt`: one word a line, see the files.

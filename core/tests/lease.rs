@@ -154,7 +154,7 @@ fn a_link_that_its_leader_has_closed_frees_the_voter_and_takes_the_lease() {
 }
 
 #[test]
-fn a_hand_over_ends_the_lease_before_the_heir_is_told() {
+fn a_transfer_ends_the_lease_before_the_heir_is_told() {
     let (mut group, leader, heir) = at_work(Durability::Memory);
     group.down = vec![heir];
     group.step(leader, Event::TransferTo(ReplicaId(heir)));

@@ -3,7 +3,6 @@
 mod control;
 pub mod examine;
 mod exec;
-mod hand_over;
 pub mod identity;
 pub mod logs;
 mod members;
@@ -17,6 +16,7 @@ pub mod roles;
 mod service;
 mod standby;
 mod store;
+mod switchover;
 
 use crate::certificates;
 use crate::config::{HostConfig, VmConfig};
@@ -317,7 +317,7 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
         EventKind::HostEnds,
         "this host's daemon ends; its VMs go to their backups first",
     );
-    hand_over::all(daemon, &signals);
+    switchover::all(daemon, &signals);
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
     handles

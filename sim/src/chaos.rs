@@ -1,7 +1,7 @@
 //! What it decides: which fault comes next.
 //!
 //! Flow: every few milliseconds of virtual time one strike: crash, restart, cut, heal, sleep, slow disk, change of
-//! members, truncation, hand-over, an unwilling host, a link said to be lost.
+//! members, truncation, leadership transfer, an unwilling host, a link said to be lost.
 //!
 //! Invariants: a group that keeps its log in memory never loses a majority's memory at once, nor all that may lead:
 //! that is beyond what the protocol promises (it then stops for good, which `docs/consensus.md` says).

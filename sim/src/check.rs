@@ -3,7 +3,7 @@
 //! Flow: the world reports every commit, election, word and answer here; the first violation ends the run.
 //!
 //! Invariants: the ones of `dunlin_core::consensus`, by number: C1 one leader per term, C2 agreement, C3 no agreed entry
-//! is lost, C5 a word rests on a promise (and an entry) that is on disk, C6 who may lead. Linearizable answers: `linear`.
+//! is lost, C5 a word rests on a hard state (and an entry) that is on disk, C6 who may lead. Linearizable answers: `linear`.
 //!
 //! Source: Raft's five properties (figure 3).
 //!

@@ -4,7 +4,7 @@
 //! a random part of what was under way.
 //!
 //! Invariants: what was reported as durable is there for ever; what was not may be there whole, torn or not at all,
-//! but never out of order. The promise is a file of its own, replaced whole, on its own queue.
+//! but never out of order. The hard state is a file of its own, replaced whole, on its own queue.
 //!
 //! Source: ALICE (Pillai 2014) for what a crash may leave; fabric.md for the times.
 //!
@@ -24,7 +24,7 @@ pub struct Disk {
     pub snapshot: Snapshot,
     /// Durable.
     pub log: Vec<Entry>,
-    promises: VecDeque<HardState>,
+    hard_states: VecDeque<HardState>,
     writes: VecDeque<Write>,
     /// Whether the replica took part before, so that an empty memory means a lost one.
     pub used: bool,
@@ -50,22 +50,25 @@ impl Disk {
             ..Self::default()
         }
     }
-    /// Queues a promise; true if nothing was under way.
+    /// Queues a hard state; true if nothing was under way.
     pub fn hard_state(&mut self, hard_state: HardState) -> bool {
-        self.promises.push_back(hard_state);
-        self.promises.len() == 1
+        self.hard_states.push_back(hard_state);
+        self.hard_states.len() == 1
     }
     /// Queues a write; true if nothing was under way.
     pub fn write(&mut self, write: Write) -> bool {
         self.writes.push_back(write);
         self.writes.len() == 1
     }
-    /// A promise is durable. Returns the report and whether more are queued.
+    /// A hard state is durable. Returns the report and whether more are queued.
     pub fn finish_hard_state(&mut self) -> Option<(Event, bool)> {
-        let hard_state = self.promises.pop_front()?;
+        let hard_state = self.hard_states.pop_front()?;
         self.hard_state = hard_state;
         self.used = true;
-        Some((Event::HardStatePersisted(hard_state), !self.promises.is_empty()))
+        Some((
+            Event::HardStatePersisted(hard_state),
+            !self.hard_states.is_empty(),
+        ))
     }
     /// Up to `most` writes are durable (group commit). Returns the reports and whether more are queued.
     pub fn finish_writes(&mut self, most: usize, drop_old: bool) -> (Vec<Event>, bool) {
@@ -109,8 +112,8 @@ impl Disk {
 
     /// The power goes. What was under way is kept up to a random point; the write there may be torn.
     pub fn crash(&mut self, random: &mut Random) {
-        for _ in 0..random.below(self.promises.len() as u64 + 1) {
-            if let Some(hard_state) = self.promises.pop_front() {
+        for _ in 0..random.below(self.hard_states.len() as u64 + 1) {
+            if let Some(hard_state) = self.hard_states.pop_front() {
                 self.hard_state = hard_state;
                 self.used = true;
             }
@@ -124,7 +127,7 @@ impl Disk {
             entries.truncate(random.below(entries.len() as u64 + 1) as usize);
             self.apply(Write::Append(entries, ticket), false);
         }
-        self.promises.clear();
+        self.hard_states.clear();
         self.writes.clear();
     }
 

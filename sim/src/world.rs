@@ -35,8 +35,8 @@ pub enum Next {
     Mail(u8, u8, u64),
     /// A deadline of this incarnation.
     Tick(u8, u32),
-    /// A promise reached the disk.
-    Promised(u8, u32),
+    /// A hard state reached the disk.
+    HardStatePersisted(u8, u32),
     /// Writes reached the disk.
     Written(u8, u32),
     /// A link's end is noticed: by whom, of whom, which of its starts.
@@ -414,7 +414,7 @@ impl World {
             Action::PersistHardState(hard_state) => {
                 if self.hosts[at].disk.hard_state(hard_state) {
                     let after_us = self.disk_us(id);
-                    self.plan(after_us, Next::Promised(id, incarnation));
+                    self.plan(after_us, Next::HardStatePersisted(id, incarnation));
                 }
             }
             Action::InstallSnapshot(snapshot) => {

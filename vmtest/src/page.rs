@@ -169,7 +169,7 @@ fn one(
     let said = person.browser.order(name, "switchover", None)?;
     ensure!(
         said.contains("was handed over"),
-        "a hand-over by the page: {said}"
+        "a switchover by the page: {said}"
     );
     let (primary, _) = cluster.await_take_over(name, &primary, PATIENCE)?;
     cluster.await_protected(name, PATIENCE)?;

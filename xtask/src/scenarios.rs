@@ -19,10 +19,10 @@ use dunlin_vmtest::{image, paths};
 use crate::accel::Accel;
 
 /// What is played for every commit under KVM as well, where there is one that runs a guest: a running backup's take-over there and
-/// back, a hand-over, deaths at each step of a sync, all memory compared after each sync.
+/// back, a switchover, deaths at each step of a sync, all memory compared after each sync.
 const UNDER_KVM: [&str; 4] = [
     "kill-primary-and-back",
-    "planned-hand-over",
+    "planned-switchover",
     "death-in-a-sync",
     "audited-pc-1",
 ];
@@ -161,7 +161,7 @@ pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
         for size in &sizes::SIZES {
             println!("{:40} dunlin", size.name);
         }
-        for name in ["speculative-streams", "speculative-hand-over"] {
+        for name in ["speculative-streams", "speculative-switchover"] {
             println!("{name:40} remus+spec pcx1");
         }
         println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
@@ -303,15 +303,15 @@ fn play(
         tell("speculative-streams", begun, outcome);
     }
     let kills = [
-        ("speculative-hand-over", 2, 0),
+        ("speculative-switchover", 2, 0),
         ("speculative-deaths", 0, arguments.kills),
     ];
-    for (name, hand_overs, kills) in kills {
+    for (name, switchovers, kills) in kills {
         if wanted(name, false) {
             let begun = Instant::now();
-            let outcome = speculative::faults(&world, hand_overs, kills).map(|report| {
+            let outcome = speculative::faults(&world, switchovers, kills).map(|report| {
                 format!(
-                    ", {hand_overs} hand-overs, {kills} kills, {} MiB there and {} MiB back, every byte right; longest standstill {} ms",
+                    ", {switchovers} switchovers, {kills} kills, {} MiB there and {} MiB back, every byte right; longest standstill {} ms",
                     report.up_bytes >> 20,
                     report.down_bytes >> 20,
                     report.longest.as_millis()

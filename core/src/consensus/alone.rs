@@ -41,7 +41,7 @@ fn next_order(term: Term, me: ReplicaId) -> Term {
     Term(((order_of(term) / MEMBERS + 1) * MEMBERS + u64::from(me.0)) << ORDER_SHIFT)
 }
 
-/// S2, after a crash: an order was promised to another that the log knows nothing of.
+/// S2, after a crash: an order was written for another that the log knows nothing of.
 pub(super) fn is_overruled(hard_state: HardState, last: Term, me: ReplicaId) -> bool {
     order_of(hard_state.term) > order_of(last) && hard_state.voted_for != Some(me)
 }
@@ -83,7 +83,7 @@ impl Consensus {
         self.start_leading(out);
     }
 
-    /// S2. The promise is on disk before the log is gone, so that a crash in between is recognised.
+    /// S2. The hard state is on disk before the log is gone, so that a crash in between is recognised.
     pub(super) fn forget(&mut self, out: &mut Vec<Action>) {
         self.log = Log::new(forgotten(&self.log));
         self.order = Order::at(Index(0));

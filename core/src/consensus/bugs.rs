@@ -14,7 +14,7 @@
 pub enum Bug {
     /// The leader commits entries of earlier terms by counting copies (Raft, figure 8).
     CommitsOldTerm,
-    /// A vote leaves before the promise is on disk.
+    /// A vote leaves before the hard state is on disk.
     VotesBeforePersist,
     /// An acknowledgement leaves before the entry is on disk.
     AcksBeforePersist,
@@ -45,7 +45,7 @@ pub enum Bug {
     /// A leader counts what it heard over a link that it has closed.
     CountsClosedLinks,
     /// A leader that hands over speaks on.
-    SpeaksWhileHandingOver,
+    SpeaksWhileTransferring,
     /// A replica is driven by what its owner's clock said when the owner's turn began.
     DrivenByOldTime,
     /// The owner looks at its lease by that time, too (the simulator's owner; the real one reads its clock for each frame).
@@ -75,7 +75,7 @@ impl Bug {
         Self::VotesWhenBound,
         Self::ForgetsItsSilence,
         Self::CountsClosedLinks,
-        Self::SpeaksWhileHandingOver,
+        Self::SpeaksWhileTransferring,
         Self::DrivenByOldTime,
         Self::ReleasesByOldTime,
         Self::NeverLearns,

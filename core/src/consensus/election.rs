@@ -1,7 +1,7 @@
 //! What it decides: who leads.
 //!
 //! Flow: silence, or a lost link to the leader -> pre-vote (nothing is raised) -> a majority would -> campaign: new term,
-//! promise on disk, vote asked -> a majority gave it -> `propose::start_leading`.
+//! hard state on disk, vote asked -> a majority gave it -> `propose::start_leading`.
 //!
 //! Invariants:
 //! - E1 (C1) one vote per term, on disk before it is given; the candidate's own likewise before it asks;
@@ -163,7 +163,7 @@ impl Consensus {
         self.count_vote(self.cfg.me, out);
     }
 
-    /// Raises the term; asks when the own promise is on disk (`on_promise_persisted`).
+    /// Raises the term; asks when the hard state is on disk (`on_hard_state_persisted`).
     fn campaign(&mut self, handed_over: bool, out: &mut Vec<Action>) {
         let term = Term(self.hard_state.term.0 + 1);
         self.obey_term(term, out);
@@ -331,7 +331,7 @@ impl Consensus {
     }
 
     /// To the best electable peer; without one, simply stops.
-    pub(super) fn hand_over(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn step_down(&mut self, out: &mut Vec<Action>) {
         if self.role != Role::Leader {
             return;
         }

@@ -4,10 +4,10 @@
 //! `Lead` -> commit as far as the log is known to match.
 //!
 //! Invariants:
-//! - F1 nothing is taken from a leader of an older term than the promised one, whatever the transport let through;
+//! - F1 nothing is taken from a leader of an older term than the current one, whatever the transport let through;
 //! - F2 `matched` is what is known to equal the log of this term's leader; only that is acknowledged and committed;
 //! - F3 an agreed entry is never cut;
-//! - F4 an acknowledgement leaves only when the promise of its term is on disk (C5);
+//! - F4 an acknowledgement leaves only when the hard state of its term is on disk (C5);
 //! - F5 what this follower and its leader hold is agreed where two are a majority.
 //!
 //! Source: APUS (GAIA 2.1.2, steps B1, B2: "all replicas store inputs to local SSD (L2, B1)"); fabric.md "safety rests on
@@ -52,7 +52,7 @@ impl Following {
 impl Consensus {
     /// Promises a newer term.
     pub(super) fn obey_term(&mut self, term: Term, out: &mut Vec<Action>) {
-        assert!(term > self.hard_state.term, "C5: a promise goes only forwards");
+        assert!(term > self.hard_state.term, "C5: a term goes only forwards");
         let declared_dead = super::alone::order_of(term) > super::alone::order_of(self.hard_state.term);
         self.hard_state = HardState {
             term,
@@ -65,7 +65,7 @@ impl Consensus {
         }
     }
 
-    /// Follows `leader` (or nobody yet) in the promised term.
+    /// Follows `leader` (or nobody yet) in the current term.
     pub(super) fn follow(&mut self, leader: Option<ReplicaId>, out: &mut Vec<Action>) {
         let led = self.role == Role::Leader;
         self.refuse_reads(out);
@@ -309,7 +309,7 @@ impl Consensus {
         }
     }
 
-    /// Says the cumulative word if it is owed and the promise is kept (F4).
+    /// Says the cumulative word if it is owed and the hard state is kept (F4).
     pub(super) fn pay_ack(&mut self, out: &mut Vec<Action>) {
         if !self.owed_ack || self.hard_state_kept.term != self.hard_state.term {
             return;

@@ -10,7 +10,7 @@
 //! - X2 the promise outlives terms, roles and (by a pause after the start) restarts. It ends early only when the leader's own
 //!   system says that its end of the link is closed: then that process is gone, or has itself let go of the link, and with it of
 //!   what came through it;
-//! - X3 a hand-over ends the lease before the heir is told. It comes back only by an echo that the heir sent after it had let
+//! - X3 a leadership transfer ends the lease before the heir is told. It comes back only by an echo that the heir sent after it had let
 //!   the word to stand for election pass.
 //!
 //! Source: Gray and Cheriton 1989 (leases); Ongaro 6.4.1, and 4.2.3 (who hears a leader disregards candidates).
@@ -39,7 +39,7 @@ impl Consensus {
         if self.bugged(Bug::SpeaksUntilDeposed) {
             return Some(u64::MAX);
         }
-        if !self.leading.heirs_have_passed() && !self.bugged(Bug::SpeaksWhileHandingOver) {
+        if !self.leading.heirs_have_passed() && !self.bugged(Bug::SpeaksWhileTransferring) {
             return None;
         }
         let sent_us = self.majority_mark(u64::MAX / 2, super::propose::Peer::echoed_us);

@@ -46,7 +46,7 @@ pub struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Member {
     /// Its name in this group. A name is never given to another host later on: a host with an empty log must not
-    /// inherit the promises of the one before it.
+    /// inherit the votes of the one before it.
     pub id: ReplicaId,
     /// A witness agrees and logs, but never runs the VM and so never leads.
     pub witness: bool,
@@ -131,7 +131,7 @@ pub enum Message {
     },
     /// Follower to leader, a cumulative word: "under `term` I hold everything up to `durable`".
     Ack {
-        /// The term that the follower has promised.
+        /// The follower's current term.
         term: Term,
         /// Everything up to here equals the leader's log and is held as durably as the group asks.
         durable: Index,
@@ -140,7 +140,7 @@ pub enum Message {
     },
     /// Follower to leader: "my log does not match at `prev`; try from `hint`".
     Reject {
-        /// The follower's promised term.
+        /// The follower's current term.
         term: Term,
         /// The latest index at which the logs may still agree.
         hint: Index,
@@ -199,7 +199,7 @@ pub enum Message {
     /// A replica that lost its log (kept in memory only) to everyone, then to the leader: "bring me up to date". It
     /// neither votes nor acknowledges before that.
     Recover {
-        /// Its promised term (that one is on disk).
+        /// Its current term (that one is on disk).
         term: Term,
         /// A random number of this incarnation.
         nonce: u64,

@@ -10,7 +10,7 @@
 //! - C2 agreement: two replicas never hold different committed entries at one index;
 //! - C3 durability: a committed entry is in the log of every later leader;
 //! - C4 order: `released <= applied <= committed <= appended` (see `order`);
-//! - C5 a promise is on disk before any word that rests on it is sent;
+//! - C5 the hard state is on disk before any word that rests on it is sent;
 //! - C6 only a willing, non-witness member campaigns;
 //! - C7 a replica that lost its memory neither votes nor acknowledges before a leader has brought it up to date.
 //!
@@ -75,11 +75,11 @@ pub struct Consensus {
     bound: Option<Bound>,
     deadline_us: u64,
     may_lead: bool,
-    /// What is promised, what the shell was asked to keep, what it has kept (C5).
+    /// The hard state, what the shell was asked to keep, what it has kept (C5).
     hard_state: HardState,
     hard_state_asked: HardState,
     hard_state_kept: HardState,
-    /// Goes out when the promise is kept.
+    /// Goes out when the hard state is kept.
     owed_vote: Option<ReplicaId>,
     owed_ack: bool,
     log: Log,
@@ -125,13 +125,13 @@ impl Consensus {
                 break;
             }
         }
-        // S2: it was declared dead, promised so, and died before its log was gone.
+        // S2: it was declared dead, wrote so, and died before its log was gone.
         let overruled = alone::is_overruled(hard_state, log.last_term(), cfg.me);
         if overruled {
             log = Log::new(alone::forgotten(&log));
             refused = true;
         }
-        // An entry's term is a promise, too: it may have reached the disk before the promise did. It is written down
+        // An entry's term counts as one: it may have reached the disk before the hard state did. It is written down
         // with the first step (C5).
         let kept = hard_state;
         if log.last_term() > hard_state.term {
@@ -212,7 +212,7 @@ impl Consensus {
             Event::LinkLost { peer, by_peer } => self.on_link_lost(peer, by_peer, out),
             Event::MayLead(may_lead) => self.set_may_lead(may_lead, out),
             Event::TransferTo(to) => self.transfer_to(to, false, out),
-            Event::StepDown => self.hand_over(out),
+            Event::StepDown => self.step_down(out),
             Event::StandAlone => self.stand_alone(out),
             Event::Read { id } => self.on_read(id, out),
         }
@@ -272,7 +272,7 @@ impl Consensus {
         }
     }
 
-    /// What every step ends with: new promises and new entries go to the disk; C4 is looked at.
+    /// What every step ends with: a new hard state and new entries go to the disk; C4 is looked at.
     fn finish(&mut self, out: &mut Vec<Action>) {
         if self.hard_state != self.hard_state_asked {
             self.hard_state_asked = self.hard_state;
@@ -477,7 +477,7 @@ impl Consensus {
     pub fn me(&self) -> ReplicaId {
         self.cfg.me
     }
-    /// The promised term.
+    /// The current term.
     #[must_use]
     pub fn term(&self) -> Term {
         self.hard_state.term
@@ -547,7 +547,7 @@ impl Consensus {
     pub fn snapshot(&self) -> Snapshot {
         self.log.snapshot()
     }
-    /// What is promised now (not necessarily on disk yet).
+    /// The hard state now (not necessarily on disk yet).
     #[must_use]
     pub fn hard_state(&self) -> HardState {
         self.hard_state

@@ -16,7 +16,7 @@
 //! Longer than 400 lines: a leader's peers are touched by sending, acknowledging and recovering alike, and one file shows
 //! that `matched` rises in one place only (P2).
 //!
-//! Not here: hand-over and elections (`election`), changes of members (`members`), which witness may wait (`witness`), counting
+//! Not here: leadership transfer and elections (`election`), changes of members (`members`), which witness may wait (`witness`), counting
 //! (`quorum`), reads of the agreed state (`reads`).
 
 use super::quorum::{FEW, Tally, majority};
@@ -69,7 +69,7 @@ impl Peer {
     }
 }
 
-/// A hand-over under way.
+/// A leadership transfer under way.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Transfer {
     pub(super) to: ReplicaId,
@@ -455,7 +455,7 @@ impl Consensus {
             },
         });
         if again || arrived {
-            // A promise of an older term was not made to this leader: what it holds is not known to match.
+            // A hard state of an older term is not of this leader: what it holds is not known to match.
             let known = if term == self.hard_state.term {
                 held
             } else {

@@ -8,7 +8,7 @@
 //! Invariants:
 //! - R1 (C7) before it holds what the leader held *after* the restart, a recovering replica neither votes nor acknowledges.
 //!   Then it holds every entry that it acknowledged in its earlier life and that was or can still be agreed: the leader's
-//!   term is at least its promise (which is on disk), so the leader's log has them, and `last` was read after the crash;
+//!   term is at least its own (which is on disk), so the leader's log has them, and `last` was read after the crash;
 //! - R2 a log is replaced by pulled entries only if the other log is not older than its own (last term, then index): such
 //!   a log contains every entry that was or can still be agreed on and is in this one, so nothing of value is cut. A
 //!   snapshot is agreed and may always be taken: what differs from it can never be agreed, even at a greater length;
@@ -27,7 +27,7 @@ use crate::units::{Index, ReplicaId, Term, Viewstamp};
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Recovery {
     pub(super) nonce: u64,
-    /// What the leader of the promised term held after the restart.
+    /// What the leader of the current term held after the restart.
     pub(super) target: Option<Index>,
 }
 

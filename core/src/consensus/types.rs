@@ -83,14 +83,14 @@ impl Config {
 /// What a replica remembers when it starts.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Restored {
-    /// The last promise on disk.
+    /// The last hard state on disk.
     pub hard_state: HardState,
     /// The last snapshot on disk; before the first one, its `members` are the group's first members (for a member
     /// that is to be added to a running group: empty).
     pub snapshot: Snapshot,
     /// The log on disk, consecutive; entries at or before `snapshot.last` may still be there.
     pub log: Vec<Entry>,
-    /// Set it for `Durability::Memory` when a promise was found on disk: this replica took part before and has lost
+    /// Set it for `Durability::Memory` when a hard state was found on disk: this replica took part before and has lost
     /// its log. It starts as `Role::Recovering`.
     pub lost_memory: bool,
 }
@@ -128,7 +128,7 @@ pub enum Event {
         /// From the newest finished `Action::Persist`.
         ticket: u64,
     },
-    /// `PersistHardState` with this very promise is durable.
+    /// `PersistHardState` with this very hard state is durable.
     HardStatePersisted(HardState),
     /// `SaveSnapshot` of this snapshot is durable.
     SnapshotPersisted {
@@ -256,7 +256,7 @@ pub enum Action {
         /// From the event.
         id: u64,
     },
-    /// The hand-over was not taken within an election time-out; this replica leads on.
+    /// The leadership transfer was not taken within an election time-out; this replica leads on.
     TransferFailed {
         /// Who did not take it.
         to: ReplicaId,
@@ -301,8 +301,8 @@ pub enum Refusal {
     /// Too many entries wait for truncation.
     #[error("the log's ring is full; wait for a sync to truncate it")]
     RingFull,
-    /// A hand-over is under way.
-    #[error("a hand-over is under way; wait for the new leader")]
+    /// A leadership transfer is under way.
+    #[error("a leadership transfer is under way; wait for the new leader")]
     Transferring,
     /// An earlier change of members, or the term's barrier, is not committed yet.
     #[error("an earlier change is not agreed yet; try again when it is committed")]

@@ -10,7 +10,7 @@
 //! 4. A gate that is shut (no majority) lets nothing pass, whatever else holds.
 //!
 //! Source: Remus (NSDI'08), "output buffering"; PLOVER. Not here: when to sync, comparison of outputs, what a backup
-//! keeps for a fail-over (`kept`).
+//! keeps for a take-over (`retransmit`).
 
 use super::compare::FrameId;
 use crate::agreed::Frame;
@@ -33,8 +33,8 @@ pub enum Voice {
     Protected,
     /// A primary that alone holds a complete copy, and the group has agreed on that: frames leave at once.
     Alone,
-    /// A backup: frames are kept for fail-over.
-    Kept,
+    /// A backup: frames wait in the retransmit buffer, for a take-over.
+    Backup,
     /// No majority, or no role yet: frames wait.
     Shut,
 }
@@ -152,7 +152,7 @@ impl Gate {
 
     /// Sync `epoch` was applied (on the backup): what its VM says from now on is of the next one.
     pub fn applied(&mut self, epoch: Epoch) {
-        assert_eq!(self.voice, Voice::Kept, "only a backup applies");
+        assert_eq!(self.voice, Voice::Backup, "only a backup applies");
         self.epoch = epoch.next();
     }
 
@@ -160,7 +160,7 @@ impl Gate {
     pub fn release(&mut self) -> Option<Leaving> {
         loop {
             let may_leave = match self.voice {
-                Voice::Kept | Voice::Shut => false,
+                Voice::Backup | Voice::Shut => false,
                 Voice::Alone => true,
                 Voice::Protected => self
                     .held
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_match_is_nothing_where_nobody_may_speak() {
-        for voice in [Voice::Shut, Voice::Kept] {
+        for voice in [Voice::Shut, Voice::Backup] {
             let mut gate = Gate::new(Voice::Protected, Epoch(1));
             let id = gate.arrived(frame(1), 0);
             gate.set_voice(voice);

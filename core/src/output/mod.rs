@@ -1,7 +1,7 @@
 //! Frame out -> commit rule -> client: what one host does with the frames of its VM, and with those for it.
 //!
 //! `gate` holds a primary's frames by epoch, `compare` says which of them the backup has said too, `rewriter` translates
-//! for connections whose numbers differ from the VM's own, `kept` is what a backup may have to send after a fail-over, `answers` is
+//! for connections whose numbers differ from the VM's own, `retransmit` is what a backup may have to send after a take-over, `answers` is
 //! how long clients wait.
 //! This file only routes between them, by role.
 //!
@@ -164,7 +164,7 @@ impl Output {
 
     /// The VM here sent a frame.
     pub fn said(&mut self, frame: Frame, now_us: u64) {
-        if self.gate.voice() == Voice::Kept {
+        if self.gate.voice() == Voice::Backup {
             self.rewriter.overheard(&frame);
             self.retransmit.said(&frame);
             return;
@@ -195,7 +195,7 @@ impl Output {
     /// An input on its way to the VM here, in the VM's own numbers.
     #[must_use]
     pub fn heard(&mut self, frame: &Frame) -> Frame {
-        if self.gate.voice() == Voice::Kept {
+        if self.gate.voice() == Voice::Backup {
             let frame = self.rewriter.inbound_to_backup(frame);
             self.retransmit.heard(&frame);
             frame
@@ -409,7 +409,7 @@ impl Output {
 
     /// The same of what a backup keeps for a take-over.
     #[must_use]
-    pub fn kept(&self) -> (usize, usize, u64) {
+    pub fn retransmit(&self) -> (usize, usize, u64) {
         (
             self.retransmit.bytes(),
             retransmit::MOST_BYTES,

@@ -455,7 +455,7 @@ impl Leadership {
 
     // The copy here.
 
-    /// A leader wants this host as its backup. `follows`: it leads in the term that this host has promised. `orphaned`: there is a copy, whose
+    /// A leader wants this host as its backup. `follows`: it leads in this host's current term. `orphaned`: there is a copy, whose
     /// session has ended.
     ///
     /// A join that broke after its last sync leaves such a copy, and whether it is complete is the leader's to say: one that asks has
@@ -482,7 +482,7 @@ impl Leadership {
     /// As a backup its output is kept.
     pub fn keeps_output(&mut self) {
         assert_eq!(self.part, Part::Backup, "a backup keeps what its VM says");
-        self.voice = Voice::Kept;
+        self.voice = Voice::Backup;
     }
 
     /// The VM that was booted runs.

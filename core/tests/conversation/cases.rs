@@ -25,7 +25,7 @@ fn client(flags: u8, seq: u32, ack: u32) -> Seg {
 }
 
 fn backup() -> Output {
-    Output::new(Voice::Kept, Epoch(1))
+    Output::new(Voice::Backup, Epoch(1))
 }
 
 fn said(output: &mut Output, seg: &Seg) {

@@ -110,7 +110,7 @@ pub enum GroupEvent {
         /// From the call.
         id: u64,
     },
-    /// The hand-over was not taken; this replica leads on.
+    /// The leadership transfer was not taken; this replica leads on.
     TransferFailed {
         /// Who did not take it.
         to: ReplicaId,

@@ -55,7 +55,7 @@ pub struct Cut {
 /// What a start found.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// The last promise, if this replica ever made one.
+    /// The last hard state, if this replica ever wrote one.
     pub hard_state: Option<HardState>,
     /// The last snapshot.
     pub snapshot: Option<Snapshot>,
@@ -95,11 +95,11 @@ impl Disk {
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             return Err(DiskError::Busy { dir: dir.to_owned() });
         }
-        let (hard_state, promised) = HardStateFile::open(dir)?;
+        let (hard_state, last) = HardStateFile::open(dir)?;
         let snapshot = read_snapshot(dir)?;
         let base = snapshot.as_ref().map_or(Viewstamp::default(), |s| s.last);
         let mut found = Found {
-            hard_state: promised,
+            hard_state: last,
             snapshot,
             ..Found::default()
         };
@@ -182,7 +182,7 @@ impl Disk {
         self.segments.back_mut().map_or(Ok(()), Segment::sync)
     }
 
-    /// Makes a promise durable. Needs no space.
+    /// Makes the hard state durable. Needs no space.
     pub fn hard_state(&mut self, hard_state: HardState) -> Result<(), DiskError> {
         self.hard_state.save(hard_state)
     }

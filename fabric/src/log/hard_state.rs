@@ -1,9 +1,9 @@
-//! What it decides: which promise is the last one that was kept.
+//! What it decides: which hard state is the last one that was written.
 //!
 //! Two slots of 4096 bytes, written in turn, each `count:u64 term:u64 voted_for:u64 check:u64`; the higher count with a
-//! fitting checksum wins. **Invariants**: 1. the slot of the last kept promise is never written, so a crash leaves it or the
-//! new one. 2. if no slot fits but the file has content, opening fails: a forgotten promise could elect two leaders.
-//! **Not here**: what is promised.
+//! fitting checksum wins. **Invariants**: 1. the slot of the last whole hard state is never written, so a crash leaves it or the
+//! new one. 2. if no slot fits but the file has content, opening fails: a forgotten vote could elect two leaders.
+//! **Not here**: what is in it.
 
 use super::DiskError;
 use dunlin_core::consensus::{HardState, MOST};
@@ -51,7 +51,7 @@ fn decode(bytes: &[u8]) -> Option<(u64, HardState)> {
 }
 
 impl HardStateFile {
-    /// Opens or creates it; the promise found, if any was ever made.
+    /// Opens or creates it; what was found, if any was ever written.
     pub(super) fn open(dir: &Path) -> Result<(Self, Option<HardState>), DiskError> {
         let path = dir.join("promise");
         let file = OpenOptions::new()
@@ -69,7 +69,7 @@ impl HardStateFile {
             return Err(DiskError::Corrupt {
                 file: path,
                 offset: 0,
-                what: "neither slot holds a whole promise",
+                what: "neither slot holds a whole hard state",
             });
         }
         if data.len() < 2 * SLOT as usize {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_promise_survives_damage_to_the_slot_that_was_being_written() {
+    fn every_hard_state_survives_damage_to_the_slot_that_was_being_written() {
         let dir = crate::log::tests::Scratch::new("promise");
         let mut kept = None;
         for term in 1..20u64 {

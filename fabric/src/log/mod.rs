@@ -1,13 +1,13 @@
 //! What it decides: what of the log is on this host's disk, and what of it can be believed after a crash.
 //!
-//! **Flow**: `Group` -> [`Writer`] (its own thread, group commit) -> [`Disk`] -> segment files, promise file, snapshot
+//! **Flow**: `Group` -> [`Writer`] (its own thread, group commit) -> [`Disk`] -> segment files, hard state, snapshot
 //! file. At start [`Disk::open`] reads them back.
 //!
 //! **Invariants**
 //! 1. Append-only: nothing that was synced is overwritten; a cut suffix is a marker, old segments go whole.
 //! 2. What was synced is found again, or opening fails with the file and offset; never silently less.
 //! 3. A torn tail (the batch that was being written when the machine died) is cut, and reported.
-//! 4. A promise is on disk, whole, before `Done::HardState` is said, whatever the durability.
+//! 4. The hard state is on disk, whole, before `Done::HardState` is said, whatever the durability.
 //! 5. A full disk stops acknowledgements, not the process; a disk that lost data (an error of fdatasync) is not asked
 //!    again, since the kernel may already have dropped the bytes.
 //!

@@ -329,7 +329,7 @@ fn a_full_disk_stops_the_acknowledgement_and_goes_on_when_there_is_room() {
         }
         assert!(!all.contains(&Done::Persisted(submitted)));
         assert!(writer.queued_bytes() > 0, "what waits for room is counted");
-        // A promise needs no room; a snapshot makes some.
+        // A hard state needs no room; a snapshot makes some.
         let hard_state = HardState {
             term: Term(4),
             voted_for: None,

@@ -2,7 +2,7 @@
 //!
 //! **Flow**: `Group` -> [`Writer::submit`] -> (thread) one write and one sync for all that has gathered -> [`Done`] ->
 //! eventfd -> `Group`. With [`Mode::Inline`] the caller's own thread does it.
-//! **Invariants**: 1. commands keep their order, except that while the disk is full promises and snapshots (which need no
+//! **Invariants**: 1. commands keep their order, except that while the disk is full hard states and snapshots (which need no
 //! room, or make some) overtake. 2. `Done::Persisted` is said only after the sync. 3. after `Done::Failed` nothing is
 //! acknowledged any more. 4. what waits for a slow or full disk is counted ([`Writer::queued_bytes`]): the `Group` takes no
 //! inputs while it is more than the log may hold (a leader whose followers are quick enough goes on without its own disk).
@@ -44,7 +44,7 @@ pub enum Command {
     },
     /// Entries at and after this are gone.
     Cut(Index),
-    /// Keep this promise.
+    /// Keep this hard state.
     HardState(HardState),
     /// Keep this snapshot, and drop what it stands for.
     Snapshot(Snapshot),
@@ -55,7 +55,7 @@ pub enum Command {
 pub enum Done {
     /// All up to this ticket.
     Persisted(u64),
-    /// This promise.
+    /// This hard state.
     HardState(HardState),
     /// The snapshot that ends here.
     Snapshot(Viewstamp),
@@ -88,7 +88,7 @@ impl Command {
                 .iter()
                 .map(|entry| entry.payload.len() + ENTRY_COST_BYTES)
                 .sum(),
-            // Small, and few: a cut and a promise for each term, a snapshot for each sync.
+            // Small, and few: a cut and a hard state for each term, a snapshot for each sync.
             Self::Cut(_) | Self::HardState(_) | Self::Snapshot(_) => 0,
         }
     }

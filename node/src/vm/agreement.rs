@@ -348,7 +348,7 @@ impl VmLoop {
             Settled::Protected => self.is_protected(epoch),
             Settled::Follows | Settled::Dropped => self.backup_set_agreed(settled == Settled::Dropped),
             Settled::EndedHere => {
-                self.hand_over_done();
+                self.switchover_done();
                 self.event(
                     EventKind::EndedHere,
                     "another host serves the VM now; the copy here is ended",
@@ -402,7 +402,7 @@ impl VmLoop {
                 "this host missed inputs; its copy of the VM is ended",
             ),
             Role::Primary(_) => {
-                self.hand_over_done();
+                self.switchover_done();
                 self.event(
                     EventKind::EndedHere,
                     "another host served the VM while this one was away; the copy here is ended",

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. The backup's VM gets the inputs after `Sync(k)` only when sync k is applied. One that does not run gets none: what its
 //!    primary says of them waits for the next sync, and a client sends again what was lost.
-//! 2. A sync is acknowledged only to the leader of the term that this host has promised (core's `tenure`).
+//! 2. A sync is acknowledged only to the leader of this host's current term (core's `tenure`).
 //! 3. A new primary speaks after the group has agreed that it alone is complete, and has applied every agreed input.
 //!
 //! 4. From the first byte that an acknowledged sync changes until it is applied whole, this host does not stand for election;
@@ -347,7 +347,7 @@ impl VmLoop {
                 let total_bytes = self.config.memory.outbound_bytes();
                 self.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
                 self.agreement.leadership.keeps_output();
-                self.output = self.new_output(Voice::Kept, self.agreement.state().epoch.next());
+                self.output = self.new_output(Voice::Backup, self.agreement.state().epoch.next());
                 self.join_begins("this host is being brought in as backup");
             }
             Err(why) => {

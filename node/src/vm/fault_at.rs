@@ -16,7 +16,7 @@ pub enum Line {
     /// Primary: a turn of its loop.
     PrimaryLeads,
     /// Primary: the VM is to be stopped for a switchover, and is not yet.
-    PrimaryHandsOver,
+    PrimarySwitchesOver,
     /// Primary: the VM stands, nothing is saved yet.
     PrimaryStopped,
     /// Primary: all is captured, the VM still stands.
@@ -68,7 +68,11 @@ const FAULTS: [(&str, Line, What); 15] = [
     ("die-at=backup-acknowledged", Line::BackupAcknowledged, What::Dies),
     ("die-at=backup-changes-over", Line::BackupChangesOver, What::Dies),
     ("die-at=backup-half-applied", Line::BackupHalfApplied, What::Dies),
-    ("hang-at=primary-hands-over", Line::PrimaryHandsOver, What::Hangs),
+    (
+        "hang-at=primary-switches-over",
+        Line::PrimarySwitchesOver,
+        What::Hangs,
+    ),
     ("hang-at=primary-captured", Line::PrimaryCaptured, What::Hangs),
     ("hang-at=backup-stops", Line::BackupStops, What::Hangs),
     (

@@ -200,7 +200,7 @@ impl VmLoop {
             && match self.output.voice() {
                 Voice::Alone => true,
                 Voice::Protected => self.group.may_speak(now_us),
-                Voice::Kept | Voice::Shut => false,
+                Voice::Backup | Voice::Shut => false,
             }
     }
 

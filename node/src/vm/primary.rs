@@ -85,7 +85,7 @@ pub struct PrimaryRole {
     switched_off: bool,
     /// The VM stands still because its disk is full.
     enospc_wait: Option<EnospcWait>,
-    hand_over: Option<Sender<Answer>>,
+    switchover: Option<Sender<Answer>>,
     /// A member that a person wants out of the group.
     leaving: Option<Leaving>,
     /// Syncs so far.
@@ -136,7 +136,7 @@ impl PrimaryRole {
             ask_qemu_us: 0,
             switched_off: false,
             enospc_wait: None,
-            hand_over: None,
+            switchover: None,
             leaving: None,
             sync_status: SyncStatus::default(),
             progress: None,

@@ -32,7 +32,7 @@ impl VmLoop {
                 self.nics.as_ref().map(Nics::overheard).unwrap_or_default(),
             ),
             ("outbound", self.output.held()),
-            ("kept", self.output.kept()),
+            ("retransmit", self.output.retransmit()),
             ("compared", self.output.compared()),
             ("words-in", self.to_loop.words()),
             ("words-out", talker.unwrap_or_default()),

@@ -276,7 +276,7 @@ impl VmLoop {
         self.with_driver(|driver, now_us, ports| match voice {
             Voice::Alone => driver.all_is_safe(now_us, ports),
             Voice::Protected => driver.released(now_us, epoch, ports),
-            Voice::Kept | Voice::Shut => Ok(()),
+            Voice::Backup | Voice::Shut => Ok(()),
         });
     }
 

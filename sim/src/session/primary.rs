@@ -187,7 +187,7 @@ impl World {
 
     fn primary_loaded(&mut self) {
         match self.pl.epochs.loaded() {
-            Loaded::HandOver => {
+            Loaded::Switchover => {
                 self.pl.transfers = self.pl.office != Office::Lost;
                 self.a.worker.words.push_back(Word::HandedOver);
             }

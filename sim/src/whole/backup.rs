@@ -109,7 +109,7 @@ impl World {
     fn give_leave(&mut self, id: u8) {
         let (now_us, loads_at_us) = (self.now_us, self.now_us + self.random.between(100, 10_000));
         let host = self.host(id);
-        let (promised, leader) = (host.term(), host.node.as_ref().and_then(Consensus::leader));
+        let (term, leader) = (host.term(), host.node.as_ref().and_then(Consensus::leader));
         let takes_over = host.leadership.takes_over();
         let Some(backup) = host.backup() else { return };
         let Some(staged) = &backup.staged else { return };
@@ -121,7 +121,7 @@ impl World {
         }
         let leave = match takes_over {
             true => Leave::Refused,
-            false => backup.tenure.leave(now_us, promised, leader),
+            false => backup.tenure.leave(now_us, term, leader),
         };
         let stream = backup.session;
         match leave {

@@ -79,7 +79,7 @@ impl World {
             }
             Word::Loaded => match primary.epochs.loaded() {
                 Loaded::NextEpoch { .. } => primary.matched.clear(),
-                Loaded::HandOver | Loaded::Nothing => {}
+                Loaded::Switchover | Loaded::Nothing => {}
             },
             Word::Join(_) | Word::Sync(_) | Word::NewTerm(_) => {}
         }

@@ -402,12 +402,12 @@ impl World {
         let host = self.host(id);
         let (voice, leads) = (host.leadership.voice(), host.leadership.leads());
         let Some(node) = &host.node else { return };
-        let promised = node.speaks_until_us().is_some_and(|until_us| clock_us < until_us);
+        let leased = node.speaks_until_us().is_some_and(|until_us| clock_us < until_us);
         // The daemon asks its group as well whether it leads; here leadership has to know.
         let may_speak = match voice {
             Voice::Alone => leads,
-            Voice::Protected => leads && promised,
-            Voice::Kept | Voice::Shut => false,
+            Voice::Protected => leads && leased,
+            Voice::Backup | Voice::Shut => false,
         };
         let term = node.term();
         if !may_speak {

@@ -32,8 +32,8 @@ pub enum Next {
     Mail(u8, u8, u64),
     /// A deadline of the consensus.
     Tick(u8),
-    /// A promise, or writes, of this incarnation reached the disk.
-    Promised(u8, u32),
+    /// A hard state, or writes, of this incarnation reached the disk.
+    HardStatePersisted(u8, u32),
     Written(u8, u32),
     /// A dead host's link is noticed.
     LinkLost(u8, u8, u32),
@@ -221,12 +221,12 @@ impl World {
                     self.step(id, Event::Tick);
                 }
             }
-            Next::Promised(id, incarnation) => {
+            Next::HardStatePersisted(id, incarnation) => {
                 if self.is_of(id, incarnation)
                     && let Some((report, more)) = self.hosts[usize::from(id)].disk.finish_hard_state()
                 {
                     if more {
-                        self.plan_disk(Next::Promised(id, incarnation));
+                        self.plan_disk(Next::HardStatePersisted(id, incarnation));
                     }
                     self.step(id, report);
                 }
@@ -426,7 +426,7 @@ impl World {
             Action::SaveSnapshot(snapshot) => self.write(id, Write::Snapshot(snapshot)),
             Action::PersistHardState(hard_state) => {
                 if self.hosts[at].disk.hard_state(hard_state) {
-                    self.plan_disk(Next::Promised(id, incarnation));
+                    self.plan_disk(Next::HardStatePersisted(id, incarnation));
                 }
             }
             Action::InstallSnapshot(snapshot) => self.hosts[at].heard.push_back(Heard::Snapshot(snapshot)),

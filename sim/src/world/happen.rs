@@ -62,14 +62,14 @@ impl World {
                     Driver::Nobody(after_us) => self.plan_tick_again(id, incarnation, after_us),
                 }
             }
-            Next::Promised(id, incarnation) => {
+            Next::HardStatePersisted(id, incarnation) => {
                 let host = &mut self.hosts[usize::from(id)];
                 if host.incarnation != incarnation || host.node.is_none() {
                     return Ok(());
                 }
                 if host.asleep_until_us > self.now_us {
                     let after_us = host.asleep_until_us - self.now_us;
-                    self.plan(after_us, Next::Promised(id, incarnation));
+                    self.plan(after_us, Next::HardStatePersisted(id, incarnation));
                     return Ok(());
                 }
                 let Some((report, more)) = host.disk.finish_hard_state() else {
@@ -77,7 +77,7 @@ impl World {
                 };
                 if more {
                     let after_us = self.disk_us(id);
-                    self.plan(after_us, Next::Promised(id, incarnation));
+                    self.plan(after_us, Next::HardStatePersisted(id, incarnation));
                 }
                 self.step(id, report)
             }

@@ -59,7 +59,7 @@ fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
         cluster.dunlin(&primary, &["switchover", NAME])?;
         (primary, _) = cluster
             .await_take_over(NAME, &primary, PATIENCE)
-            .with_context(|| format!("hand-over {number}"))?;
+            .with_context(|| format!("switchover {number}"))?;
         // The old primary may take itself for a protected one still.
         cluster.await_status(&format!("join {number}"), PATIENCE, |hosts| {
             let host = hosts.iter().find(|host| host.host == primary)?;

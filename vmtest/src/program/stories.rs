@@ -26,12 +26,12 @@ type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 /// What is played in one testbed, one after the other.
 const STORIES: [Story; 37] = [
     ("two primaries die, one after the other", guard::two_die),
-    ("hand-over after hand-over", guard::few_joins),
+    ("switchover after switchover", guard::few_joins),
     ("the primary's host dies", primary_dies),
     ("the primary's daemon alone dies", daemon_dies),
     ("the backup's host dies", backup_dies),
     ("the witness dies", witness_dies),
-    ("a planned hand-over", hands_over),
+    ("a planned switchover", hands_over),
     ("a daemon is told to end", daemon_ends),
     ("the primary's host stands still", away::primary_stands_still),
     ("the backup's host stands still", away::backup_stands_still),

@@ -154,7 +154,7 @@ pub enum Action {
     /// The primary's session hangs while its VM stands; then it goes on.
     HangPrimary,
     /// A switchover in whose middle the backup dies.
-    BreakHandOver,
+    BreakSwitchover,
     /// The backup fails to apply a sync that it has acknowledged, and the primary stands still meanwhile.
     HalfLoad,
     /// The leader loses its office and wins it back, so many times.

@@ -34,7 +34,7 @@ pub enum Step {
     /// The build of whatever host has this role is exchanged for the other one. The primary's daemon hands its VM over as it ends.
     Exchange(&'static str),
     /// The same, after a person has handed the VM over: the host is the backup by then.
-    HandOverAndExchange,
+    SwitchoverAndExchange,
     /// The primary's host dies as a whole, and comes back with the build that it had.
     KillPrimary,
 }
@@ -53,7 +53,7 @@ pub const STORIES: [Story; 2] = [
             // The older build is the primary: the newer one takes over. Then the other way round.
             Step::KillPrimary,
             Step::KillPrimary,
-            Step::HandOverAndExchange,
+            Step::SwitchoverAndExchange,
             Step::KillPrimary,
         ],
     ),
@@ -161,7 +161,7 @@ impl Stage<'_, '_> {
                     self.exchange(&host)?;
                     exchanges += 1;
                 }
-                Step::HandOverAndExchange => {
+                Step::SwitchoverAndExchange => {
                     let host = self.host_of("primary")?;
                     self.cluster.dunlin(&host, &["failover", &self.vm])?;
                     self.settled()?;

@@ -436,7 +436,7 @@ impl Stage<'_, '_> {
             Action::RevokeBackup => self.revoke_backup(),
             Action::HangBackup => self.hang_backup(),
             Action::HangPrimary => self.hang_primary(),
-            Action::BreakHandOver => self.break_hand_over(),
+            Action::BreakSwitchover => self.break_switchover(),
             Action::HalfLoad => self.half_load(),
             Action::NewTerms(times) => self.new_terms(times),
             Action::Reboot => {

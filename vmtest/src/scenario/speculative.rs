@@ -50,7 +50,7 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
 ///
 /// # Errors
 /// As `timed`.
-pub fn faults(world: &World, hand_overs: u32, kills: u32) -> Result<StreamsReport> {
+pub fn faults(world: &World, switchovers: u32, kills: u32) -> Result<StreamsReport> {
     in_a_testbed(
         "speculative",
         &TestbedSpec::three_hosts(),
@@ -59,7 +59,7 @@ pub fn faults(world: &World, hand_overs: u32, kills: u32) -> Result<StreamsRepor
             let plan = begin(cluster, world, true)?;
             let client = cluster.testbed().node("client");
             let streams = Streams::start(client, spec(&plan, CLIENTS, VALUES), None)?;
-            let outcome = play(cluster, &plan, &streams, hand_overs, kills);
+            let outcome = play(cluster, &plan, &streams, switchovers, kills);
             let streams = streams.finish();
             let report = match (outcome, streams) {
                 (Ok(()), streams) => streams?,
@@ -100,7 +100,7 @@ fn play(
     cluster: &mut Cluster<'_>,
     plan: &VmPlan,
     streams: &Streams,
-    hand_overs: u32,
+    switchovers: u32,
     kills: u32,
 ) -> Result<()> {
     let some = 2 * CLIENTS as u64;
@@ -118,12 +118,12 @@ fn play(
         begun.is_some_and(|begun| begun >= CLIENTS as u64),
         "{begun:?} connections pass shadow sockets"
     );
-    for number in 0..hand_overs {
+    for number in 0..switchovers {
         let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
         cluster.dunlin(&primary, &["switchover", &plan.name])?;
         streams
             .await_more(some, PATIENCE)
-            .with_context(|| format!("after hand-over {number}, from host {primary}"))?;
+            .with_context(|| format!("after switchover {number}, from host {primary}"))?;
     }
     for number in 0..kills {
         let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;

@@ -3,12 +3,13 @@ use crate::output::packet::testing::Seg;
 use crate::output::packet::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
-fn said(kept: &mut RetransmitBuffer, segs: &[Seg]) {
-    segs.iter().for_each(|seg| kept.said(&seg.frame()));
+fn said(buffer: &mut RetransmitBuffer, segs: &[Seg]) {
+    segs.iter().for_each(|seg| buffer.said(&seg.frame()));
 }
 
-fn taken(kept: &mut RetransmitBuffer) -> Vec<Seg> {
-    kept.take()
+fn taken(buffer: &mut RetransmitBuffer) -> Vec<Seg> {
+    buffer
+        .take()
         .iter()
         .map(|frame| Seg::read(frame, Direction::FromVm))
         .collect()
@@ -32,41 +33,41 @@ fn data(seq: u32) -> Seg {
 
 #[test]
 fn a_segment_stays_until_its_last_byte_is_acknowledged() {
-    let mut kept = RetransmitBuffer::new();
+    let mut buffer = RetransmitBuffer::new();
     let first = u32::MAX - 50;
     let segs = [0, 100, 200].map(|n| data(first.wrapping_add(n)));
-    said(&mut kept, &segs);
-    kept.heard(&Seg::to_vm(ACK, 1, first.wrapping_add(199)).frame());
-    assert_eq!(kept.frames(), 2);
-    kept.heard(
+    said(&mut buffer, &segs);
+    buffer.heard(&Seg::to_vm(ACK, 1, first.wrapping_add(199)).frame());
+    assert_eq!(buffer.frames(), 2);
+    buffer.heard(
         &Seg {
             port: 9,
             ..Seg::to_vm(ACK, 1, first.wrapping_add(300))
         }
         .frame(),
     );
-    assert_eq!(kept.frames(), 2, "that was another client");
-    kept.heard(&Seg::to_vm(ACK, 1, first.wrapping_add(200)).frame());
-    assert_eq!(taken(&mut kept), segs[2..]);
-    assert_eq!((kept.frames(), kept.bytes(), kept.flows.len()), (0, 0, 0));
+    assert_eq!(buffer.frames(), 2, "that was another client");
+    buffer.heard(&Seg::to_vm(ACK, 1, first.wrapping_add(200)).frame());
+    assert_eq!(taken(&mut buffer), segs[2..]);
+    assert_eq!((buffer.frames(), buffer.bytes(), buffer.flows.len()), (0, 0, 0));
 }
 
 #[test]
 fn syn_and_fin_are_acknowledged_like_bytes() {
-    let mut kept = RetransmitBuffer::new();
+    let mut buffer = RetransmitBuffer::new();
     said(
-        &mut kept,
+        &mut buffer,
         &[Seg::from_vm(SYN | ACK, 7, 1), Seg::from_vm(FIN | ACK, 8, 1)],
     );
-    kept.heard(&Seg::to_vm(ACK, 1, 8).frame());
-    assert_eq!(kept.frames(), 1);
-    kept.heard(&Seg::to_vm(ACK, 1, 9).frame());
-    assert_eq!((kept.frames(), kept.flows.len()), (0, 0));
+    buffer.heard(&Seg::to_vm(ACK, 1, 8).frame());
+    assert_eq!(buffer.frames(), 1);
+    buffer.heard(&Seg::to_vm(ACK, 1, 9).frame());
+    assert_eq!((buffer.frames(), buffer.flows.len()), (0, 0));
 }
 
 #[test]
 fn one_acknowledgement_and_one_reset_of_a_connection_are_kept_the_newest() {
-    let mut kept = RetransmitBuffer::new();
+    let mut buffer = RetransmitBuffer::new();
     let (data, other) = (
         data(10),
         Seg {
@@ -77,7 +78,7 @@ fn one_acknowledgement_and_one_reset_of_a_connection_are_kept_the_newest() {
     let acks = [1, 2, 3].map(|ack| Seg::from_vm(ACK, 10, ack));
     let resets = [1, 2].map(|seq| Seg::from_vm(RST, seq, 0));
     said(
-        &mut kept,
+        &mut buffer,
         &[
             acks[0].clone(),
             other.clone(),
@@ -86,26 +87,26 @@ fn one_acknowledgement_and_one_reset_of_a_connection_are_kept_the_newest() {
             data.clone(),
         ],
     );
-    said(&mut kept, &[acks[2].clone(), resets[1].clone()]);
+    said(&mut buffer, &[acks[2].clone(), resets[1].clone()]);
     assert_eq!(
-        taken(&mut kept),
+        taken(&mut buffer),
         [other, data, acks[2].clone(), resets[1].clone()]
     );
 }
 
 #[test]
 fn the_newest_datagrams_of_a_flow_are_kept() {
-    let mut kept = RetransmitBuffer::new();
+    let mut buffer = RetransmitBuffer::new();
     let arp = Frame {
         nic: 0,
         bytes: [&[2; 12][..], &[8, 6], &[0; 28]].concat().into(),
     };
-    kept.said(&udp(9, 1));
+    buffer.said(&udp(9, 1));
     for n in 0..100 {
-        kept.said(&udp(8, n));
-        kept.said(&arp);
+        buffer.said(&udp(8, n));
+        buffer.said(&arp);
     }
-    let frames = kept.take();
+    let frames = buffer.take();
     assert_eq!(frames.len(), 1 + 2 * MOST_OF_A_FLOW);
     assert_eq!(frames[0], udp(9, 1));
     assert_eq!(frames[1], udp(8, 36));
@@ -113,25 +114,25 @@ fn the_newest_datagrams_of_a_flow_are_kept() {
 
 #[test]
 fn a_sync_covers_everything() {
-    let mut kept = RetransmitBuffer::new();
-    said(&mut kept, &[data(1), Seg::from_vm(ACK, 101, 5)]);
-    kept.applied();
-    assert_eq!((kept.frames(), kept.bytes(), kept.flows.len()), (0, 0, 0));
-    assert_eq!(kept.take(), []);
+    let mut buffer = RetransmitBuffer::new();
+    said(&mut buffer, &[data(1), Seg::from_vm(ACK, 101, 5)]);
+    buffer.applied();
+    assert_eq!((buffer.frames(), buffer.bytes(), buffer.flows.len()), (0, 0, 0));
+    assert_eq!(buffer.take(), []);
 }
 
 #[test]
 fn when_it_is_too_much_the_oldest_goes_first() {
-    let mut kept = RetransmitBuffer::with_most(5 * cost(&data(0).frame()));
+    let mut buffer = RetransmitBuffer::with_most(5 * cost(&data(0).frame()));
     let segs: Vec<_> = (0..9)
         .map(|n| Seg {
             port: n,
             ..data(n.into())
         })
         .collect();
-    said(&mut kept, &segs);
-    assert_eq!(kept.flows.len(), 5);
-    assert_eq!(taken(&mut kept), segs[4..]);
+    said(&mut buffer, &segs);
+    assert_eq!(buffer.flows.len(), 5);
+    assert_eq!(taken(&mut buffer), segs[4..]);
 }
 
 proptest! {
@@ -141,7 +142,7 @@ proptest! {
         steps in prop::collection::vec((0_u8..6, 0_u16..3, 0_u32..400), 0..200),
         most in prop::sample::select(vec![2000_usize, 1 << 20]),
     ) {
-        let mut kept = RetransmitBuffer::with_most(most);
+        let mut buffer = RetransmitBuffer::with_most(most);
         let mut model: Vec<Seg> = Vec::new();
         // Far enough ahead that a client of random numbers acknowledges some and not others.
         let mut next = [u32::MAX - 300; 3];
@@ -160,38 +161,38 @@ proptest! {
                 }
                 4 => {
                     let ack = at.wrapping_sub(n);
-                    kept.heard(&Seg { port, ..Seg::to_vm(ACK, 1, ack) }.frame());
+                    buffer.heard(&Seg { port, ..Seg::to_vm(ACK, 1, ack) }.frame());
                     model.retain(|seg| pure(seg) || seg.port != port || before(ack, seg.seq_after()));
                 }
                 _ if n < 10 => {
-                    kept.applied();
+                    buffer.applied();
                     model.clear();
                 }
                 _ => {}
             }
             if step < 4 && let Some(seg) = model.last() {
-                kept.said(&seg.frame());
+                buffer.said(&seg.frame());
             }
-            prop_assert!(kept.bytes() <= most);
-            prop_assert!(kept.flows.len() <= kept.frames());
+            prop_assert!(buffer.bytes() <= most);
+            prop_assert!(buffer.flows.len() <= buffer.frames());
         }
-        let left = taken(&mut kept);
+        let left = taken(&mut buffer);
         if most > 2000 {
             prop_assert_eq!(left, model);
         } else {
             prop_assert!(model.ends_with(&left), "a part is missing in the middle");
         }
-        prop_assert_eq!(kept.bytes(), 0);
+        prop_assert_eq!(buffer.bytes(), 0);
     }
 
     #[test]
     fn any_bytes_do_no_harm(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..120), 0..50)) {
-        let mut kept = RetransmitBuffer::with_most(4000);
+        let mut buffer = RetransmitBuffer::with_most(4000);
         for (n, bytes) in frames.into_iter().enumerate() {
             let frame = Frame { nic: (n % 2) as u8, bytes: bytes.into() };
-            kept.said(&frame);
-            kept.heard(&frame);
-            prop_assert!(kept.bytes() <= 4000);
+            buffer.said(&frame);
+            buffer.heard(&frame);
+            prop_assert!(buffer.bytes() <= 4000);
         }
     }
 }

@@ -100,7 +100,7 @@ pub enum Loaded {
         joined: bool,
     },
     /// The VM stands here: the group is to follow the backup.
-    HandOver,
+    Switchover,
     /// No sync was under way.
     Nothing,
 }
@@ -393,7 +393,7 @@ impl PrimaryEpochs {
         if run.switchover {
             self.handed = true;
             self.check();
-            return Loaded::HandOver;
+            return Loaded::Switchover;
         }
         let was = std::mem::replace(&mut self.rules, run.next);
         self.check();

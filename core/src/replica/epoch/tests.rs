@@ -122,7 +122,7 @@ fn invariant_1_there_is_one_sync_at_a_time_and_none_after_a_switchover() {
     epochs.precopy(0, Epoch(2));
     assert!(!epochs.may_begin());
     assert!(epochs.precopied() && !epochs.precopied());
-    assert_eq!(sync(&mut epochs, Epoch(2), true, ACTIVE), Loaded::HandOver);
+    assert_eq!(sync(&mut epochs, Epoch(2), true, ACTIVE), Loaded::Switchover);
     assert!(epochs.is_handed() && !epochs.may_begin());
     assert!(epochs.switchover_failed() && !epochs.switchover_failed());
     assert!(epochs.may_begin());
@@ -212,7 +212,7 @@ fn invariant_4_a_switchover_for_which_nobody_could_be_asked_does_not_keep_this_h
     // A moment without a majority. The group takes no transfer from a host that does not lead, and says nothing of that.
     assert!(!epochs.deposed(false));
     epochs.acknowledged(Epoch(2));
-    assert_eq!(epochs.loaded(), Loaded::HandOver);
+    assert_eq!(epochs.loaded(), Loaded::Switchover);
     assert!(epochs.holds_log());
     epochs.elected();
     assert!(!epochs.holds_log() && epochs.switchover_failed());

@@ -171,7 +171,7 @@ fn a_claim_that_is_agreed_makes_nobody_speak_whose_copy_is_not_an_ordinary_vm() 
     host.elected();
     assert_eq!(host.leads_now(whole()), Lead::TakesOver);
     assert_eq!(agree(&mut host, &[B]), Settled::Nothing, "invariant 3");
-    assert_eq!(host.voice(), Voice::Kept);
+    assert_eq!(host.voice(), Voice::Backup);
 }
 
 #[test]
@@ -450,7 +450,7 @@ proptest! {
             let speaks = matches!(host.voice(), Voice::Alone | Voice::Protected);
             prop_assert!(!speaks || host.leads() && host.part() == Part::Primary);
             prop_assert!(host.voice() != Voice::Alone || host.state().complete == ReplicaSet::one(B));
-            prop_assert!(host.voice() != Voice::Kept || host.part() == Part::Backup);
+            prop_assert!(host.voice() != Voice::Backup || host.part() == Part::Backup);
         }
     }
 }

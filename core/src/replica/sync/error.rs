@@ -57,15 +57,15 @@ pub enum SessionError {
     #[error("the loop speaks of a sync where there is none")]
     NoSync,
     /// Primary: the loop orders a sync while the VM is handed over.
-    #[error("the loop speaks of another sync in a hand-over")]
-    SyncInHandOver,
+    #[error("the loop speaks of another sync in a switchover")]
+    SyncInSwitchover,
     /// The loop orders a sync, or ends an epoch, while a sync is under way.
     #[error("two syncs at once")]
     TwoSyncs,
     /// Backup: the primary has ended an epoch, and the loop has not.
     #[error("{0:?} where an epoch ends")]
     NotAnEnd(backup::Word),
-    /// Backup: the loop has promised a later term to somebody else.
+    /// Backup: the loop is in a later term, of another leader.
     #[error("the primary's term is over")]
     TermOver,
     /// Backup: the two hosts were not set up alike.

@@ -99,7 +99,7 @@ enum State {
         mirrored: u64,
     },
     AwaitsLoaded(Order),
-    HandsOver(Order),
+    SwitchesOver(Order),
     /// The VM is let run on.
     Aborting {
         why: SessionError,
@@ -173,7 +173,7 @@ impl State {
             Self::SendingDevices(..) => "sending-state",
             Self::AwaitsStaged { .. } => "awaits-staged",
             Self::AwaitsLoaded(_) => "awaits-loaded",
-            Self::HandsOver(_) => "hands-over",
+            Self::SwitchesOver(_) => "switches-over",
             Self::Aborting { .. } => "aborting",
             Self::Ended => "ended",
         }
@@ -181,7 +181,7 @@ impl State {
 
     /// Whom it listens to, and for how long.
     fn listens(&self) -> Option<(Source, Option<Wait>)> {
-        let waits = |order: &Order, wait| if order.switchover { Wait::HandOver } else { wait };
+        let waits = |order: &Order, wait| if order.switchover { Wait::Switchover } else { wait };
         let (from, wait) = match self {
             Self::Greeting => (Source::Messages, Wait::BackupStarts),
             Self::Idle => return Some((Source::Words, None)),
@@ -194,7 +194,7 @@ impl State {
             Self::AwaitsLine(_) => (Source::Words, Wait::LineDrawn),
             Self::AwaitsStaged { order, .. } => (Source::Messages, waits(order, Wait::BackupHolds)),
             Self::AwaitsLoaded(order) => (Source::Messages, waits(order, Wait::BackupLoads)),
-            Self::HandsOver(_) => (Source::Words, Wait::HandedOver),
+            Self::SwitchesOver(_) => (Source::Words, Wait::HandedOver),
             _ => return None,
         };
         Some((from, Some(wait)))
@@ -307,12 +307,12 @@ impl Primary {
             (State::AwaitsLine(capture), Word::LineDrawn { connections }) => {
                 Ok(self.line_drawn(capture, connections, effects))
             }
-            (State::HandsOver(order), Word::HandedOver) => {
+            (State::SwitchesOver(order), Word::HandedOver) => {
                 self.vm.handed_over();
                 Ok(self.synced(&order))
             }
             (State::Idle, _) => Err(SessionError::NoSync),
-            (State::HandsOver(_), _) => Err(SessionError::SyncInHandOver),
+            (State::SwitchesOver(_), _) => Err(SessionError::SyncInSwitchover),
             _ => Err(SessionError::TwoSyncs),
         }
     }

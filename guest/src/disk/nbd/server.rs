@@ -1,7 +1,7 @@
 //! Decides: which thread does which request of one client.
 //!
 //! Flow: [`WORKERS`] threads share the socket. One at a time holds the reading end and takes one whole request; then it
-//! lets the next one read and does its own request itself. So a request is done by the thread that read it (no hand-over
+//! lets the next one read and does its own request itself. So a request is done by the thread that read it (no switchover
 //! in the common case of one at a time), and at most [`WORKERS`] run at once.
 //! Invariants: N1 to N4 of [`super`]; replies are written whole, one at a time.
 //! Not here: accepting connections of a stranger: sockets are handed in, or lie under a path with mode 0600.

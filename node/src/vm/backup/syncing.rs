@@ -50,7 +50,7 @@ impl VmLoop {
 
     /// Invariant 2: may the sync that lies here whole be acknowledged?
     pub(super) fn give_leave(&mut self) {
-        let (promised, leader, now_us) = (self.group.term(), self.group.leader(), self.now_us());
+        let (term, leader, now_us) = (self.group.term(), self.group.leader(), self.now_us());
         let speculative = self.config.speculative;
         let Some(backup) = self.backup() else { return };
         let Some(staged) = &backup.staged else { return };
@@ -60,7 +60,7 @@ impl VmLoop {
         }
         let leave = match backup.take_over {
             Some(_) => Leave::Refused,
-            None => backup.tenure.leave(now_us, promised, leader),
+            None => backup.tenure.leave(now_us, term, leader),
         };
         match leave {
             Leave::Given => self.acknowledge(),

@@ -52,7 +52,7 @@ impl VmLoop {
             }));
         }
         match command {
-            Command::Failover => self.begin_hand_over(reply),
+            Command::Failover => self.begin_switchover(reply),
             Command::Policy(policy) => self.order_policy(policy, reply),
             Command::Protect if !self.policy().is_replicated() => Some(Answer::refused(format!(
                 "the policy of VM '{0}' protects nothing: 'dunlin policy {0} POLICY' gives it another",
@@ -119,7 +119,7 @@ impl VmLoop {
         };
         let session = primary.session.as_ref()?;
         let follows = primary.epochs.is_synced() && !primary.epochs.is_handed();
-        let busy = primary.epochs.is_syncing() || primary.hand_over.is_some();
+        let busy = primary.epochs.is_syncing() || primary.switchover.is_some();
         (follows && primary.machine.is_some()).then_some((session.id, busy))
     }
 
@@ -183,17 +183,17 @@ impl VmLoop {
             .map_err(VerifyError::Thread)
     }
 
-    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
+    pub(super) fn begin_switchover(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
         let voice = self.output.voice();
         let primary = self.primary()?;
         // In a join's last sync the voice is that of a protected VM already, and the group has not agreed yet.
         let complete = voice == Voice::Protected && primary.epochs.is_synced();
-        if !complete || primary.hand_over.is_some() {
+        if !complete || primary.switchover.is_some() {
             return Some(Answer::failed(
                 "there is no complete backup to hand over to; wait for 'protected' in status",
             ));
         }
-        primary.hand_over = Some(reply.clone());
+        primary.switchover = Some(reply.clone());
         // A sync that is under way ends first.
         if primary.epochs.may_begin() {
             self.begin_sync(true);
@@ -202,12 +202,12 @@ impl VmLoop {
     }
 
     /// A sync has ended, and a switchover was asked for while it was under way: no other sync goes before it.
-    pub(super) fn begin_waiting_hand_over(&mut self) {
+    pub(super) fn begin_waiting_switchover(&mut self) {
         let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
-        if primary.hand_over.is_some() && leads && primary.epochs.may_begin() {
+        if primary.switchover.is_some() && leads && primary.epochs.may_begin() {
             self.begin_sync(true);
-        } else if let Some(reply) = primary.hand_over.take() {
+        } else if let Some(reply) = primary.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(
                 "not handed over: this host no longer leads the VM's group",
@@ -215,8 +215,8 @@ impl VmLoop {
         }
     }
 
-    pub(in crate::vm) fn hand_over_done(&mut self) {
-        if let Some(reply) = self.primary().and_then(|primary| primary.hand_over.take()) {
+    pub(in crate::vm) fn switchover_done(&mut self) {
+        if let Some(reply) = self.primary().and_then(|primary| primary.switchover.take()) {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::done("handed over"));
         }
@@ -228,13 +228,13 @@ impl VmLoop {
         if !primary.epochs.switchover_failed() {
             return;
         }
-        if let Some(reply) = primary.hand_over.take() {
+        if let Some(reply) = primary.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(
                 "not handed over: the backup did not take the VM over",
             ));
         }
-        self.resume_vm("after a hand-over");
+        self.resume_vm("after a switchover");
         self.forget_cut();
         match self
             .primary()

@@ -367,7 +367,7 @@ impl VmLoop {
             return;
         }
         primary.sync_status.aborted += u64::from(ended.broken);
-        if let Some(reply) = primary.hand_over.take() {
+        if let Some(reply) = primary.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(format!(
                 "not handed over: the backup was lost ({why})"

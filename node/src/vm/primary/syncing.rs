@@ -24,15 +24,15 @@ use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 
 impl VmLoop {
-    pub(super) fn begin_sync(&mut self, hand_over: bool) {
+    pub(super) fn begin_sync(&mut self, switchover: bool) {
         let epoch = self.output.epoch();
-        let next = self.next_rules(hand_over);
+        let next = self.next_rules(switchover);
         let now_us = self.now_us();
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
         let from = primary.epochs.rules();
-        let asks_log = primary.epochs.begin(now_us, epoch, hand_over, next);
+        let asks_log = primary.epochs.begin(now_us, epoch, switchover, next);
         if let Some(session) = &mut primary.session {
             // The thread reads what a sync brings, whatever the loop has to do meanwhile.
             session.lent = None;
@@ -60,8 +60,8 @@ impl VmLoop {
     pub(super) fn begin_refused_sync(&mut self) {
         let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
-        if let Some(hand_over) = primary.epochs.take_refused(leads) {
-            self.begin_sync(hand_over);
+        if let Some(switchover) = primary.epochs.take_refused(leads) {
+            self.begin_sync(switchover);
         }
     }
 
@@ -79,26 +79,26 @@ impl VmLoop {
     fn worked_ahead(&mut self) {
         let leads = self.agreement.leads();
         let Some(primary) = self.primary() else { return };
-        let waits_for_hand_over = primary.hand_over.is_some();
+        let waits_for_switchover = primary.switchover.is_some();
         if !primary.epochs.precopied() {
             return;
         }
-        if waits_for_hand_over {
-            self.begin_waiting_hand_over();
+        if waits_for_switchover {
+            self.begin_waiting_switchover();
         } else if leads {
             self.begin_sync(false);
         }
     }
 
     /// What is to hold after the sync that begins now.
-    fn next_rules(&mut self, hand_over: bool) -> Rules {
+    fn next_rules(&mut self, switchover: bool) -> Rules {
         let (first, speculative) = (self.first_rules(), self.config.speculative);
         let Some(primary) = self.primary() else {
             return first;
         };
         match (&primary.change_over, primary.epochs.is_synced()) {
             // Whoever takes over has to run.
-            (Some(_), true) if hand_over => Rules::of(Mode::Active, speculative),
+            (Some(_), true) if switchover => Rules::of(Mode::Active, speculative),
             (Some(choice), true) => Rules::of(choice.wish(), speculative),
             _ => first,
         }
@@ -351,7 +351,7 @@ impl VmLoop {
         status.sum.load_us += load_us;
         let (was, now, joined) = match primary.epochs.loaded() {
             Loaded::NextEpoch { was, now, joined } => (was, now, joined),
-            Loaded::HandOver => return self.hand_over_vm(),
+            Loaded::Switchover => return self.switch_vm_over(),
             Loaded::Nothing => return,
         };
         if was != now || joined {
@@ -365,7 +365,7 @@ impl VmLoop {
             None if changes_over => primary.change_over = Some(ChangeOver::new(mode, now_us)),
             None => {}
         }
-        self.begin_waiting_hand_over();
+        self.begin_waiting_switchover();
     }
 
     /// The VM stands: its frames so far belong to the epoch that ends.
@@ -437,7 +437,7 @@ impl VmLoop {
     }
 
     /// The backup has loaded the VM that stands here: from now on the group decides who goes on.
-    fn hand_over_vm(&mut self) {
+    fn switch_vm_over(&mut self) {
         let Some(peer) = self.session_peer() else { return };
         self.event(
             EventKind::HandingOver,

@@ -67,7 +67,7 @@ impl ProgramLoop {
                     self.install_snapshot(snapshot.last.index, snapshot.state);
                 }
                 GroupEvent::TransferFailed { .. } => {
-                    self.answer_hand_over(&dunlin_api::Answer::failed(
+                    self.answer_switchover(&dunlin_api::Answer::failed(
                         "the other host did not take the lead; say it again",
                     ));
                 }

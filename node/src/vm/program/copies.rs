@@ -123,7 +123,7 @@ impl ProgramLoop {
         self.output = match (self.role, is_backed) {
             (Role::Primary, true) => compared(self.config.memory.outbound_bytes()),
             (Role::Primary, false) => Output::new(Voice::Alone, ONLY_EPOCH),
-            _ => Output::new(Voice::Kept, ONLY_EPOCH),
+            _ => Output::new(Voice::Backup, ONLY_EPOCH),
         };
         let folder = self.folder();
         if let Err(why) = note_that_it_ran(&folder) {
@@ -343,14 +343,14 @@ impl ProgramLoop {
 
     /// Another host's copy is the program now.
     pub(super) fn end_here(&mut self, why: &str) {
-        self.answer_hand_over(&dunlin_api::Answer::done("another host serves the program now"));
+        self.answer_switchover(&dunlin_api::Answer::done("another host serves the program now"));
         self.event(EventKind::EndedHere, why);
         self.drop_copy();
     }
 
     /// Ends the copy here, and all around it.
     pub(super) fn drop_copy(&mut self) {
-        self.answer_hand_over(&dunlin_api::Answer::failed("the copy on this host has ended"));
+        self.answer_switchover(&dunlin_api::Answer::failed("the copy on this host has ended"));
         self.role = Role::None;
         self.door = None;
         self.running = None;

@@ -298,7 +298,7 @@ impl ProgramLoop {
             && match self.output.voice() {
                 Voice::Alone => true,
                 Voice::Protected => self.group.may_speak(now_us),
-                Voice::Kept | Voice::Shut => false,
+                Voice::Backup | Voice::Shut => false,
             }
     }
 

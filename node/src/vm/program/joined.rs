@@ -187,7 +187,7 @@ impl ProgramLoop {
             }
         };
         let mut gate = Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64);
-        let mut output = Output::new(Voice::Kept, brought.epoch);
+        let mut output = Output::new(Voice::Backup, brought.epoch);
         let adopt = || -> Result<(), AdoptError> {
             gate.load(brought.order)?;
             output.applied(brought.epoch, &brought.connections)?;

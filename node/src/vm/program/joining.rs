@@ -93,7 +93,7 @@ impl ProgramLoop {
         let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
         let alone = self.output.voice() == Voice::Alone && self.session.is_none();
         let lives = self.agreement.state().life == Life::Running && self.ending.is_none();
-        let asked_for_else = !self.orders.is_empty() || self.hand_over.is_some() || self.is_carrying();
+        let asked_for_else = !self.orders.is_empty() || self.switchover.is_some() || self.is_carrying();
         if !serves || !alone || !lives || asked_for_else || now_us < self.tries.at_us {
             return;
         }

@@ -176,7 +176,7 @@ pub struct ProgramLoop {
     /// The copy here has no primary, and the group has not taken it in: until when it is kept.
     untaken_at_us: Option<u64>,
     take_over: Option<TakeOver>,
-    hand_over: Option<Sender<Answer>>,
+    switchover: Option<Sender<Answer>>,
     door: Option<GsoTap>,
     announcer: Announcer,
     announcements: Announcements,
@@ -260,7 +260,7 @@ impl ProgramLoop {
             backlog: Backlog::default(),
             untaken_at_us: None,
             take_over: None,
-            hand_over: None,
+            switchover: None,
             door: None,
             announcer: Announcer::new(program.mac),
             announcements: Announcements::default(),
@@ -479,7 +479,7 @@ impl ProgramLoop {
             Command::Standing => Answer::Standing(self.standing()),
             Command::Down { .. } => return self.order_down(reply),
             Command::ForceDown => self.force_down(),
-            Command::Failover => match self.begin_hand_over(&reply) {
+            Command::Failover => match self.begin_switchover(&reply) {
                 Ok(()) => return,
                 Err(why) => Answer::failed(why.to_string()),
             },

@@ -23,7 +23,7 @@ use std::io;
 
 /// Why a program is not handed over.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandOverError {
+pub(super) enum SwitchoverError {
     /// Another host may.
     #[error("this host does not serve the program")]
     DoesNotServe,
@@ -100,7 +100,7 @@ impl ProgramLoop {
 
     /// The same primary again: inputs that were lost with the old term were lost to both copies.
     fn speak_again(&mut self, complete: ReplicaSet) {
-        self.answer_hand_over(&Answer::failed("this host was elected itself; say it again"));
+        self.answer_switchover(&Answer::failed("this host was elected itself; say it again"));
         self.event(EventKind::QuorumRegained, "a majority of the group answers again");
         self.dropping = None;
         if complete == ReplicaSet::one(self.me) {
@@ -328,25 +328,25 @@ impl ProgramLoop {
     }
 
     /// A person's order, or the daemon's end.
-    pub(super) fn begin_hand_over(&mut self, reply: &Sender<Answer>) -> Result<(), HandOverError> {
+    pub(super) fn begin_switchover(&mut self, reply: &Sender<Answer>) -> Result<(), SwitchoverError> {
         let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
         let is_backed = self.output.voice() == Voice::Protected
             && self.backup_ready
             && self.dropping.is_none()
             && self.join.is_none();
         match self.other() {
-            Some(other) if serves && is_backed && self.hand_over.is_none() => {
-                self.hand_over = Some(reply.clone());
+            Some(other) if serves && is_backed && self.switchover.is_none() => {
+                self.switchover = Some(reply.clone());
                 self.group.transfer_to(other);
                 Ok(())
             }
-            _ if !serves => Err(HandOverError::DoesNotServe),
-            _ => Err(HandOverError::NoSecondCopy),
+            _ if !serves => Err(SwitchoverError::DoesNotServe),
+            _ => Err(SwitchoverError::NoSecondCopy),
         }
     }
 
-    pub(super) fn answer_hand_over(&mut self, answer: &Answer) {
-        if let Some(reply) = self.hand_over.take() {
+    pub(super) fn answer_switchover(&mut self, answer: &Answer) {
+        if let Some(reply) = self.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(answer.clone());
         }

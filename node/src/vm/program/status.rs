@@ -161,7 +161,7 @@ impl ProgramLoop {
                 }),
             ),
             ("outbound", self.output.held()),
-            ("kept", self.output.kept()),
+            ("retransmit", self.output.retransmit()),
             ("compared", self.output.compared()),
             ("words-in", self.to_loop.words()),
             ("words-out", talker.map(Talker::queue).unwrap_or_default()),

@@ -403,7 +403,7 @@ impl Worker {
     fn pass(&self, point: Point) {
         let fault_at = &self.its.machine.fault_at;
         match point {
-            Point::SwitchoverBegins => fault_at.pass(Line::PrimaryHandsOver),
+            Point::SwitchoverBegins => fault_at.pass(Line::PrimarySwitchesOver),
             Point::Captured => fault_at.pass(Line::PrimaryCaptured),
             Point::ModeChanges => fault_at.pass(Line::PrimaryChangesOver),
             // The loop dies of it when it has let out what may leave.

@@ -98,10 +98,10 @@ impl Stage<'_, '_> {
                 let sent = flood.run(client, self.loads.target(), lasts)?;
                 format!("{flood:?}: {sent} for {seconds:.1} s")
             }
-            Kind::HandOver => {
+            Kind::Switchover => {
                 self.cluster.dunlin(&host, &["switchover", &self.vm])?;
                 self.cluster.await_take_over(&self.vm, &host, PATIENCE)?;
-                "a hand-over".to_owned()
+                "a switchover".to_owned()
             }
             Kind::Reboot => self.reboot(&host, lasts, fault.variant & 1 == 1)?,
         };

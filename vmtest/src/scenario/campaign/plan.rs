@@ -58,7 +58,7 @@ pub enum Kind {
     /// Clients send more than a VM can take.
     Flood,
     /// A switchover.
-    HandOver,
+    Switchover,
     /// A daemon is told to end, and comes back.
     Stop,
     /// The guest reboots, as if a person in it had typed it.
@@ -82,7 +82,7 @@ pub const KINDS: [(Kind, &str, u64); 18] = [
     (Kind::FullState, "full-state", 1),
     (Kind::Clock, "clock", 1),
     (Kind::Flood, "flood", 1),
-    (Kind::HandOver, "hand-over", 1),
+    (Kind::Switchover, "switchover", 1),
     (Kind::Stop, "stop", 1),
     (Kind::Reboot, "reboot", 1),
 ];
@@ -135,7 +135,7 @@ fn draw(random: &mut Random, weights: &[(Kind, u64)]) -> Fault {
     let roles: &[Role] = match kind {
         // These are about the VM's own disk, or its speaker.
         Kind::SlowDisk | Kind::FailingDisk | Kind::FullDisk => &[Role::Primary, Role::Backup],
-        Kind::HandOver | Kind::Flood | Kind::Reboot => &[Role::Primary],
+        Kind::Switchover | Kind::Flood | Kind::Reboot => &[Role::Primary],
         // The primary more often: that is what the VM is there for.
         _ => &[Role::Primary, Role::Primary, Role::Backup, Role::Witness],
     };

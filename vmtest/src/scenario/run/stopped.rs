@@ -32,7 +32,7 @@ impl Stage<'_, '_> {
         let log = std::fs::read_to_string(self.cluster.log(&primary))?;
         ensure!(
             log.contains("ends-here") && !log.contains("not-handed-over"),
-            "host {primary}'s daemon asked for a hand-over that nobody could take"
+            "host {primary}'s daemon asked for a switchover that nobody could take"
         );
         self.last_primary = Some(primary);
         Ok(())

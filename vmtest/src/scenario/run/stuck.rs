@@ -87,13 +87,13 @@ impl Stage<'_, '_> {
     }
 
     /// A switchover whose backup dies before the VM is stopped for it. The VM goes on where it is.
-    pub(super) fn break_hand_over(&mut self) -> Result<()> {
+    pub(super) fn break_switchover(&mut self) -> Result<()> {
         let (primary, backup) = (self.with_role("primary")?, self.with_role("backup")?);
         let (before, lost) = (
             self.count_told(&primary, "fault")?,
             self.count_told(&primary, "backup-lost")?,
         );
-        self.inject(&primary, "hang-at=primary-hands-over")?;
+        self.inject(&primary, "hang-at=primary-switches-over")?;
         let mut command = self.cluster.command(&primary, &["switchover", &self.vm])?;
         let failover = command
             .stdout(std::process::Stdio::null())
@@ -110,7 +110,7 @@ impl Stage<'_, '_> {
         let words = String::from_utf8_lossy(&answer.stderr).into_owned();
         ensure!(
             !answer.status.success() && words.contains("not handed over"),
-            "the hand-over ends with {} ({words})",
+            "the switchover ends with {} ({words})",
             answer.status
         );
         Ok(())

@@ -28,14 +28,14 @@ pub fn all() -> Vec<Scenario> {
         )
         .quick(),
         Scenario::new(
-            "planned-hand-over",
+            "planned-switchover",
             "plover",
             &[AwaitProtected, ANSWERS, Failover, ANSWERS, AwaitProtected],
         )
         .quick(),
         // A sync is nearly always under way: a switchover waits for its end and goes before the next one.
         Scenario::new(
-            "hand-over-between-back-to-back-syncs",
+            "switchover-between-back-to-back-syncs",
             "remus",
             &[
                 AwaitProtected,
@@ -74,7 +74,7 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             gap_limit: Duration::from_millis(500),
             ..Scenario::new(
-                "stopped-daemon-hands-over",
+                "stopped-daemon-switches-over",
                 "plover",
                 &[
                     AwaitProtected,
@@ -132,12 +132,12 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             gap_limit: Duration::from_secs(5),
             ..Scenario::new(
-                "hand-over-broken-off",
+                "switchover-broken-off",
                 "plover",
                 &[
                     AwaitProtected,
                     ANSWERS,
-                    BreakHandOver,
+                    BreakSwitchover,
                     ANSWERS,
                     Restart,
                     AwaitProtected,

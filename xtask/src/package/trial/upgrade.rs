@@ -45,7 +45,7 @@ pub fn run(
         primary = await_protected(machines, &plan.name)?;
         counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     }
-    let hand_overs = unprotected(machines, &plan.name, since)?;
+    let switchovers = unprotected(machines, &plan.name, since)?;
     let since = now_ms()?;
     // The primary first: it has to hand its VM over.
     for turn in 0..machines.len() {
@@ -61,12 +61,12 @@ pub fn run(
     let upgrades = unprotected(machines, &plan.name, since)?;
     let (report, _) = counter.finish()?;
     say(&format!(
-        "clients: {} acknowledged, {} lost, {} doubled, {} connections broken; without a second copy: hand-overs {hand_overs:?} ms, upgrades \
+        "clients: {} acknowledged, {} lost, {} doubled, {} connections broken; without a second copy: switchovers {switchovers:?} ms, upgrades \
          {upgrades:?} ms",
         report.acknowledged, report.lost, report.doubled, report.resets
     ));
     ensure!(report.is_clean(), "clients were let down: {report:?}");
-    let most = hand_overs.iter().max().copied().unwrap_or_default() + RESTART_MS;
+    let most = switchovers.iter().max().copied().unwrap_or_default() + RESTART_MS;
     if protocol(&machines[primary])? == spoken {
         ensure!(
             upgrades.iter().all(|&ms| ms <= most),

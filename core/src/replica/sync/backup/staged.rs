@@ -68,7 +68,7 @@ impl Backup {
         State::Checking(whole)
     }
 
-    /// It is whole, and QEMU would take it. The loop refuses if it has promised a later term to somebody else meanwhile: the old
+    /// It is whole, and QEMU would take it. The loop refuses if it is in a later term, of somebody else meanwhile: the old
     /// primary must not hear an acknowledgement then.
     pub(super) fn may_it_be_acknowledged(&self, whole: Whole, effects: &mut Vec<Effect>) -> State {
         let epoch = whole.staged.epoch;

@@ -220,7 +220,7 @@ impl Primary {
         let epoch = order.epoch;
         effects.push(Effect::Report(Report::Loaded { epoch, load_us }));
         if order.switchover {
-            return State::HandsOver(order);
+            return State::SwitchesOver(order);
         }
         self.synced(&order)
     }
