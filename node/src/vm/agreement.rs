@@ -11,102 +11,20 @@
 //! Source: PLOVER, "VSMR"; ARCHITECTURE.md. Not here: consensus itself.
 
 mod log_room;
-
-use super::primary::PrimaryRole;
-use super::run::{Role, VmLoop};
+use super::state::agreement::Agreement;
+use super::state::primary::PrimaryRole;
+use super::state::{Role, VmLoop};
 use super::{Line, NEWCOMER, group};
 use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_api::EventKind;
-use dunlin_core::agreed::{Agreed, AgreedState, Life, ReplicaSet, Unsaid};
-use dunlin_core::consensus::{EntryKind, Member, Refusal};
+use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
+use dunlin_core::consensus::{EntryKind, Refusal};
 use dunlin_core::replica::epoch::primary::Phase;
-use dunlin_core::replica::leadership::{Candidacy, Leadership, Settled};
-use dunlin_core::replica::log_cut::LogCut;
+use dunlin_core::replica::leadership::{Candidacy, Settled};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use dunlin_core::wire::{WireError, agreed};
-use dunlin_fabric::group::{GroupEvent, KeptGroup};
-
-/// Where this host is in the log.
-pub struct Agreement {
-    /// What the log says of the VM, and this host's place in that: who leads, and who speaks.
-    pub leadership: Leadership,
-    /// The newest applied entry.
-    pub applied: Index,
-    /// Where the log is cut.
-    pub(super) log_cut: LogCut,
-    /// There is no room for more entries, and when that was told.
-    pub(super) log_is_full: bool,
-    log_full_told_us: Option<u64>,
-    log_full_is_last: bool,
-    /// Times that there was none.
-    pub log_waits: u64,
-    /// Another policy was agreed: whoever is complete by an older entry is about to be dropped.
-    pub another_policy: bool,
-    /// Invariant 5; whether the last one was refused, and how often that began.
-    pub(super) unsaid: Unsaid,
-    refuses: bool,
-    pub refused: u64,
-}
-
-impl Agreement {
-    /// Of a member that finds this in its log.
-    pub fn found(group: &KeptGroup, member: &Member, first: ReplicaId) -> Result<Self, WireError> {
-        let snapshot = group.snapshot();
-        let state = agreed::decode_state(snapshot.state)?;
-        let leadership = Leadership::new(member.id, member.witness, first, state);
-        Ok(Self::at(snapshot.last.index, leadership))
-    }
-
-    pub(super) fn at(index: Index, leadership: Leadership) -> Self {
-        Self {
-            leadership,
-            applied: index,
-            log_cut: LogCut::new(index),
-            log_is_full: false,
-            log_full_told_us: None,
-            log_full_is_last: false,
-            log_waits: 0,
-            another_policy: false,
-            unsaid: Unsaid::default(),
-            refuses: false,
-            refused: 0,
-        }
-    }
-
-    /// What the group knows of the VM.
-    pub fn state(&self) -> &AgreedState {
-        self.leadership.state()
-    }
-
-    /// Whether this host leads, and what it knows is up to date.
-    pub fn leads(&self) -> bool {
-        self.leadership.leads()
-    }
-
-    /// What is appended here, agreed or not.
-    pub(super) fn look_at_appended(&mut self, group: &KeptGroup) {
-        let entry = |index| group.entry(index);
-        self.leadership
-            .look_at_appended(self.applied, group.appended(), entry);
-    }
-
-    /// Never started, as far as this host can know.
-    pub fn is_fresh(&self) -> bool {
-        self.leadership.is_fresh()
-    }
-}
-
-/// The times of an election, by the loop's clock.
-#[derive(Default)]
-pub struct Election {
-    /// The last word of the leader that was followed.
-    pub leader_heard_us: u64,
-    /// This host began to campaign.
-    pub campaign_us: Option<u64>,
-    /// A person was told what can be done about the loss of all others.
-    pub advised: bool,
-}
+use dunlin_core::wire::agreed;
+use dunlin_fabric::group::GroupEvent;
 
 impl VmLoop {
     /// Proposes an entry; without leadership nothing happens, and the caller's state is resolved by whoever leads. True: it
@@ -145,7 +63,7 @@ impl VmLoop {
         let now_us = self.now_us();
         let may_lead = self.may_lead();
         self.group.may_lead(may_lead);
-        self.election.watch(&self.group, now_us);
+        self.agreement.election.watch(&self.group, now_us);
         while let Some(event) = self.group.poll(now_us) {
             match event {
                 GroupEvent::Committed { .. }
@@ -154,11 +72,11 @@ impl VmLoop {
                 GroupEvent::BecameLeader { term, .. } => self.became_leader(term),
                 GroupEvent::BecameFollower { term, leader } => self.follows(term, leader),
                 // One that broke its last link may go on like that.
-                GroupEvent::LinkUp { peer } if self.broke.remove(&peer) => {}
+                GroupEvent::LinkUp { peer } if self.peers.broke.remove(&peer) => {}
                 GroupEvent::LinkLost { peer, why, broken } => {
                     let host = self.config.host_name(peer).to_owned();
                     if broken {
-                        self.broke.insert(peer);
+                        self.peers.broke.insert(peer);
                     } else {
                         self.event(
                             EventKind::LinkLost,
@@ -178,7 +96,7 @@ impl VmLoop {
                     }
                 }
             }
-            self.election.watch(&self.group, now_us);
+            self.agreement.election.watch(&self.group, now_us);
             let may_lead = self.may_lead();
             self.group.may_lead(may_lead);
         }
@@ -195,7 +113,7 @@ impl VmLoop {
         };
         Candidacy {
             whole,
-            failed: self.failure.is_some(),
+            failed: self.shown.failure.is_some(),
             mandate: self.cold.mandate(),
             ends: self.leads_to_end(),
         }
@@ -219,7 +137,7 @@ impl VmLoop {
 
     /// The gate has the voice that this host has.
     pub(super) fn speaks_as_it_may(&mut self) {
-        self.output.set_voice(self.agreement.leadership.voice());
+        self.net.output.set_voice(self.agreement.leadership.voice());
     }
 
     /// Applies what is agreed, as far as no sync holds it back.
@@ -244,7 +162,7 @@ impl VmLoop {
                 EntryKind::Data => match agreed::decode(entry.payload) {
                     Ok(decoded) => self.apply(index, entry.stamp.term, decoded),
                     Err(error) => {
-                        self.failure = Some(format!("entry {} of the log: {error}", index.0));
+                        self.shown.failure = Some(format!("entry {} of the log: {error}", index.0));
                         self.event(
                             EventKind::Failed,
                             format!("entry {} of the log cannot be understood: {error}", index.0),
@@ -257,7 +175,7 @@ impl VmLoop {
             self.cut_log_where_nothing_syncs(bytes);
         }
         if self.agreement.applied == self.group.appended().index
-            && let Some(nics) = &mut self.nics
+            && let Some(nics) = &mut self.net.nics
         {
             nics.nothing_under_way();
         }
@@ -267,10 +185,10 @@ impl VmLoop {
     /// The group has made this host a member: from now on it is one like the others, over restarts as well.
     fn settle_in(&mut self) {
         let is_member = || self.group.members().iter().any(|member| member.id == self.me);
-        if self.newcomer && is_member() {
+        if self.peers.newcomer && is_member() {
             let file = self.host.state.join("vms").join(&self.config.name).join(NEWCOMER);
             match std::fs::remove_file(file) {
-                Ok(()) => self.newcomer = false,
+                Ok(()) => self.peers.newcomer = false,
                 Err(error) => tracing::debug!(vm = self.config.name, "still a newcomer: {error}"),
             }
         }
@@ -282,7 +200,7 @@ impl VmLoop {
             return;
         }
         if let Agreed::Complete { set, .. } = &entry {
-            self.notebook.note((term.0, index.0), *set, now_ms());
+            self.cold.notebook.note((term.0, index.0), *set, now_ms());
             // No later one is on its way.
             if self.agreement.leadership.appended_complete() == *set {
                 self.agreement.unsaid.agreed(&entry);
@@ -322,7 +240,7 @@ impl VmLoop {
             Agreed::Down => {
                 self.event(EventKind::Down, "the VM is shut down");
                 self.end_machine();
-                if self.group.is_leader() || self.tells_end {
+                if self.group.is_leader() || self.ending.tells_end {
                     self.tell_the_end();
                 } else {
                     self.await_word_of_the_end();
@@ -333,7 +251,7 @@ impl VmLoop {
 
     fn complete_set_agreed(&mut self, set: ReplicaSet, epoch: Epoch) {
         if set.len() > 1 {
-            self.join_complaint = None;
+            self.shown.join_complaint = None;
         }
         let joins = match &self.role {
             Role::Primary(primary) => primary.epochs().session() == Some(Phase::LastSync),
@@ -363,7 +281,9 @@ impl VmLoop {
         match agreed::decode_state(state) {
             Ok(state) => {
                 if state.life == Life::Running {
-                    self.notebook.note((term.0, index.0), state.complete, now_ms());
+                    self.cold
+                        .notebook
+                        .note((term.0, index.0), state.complete, now_ms());
                 }
                 // Backwards, too: what this host held counts no more when it was declared dead.
                 let mut leadership = self.agreement.leadership.clone();
@@ -384,7 +304,7 @@ impl VmLoop {
                 }
             }
             Err(error) => {
-                self.failure = Some(format!("the group's snapshot: {error}"));
+                self.shown.failure = Some(format!("the group's snapshot: {error}"));
                 self.event(
                     EventKind::Failed,
                     format!("the group's snapshot cannot be understood: {error}"),

@@ -13,170 +13,34 @@
 
 mod syncing;
 mod take_over;
-
 use super::disks::IdleWatch;
-use super::event::{LoopEvent, Started};
-use super::machine::{Machine, MachineError};
+use super::event::LoopEvent;
+use super::machine::{MachineError, Started};
 use super::nics::{Nics, NicsError};
-use super::run::{Role, VmLoop};
 use super::session::backup::Backup;
 use super::session::copies::Copies;
 use super::session::jobs::Jobs;
-use super::session::link::{Closer, SyncLink, refuse};
+use super::session::link::{SyncLink, refuse};
 use super::session::talker::Talker;
 use super::session::waiting::Waiting;
-use super::speculating::Speculating;
-use bytes::Bytes;
-use dunlin_api::{EventKind, FailoverStatus, State};
+use super::state::backup::BackupRole;
+use super::state::speculating::Speculating;
+use super::state::{Role, VmLoop};
+use dunlin_api::EventKind;
 use dunlin_core::output::gate::Voice;
-use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
-use dunlin_core::replica::leadership::{Invited, Leadership};
+use dunlin_core::replica::leadership::Invited;
 use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use dunlin_core::waits::Wait;
-use dunlin_core::watchdog::Flow;
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::Start;
 use std::io;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// What a host says that cannot follow at this moment, and will.
 pub const NOT_READY: &str = "it is not ready to follow yet";
-
-/// A backup.
-pub struct BackupRole {
-    session: u64,
-    tenure: Tenure,
-    machine: Option<Arc<Machine>>,
-    stream: Option<Stream>,
-    jobs: Option<Jobs<Word>>,
-    closer: Option<Closer>,
-    talker: Option<Talker>,
-    waiting: Waiting,
-    /// What holds in this epoch, and how far a sync is.
-    epochs: BackupEpochs,
-    /// A sync that lies here whole, and that may not be acknowledged yet.
-    staged: Option<StagedSync>,
-    idle_told: Index,
-    disks_idle: IdleWatch,
-    /// When to look at the VM's threads again.
-    idle_look_us: u64,
-    take_over: Option<TakeOver>,
-}
-
-/// A sync that lies with the session's thread, whole.
-struct StagedSync {
-    epoch: Epoch,
-    next: Mode,
-    connections: Bytes,
-}
-
-/// The times of a take-over's steps. How far it is, core's `leadership` knows.
-struct TakeOver {
-    elected_us: u64,
-    status: FailoverStatus,
-    speaks_at_us: u64,
-}
-
-impl BackupRole {
-    pub fn machine(&self) -> Option<&Arc<Machine>> {
-        self.machine.as_ref()
-    }
-
-    /// What holds in this epoch, and how far a sync is.
-    pub fn epochs(&self) -> &BackupEpochs {
-        &self.epochs
-    }
-
-    /// What was agreed after a sync is not held back any more.
-    pub fn let_log_go(&mut self) {
-        self.epochs.let_log_go();
-    }
-
-    /// Whether there is a VM that could be taken over.
-    pub fn is_whole(&self) -> bool {
-        self.machine.is_some() && self.epochs.is_whole()
-    }
-
-    /// Whether it may be taken over now (invariant 4).
-    pub fn may_lead(&self) -> bool {
-        self.machine.is_some() && self.epochs.may_lead()
-    }
-
-    /// Whether agreed inputs go to the VM.
-    pub fn executes_inputs(&self) -> bool {
-        self.machine.is_some() && self.epochs.executes_inputs()
-    }
-
-    /// Whether the primary waits to hear that the VM here has nothing left to do.
-    fn owes_idle(&self, applied: Index) -> bool {
-        self.epochs.phase() == Phase::Synced && self.epochs.rules().backup_runs() && self.idle_told < applied
-    }
-
-    /// What the session's thread waits for.
-    pub fn waiting(&self) -> Option<(Wait, Duration)> {
-        self.waiting.now()
-    }
-
-    /// Whether a primary is followed that is not being taken over from.
-    pub fn follows(&self) -> bool {
-        self.take_over.is_none() && !matches!(self.epochs.phase(), Phase::Joining | Phase::Orphaned)
-    }
-
-    /// The sync under way, for the watchdog.
-    pub fn sync_flow(&self) -> Flow {
-        let (waits, progress) = match self.epochs.phase() {
-            Phase::LastSync => (true, 1),
-            Phase::Draining(epoch) => (true, epoch.0 << 2),
-            Phase::Syncing => (true, 2 | u64::from(self.epochs.is_loading())),
-            Phase::Joining | Phase::Synced | Phase::Orphaned => (false, 0),
-        };
-        Flow { waits, progress }
-    }
-
-    /// What syncs have to bring to the disks, for the watchdog.
-    pub fn disk_flow(&self) -> Flow {
-        let machine = self.machine.as_ref();
-        machine.map_or_else(Flow::default, |machine| machine.disks.flow())
-    }
-
-    /// The take-over under way, for the watchdog: inputs that reach the VM, then the work of the session's thread, and what of
-    /// the disks is done. Where the VM is an ordinary one only the group's word is missing.
-    pub fn take_over_flow(&self, applied: Index, leadership: &Leadership) -> Flow {
-        let (begun, over) = leadership.take_over_is();
-        if !leadership.takes_over() || over {
-            return Flow::default();
-        }
-        let steps = self.machine.as_ref().map_or(0, |machine| machine.disks.steps());
-        Flow {
-            waits: true,
-            progress: applied.0.wrapping_add(steps) ^ (u64::from(begun) << 63),
-        }
-    }
-
-    /// Where words for the primary wait.
-    pub fn talker(&self) -> Option<&Talker> {
-        self.talker.as_ref()
-    }
-
-    /// Where the VM's frames are to be told to the primary.
-    pub fn told_to(&self) -> Option<&Talker> {
-        self.talker.as_ref().filter(|_| self.epochs.tells_output())
-    }
-
-    pub fn state(&self) -> State {
-        match self.epochs.phase() {
-            Phase::Joining | Phase::LastSync => State::Joining,
-            Phase::Orphaned => State::Waiting,
-            _ => State::Running,
-        }
-    }
-}
 
 /// Why a machine that was started here does not follow.
 #[derive(Debug, thiserror::Error)]
@@ -205,7 +69,7 @@ impl VmLoop {
         let orphaned = self
             .backup()
             .is_some_and(|backup| backup.epochs.phase() == Phase::Orphaned);
-        let well = self.failure.is_none() && self.ending.is_none();
+        let well = self.shown.failure.is_none() && self.ending.ended.is_none();
         let invited = self.agreement.leadership.invited(follows && well, orphaned);
         if invited == Invited::EndsStaleCopy {
             self.event(
@@ -221,7 +85,7 @@ impl VmLoop {
                 follows,
                 "a join is not taken yet"
             );
-            let why = match &self.failure {
+            let why = match &self.shown.failure {
                 Some(failure) => format!("it has failed: {failure}"),
                 None => NOT_READY.to_owned(),
             };
@@ -260,7 +124,7 @@ impl VmLoop {
         else {
             return;
         };
-        let to_loop = self.to_loop.clone();
+        let to_loop = self.inbox.to_loop.clone();
         let follow = move || {
             if let Err(why) = machine.disks.follow(number, stream) {
                 let why = format!("disk {number} cannot follow: {why}");
@@ -291,7 +155,7 @@ impl VmLoop {
 
     pub(super) fn backup_started(&mut self, session: u64, result: Result<Started, MachineError>) {
         let config = self.config.clone();
-        let to_loop = self.to_loop.clone();
+        let to_loop = self.inbox.to_loop.clone();
         let first = self.first_rules();
         let Some(backup) = self.backup().filter(|backup| backup.session == session) else {
             return;
@@ -343,11 +207,11 @@ impl VmLoop {
                 backup.jobs = Some(jobs);
                 backup.closer = Some(closer);
                 backup.talker = Some(talker);
-                self.nics = Some(nics);
+                self.net.nics = Some(nics);
                 let total_bytes = self.config.memory.outbound_bytes();
-                self.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
+                self.net.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
                 self.agreement.leadership.keeps_output();
-                self.output = self.new_output(Voice::Backup, self.agreement.state().epoch.next());
+                self.net.output = self.new_output(Voice::Backup, self.agreement.state().epoch.next());
                 self.join_begins("this host is being brought in as backup");
             }
             Err(why) => {
@@ -382,7 +246,7 @@ impl VmLoop {
         let now_us = self.now_us();
         let drains = |backup: &BackupRole| matches!(backup.epochs.phase(), Phase::Draining(_));
         if matches!(&self.role, Role::Backup(backup) if drains(backup))
-            && let Some(nics) = &mut self.nics
+            && let Some(nics) = &mut self.net.nics
         {
             nics.begin_drain(now_us);
         }
@@ -397,7 +261,7 @@ impl VmLoop {
             return;
         };
         // Looking at sockets costs: only where it can make a difference.
-        let nics = &mut self.nics;
+        let nics = &mut self.net.nics;
         let rules = backup.epochs.rules();
         if let (Phase::Synced, true, Some(machine)) =
             (backup.epochs.phase(), rules.backup_runs(), &backup.machine)

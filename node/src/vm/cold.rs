@@ -9,128 +9,25 @@
 //! Not here: who boots (core), how new an image is (the guest's `disk`), what a leader may do (`agreement`, `primary`).
 
 mod words;
-
+use super::Host;
 use super::connect::ask_host;
-use super::disks::{Disks, DisksError};
-use super::event::{Command, LoopEvent, LoopSender};
-use super::remains::StillThere;
-use super::run::{Role, VmLoop};
-use super::{Host, Shared, command};
-use crate::config::VmConfig;
+use super::event::LoopEvent;
+use super::holding::Holding;
+use super::state::cold::{AskError, Inquest};
+use super::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, DiskStanding, EventKind, Request, Standing};
 use dunlin_core::agreed::{Life, ReplicaSet};
 use dunlin_core::consensus::{Member, Role as ConsensusRole};
-use dunlin_core::replica::cold_start::{self, Answered, ColdStart, DiskMark, LivingCopy, Look, Noted, Sight};
+use dunlin_core::replica::cold_start::{self, Answered, DiskMark, LivingCopy, Look, Noted, Sight};
 use dunlin_core::replica::leadership::Mandate;
-use dunlin_core::units::{Epoch, Index, ReplicaId, Term, Viewstamp};
+use dunlin_core::units::{Epoch, Index, Term, Viewstamp};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 use words::Found;
 
 /// How long another host may take to open its disks.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// How far this host is with it.
-#[derive(Default)]
-pub struct Cold {
-    machine: ColdStart,
-    /// Who waits for a person's order to be carried out.
-    reply: Option<Sender<Answer>>,
-    /// Said last, so that it is said once.
-    said: String,
-}
-
-impl Cold {
-    /// What is agreed contradicts it.
-    pub fn end_mandate(&mut self) {
-        self.machine.end_mandate();
-    }
-
-    /// Whether this host may be elected to boot the VM.
-    pub fn mandate(&self) -> Mandate {
-        self.machine.mandate()
-    }
-}
-
-/// Why it is not known what another host holds.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// Its own words, or those of whoever asked it.
-    #[error("{0}")]
-    Refused(String),
-    /// It says something else.
-    #[error("host '{0}' does not say what it holds")]
-    NotSaid(String),
-    /// Whoever asked has broken off.
-    #[error("no answer")]
-    NoAnswer,
-}
-
-/// Why it is not known how new the disks here are.
-#[derive(Debug, thiserror::Error)]
-pub enum LookError {
-    /// A machine that has ended still has them.
-    #[error(transparent)]
-    Remains(#[from] StillThere),
-    /// They cannot be opened.
-    #[error(transparent)]
-    Disks(#[from] DisksError),
-}
-
-/// What was found out.
-pub struct Inquest {
-    disks: Result<Vec<DiskStanding>, LookError>,
-    others: Vec<(ReplicaId, Result<Standing, AskError>)>,
-}
-
-/// What this host holds of a VM, to be asked from other threads.
-#[derive(Clone)]
-pub struct Holding {
-    to_loop: LoopSender,
-    shared: Arc<Shared>,
-    config: Arc<VmConfig>,
-    state: PathBuf,
-    is_witness: bool,
-}
-
-impl Holding {
-    /// Of this VM.
-    pub(super) fn new(to_loop: LoopSender, shared: Arc<Shared>, config: Arc<VmConfig>, host: &Host) -> Self {
-        let state = host.state.clone();
-        let is_witness = config.member(&host.name).is_some_and(|member| member.witness);
-        Self {
-            to_loop,
-            shared,
-            config,
-            state,
-            is_witness,
-        }
-    }
-
-    /// What another host hears. Opens the disks if no VM has them.
-    pub fn standing(&self) -> Answer {
-        match command(&self.to_loop, Command::Standing) {
-            Answer::Standing(standing)
-                if !standing.alive && !standing.led && !self.is_witness && self.config.program.is_none() =>
-            {
-                match self.disks() {
-                    Ok(disks) => Answer::Standing(Standing { disks, ..standing }),
-                    Err(why) => Answer::failed(why.to_string()),
-                }
-            }
-            answer => answer,
-        }
-    }
-
-    fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
-        self.shared.remains.await_none()?;
-        let _alone = self.shared.opening_disks.lock();
-        Ok(Disks::look(&self.config, &self.state)?)
-    }
-}
 
 impl VmLoop {
     /// What the loop itself knows.
@@ -143,7 +40,7 @@ impl VmLoop {
             last: (last.term.0, last.index.0),
             complete: self.agreement.leadership.appended_complete().0,
             disks: Vec::new(),
-            noted: self.notebook.newest(),
+            noted: self.cold.notebook.newest(),
             recovering: self.group.role() == ConsensusRole::Recovering,
             ended_after: Vec::new(),
             ended: false,
@@ -158,7 +55,7 @@ impl VmLoop {
             now_us: self.now_us(),
             lost: matches!(self.role, Role::None)
                 && !self.witness
-                && self.failure.is_none()
+                && self.shown.failure.is_none()
                 && self.agreement.state().life != Life::Down
                 && self.group.leader().is_none_or(|leader| leader == me),
             leads: self.group.is_leader(),
@@ -201,7 +98,7 @@ impl VmLoop {
     }
 
     fn hold_inquest(&mut self) {
-        let (host, to_loop) = (self.host.clone(), self.to_loop.clone());
+        let (host, to_loop) = (self.host.clone(), self.inbox.to_loop.clone());
         let holding = Holding::new(to_loop.clone(), self.shared.clone(), self.config.clone(), &host);
         let me = self.me;
         let work = move || {
@@ -306,7 +203,7 @@ impl VmLoop {
                 "this host has no disk of the VM that it could boot from now",
             ));
         }
-        if let Some(why) = &self.failure {
+        if let Some(why) = &self.shown.failure {
             return Some(Answer::refused(format!(
                 "the VM has failed here: {why}; end this host's daemon and start it again first"
             )));

@@ -1,7 +1,7 @@
 //! Keeps a log link to a peer: connects, hands the stream to the loop (of a VM or a log), and connects again when the loop says that it
 //! is lost. Of two hosts the one earlier in the group connects.
 
-use super::Host;
+use super::shared::Host;
 use crate::control::client::Client;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dunlin_api::{Answer, EventKind, Request};

@@ -5,7 +5,6 @@
 //! Not here: the I/O switch and the NBD server (core's and the guest's `disk`).
 
 use super::connect::ConnectError;
-use super::event::{LoopEvent, LoopSender};
 use super::remains::Remains;
 use super::session::Broken;
 use super::session::waiting::Waiting;
@@ -229,11 +228,12 @@ impl Copies {
 }
 
 impl Disks {
-    /// Opens and locks the images; each is one of what `remains` until it is closed. Also returns QEMU's ends of the disks' sockets. `state` is the host's folder.
+    /// Opens and locks the images; each is one of what `remains` until it is closed. Also returns QEMU's ends of the disks' sockets. `state` is the
+    /// host's folder; `tell` hears what happens to which disk.
     pub fn open(
         config: &VmConfig,
         state: &Path,
-        to_loop: &LoopSender,
+        tell: impl Fn(usize, DiskEvent) + Clone + Send + Sync + 'static,
         remains: &Remains,
     ) -> Result<(Self, Vec<OwnedFd>), DisksError> {
         let copies = Arc::new(Copies::default());
@@ -244,13 +244,13 @@ impl Disks {
         for (number, spec) in images.iter().enumerate() {
             let member = group.clone().map(|group| Member { group, number });
             let disk_config = disk_config(config, state, number, spec, member);
-            let (copies, to_loop) = (copies.clone(), to_loop.clone());
+            let (copies, tell) = (copies.clone(), tell.clone());
             // The disk lets go of this last, its image before: somebody's request may hold it longer than we do.
             let remain = remains.one();
             let disk = Disk::open(disk_config, move |event| {
                 let _ends_with_the_disk = &remain;
                 copies.note(number, &event);
-                to_loop.send(LoopEvent::Disk { number, event });
+                tell(number, event);
             })?;
             let pair = UnixStream::pair().map_err(DisksError::Socket)?;
             disk.serve(pair.0)?;

@@ -22,56 +22,25 @@
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
-use super::Ended;
 use super::event::LoopEvent;
-use super::group::{self, TOLD};
-use super::primary::AGAIN;
-use super::run::{Role, VmLoop};
+use super::group::{self, AGAIN, TOLD};
+use super::shared::Ended;
+use super::state::ending::{AskGuestError, GuestAsked, Order};
+use super::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::units::Index;
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::agreed;
-use dunlin_guest::qemu::QmpError;
-use std::io;
 
 /// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
 const PATIENCE_US: u64 = 5_000_000;
 
-/// A person's order to end the VM everywhere.
-pub struct Order {
-    now: bool,
-    until_us: u64,
-    reply: Sender<Answer>,
-}
-
-/// Whether the guest of a VM that is to be ended was asked to switch itself off.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum GuestAsked {
-    /// A thread asks QEMU.
-    UnderWay,
-    /// Yes.
-    Done,
-    /// No, in words.
-    NotAsked(String),
-}
-
-/// Why a guest was not asked to switch itself off.
-#[derive(Debug, thiserror::Error)]
-pub enum AskGuestError {
-    /// QEMU does not take the wish.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// It would be asked there.
-    #[error("a thread to ask it: {0}")]
-    Thread(#[source] io::Error),
-}
-
 impl VmLoop {
     /// It is carried out at the end of this step, or of a later one.
     pub(super) fn order_down(&mut self, now: bool, reply: &Sender<Answer>) {
-        self.orders.push(Order {
+        self.ending.orders.push(Order {
             now,
             until_us: self.now_us() + PATIENCE_US,
             reply: reply.clone(),
@@ -80,7 +49,7 @@ impl VmLoop {
 
     /// Whether this host may lead although it has nothing to serve (invariant 1).
     pub(super) fn leads_to_end(&self) -> bool {
-        !self.witness && !self.orders.is_empty() && self.agreement.state().life != Life::Down
+        !self.witness && !self.ending.orders.is_empty() && self.agreement.state().life != Life::Down
     }
 
     /// Invariant 5: a sync whose guest takes nothing any more would hold it back for good, and the
@@ -102,7 +71,7 @@ impl VmLoop {
 
     /// The group has agreed, and if it is for this host to tell the others, that is done (invariant 4).
     pub(super) fn answer_ended(&mut self) {
-        let still_tells = self.tells_end && self.ending.is_none();
+        let still_tells = self.ending.tells_end && self.ending.ended.is_none();
         if self.agreement.state().life == Life::Down && !still_tells {
             let answer = self.how_it_ended();
             self.answer_orders(&answer);
@@ -111,7 +80,7 @@ impl VmLoop {
 
     /// Invariant 8, in words.
     fn how_it_ended(&self) -> Answer {
-        let mut busy = self.busy_elsewhere.clone();
+        let mut busy = self.ending.busy_elsewhere.clone();
         if !self.shared.remains.is_none() {
             busy.push(lets_not_go(&self.host.name));
         }
@@ -131,7 +100,7 @@ impl VmLoop {
         if self.has_let_go() {
             self.answer_ended();
         }
-        if self.orders.is_empty() || self.agreement.state().life == Life::Down {
+        if self.ending.orders.is_empty() || self.agreement.state().life == Life::Down {
             return;
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
@@ -139,15 +108,15 @@ impl VmLoop {
             return self.answer_orders(&Answer::Failed { why, code: AGAIN });
         }
         if self.agreement.leads() && self.group.is_leader() {
-            let now = self.orders.iter().any(|order| order.now);
+            let now = self.ending.orders.iter().any(|order| order.now);
             if let Some(answer) = self.begin_down(now) {
                 return self.answer_orders(&answer);
             }
         }
         let now_us = self.now_us();
-        if self.orders.iter().any(|order| order.until_us <= now_us) {
+        if self.ending.orders.iter().any(|order| order.until_us <= now_us) {
             let answer = Answer::failed(self.why_not_ended());
-            self.orders.retain(|order| {
+            self.ending.orders.retain(|order| {
                 let waits = order.until_us > now_us;
                 if !waits {
                     // Whoever asked may have gone: here and below.
@@ -155,18 +124,18 @@ impl VmLoop {
                 }
                 waits
             });
-            if self.orders.is_empty() {
-                self.guest_asked = None;
+            if self.ending.orders.is_empty() {
+                self.ending.guest_asked = None;
             }
         }
     }
 
     /// This host leads, and the end is agreed (invariant 4).
     pub(super) fn tell_the_end(&mut self) {
-        if std::mem::replace(&mut self.tells_end, true) {
+        if std::mem::replace(&mut self.ending.tells_end, true) {
             return;
         }
-        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.to_loop) {
+        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.inbox.to_loop) {
             tracing::error!("a thread to tell the other hosts of the VM's end: {error}");
             self.forget_vm();
         }
@@ -176,19 +145,23 @@ impl VmLoop {
     /// entry, so the group is not left before it says that it knows (invariant 4), or has had its time.
     pub(super) fn await_word_of_the_end(&mut self) {
         let until_us = self.now_us() + TOLD.as_micros() as u64;
-        self.forgets_at_us.get_or_insert(until_us);
+        self.ending.forgets_at_us.get_or_insert(until_us);
     }
 
     /// Who led has not said a word.
     pub(super) fn forget_untold(&mut self) {
-        if self.forgets_at_us.is_some_and(|at_us| at_us <= self.now_us()) {
+        if self
+            .ending
+            .forgets_at_us
+            .is_some_and(|at_us| at_us <= self.now_us())
+        {
             self.forget_vm();
         }
     }
 
     /// All hosts that can be reached have heard of it.
     pub(super) fn end_told(&mut self, busy: Vec<String>) {
-        self.busy_elsewhere = busy;
+        self.ending.busy_elsewhere = busy;
         self.forget_vm();
     }
 
@@ -196,24 +169,24 @@ impl VmLoop {
     pub(super) fn end_machine(&mut self) {
         self.drop_machine();
         let until_us = self.now_us() + Wait::MachineEnds.bound().as_micros() as u64;
-        self.lets_go_by_us.get_or_insert(until_us);
+        self.ending.lets_go_by_us.get_or_insert(until_us);
     }
 
     /// Nothing of the VM is left to do here.
     pub(super) fn forget_vm(&mut self) {
         self.end_machine();
-        self.ending = Some(Ended {
+        self.ending.ended = Some(Ended {
             vm: self.config.name.clone(),
             forget: true,
         });
     }
 
     fn answer_orders(&mut self, answer: &Answer) {
-        for order in self.orders.drain(..) {
+        for order in self.ending.orders.drain(..) {
             let _ = order.reply.send(answer.clone());
         }
         // Whoever orders it next asks anew.
-        self.guest_asked = None;
+        self.ending.guest_asked = None;
     }
 
     /// This host leads: politely where there is a guest to ask; else the answer comes when the group has agreed.
@@ -221,29 +194,33 @@ impl VmLoop {
         match &self.role {
             // It is being taken over: then it can be asked.
             Role::Backup(_) if !now => return None,
-            Role::Primary(primary) if !now && primary.has_machine() => match self.guest_asked.clone() {
-                None => {
-                    self.ask_guest();
-                    return None;
+            Role::Primary(primary) if !now && primary.has_machine() => {
+                match self.ending.guest_asked.clone() {
+                    None => {
+                        self.ask_guest();
+                        return None;
+                    }
+                    Some(GuestAsked::UnderWay) => return None,
+                    Some(GuestAsked::Done) => {
+                        self.await_powerdown();
+                        return Some(Answer::done("the guest was asked to switch itself off"));
+                    }
+                    Some(GuestAsked::NotAsked(why))
+                        if self.ending.down_proposed != Some(self.group.term()) =>
+                    {
+                        self.event(
+                            EventKind::GuestNotAsked,
+                            format!("the VM is ended without its guest: {why}"),
+                        );
+                    }
+                    Some(GuestAsked::NotAsked(_)) => {}
                 }
-                Some(GuestAsked::UnderWay) => return None,
-                Some(GuestAsked::Done) => {
-                    self.await_powerdown();
-                    return Some(Answer::done("the guest was asked to switch itself off"));
-                }
-                Some(GuestAsked::NotAsked(why)) if self.down_proposed != Some(self.group.term()) => {
-                    self.event(
-                        EventKind::GuestNotAsked,
-                        format!("the VM is ended without its guest: {why}"),
-                    );
-                }
-                Some(GuestAsked::NotAsked(_)) => {}
-            },
+            }
             Role::Primary(_) | Role::Backup(_) | Role::None => {}
         }
         let term = self.group.term();
-        if self.down_proposed != Some(term) && self.propose(&Agreed::Down) {
-            self.down_proposed = Some(term);
+        if self.ending.down_proposed != Some(term) && self.propose(&Agreed::Down) {
+            self.ending.down_proposed = Some(term);
         }
         None
     }
@@ -254,7 +231,7 @@ impl VmLoop {
         let Some(qmp) = self.machine().map(|machine| machine.qemu.qmp().clone()) else {
             return;
         };
-        let to_loop = self.to_loop.clone();
+        let to_loop = self.inbox.to_loop.clone();
         let ask = move || {
             let asked = qmp.execute("system_powerdown", ().into());
             to_loop.send(LoopEvent::GuestAsked(
@@ -262,7 +239,7 @@ impl VmLoop {
             ));
         };
         let thread = std::thread::Builder::new().name("ask-guest".into()).spawn(ask);
-        self.guest_asked = Some(match thread {
+        self.ending.guest_asked = Some(match thread {
             Ok(_) => GuestAsked::UnderWay,
             Err(error) => GuestAsked::NotAsked(AskGuestError::Thread(error).to_string()),
         });
@@ -270,8 +247,8 @@ impl VmLoop {
 
     /// What became of it, if somebody still waits for that.
     pub(super) fn guest_was_asked(&mut self, asked: Result<(), AskGuestError>) {
-        if self.guest_asked == Some(GuestAsked::UnderWay) {
-            self.guest_asked = Some(match asked {
+        if self.ending.guest_asked == Some(GuestAsked::UnderWay) {
+            self.ending.guest_asked = Some(match asked {
                 Ok(()) => GuestAsked::Done,
                 Err(why) => GuestAsked::NotAsked(why.to_string()),
             });
@@ -297,7 +274,7 @@ impl VmLoop {
                 away.join(" and ")
             )
         };
-        let changed = match self.down_proposed {
+        let changed = match self.ending.down_proposed {
             Some(_) => "It may be agreed yet.",
             None => "Nothing was changed.",
         };
@@ -346,7 +323,7 @@ impl VmLoop {
 
     /// The loop ends, and something of its machine remains (invariant 8).
     pub(super) fn tell_of_remains(&self) {
-        let forgets = self.ending.as_ref().is_some_and(|ended| ended.forget);
+        let forgets = self.ending.ended.as_ref().is_some_and(|ended| ended.forget);
         if forgets && !self.shared.remains.is_none() {
             let why = Wait::MachineEnds.said_of(Wait::MachineEnds.bound());
             self.event(
@@ -360,13 +337,17 @@ impl VmLoop {
 
     /// Whether the loop may end (invariants 6 and 8; a daemon that ends takes its QEMUs with it).
     pub(super) fn is_over(&self) -> bool {
-        let ends = |ended: &Ended| !ended.forget || (self.starts_under_way == 0 && self.has_let_go());
-        self.ending.as_ref().is_some_and(ends)
+        let ends = |ended: &Ended| !ended.forget || (self.ending.starts_under_way == 0 && self.has_let_go());
+        self.ending.ended.as_ref().is_some_and(ends)
     }
 
     /// Invariant 8.
     fn has_let_go(&self) -> bool {
-        self.shared.remains.is_none() || self.lets_go_by_us.is_some_and(|by_us| by_us <= self.now_us())
+        self.shared.remains.is_none()
+            || self
+                .ending
+                .lets_go_by_us
+                .is_some_and(|by_us| by_us <= self.now_us())
     }
 }
 

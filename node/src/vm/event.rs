@@ -1,13 +1,12 @@
 //! Everything that can happen to a VM loop besides readable descriptors: one closed list.
 
-use crate::vm::cold::Inquest;
 use crate::vm::connect::ConnectError;
-use crate::vm::ending::AskGuestError;
-use crate::vm::machine::{FramePorts, Machine, MachineError};
-use crate::vm::program::carrying::{Brought, CarryError, JoinStep};
-use crate::vm::program::copies::{PrepareError, VisitError, Visited};
-use crate::vm::program::images::Found;
+use crate::vm::machine::{MachineError, Started};
+use crate::vm::program::error::{CarryError, PrepareError, VisitError};
+use crate::vm::program::told::{Brought, Found, JoinStep, Visited};
 use crate::vm::session::reader::Lent;
+use crate::vm::state::cold::Inquest;
+use crate::vm::state::ending::AskGuestError;
 use crate::vm::verification::Compared;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
@@ -17,10 +16,8 @@ use dunlin_core::policy::{Mode, Policy};
 use dunlin_core::replica::sync::SessionError;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use dunlin_fabric::link::{Hello, Stream};
-use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskEvent, Fault};
 use dunlin_program::copy::Copy;
-use dunlin_speculation::Sockets;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -193,18 +190,6 @@ pub enum LoopEvent {
     },
 }
 
-/// A QEMU that was just started.
-pub struct Started {
-    /// The machine.
-    pub machine: Arc<Machine>,
-    /// The NICs' ports.
-    pub ports: FramePorts,
-    /// A backup's port for states.
-    pub colo: Option<Colo>,
-    /// Where shadow sockets are to be, for a VM that speculates.
-    pub sockets: Option<Sockets>,
-}
-
 /// How far the primary's sync is.
 pub enum SyncStep {
     /// What could be done while the VM ran is done: the sync may be agreed.
@@ -319,7 +304,6 @@ pub enum Command {
 /// What the backup's words may take on their way to the loop. All else that is sent to it is little: each of its senders
 /// waits for an answer, or for the loop's next word, before it sends more.
 pub const WORDS_BYTES: usize = 16 << 20;
-
 /// Events that wait beyond which news of progress is left out: the next one says more.
 const MOST_EVENTS: usize = 4096;
 

@@ -4,7 +4,6 @@
 //! Decides: at which lines. Flow: `dunlin inject VM die-at=LINE` (refused without `DUNLIN_FAULTS=1`) -> a session's thread, or
 //! the VM's loop, comes to that line. Not here: what must be left of the VM (the scenarios).
 
-use super::event::{LoopEvent, LoopSender};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::process::{Signal, getpid, kill_process};
 use std::sync::OnceLock;
@@ -107,13 +106,16 @@ pub enum Asked {
     GoOn,
 }
 
+/// Tells the loop what hangs.
+type Tell = Box<dyn Fn(String) + Send + Sync>;
+
 /// What was asked for, if anything.
 #[derive(Default)]
 pub struct FaultAt {
     chosen: Mutex<Vec<AtLine>>,
     hung: Mutex<bool>,
     goes_on: Condvar,
-    to_loop: OnceLock<LoopSender>,
+    tells: OnceLock<Tell>,
 }
 
 /// Nothing fails like that.
@@ -145,9 +147,9 @@ impl FaultAt {
     }
 
     /// Who is told when something hangs.
-    pub fn tell(&self, to_loop: LoopSender) {
+    pub fn tell(&self, tell: impl Fn(String) + Send + Sync + 'static) {
         // Once for each VM.
-        let _ = self.to_loop.set(to_loop);
+        let _ = self.tells.set(Box::new(tell));
     }
 
     fn chosen(&self) -> MutexGuard<'_, Vec<AtLine>> {
@@ -184,8 +186,8 @@ impl FaultAt {
     fn hang(&self, line: Line) {
         let mut hung = self.hung();
         *hung = true;
-        if let Some(to_loop) = self.to_loop.get() {
-            to_loop.send(LoopEvent::Fault(format!("it hangs: {line:?}")));
+        if let Some(tell) = self.tells.get() {
+            tell(format!("it hangs: {line:?}"));
         }
         // Nothing more is done with the lock than to wait for it.
         self.goes_on.wait_while_for(&mut hung, |hung| *hung, LONGEST_HANG);
@@ -265,12 +267,12 @@ mod tests {
     fn what_hangs_goes_on_when_it_is_told_to() {
         let fault_at = std::sync::Arc::new(FaultAt::default());
         fault_at.choose(FaultAt::asked("hang-at=backup-stops").unwrap().unwrap());
-        let (told, hears) = LoopSender::channel().unwrap();
-        fault_at.tell(told);
+        let (told, hears) = std::sync::mpsc::channel();
+        fault_at.tell(move |text| told.send(text).expect("the test listens"));
         let hangs = fault_at.clone();
         let thread = std::thread::spawn(move || hangs.pass(Line::BackupStops));
         let heard = hears.recv_timeout(LONGEST_HANG);
-        assert!(matches!(heard, Ok(LoopEvent::Fault(_))));
+        assert!(heard.is_ok_and(|heard| heard.contains("BackupStops")));
         fault_at.choose(Asked::GoOn);
         thread.join().unwrap();
     }

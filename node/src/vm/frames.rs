@@ -5,7 +5,7 @@
 //! Not here: what may leave and when (core's `output`), the devices (`nics`).
 
 use super::nics::MOST_BATCH_BYTES;
-use super::run::{Role, VmLoop};
+use super::state::{Role, VmLoop};
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::offload::MOST_SEGMENTS;
 use dunlin_core::output::Output;
@@ -24,7 +24,7 @@ impl VmLoop {
         matches!(&self.role, Role::Primary(primary) if primary.has_machine())
             && self.agreement.leads()
             && self.group.is_leader()
-            && self.output.voice() != Voice::Shut
+            && self.net.output.voice() != Voice::Shut
             && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
             && (!self.inputs_are_agreed() || self.group.has_input_room(MOST_BATCH_BYTES))
     }
@@ -33,7 +33,7 @@ impl VmLoop {
     /// fills up then, and its card's queue, as on a slow wire.
     pub(super) fn output_has_to_wait(&self) -> bool {
         let stopping = matches!(&self.role, Role::Primary(primary) if primary.is_stopping());
-        self.output.is_full() && !stopping
+        self.net.output.is_full() && !stopping
     }
 
     /// What the VM says here from now on.
@@ -60,9 +60,9 @@ impl VmLoop {
     }
 
     pub(super) fn queue_input(&mut self, frame: &Frame) {
-        if let Some(nics) = &mut self.nics {
-            nics.queue(&self.output.heard(frame));
-            self.frames_in += 1;
+        if let Some(nics) = &mut self.net.nics {
+            nics.queue(&self.net.output.heard(frame));
+            self.net.frames_in += 1;
         }
     }
 
@@ -70,10 +70,10 @@ impl VmLoop {
         if !self.takes_inputs() {
             return;
         }
-        let Some(nics) = &mut self.nics else { return };
+        let Some(nics) = &mut self.net.nics else { return };
         let frames = nics.read_taps();
         if nics.old_source_was_seen() {
-            self.announcements.old_source_seen();
+            self.net.announcements.old_source_seen();
         }
         self.take_in(frames);
     }
@@ -81,7 +81,7 @@ impl VmLoop {
     /// A host that does not speak for the VM keeps what the network brings to it as well.
     pub(super) fn overhear(&mut self) {
         let now_us = self.now_us();
-        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.nics) {
+        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.net.nics) {
             nics.overhear(now_us);
         }
     }
@@ -89,7 +89,7 @@ impl VmLoop {
     /// Frames of the log were heard here, too, or will be.
     pub(super) fn match_overheard(&mut self, frames: &[Frame]) {
         let now_us = self.now_us();
-        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.nics) {
+        if let (Role::Backup(_), Some(nics)) = (&self.role, &mut self.net.nics) {
             frames.iter().for_each(|frame| nics.agreed(frame, now_us));
         }
     }
@@ -97,7 +97,7 @@ impl VmLoop {
     /// This host has taken the VM over: it gets what was said to the old one and reached this one too. How many frames those were.
     pub(super) fn take_in_overheard(&mut self) -> usize {
         let (now_us, agreed) = (self.now_us(), self.inputs_are_agreed());
-        let Some(nics) = &mut self.nics else { return 0 };
+        let Some(nics) = &mut self.net.nics else { return 0 };
         let frames = nics.take_overheard(agreed, now_us);
         let (count, mut frames) = (frames.len(), frames.into_iter().peekable());
         while frames.peek().is_some() {
@@ -121,18 +121,20 @@ impl VmLoop {
         }
         let agreed = self.inputs_are_agreed();
         // What shadow sockets answer does not pass the output.
-        if self.speculating.is_none() {
+        if self.net.speculating.is_none() {
             let now_us = self.now_us();
-            frames.iter().for_each(|frame| self.output.asked(frame, now_us));
+            frames
+                .iter()
+                .for_each(|frame| self.net.output.asked(frame, now_us));
         }
         if agreed {
             let count = frames.len();
             if !self.propose(&Agreed::Frames(frames))
-                && let Some(nics) = &mut self.nics
+                && let Some(nics) = &mut self.net.nics
             {
                 nics.lost(count);
             }
-        } else if self.speculating.is_some() {
+        } else if self.net.speculating.is_some() {
             self.speculate_on_heard(frames);
         } else {
             frames.iter().for_each(|frame| self.queue_input(frame));
@@ -141,17 +143,17 @@ impl VmLoop {
 
     /// What the VM here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_ports(&mut self) {
-        if self.speculating.is_some() {
+        if self.net.speculating.is_some() {
             return self.read_ports_speculatively();
         }
         let now_us = self.now_us();
-        let Some(nics) = &mut self.nics else { return };
+        let Some(nics) = &mut self.net.nics else { return };
         let talker = match &self.role {
             Role::Backup(backup) => backup.told_to(),
             Role::Primary(_) | Role::None => None,
         };
         let mut told = Vec::new();
-        let output = &mut self.output;
+        let output = &mut self.net.output;
         let read = nics.read_ports(|frame| {
             if talker.is_some() {
                 told.push(frame.clone());
@@ -174,7 +176,7 @@ impl VmLoop {
 
     /// The same of a VM whose connections are acknowledged before they may leave.
     fn read_ports_speculatively(&mut self) {
-        let Some(nics) = &mut self.nics else { return };
+        let Some(nics) = &mut self.net.nics else { return };
         let mut said = Vec::new();
         let read = nics.read_ports(|frame| said.push(frame));
         if !said.is_empty() {
@@ -186,7 +188,7 @@ impl VmLoop {
     }
 
     pub(super) fn flush_ports(&mut self) {
-        let Some(nics) = &mut self.nics else { return };
+        let Some(nics) = &mut self.net.nics else { return };
         if let Err(error) = nics.flush() {
             self.machine_died(&error.to_string());
         }
@@ -197,7 +199,7 @@ impl VmLoop {
     pub(super) fn may_speak(&self, now_us: u64) -> bool {
         let leads = self.group.is_leader() && self.agreement.leads();
         leads
-            && match self.output.voice() {
+            && match self.net.output.voice() {
                 Voice::Alone => true,
                 Voice::Protected => self.group.may_speak(now_us),
                 Voice::Backup | Voice::Shut => false,
@@ -206,7 +208,7 @@ impl VmLoop {
 
     /// Lets out what may leave.
     pub(super) fn release(&mut self) {
-        if self.speculating.is_some() {
+        if self.net.speculating.is_some() {
             self.release_speculation();
         }
         while self.take_released() {
@@ -221,19 +223,19 @@ impl VmLoop {
             if !self.may_speak(now_us) {
                 return taken > 0;
             }
-            if self.announcements.take_due(now_us)
-                && let Some(nics) = &self.nics
+            if self.net.announcements.take_due(now_us)
+                && let Some(nics) = &self.net.nics
             {
                 nics.announce();
             }
-            let Some(frame) = self.output.release(now_us) else {
+            let Some(frame) = self.net.output.release(now_us) else {
                 return taken > 0;
             };
-            self.frames_out += 1;
-            if self.speculating.is_some() {
+            self.net.frames_out += 1;
+            if self.net.speculating.is_some() {
                 self.speculation_sees_leaving(&frame);
             }
-            if let Some(nics) = &mut self.nics {
+            if let Some(nics) = &mut self.net.nics {
                 nics.release(frame);
             }
         }
@@ -244,7 +246,12 @@ impl VmLoop {
     pub(super) fn send_released(&mut self) {
         loop {
             let may_speak = self.may_speak(self.now_us());
-            if !self.nics.as_mut().is_some_and(|nics| nics.send_next(may_speak)) {
+            if !self
+                .net
+                .nics
+                .as_mut()
+                .is_some_and(|nics| nics.send_next(may_speak))
+            {
                 return;
             }
         }

@@ -4,10 +4,10 @@
 //! tells of links and disks becomes an event. Invariants: 1. an entry of control goes after those that were refused before it.
 //! Not here: what an entry means, and what follows from an election (each loop's own `agreement`).
 
-use super::Host;
-use super::agreement::{Agreement, Election};
 use super::connect::{Connector, ask_host};
 use super::event::{LoopEvent, LoopSender};
+use super::shared::Host;
+use super::state::agreement::{Agreement, Election};
 use crate::config::VmConfig;
 use dunlin_api::{Answer, EventKind, PeerStatus, Request};
 use dunlin_core::agreed::Agreed;
@@ -26,6 +26,8 @@ pub const TOLD: Duration = Duration::from_secs(5);
 
 /// No exit code, but between hosts: the end was heard of, and something of the VM remains there, as the words say.
 pub const BUSY: i32 = -2;
+/// "Ask again at once": not an exit code, the command line never sees it.
+pub const AGAIN: i32 = -1;
 
 /// Opens the group of what `config` says, with its log in the state folder.
 pub fn open(

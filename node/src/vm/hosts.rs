@@ -6,45 +6,25 @@
 //! Invariants:
 //! 1. A list is followed once, and no older one after it (`config::hosts`, invariant 2).
 //! 2. A host takes its copy away only for a list that is agreed, and newer than its own. One that was given a part anew has a newer number.
-//! 3. The VM's loop never waits for the disk that its file is on. A file that could not be written is written later; until then a restart of this
-//!    host begins with the old list, and reads the new one from the group.
+//! 3. Until the file is written (`keeper`) a restart of this host begins with the old list, and reads the new one from the group.
 //!
 //! Not here: how such a list comes about (`primary::replacing`), who votes (consensus' own `Members`).
 
-use super::FILE;
 use super::connect::ask_host;
 use super::event::LoopEvent;
 use super::group::{self, TOLD};
-use super::run::VmLoop;
+use super::keeper::Keeper;
+use super::state::VmLoop;
 use crate::config::{VmConfig, newest};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::agreed::{HostPart, Part};
 use dunlin_core::units::ReplicaId;
-use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// A host that is gone and was not reached is told again after this time.
 const TELL_AGAIN_US: u64 = 10_000_000;
-/// A file that could not be written is written again after this time.
-const WRITE_AGAIN: Duration = Duration::from_secs(5);
-
 /// The code of what another host refuses.
 const REFUSED: i32 = 2;
-
-/// Hosts that have no part any more, and whether they know.
-#[derive(Default)]
-pub struct Gone {
-    /// They know, or have nothing of the VM.
-    told: BTreeSet<ReplicaId>,
-    under_way: bool,
-    next_us: u64,
-}
 
 impl VmLoop {
     /// Invariant 1.
@@ -76,16 +56,22 @@ impl VmLoop {
         for host in &before.group {
             if self.config.member(&host.name) != Some(host.member) {
                 self.group.remove_link(host.member.id);
-                self.broke.remove(&host.member.id);
+                self.peers.broke.remove(&host.member.id);
             }
         }
         let (host, config) = (&self.host, &self.config);
-        group::connect_new(&mut self.connectors, host, config, self.me, &self.to_loop);
-        self.gone.next_us = 0;
+        group::connect_new(
+            &mut self.peers.connectors,
+            host,
+            config,
+            self.me,
+            &self.inbox.to_loop,
+        );
+        self.peers.gone.next_us = 0;
     }
 
     fn keep_file(&mut self, text: Arc<str>) {
-        let keeper = self.keeper.get_or_insert_with(|| {
+        let keeper = self.peers.keeper.get_or_insert_with(|| {
             let (host, vm) = (self.host.clone(), self.config.name.clone());
             Keeper::start(host.state.join("vms").join(&vm), move |why| {
                 let text = format!("the VM's file with its new hosts cannot be written yet: {why}");
@@ -98,19 +84,19 @@ impl VmLoop {
     /// Who leads tells those who are gone; a dead host hears it when it comes back.
     pub(super) fn tell_who_is_gone(&mut self) {
         let now_us = self.now_us();
-        if !self.agreement.leads() || self.gone.under_way || now_us < self.gone.next_us {
+        if !self.agreement.leads() || self.peers.gone.under_way || now_us < self.peers.gone.next_us {
             return;
         }
         let Some(hosts) = &self.agreement.state().hosts else {
             return;
         };
-        let is_due = |host: &&HostPart| host.part == Part::Gone && !self.gone.told.contains(&host.id);
+        let is_due = |host: &&HostPart| host.part == Part::Gone && !self.peers.gone.told.contains(&host.id);
         let due: Vec<HostPart> = hosts.iter().filter(is_due).cloned().collect();
         if due.is_empty() {
             return;
         }
-        self.gone.next_us = now_us + TELL_AGAIN_US;
-        let (host, to_loop) = (self.host.clone(), self.to_loop.clone());
+        self.peers.gone.next_us = now_us + TELL_AGAIN_US;
+        let (host, to_loop) = (self.host.clone(), self.inbox.to_loop.clone());
         let (vm, newest) = (self.config.name.clone(), newest(hosts));
         let work = move || {
             let told = std::thread::scope(|scope| {
@@ -127,17 +113,17 @@ impl VmLoop {
             to_loop.send(LoopEvent::GoneTold(told));
         };
         match std::thread::Builder::new().name("tell-gone".into()).spawn(work) {
-            Ok(_) => self.gone.under_way = true,
+            Ok(_) => self.peers.gone.under_way = true,
             Err(error) => tracing::error!("a thread to tell hosts that they have no part any more: {error}"),
         }
     }
 
     pub(super) fn gone_told(&mut self, told: Vec<ReplicaId>) {
-        self.gone.under_way = false;
+        self.peers.gone.under_way = false;
         for id in told {
             let host = self.config.host_name(id);
             tracing::info!(vm = self.config.name, "host '{host}' has nothing of it any more");
-            self.gone.told.insert(id);
+            self.peers.gone.told.insert(id);
         }
     }
 
@@ -188,99 +174,4 @@ fn words(before: &VmConfig, after: &VmConfig) -> String {
         new(after, before).join(" and "),
         new(before, after).join(" and ")
     )
-}
-
-/// Invariant 3: writes a VM's file, beside the loop.
-pub struct Keeper {
-    texts: Sender<Arc<str>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Keeper {
-    fn start(folder: PathBuf, complain: impl Fn(&str) + Send + 'static) -> Self {
-        let (texts, receiver) = unbounded();
-        let work = move || write_all(&receiver, &complain, |text| rewrite(&folder, text));
-        let thread = std::thread::Builder::new().name("keep-hosts".into()).spawn(work);
-        Self {
-            texts,
-            thread: thread
-                .inspect_err(|error| tracing::error!("a thread to write a VM's file: {error}"))
-                .ok(),
-        }
-    }
-
-    fn write(&self, text: Arc<str>) {
-        // Without the thread nothing is written (invariant 3).
-        let _ = self.texts.send(text);
-    }
-
-    /// Nothing is written after this.
-    pub fn close(self) {
-        drop(self.texts);
-        if let Some(thread) = self.thread {
-            // It has printed its panic already.
-            let _ = thread.join();
-        }
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "nothing is owed between two lists")]
-fn write_all(texts: &Receiver<Arc<str>>, complain: &dyn Fn(&str), write: impl Fn(&str) -> io::Result<()>) {
-    while let Ok(mut text) = texts.recv() {
-        let mut told = false;
-        while let Err(error) = write(&text) {
-            if !std::mem::replace(&mut told, true) {
-                complain(&error.to_string());
-            }
-            match texts.recv_timeout(WRITE_AGAIN) {
-                Ok(newer) => text = newer,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-}
-
-/// Durably, in the old one's place.
-fn rewrite(folder: &Path, text: &str) -> io::Result<()> {
-    let path = folder.join(FILE);
-    let new = path.with_extension("toml.new");
-    let mut file = File::create(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, &path)?;
-    File::open(folder)?.sync_all()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    #[test]
-    fn a_list_that_a_full_disk_refuses_is_told_once_and_the_newest_is_written() {
-        let (texts, receiver) = unbounded::<Arc<str>>();
-        for text in ["first", "second", "third"] {
-            texts.send(text.into()).expect("it is read");
-        }
-        drop(texts);
-        let (complaints, tries) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let written = Mutex::new(Vec::new());
-        write_all(
-            &receiver,
-            &|_| {
-                complaints.fetch_add(1, Ordering::Relaxed);
-            },
-            |text| match tries.fetch_add(1, Ordering::Relaxed) {
-                0 | 1 => Err(io::ErrorKind::StorageFull.into()),
-                _ => {
-                    written.lock().expect("the list").push(text.to_owned());
-                    Ok(())
-                }
-            },
-        );
-        assert_eq!(complaints.into_inner(), 1);
-        assert_eq!(written.into_inner().expect("the list"), ["third"]);
-    }
 }

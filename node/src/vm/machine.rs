@@ -4,18 +4,19 @@
 //! own; 2. the next machine of the VM on this host begins when nothing [remains](Remains) of the last one.
 
 use super::disks::{Disks, DisksError};
-use super::event::{LoopSender, Started};
-use super::nics::NicsError;
+use super::fault_at::FaultAt;
+use super::nics::{FramePorts, NicsError};
 use super::remains::{Remain, StillThere};
-use super::speculating::Speculating;
-use super::{FaultAt, Shared};
+use super::shared::Shared;
+use super::state::speculating::Speculating;
 use crate::config::VmConfig;
 use dunlin_core::units::Term;
-use dunlin_guest::disk::DiskError;
+use dunlin_guest::colo::Colo;
+use dunlin_guest::disk::{DiskError, DiskEvent};
 use dunlin_guest::frames::FramePort;
 use dunlin_guest::qemu::StartError;
 use dunlin_guest::{Ports, Qemu, Start};
-use dunlin_speculation::SocketsError;
+use dunlin_speculation::{Sockets, SocketsError};
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
@@ -91,18 +92,28 @@ fn end_elsewhere(parts: impl Send + 'static) {
     }
 }
 
-/// The NICs' ports: the loop's alone.
-pub type FramePorts = Vec<FramePort>;
+/// A QEMU that was just started.
+pub struct Started {
+    /// The machine.
+    pub machine: Arc<Machine>,
+    /// The NICs' ports.
+    pub ports: FramePorts,
+    /// A backup's port for states.
+    pub colo: Option<Colo>,
+    /// Where shadow sockets are to be, for a VM that speculates.
+    pub sockets: Option<Sockets>,
+}
 
 impl Machine {
-    /// Starts QEMU when the last one has ended (invariant 2); blocks for some 100 ms. `state` is this host's folder.
+    /// Starts QEMU when the last one has ended (invariant 2); blocks for some 100 ms. `state` is this host's folder, and `tell`
+    /// hears what happens to which disk.
     pub fn start(
         config: &VmConfig,
         start: Start,
         term: Term,
         state: &Path,
         shared: &Shared,
-        to_loop: &LoopSender,
+        tell: impl Fn(usize, DiskEvent) + Clone + Send + Sync + 'static,
     ) -> Result<Started, MachineError> {
         let remain = shared.remains.begin()?;
         let mut ports = Ports::default();
@@ -114,7 +125,7 @@ impl Machine {
             ports.frames.push(theirs);
         }
         let nobody_looks = shared.opening_disks.lock();
-        let (disks, ends) = Disks::open(config, state, to_loop, &shared.remains)?;
+        let (disks, ends) = Disks::open(config, state, tell, &shared.remains)?;
         drop(nobody_looks);
         ports.nbd = ends;
         if start == Start::Boot {
@@ -203,9 +214,8 @@ mod tests {
             folder.join("v.img").display()
         );
         let config = VmConfig::parse(&text, "v.toml", &cluster).expect("a good file");
-        let (to_loop, _events) = LoopSender::channel().expect("a channel");
         let remains = Remains::default();
-        let open = || Disks::open(&config, &folder, &to_loop, &remains).map(|(disks, _ends)| disks);
+        let open = || Disks::open(&config, &folder, |_, _| {}, &remains).map(|(disks, _ends)| disks);
         let disks = open().expect("the backup's disk");
         let backup = &disks.all()[0];
         let primary = primary(&folder);

@@ -12,7 +12,6 @@
 //!    and after a sync it has what the primary has (docs/output.md, claim B).
 
 use crate::config::VmConfig;
-use crate::vm::machine::FramePorts;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
@@ -37,6 +36,9 @@ const MOST_STALE: usize = 4096;
 /// A backup looks this often at what the network brings to it as well: no wake-up is made for it, since agreed inputs and heartbeats
 /// make enough of them.
 const OVERHEAR_US: u64 = 2_000;
+
+/// The NICs' ports: the loop's alone.
+pub type FramePorts = Vec<FramePort>;
 
 /// Why a VM's cards are not in the network.
 #[derive(Debug, thiserror::Error)]

@@ -19,29 +19,15 @@ mod replacing;
 mod switched_off;
 mod syncing;
 mod watched;
-
-use mishaps::EnospcWait;
-
-use replacing::Leaving;
-
-use super::Line;
+use super::fault_at::Line;
 use super::machine::Machine;
-use super::run::{Role, VmLoop};
-use super::session::jobs::Jobs;
-use super::session::link::Closer;
-use super::session::reader::Lent;
-use super::session::talker::Talker;
-use super::session::waiting::Waiting;
-use crossbeam_channel::Sender;
-use dunlin_api::{Answer, EventKind, Progress, State, SyncStatus};
+use super::state::primary::PrimaryRole;
+use super::state::{Role, VmLoop};
+use dunlin_api::{EventKind, State};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::replica::epoch::Rules;
-use dunlin_core::replica::epoch::primary::{Phase, PrimaryEpochs};
+use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::leadership::{Lead, Resumes};
-use dunlin_core::replica::sync::primary::Word;
-use dunlin_core::sync::change_over::ChangeOver;
-use dunlin_core::sync::cost::SyncCost;
-use dunlin_core::units::{Epoch, Index, ReplicaId};
+use dunlin_core::units::Epoch;
 use std::sync::Arc;
 
 /// How long to wait before a backup is looked for again.
@@ -56,130 +42,6 @@ const OBSERVE_US: u64 = 50_000;
 const AHEAD_AFTER_US: u64 = 200_000;
 /// How long a guest may take to switch itself off.
 const POWERDOWN_US: u64 = 30_000_000;
-
-/// A primary.
-pub struct PrimaryRole {
-    machine: Option<Arc<Machine>>,
-    starting: Option<u64>,
-    session: Option<Session>,
-    /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
-    lingers: Option<Lingers>,
-    /// What holds in this epoch, how far the session and a sync are; where the mode follows what pays, by this choice.
-    epochs: PrimaryEpochs,
-    change_over: Option<ChangeOver>,
-    sync_cost: SyncCost,
-    observe_at_us: u64,
-    last_sync_us: u64,
-    /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
-    fills_us: u64,
-    next_look_us: u64,
-    rejoin_at_us: u64,
-    backup_applied: Index,
-    disk_asks: bool,
-    /// The guest has reset its machine since the last sync.
-    guest_was_reset: bool,
-    quit_at_us: Option<u64>,
-    /// When QEMU is asked next what has happened.
-    ask_qemu_us: u64,
-    /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
-    switched_off: bool,
-    /// The VM stands still because its disk is full.
-    enospc_wait: Option<EnospcWait>,
-    switchover: Option<Sender<Answer>>,
-    /// A member that a person wants out of the group.
-    leaving: Option<Leaving>,
-    /// Syncs so far.
-    pub sync_status: SyncStatus,
-    /// The join under way.
-    pub progress: Option<Progress>,
-}
-
-struct Session {
-    id: u64,
-    peer: ReplicaId,
-    jobs: Option<Jobs<Word>>,
-    closer: Option<Closer>,
-    /// What the loop itself has to say to the backup.
-    talker: Option<Talker>,
-    /// The stream, as long as what comes by it is for the loop.
-    lent: Option<Lent>,
-    /// What the session's thread waits for.
-    waiting: Waiting,
-}
-
-struct Lingers {
-    id: u64,
-    since_us: u64,
-    told: bool,
-}
-
-impl PrimaryRole {
-    /// `first`: what holds where nobody follows, and after a join.
-    fn new(machine: Option<Arc<Machine>>, first: Rules) -> Self {
-        Self {
-            machine,
-            starting: None,
-            session: None,
-            lingers: None,
-            epochs: PrimaryEpochs::new(first),
-            change_over: None,
-            sync_cost: SyncCost::default(),
-            observe_at_us: 0,
-            last_sync_us: 0,
-            fills_us: u64::MAX,
-            next_look_us: 0,
-            rejoin_at_us: 0,
-            backup_applied: Index(0),
-            disk_asks: false,
-            guest_was_reset: false,
-            quit_at_us: None,
-            ask_qemu_us: 0,
-            switched_off: false,
-            enospc_wait: None,
-            switchover: None,
-            leaving: None,
-            sync_status: SyncStatus::default(),
-            progress: None,
-        }
-    }
-
-    /// What holds in this epoch, and how far the session and a sync are.
-    pub fn epochs(&self) -> &PrimaryEpochs {
-        &self.epochs
-    }
-
-    /// What was agreed after a sync is not held back any more.
-    pub fn let_log_go(&mut self) {
-        self.epochs.let_log_go();
-    }
-
-    /// Another host leads, or nobody. Whether the sync under way counts no more.
-    pub fn deposed(&mut self, leader: bool) -> bool {
-        self.epochs.deposed(leader)
-    }
-
-    /// A sync is about to stop the VM: all that it says belongs to the epoch that ends, so none of it may stay in QEMU. (QEMU
-    /// throws away what it could not write when it stops the VM, and may have written a part of it.)
-    pub fn is_stopping(&self) -> bool {
-        self.epochs.is_stopping()
-    }
-
-    /// The stream from the backup, as long as the loop has it, and its session.
-    pub fn lent(&self) -> Option<(u64, &Lent)> {
-        let session = self.session.as_ref()?;
-        session.lent.as_ref().map(|lent| (session.id, lent))
-    }
-
-    /// Whether there is a VM here.
-    pub fn has_machine(&self) -> bool {
-        self.machine.is_some()
-    }
-
-    /// Whether there is a VM to serve, or will be.
-    pub fn is_whole(&self) -> bool {
-        self.machine.is_some() || self.starting.is_some()
-    }
-}
 
 impl VmLoop {
     /// The machine, in whichever role.
@@ -214,17 +76,21 @@ impl VmLoop {
         self.close_backup_session();
         self.role = Role::None;
         self.agreement.leadership.ends();
-        self.speculating = None;
-        self.nics = None;
-        self.output = self.new_output(Voice::Shut, self.agreement.state().epoch.next());
+        self.net.speculating = None;
+        self.net.nics = None;
+        self.net.output = self.new_output(Voice::Shut, self.agreement.state().epoch.next());
         self.forget_cut();
     }
 
     pub(super) fn primary_state(&self, primary: &PrimaryRole) -> State {
-        match (&primary.machine, primary.epochs.session(), self.output.voice()) {
+        match (
+            &primary.machine,
+            primary.epochs.session(),
+            self.net.output.voice(),
+        ) {
             (None, _, _) => State::Starting,
             (_, _, Voice::Shut) => State::QuorumLost,
-            _ if primary.enospc_wait.is_some() => State::DiskFull,
+            _ if primary.guest.enospc_wait.is_some() => State::DiskFull,
             (_, Some(Phase::Synced), _) => State::Running,
             (_, Some(_), _) => State::Joining,
             (_, None, _) if self.policy().is_replicated() => State::Alone,
@@ -305,13 +171,13 @@ impl VmLoop {
     /// The group has agreed that the backup is complete since `epoch`.
     pub(super) fn is_protected(&mut self, epoch: Epoch) {
         self.speaks_as_it_may();
-        if self.output.epoch() > epoch {
-            self.output.acknowledged(epoch);
+        if self.net.output.epoch() > epoch {
+            self.net.output.acknowledged(epoch);
         }
         let now_us = self.now_us();
         if let Some(primary) = self.primary() {
             primary.progress = None;
-            primary.last_sync_us = now_us;
+            primary.pace.last_sync_us = now_us;
             primary.epochs.backup_is_complete();
             if let Some(machine) = &primary.machine {
                 machine.disks.hold_errors(true);
@@ -324,7 +190,7 @@ impl VmLoop {
     pub(super) fn await_powerdown(&mut self) {
         let quit_at_us = self.now_us() + POWERDOWN_US;
         if let Some(primary) = self.primary() {
-            primary.quit_at_us = Some(quit_at_us);
+            primary.guest.quit_at_us = Some(quit_at_us);
         }
     }
 
@@ -349,6 +215,3 @@ impl VmLoop {
         self.start_drained_sync();
     }
 }
-
-/// "Ask again at once": not an exit code, the command line never sees it.
-pub const AGAIN: i32 = -1;

@@ -3,8 +3,8 @@
 //! Not here: the limits themselves (each queue's own), what happens at them (the same), a disk's buffers (`disks`).
 
 use super::nics::Nics;
-use super::run::{Role, VmLoop};
 use super::session::talker::Talker;
+use super::state::{Role, VmLoop};
 use dunlin_api::QueueFigures;
 
 /// Held, limit, dropped: as the queues themselves say it.
@@ -25,19 +25,19 @@ impl VmLoop {
             ("links", self.group.link_queue()),
             (
                 "inbound",
-                self.nics.as_ref().map(Nics::inbound).unwrap_or_default(),
+                self.net.nics.as_ref().map(Nics::inbound).unwrap_or_default(),
             ),
             (
                 "overheard",
-                self.nics.as_ref().map(Nics::overheard).unwrap_or_default(),
+                self.net.nics.as_ref().map(Nics::overheard).unwrap_or_default(),
             ),
-            ("outbound", self.output.held()),
-            ("retransmit", self.output.retransmit()),
-            ("compared", self.output.compared()),
-            ("words-in", self.to_loop.words()),
+            ("outbound", self.net.output.held()),
+            ("retransmit", self.net.output.retransmit()),
+            ("compared", self.net.output.compared()),
+            ("words-in", self.inbox.to_loop.words()),
             ("words-out", talker.unwrap_or_default()),
         ];
-        if let Some(speculating) = &self.speculating {
+        if let Some(speculating) = &self.net.speculating {
             queues.push(("speculation", speculating.kept()));
         }
         let shown = queues.into_iter();

@@ -6,7 +6,6 @@
 //! Invariants: 1. one machine is there at a time: whoever begins the next one has waited for all of the last.
 //! Not here: who ends a machine (`machine`), the lock on an image (the guest's `disk`).
 
-use super::event::{LoopEvent, LoopSender};
 use dunlin_core::waits::Wait;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +16,9 @@ use std::time::Duration;
 #[error("{}", Wait::MachineEnds.said_of(*.0))]
 pub struct StillThere(Duration);
 
+/// Tells the loop that nothing is left.
+type Tell = Box<dyn Fn() + Send + Sync>;
+
 /// How many parts there are.
 #[derive(Clone, Default)]
 pub struct Remains(Arc<Count>);
@@ -26,7 +28,7 @@ struct Count {
     parts: Mutex<usize>,
     changed: Condvar,
     /// It does not wait, and looks again.
-    to_loop: OnceLock<LoopSender>,
+    tells: OnceLock<Tell>,
 }
 
 impl Count {
@@ -40,9 +42,9 @@ pub struct Remain(Remains);
 
 impl Remains {
     /// Who is told when nothing is left.
-    pub fn tell(&self, to_loop: LoopSender) {
+    pub fn tell(&self, tell: impl Fn() + Send + Sync + 'static) {
         // Once for each VM.
-        let _ = self.0.to_loop.set(to_loop);
+        let _ = self.0.tells.set(Box::new(tell));
     }
 
     /// One part more.
@@ -100,8 +102,8 @@ impl Drop for Remain {
             return;
         }
         count.changed.notify_all();
-        if let Some(to_loop) = count.to_loop.get() {
-            to_loop.send(LoopEvent::NothingRemains);
+        if let Some(tell) = count.tells.get() {
+            tell();
         }
     }
 }
@@ -112,12 +114,12 @@ mod tests {
 
     #[test]
     fn invariant_1_the_next_machine_begins_when_the_last_part_of_the_last_one_is_gone_and_the_loop_is_told() {
-        let (to_loop, events) = LoopSender::channel().expect("a channel");
+        let (tell, events) = std::sync::mpsc::channel();
         let remains = Remains::default();
-        remains.tell(to_loop);
+        remains.tell(move || tell.send(()).expect("the test listens"));
         let [machine, disk] = [remains.begin().expect("nothing was there"), remains.one()];
         drop(machine);
-        assert!(!remains.is_none() && events.is_empty());
+        assert!(!remains.is_none() && events.try_recv().is_err());
         let why = remains.wait(Duration::from_millis(1)).map(drop);
         assert!(
             why.is_err_and(|why| why.to_string().contains("machine-ends")),

@@ -2,129 +2,27 @@
 //!
 //! Not here: what it waits for (`wait`), what an agreed entry means (`agreement`), what a primary or a backup does (`primary`, `backup`).
 
-use super::agreement::{Agreement, Election};
-use super::backup::BackupRole;
 use super::care::Care;
-use super::cold::Cold;
-use super::connect::Connector;
-use super::ending::{GuestAsked, Order};
+use super::error::StartError;
 use super::event::{Command, LoopEvent, LoopSender};
-use super::hosts::{Gone, Keeper};
-use super::nics::Nics;
+use super::group;
 use super::noted::Notebook;
-use super::primary::PrimaryRole;
-use super::speculating::Speculating;
-use super::wait::{Ready, Watched};
-use super::{Ended, Host, NEWCOMER, Shared, StartError, group};
+use super::shared::{Host, NEWCOMER, Shared};
+use super::state::agreement::Agreement;
+use super::state::cold::Cold;
+use super::state::ending::Ending;
+use super::state::hosts::Peers;
+use super::state::{DiskCare, Inbox, Network, Role, Shown, VmLoop};
 use crate::config::{Durability, VmConfig};
 use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
-use dunlin_api::{Answer, AnswerFigures, BadInput, EventKind, FailoverStatus, JoinProblem, State, VmStatus};
+use dunlin_api::{Answer, AnswerFigures, BadInput, EventKind, State, VmStatus};
 use dunlin_core::agreed::Life;
-use dunlin_core::output::Output;
-use dunlin_core::output::announcements::Announcements;
-use dunlin_core::output::gate::Voice;
-use dunlin_core::units::{Epoch, ReplicaId, Term};
-use dunlin_core::watchdog::Watchdog;
-use dunlin_fabric::group::KeptGroup;
+use dunlin_core::units::ReplicaId;
 use dunlin_fabric::link::{Hello, Purpose, Stream};
-use dunlin_guest::disk::{Fault, Faults};
-use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use dunlin_guest::disk::Fault;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
-
-/// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
-#[allow(clippy::large_enum_variant)]
-pub enum Role {
-    /// None: a witness, or a host that waits to be brought in.
-    None,
-    /// It runs the VM and speaks for it.
-    Primary(PrimaryRole),
-    /// It holds, or is getting, the second copy.
-    Backup(BackupRole),
-}
-
-/// One VM's loop.
-pub struct VmLoop {
-    pub(super) host: Arc<Host>,
-    pub(super) config: Arc<VmConfig>,
-    pub(super) me: ReplicaId,
-    pub(super) witness: bool,
-    pub(super) group: KeptGroup,
-    pub(super) agreement: Agreement,
-    pub(super) election: Election,
-    pub(super) cold: Cold,
-    pub(super) notebook: Notebook,
-    pub(super) care: Care,
-    pub(super) role: Role,
-    pub(super) nics: Option<Nics>,
-    pub(super) output: Output,
-    /// Only of a VM whose file asks for it, and that is here.
-    pub(super) speculating: Option<Box<Speculating>>,
-    /// The VM has to wait until its output has left; how often it had to, and when that was told.
-    pub(super) output_waits: bool,
-    waits: u64,
-    waits_told_us: Option<u64>,
-    pub(super) announcements: Announcements,
-    pub(super) to_loop: LoopSender,
-    pub(super) next_session: u64,
-    pub(super) failure: Option<String>,
-    pub(super) failover: Option<FailoverStatus>,
-    pub(super) frames_in: u64,
-    pub(super) frames_out: u64,
-    pub(super) shared: Arc<Shared>,
-    pub(super) ending: Option<Ended>,
-    /// Who ordered the VM's end, until that can be carried out.
-    pub(super) orders: Vec<Order>,
-    /// Whether its guest was asked first.
-    pub(super) guest_asked: Option<GuestAsked>,
-    /// The end was proposed, in that term.
-    pub(super) down_proposed: Option<Term>,
-    /// A thread tells the other hosts of the VM's end.
-    pub(super) tells_end: bool,
-    /// The end is agreed, and is to be believed at this time even if nobody says so.
-    pub(super) forgets_at_us: Option<u64>,
-    /// What remains of the VM's last machine here is waited for until then, at the end.
-    pub(super) lets_go_by_us: Option<u64>,
-    /// Other hosts where something of it remains, in their words.
-    pub(super) busy_elsewhere: Vec<String>,
-    /// Threads that start a QEMU.
-    pub(super) starts_under_way: u32,
-    /// Who ordered this host to serve alone, until it does.
-    pub(super) alone_ordered: Option<Sender<Answer>>,
-    /// Who ordered another policy, until it is agreed.
-    pub(super) policy_ordered: Option<Sender<Answer>>,
-    /// Connections of hosts that are not in the group, and when that was told of each (there are as many as hosts in the
-    /// cluster: others get no link).
-    strangers: u64,
-    strangers_told_us: BTreeMap<String, u64>,
-    /// Peers whose last link ended for what they wrote: that is told by `protocol-violation`, once a minute.
-    pub(super) broke: BTreeSet<ReplicaId>,
-    /// Tests only: what was injected into which disk.
-    pub(super) injected: Vec<(usize, Fault)>,
-    /// ... and whose faults those are: a machine that has ended may hang in its disk until that is taken back.
-    pub(super) faulty: Vec<(usize, Arc<Faults>)>,
-    /// Why the last join failed, here or on the other host; nothing since one went well.
-    pub(super) join_complaint: Option<JoinProblem>,
-    /// Whether what should get on does.
-    pub(super) watchdog: Watchdog,
-    /// The group has not made this host a member yet.
-    pub(super) newcomer: bool,
-    /// Hosts that have no part in it any more.
-    pub(super) gone: Gone,
-    /// Writes the VM's file, since hosts have moved.
-    pub(super) keeper: Option<Keeper>,
-    pub(super) events: Receiver<LoopEvent>,
-    pub(super) connectors: Vec<(ReplicaId, Connector)>,
-    born: Instant,
-    shown_us: u64,
-    /// An event was told in this step.
-    told: Cell<bool>,
-    pub(super) ready: Ready,
-    pub(super) watched: Watched,
-}
 
 /// The loop's thread goes before the guests' threads.
 const LOOP_NICE: i32 = -15;
@@ -132,6 +30,7 @@ const LOOP_NICE: i32 = -15;
 const SHOW_US: u64 = 20_000;
 /// A VM that has to wait again and again is told of once in this time.
 const QUIET_US: u64 = 60_000_000;
+
 impl VmLoop {
     /// A loop that is ready to run.
     pub fn new(
@@ -154,9 +53,7 @@ impl VmLoop {
             Durability::Disk => dunlin_core::consensus::Durability::Disk,
         };
         let folder = host.state.join("vms").join(&config.name);
-        let notebook = Notebook::open(&folder);
         let compare_every = config.disks.verify_every.filter(|_| config.spec.images() > 0);
-        let care = Care::open(&folder, compare_every, now_ms());
         let group = group::open(&host, &config, member.id, members, durability)?;
         let first = config.group[0].member.id;
         let agreement = Agreement::found(&group, &member, first)?;
@@ -165,54 +62,20 @@ impl VmLoop {
             me: member.id,
             witness: member.witness,
             group,
+            peers: Peers {
+                connectors,
+                newcomer,
+                ..Peers::default()
+            },
             agreement,
-            cold: Cold::default(),
-            notebook,
-            care,
-            election: Election::default(),
+            cold: Cold::new(Notebook::open(&folder)),
             role: Role::None,
-            nics: None,
-            output: Output::new(Voice::Shut, Epoch(1)).with_budget(config.memory.outbound_bytes()),
-            speculating: None,
-            output_waits: false,
-            waits: 0,
-            waits_told_us: None,
-            announcements: Announcements::default(),
-            to_loop,
-            next_session: 1,
-            failure: None,
-            failover: None,
-            frames_in: 0,
-            frames_out: 0,
+            net: Network::new(config.memory.outbound_bytes()),
+            care: DiskCare::new(Care::open(&folder, compare_every, now_ms())),
+            ending: Ending::default(),
+            inbox: Inbox::new(events, to_loop),
+            shown: Shown::default(),
             shared,
-            ending: None,
-            orders: Vec::new(),
-            guest_asked: None,
-            down_proposed: None,
-            tells_end: false,
-            forgets_at_us: None,
-            lets_go_by_us: None,
-            busy_elsewhere: Vec::new(),
-            starts_under_way: 0,
-            alone_ordered: None,
-            policy_ordered: None,
-            strangers: 0,
-            strangers_told_us: BTreeMap::new(),
-            broke: BTreeSet::new(),
-            injected: Vec::new(),
-            faulty: Vec::new(),
-            join_complaint: None,
-            watchdog: Watchdog::default(),
-            newcomer,
-            gone: Gone::default(),
-            keeper: None,
-            events,
-            connectors,
-            born: Instant::now(),
-            shown_us: 0,
-            told: Cell::new(false),
-            ready: Ready::ALL,
-            watched: Watched::default(),
             host,
             config,
         };
@@ -230,12 +93,12 @@ impl VmLoop {
             tracing::debug!(vm = self.config.name, "the loop's priority: {error}");
         }
         while !self.is_over() {
-            self.ready = self.wait();
-            if self.ready.waker {
-                self.to_loop.clear();
+            self.inbox.ready = self.wait();
+            if self.inbox.ready.waker {
+                self.inbox.to_loop.clear();
             }
-            self.group.woke(self.ready.group);
-            while let Ok(event) = self.events.try_recv() {
+            self.group.woke(self.inbox.ready.group);
+            while let Ok(event) = self.inbox.events.try_recv() {
                 self.handle(event);
             }
             self.step();
@@ -245,15 +108,15 @@ impl VmLoop {
         self.tell_of_remains();
         self.answer_ended();
         if self.agreement.state().life == Life::Down {
-            self.to_loop.vm_is_shut_down();
+            self.inbox.to_loop.vm_is_shut_down();
         }
         // Whoever forgets the VM removes its folder.
-        self.notebook.close();
-        if let Some(keeper) = self.keeper.take() {
+        self.cold.notebook.close();
+        if let Some(keeper) = self.peers.keeper.take() {
             keeper.close();
         }
         self.show(u64::MAX);
-        let (ended, host, shared) = (self.ending.take(), self.host.clone(), self.shared.clone());
+        let (ended, host, shared) = (self.ending.ended.take(), self.host.clone(), self.shared.clone());
         // A daemon that ends leaves the group first: the others need not wait for a disk of this host.
         drop(self);
         if ended.as_ref().is_some_and(|ended| !ended.forget)
@@ -269,13 +132,13 @@ impl VmLoop {
 
     /// Everything that is not an event: descriptors and deadlines.
     fn step(&mut self) {
-        if self.ready.words {
+        if self.inbox.ready.words {
             self.hear_backup();
         }
-        if self.ready.ports && !self.output_waits {
+        if self.inbox.ready.ports && !self.net.output_waits {
             self.read_ports();
         }
-        if self.ready.taps {
+        if self.inbox.ready.taps {
             self.read_taps();
         }
         self.overhear();
@@ -300,9 +163,9 @@ impl VmLoop {
         self.flush_ports();
         self.look_at_waiting_output();
         let now_us = self.now_us();
-        if self.told.take() {
+        if self.shown.told.take() {
             // Whoever was woken by an event may have looked too early.
-            self.shown_us = 0;
+            self.shown.at_us = 0;
             self.show(now_us.max(SHOW_US));
             self.host.events.nudge();
         } else {
@@ -313,14 +176,14 @@ impl VmLoop {
     /// The VM's output takes all that it may, and waits for a sync: the VM has to wait too.
     fn look_at_waiting_output(&mut self) {
         let (waits, now_us) = (self.output_has_to_wait(), self.now_us());
-        if std::mem::replace(&mut self.output_waits, waits) || !waits {
+        if std::mem::replace(&mut self.net.output_waits, waits) || !waits {
             return;
         }
-        self.waits += 1;
-        let told_us = self.waits_told_us;
+        self.net.waits += 1;
+        let told_us = self.net.waits_told_us;
         if told_us.is_none_or(|told_us| now_us - told_us >= QUIET_US) {
-            self.waits_told_us = Some(now_us);
-            let mib = self.output.held().1 >> 20;
+            self.net.waits_told_us = Some(now_us);
+            let mib = self.net.output.held().1 >> 20;
             self.event(
                 EventKind::OutputFull,
                 format!(
@@ -330,26 +193,6 @@ impl VmLoop {
         }
     }
 
-    /// Microseconds since the loop began.
-    pub(super) fn now_us(&self) -> u64 {
-        self.born.elapsed().as_micros() as u64
-    }
-
-    pub(super) fn event(&self, kind: EventKind, text: impl Into<String>) {
-        self.told.set(true);
-        self.host.events.push(&self.config.name, kind, text);
-    }
-
-    /// No event, but whoever follows is to look at the status.
-    pub(super) fn wake_followers(&self) {
-        self.told.set(true);
-    }
-
-    pub(super) fn new_session(&mut self) -> u64 {
-        self.next_session += 1;
-        self.next_session
-    }
-
     fn handle(&mut self, event: LoopEvent) {
         match event {
             LoopEvent::Accepted(hello, stream) => self.accept(&hello, stream),
@@ -357,7 +200,7 @@ impl VmLoop {
             LoopEvent::Command(command, reply) => self.command(command, reply),
             LoopEvent::Shutdown => self.shut_down_host(),
             LoopEvent::MachineStarted { session, result } => {
-                self.starts_under_way -= 1;
+                self.ending.starts_under_way -= 1;
                 self.machine_started(session, result);
             }
             LoopEvent::SessionConnected { session, result } => self.session_connected(session, result),
@@ -387,7 +230,9 @@ impl VmLoop {
             LoopEvent::NothingRemains => {}
             LoopEvent::SessionStreamEnded { session } => self.session_stream_ended(session),
             LoopEvent::Inquest(inquest) => self.inquest_done(inquest),
-            LoopEvent::Verified { compared, scheduled } => self.care.ended(compared, scheduled, now_ms()),
+            LoopEvent::Verified { compared, scheduled } => {
+                self.care.comparing.ended(compared, scheduled, now_ms())
+            }
             LoopEvent::GoneTold(told) => self.gone_told(told),
             LoopEvent::EndTold(busy) => self.end_told(busy),
             LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
@@ -417,11 +262,11 @@ impl VmLoop {
     fn refuse_stranger(&mut self, host: &str) {
         const QUIET_US: u64 = 60_000_000;
         let now_us = self.now_us();
-        self.strangers += 1;
-        let told_us = self.strangers_told_us.insert(host.to_owned(), now_us);
+        self.peers.strangers += 1;
+        let told_us = self.peers.strangers_told_us.insert(host.to_owned(), now_us);
         match told_us.filter(|told_us| now_us - told_us < QUIET_US) {
             Some(told_us) => {
-                self.strangers_told_us.insert(host.to_owned(), told_us);
+                self.peers.strangers_told_us.insert(host.to_owned(), told_us);
             }
             None => self.event(
                 EventKind::LinkRefused,
@@ -438,7 +283,7 @@ impl VmLoop {
             unknown: counters.unknown,
             forbidden: counters.forbidden,
             links_broken: counters.broken,
-            unknown_members: self.strangers,
+            unknown_members: self.peers.strangers,
             torn: counters.torn,
         }
     }
@@ -458,7 +303,7 @@ impl VmLoop {
     }
 
     pub(super) fn log_link_lost(&mut self, peer: ReplicaId) {
-        if let Some((_, connector)) = self.connectors.iter().find(|(id, _)| *id == peer) {
+        if let Some((_, connector)) = self.peers.connectors.iter().find(|(id, _)| *id == peer) {
             connector.link_lost();
         }
     }
@@ -478,7 +323,7 @@ impl VmLoop {
             Command::Standing => Some(Answer::Standing(self.standing())),
             Command::Inject { disk, fault } => {
                 // A disk is as bad for the next copy of the VM on this host.
-                self.injected.push((disk, fault));
+                self.care.injected.push((disk, fault));
                 Some(self.inject(disk, fault))
             }
             Command::Down { now } => {
@@ -505,11 +350,11 @@ impl VmLoop {
 
     /// Tests only.
     fn inject(&mut self, disk: usize, fault: Fault) -> Answer {
-        for (_, faults) in self.faulty.iter().filter(|(of, _)| *of == disk) {
+        for (_, faults) in self.care.faulty.iter().filter(|(of, _)| *of == disk) {
             faults.inject(fault);
         }
         if fault == Fault::None {
-            self.faulty.retain(|(of, _)| *of != disk);
+            self.care.faulty.retain(|(of, _)| *of != disk);
         }
         let Some(machine) = self.machine().cloned() else {
             return Answer::done("");
@@ -518,18 +363,18 @@ impl VmLoop {
             return Answer::refused(format!("there is no disk {disk}"));
         };
         faults.inject(fault);
-        self.faulty.push((disk, faults));
+        self.care.faulty.push((disk, faults));
         Answer::done("")
     }
 
     /// Brings what others see up to date, not too often.
     fn show(&mut self, now_us: u64) {
-        if now_us.saturating_sub(self.shown_us) < SHOW_US {
+        if now_us.saturating_sub(self.shown.at_us) < SHOW_US {
             return;
         }
-        self.shown_us = now_us;
+        self.shown.at_us = now_us;
         let (role, state, wants_primary) = self.describe();
-        let (state, why) = match (&self.failure, self.watchdog.stalled()) {
+        let (state, why) = match (&self.shown.failure, self.shown.watchdog.stalled()) {
             (Some(why), _) => (State::Failed, why.clone()),
             (None, Some(wait)) => (State::Stalled, wait.name().to_owned()),
             (None, None) => (state, String::new()),
@@ -546,15 +391,15 @@ impl VmLoop {
             policy: self.policy_name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
             term: self.group.term().0,
-            epoch: self.output.epoch().0,
+            epoch: self.net.output.epoch().0,
             committed: self.group.committed().0,
             applied: self.agreement.applied.0,
-            held_frames: self.output.held_frames(),
+            held_frames: self.net.output.held_frames(),
             log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
-            frames_in: self.frames_in,
-            frames_out: self.frames_out,
+            frames_in: self.net.frames_in,
+            frames_out: self.net.frames_out,
             answers: wants_primary
-                .and_then(|_| self.output.answers(now_us))
+                .and_then(|_| self.net.output.answers(now_us))
                 .map(|found| AnswerFigures {
                     samples: found.samples,
                     p50_us: found.p50_us,
@@ -566,8 +411,8 @@ impl VmLoop {
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))
                 .unwrap_or_default(),
-            failover: self.failover,
-            join_problem: wants_primary.and(self.join_complaint.clone()),
+            failover: self.shown.failover,
+            join_problem: wants_primary.and(self.shown.join_complaint.clone()),
             progress: wants_primary.and_then(|primary| primary.progress.clone()),
             qemu_pid: self.machine().map(|machine| machine.qemu.pid()),
             nic_backend: self
@@ -577,15 +422,19 @@ impl VmLoop {
                 .machine()
                 .map(|machine| machine.disks.figures(now_us))
                 .unwrap_or_default(),
-            verify: self.care.status(now_ms()),
+            verify: self.care.comparing.status(now_ms()),
             bad_input: self.bad_input(),
-            stalls: self.watchdog.stalls(),
+            stalls: self.shown.watchdog.stalls(),
             waits: self.shown_wait(),
             queues: self.queues(),
-            full: self.waits + self.agreement.log_waits,
+            full: self.net.waits + self.agreement.log_waits,
             unsaid: self.agreement.refused,
             program: None,
-            speculation: self.speculating.as_ref().map(|speculating| speculating.figures()),
+            speculation: self
+                .net
+                .speculating
+                .as_ref()
+                .map(|speculating| speculating.figures()),
         };
         *self.shared.status.lock() = status;
     }

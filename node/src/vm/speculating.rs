@@ -11,164 +11,21 @@
 //! Source:     VEE'12; docs/speculation.md.
 //! Not here:   connections (core), sockets (`dunlin_speculation`), syncs (`session`).
 
-use super::run::VmLoop;
+use super::state::VmLoop;
+use super::state::speculating::{Side, Speculating};
 use bytes::Bytes;
-use dunlin_api::{EventKind, SpeculationFigures};
+use dunlin_api::EventKind;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
 use dunlin_core::output::gate::{Voice, cost};
-use dunlin_core::speculation::{Limits, Replica};
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
-use dunlin_speculation::{Driver, Ports, Sockets, SocketsError};
-use rustix::event::{PollFd, PollFlags};
+use dunlin_speculation::{Driver, Ports};
 use std::io;
-
-/// What the shadow sockets cut streams to. A client that takes less says so.
-const MTU: u16 = 1500;
-
-/// What speculation needs on this host, in whichever role.
-pub struct Speculating {
-    limits: Limits,
-    side: Side,
-    /// The sockets may have more to say at once.
-    pub more: bool,
-}
-
-enum Side {
-    /// A primary's.
-    Speaks(Driver),
-    /// A backup's.
-    Follows {
-        replica: Replica,
-        sockets: Sockets,
-        /// Invariant 3.
-        said: Vec<Frame>,
-        said_bytes: usize,
-    },
-}
-
-impl Speculating {
-    fn limits(total_bytes: usize) -> Limits {
-        Limits {
-            total_bytes,
-            ..Limits::default()
-        }
-    }
-
-    /// Of a VM that begins to run here.
-    pub fn primary(sockets: Sockets, total_bytes: usize) -> Box<Self> {
-        let limits = Self::limits(total_bytes);
-        Box::new(Self {
-            limits,
-            side: Side::Speaks(Driver::new(limits, sockets)),
-            more: true,
-        })
-    }
-
-    /// Of a VM that runs on another host.
-    pub fn backup(sockets: Sockets, total_bytes: usize) -> Box<Self> {
-        let limits = Self::limits(total_bytes);
-        Box::new(Self {
-            limits,
-            side: Side::Follows {
-                replica: Replica::new(limits),
-                sockets,
-                said: Vec::new(),
-                said_bytes: 0,
-            },
-            more: false,
-        })
-    }
-
-    /// The namespace with its TUN; blocks for some 10 ms.
-    pub fn sockets() -> Result<Sockets, SocketsError> {
-        Sockets::open(MTU, true, None)
-    }
-
-    fn driver(&mut self) -> Option<&mut Driver> {
-        match &mut self.side {
-            Side::Speaks(driver) => Some(driver),
-            Side::Follows { .. } => None,
-        }
-    }
-
-    fn speaks(&self) -> Option<&Driver> {
-        match &self.side {
-            Side::Speaks(driver) => Some(driver),
-            Side::Follows { .. } => None,
-        }
-    }
-
-    /// What is to be waited for. While this host may not speak, what the sockets say waits in their TUN.
-    pub fn fds(&self, may_speak: bool) -> impl Iterator<Item = PollFd<'_>> {
-        let sockets = self.speaks().map(Driver::sockets);
-        let fds = sockets.map(|sockets| [Some(sockets.events()), may_speak.then(|| sockets.tun())]);
-        fds.into_iter()
-            .flatten()
-            .flatten()
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-    }
-
-    /// When it has something to do without a descriptor.
-    pub fn deadline_us(&self) -> Option<u64> {
-        match self.more {
-            true => Some(0),
-            false => self.speaks().and_then(Driver::deadline),
-        }
-    }
-
-    /// Whether the VM has said something in the running epoch that waits for its end.
-    pub fn waits(&self) -> bool {
-        self.speaks().is_some_and(|driver| driver.core().waits())
-    }
-
-    /// What is kept, what may be, and how many segments that has cost.
-    pub fn kept(&self) -> (usize, usize, u64) {
-        match &self.side {
-            Side::Speaks(driver) => {
-                let core = driver.core();
-                (core.size().1, self.limits.total_bytes, core.counts().dropped)
-            }
-            Side::Follows { replica, .. } => (replica.size().1, 2 * self.limits.total_bytes, 0),
-        }
-    }
-
-    /// What it does, for people.
-    pub fn figures(&self) -> SpeculationFigures {
-        match &self.side {
-            Side::Speaks(driver) => {
-                let (core, counts) = (driver.core(), driver.core().counts());
-                SpeculationFigures {
-                    connections: core.size().0 as u64,
-                    begun: counts.begun,
-                    held: counts.held,
-                    failed: counts.failed,
-                }
-            }
-            Side::Follows { replica, .. } => SpeculationFigures {
-                connections: replica.size().0 as u64,
-                ..SpeculationFigures::default()
-            },
-        }
-    }
-
-    /// What a sync brings to the backup.
-    fn stage(&mut self, epoch: Epoch, part: Bytes) -> Result<(), WireError> {
-        match &mut self.side {
-            Side::Follows { replica, .. } => {
-                replica.stage(epoch, part)?;
-                replica.complete(epoch);
-                Ok(())
-            }
-            Side::Speaks(_) => Err(WireError::Invalid("receiver")),
-        }
-    }
-}
 
 impl Ports for VmLoop {
     fn to_vm(&mut self, frame: Frame) {
-        if let Some(nics) = &mut self.nics {
+        if let Some(nics) = &mut self.net.nics {
             nics.queue(&frame);
         }
     }
@@ -178,15 +35,15 @@ impl Ports for VmLoop {
         if !self.may_speak(self.now_us()) {
             return;
         }
-        self.frames_out += 1;
-        if let Some(nics) = &self.nics {
+        self.net.frames_out += 1;
+        if let Some(nics) = &self.net.nics {
             nics.send(&frame, offload);
         }
     }
 
     fn hold(&mut self, frame: Frame) {
         let now_us = self.now_us();
-        self.output.said(frame, now_us);
+        self.net.output.said(frame, now_us);
     }
 }
 
@@ -196,10 +53,10 @@ impl VmLoop {
         &mut self,
         act: impl FnOnce(&mut Driver, u64, &mut Self) -> io::Result<T>,
     ) -> Option<T> {
-        let mut speculating = self.speculating.take()?;
+        let mut speculating = self.net.speculating.take()?;
         let now_us = self.now_us();
         let done = speculating.driver().map(|driver| act(driver, now_us, self));
-        self.speculating = Some(speculating);
+        self.net.speculating = Some(speculating);
         match done? {
             Ok(done) => Some(done),
             Err(error) => {
@@ -217,8 +74,11 @@ impl VmLoop {
     /// The VM here has sent these.
     pub(super) fn speculate_on_said(&mut self, frames: Vec<Frame>) {
         let budget = self.config.memory.outbound_bytes();
-        if let Some(Side::Follows { said, said_bytes, .. }) =
-            self.speculating.as_mut().map(|speculating| &mut speculating.side)
+        if let Some(Side::Follows { said, said_bytes, .. }) = self
+            .net
+            .speculating
+            .as_mut()
+            .map(|speculating| &mut speculating.side)
         {
             for frame in frames {
                 // Invariant 3. What is lost the VM says again.
@@ -239,7 +99,7 @@ impl VmLoop {
 
     /// The network has sent these.
     pub(super) fn speculate_on_heard(&mut self, frames: Vec<Frame>) {
-        self.frames_in += frames.len() as u64;
+        self.net.frames_in += frames.len() as u64;
         self.with_driver(|driver, now_us, ports| {
             for frame in frames {
                 driver.client_sent(now_us, frame, ports)?;
@@ -250,8 +110,8 @@ impl VmLoop {
 
     /// Whether `turn_speculation` has something to do.
     pub(super) fn speculation_is_due(&self) -> bool {
-        self.speculating.as_ref().is_some_and(|speculating| {
-            self.ready.shadow
+        self.net.speculating.as_ref().is_some_and(|speculating| {
+            self.inbox.ready.shadow
                 || speculating
                     .deadline_us()
                     .is_some_and(|at_us| at_us <= self.now_us())
@@ -265,14 +125,14 @@ impl VmLoop {
             driver.flush(now_us, ports)?;
             Ok(more)
         });
-        if let Some(speculating) = &mut self.speculating {
+        if let Some(speculating) = &mut self.net.speculating {
             speculating.more = more.unwrap_or(false);
         }
     }
 
     /// Lets the sockets say what is safe now.
     pub(super) fn release_speculation(&mut self) {
-        let (voice, epoch) = (self.output.voice(), self.output.newest_acknowledged());
+        let (voice, epoch) = (self.net.output.voice(), self.net.output.newest_acknowledged());
         self.with_driver(|driver, now_us, ports| match voice {
             Voice::Alone => driver.all_is_safe(now_us, ports),
             Voice::Protected => driver.released(now_us, epoch, ports),
@@ -300,13 +160,13 @@ impl VmLoop {
         epoch: Epoch,
         part: &Bytes,
     ) -> Option<Result<(), WireError>> {
-        let speculating = self.speculating.as_mut()?;
+        let speculating = self.net.speculating.as_mut()?;
         Some(speculating.stage(epoch, part.clone()))
     }
 
     /// This host speaks for the VM from now on.
     pub(super) fn speculation_takes_over(&mut self) {
-        let Some(speculating) = self.speculating.take() else {
+        let Some(speculating) = self.net.speculating.take() else {
             return;
         };
         let limits = speculating.limits;
@@ -317,13 +177,13 @@ impl VmLoop {
             ..
         } = speculating.side
         else {
-            self.speculating = Some(speculating);
+            self.net.speculating = Some(speculating);
             return;
         };
         let now_us = self.now_us();
         match Driver::take_over(limits, replica, sockets, now_us, self) {
             Ok(driver) => {
-                self.speculating = Some(Box::new(Speculating {
+                self.net.speculating = Some(Box::new(Speculating {
                     limits,
                     side: Side::Speaks(driver),
                     more: true,

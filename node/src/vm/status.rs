@@ -1,7 +1,7 @@
 //! What a loop shows of itself.
 
-use super::primary::PrimaryRole;
-use super::run::{Role, VmLoop};
+use super::state::primary::PrimaryRole;
+use super::state::{Role, VmLoop};
 use dunlin_api::{State, SyncFigures};
 use dunlin_core::agreed::Life;
 use std::collections::VecDeque;

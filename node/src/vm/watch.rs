@@ -5,7 +5,7 @@
 //!
 //! Not here: how long anything may be waited for (core's `waits`).
 
-use super::run::{Role, VmLoop};
+use super::state::{Role, VmLoop};
 use dunlin_api::{EventKind, WaitStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::waits::{Wait, seconds};
@@ -16,7 +16,7 @@ impl VmLoop {
     /// At each turn.
     pub(super) fn watch(&mut self) {
         let now_us = self.now_us();
-        if let Some(stall) = self.watchdog.look(now_us, self.sight()) {
+        if let Some(stall) = self.shown.watchdog.look(now_us, self.sight()) {
             self.end_stall(stall);
         }
         self.miss_agreement(now_us);
@@ -27,13 +27,15 @@ impl VmLoop {
         let log_is_full = self.agreement.log_is_full && self.group.is_leader();
         let input = Flow::of_inputs(self.agreement.applied, self.group.committed(), log_is_full);
         match &self.role {
-            Role::Primary(primary) if self.output.voice() == Voice::Protected && self.agreement.leads() => {
+            Role::Primary(primary)
+                if self.net.output.voice() == Voice::Protected && self.agreement.leads() =>
+            {
                 Sight {
                     input,
                     sync: primary.sync_flow(),
                     output: Flow {
-                        waits: self.output.waits(),
-                        progress: self.output.tally().released,
+                        waits: self.net.output.waits(),
+                        progress: self.net.output.tally().released,
                     },
                     ..Sight::default()
                 }
@@ -123,6 +125,6 @@ impl VmLoop {
 
     /// Whether a take-over here does not get on.
     pub(super) fn take_over_stalls(&self) -> bool {
-        self.watchdog.stalled() == Some(Wait::TakesOver)
+        self.shown.watchdog.stalled() == Some(Wait::TakesOver)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Agreement;
 use crate::vm::nics::MOST_BATCH_BYTES;
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::state::{Role, VmLoop};
 use dunlin_api::EventKind;
 use dunlin_core::replica::log_cut::Cut;
 

@@ -4,9 +4,9 @@
 //!
 //! Not here: the work of a sync (`session::backup`), the rule itself (core's `tenure`).
 
-use super::StagedSync;
 use crate::vm::event::BackupStep;
-use crate::vm::run::VmLoop;
+use crate::vm::state::VmLoop;
+use crate::vm::state::backup::StagedSync;
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::replica::epoch::Rules;
@@ -104,7 +104,7 @@ impl VmLoop {
             Some(Ok(())) => Bytes::new(),
             None => connections,
         };
-        if let Err(error) = self.output.applied(epoch, &table) {
+        if let Err(error) = self.net.output.applied(epoch, &table) {
             // Not acknowledged: the session ends, and with it this copy.
             self.join_failed(format!("the primary's connections: {error}"));
             return self.drop_machine();

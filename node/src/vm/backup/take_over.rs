@@ -6,9 +6,9 @@
 //!
 //! Not here: the work on the copy (`session::backup`), what had left already (core's `output`).
 
-use super::TakeOver;
-use crate::vm::Line;
-use crate::vm::run::VmLoop;
+use crate::vm::fault_at::Line;
+use crate::vm::state::VmLoop;
+use crate::vm::state::backup::TakeOver;
 use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::replica::leadership::Step;
@@ -20,8 +20,8 @@ impl VmLoop {
     pub(in crate::vm) fn prepare_take_over(&mut self) {
         let now_us = self.now_us();
         let (heard_us, campaign_us) = (
-            self.election.leader_heard_us,
-            self.election.campaign_us.unwrap_or(now_us),
+            self.agreement.election.leader_heard_us,
+            self.agreement.election.campaign_us.unwrap_or(now_us),
         );
         let Some(backup) = self.backup() else { return };
         if let Some(closer) = &backup.closer {
@@ -141,18 +141,18 @@ impl VmLoop {
         };
         take_over.status.announced_us = now_us - take_over.speaks_at_us;
         let status = take_over.status;
-        if let Some(nics) = &mut self.nics {
+        if let Some(nics) = &mut self.net.nics {
             nics.announce();
         }
-        self.announcements = Announcements::after_take_over(now_us);
+        self.net.announcements = Announcements::after_take_over(now_us);
         self.become_primary(machine, status);
-        if self.speculating.is_none() {
-            self.output.take_over(now_us);
+        if self.net.speculating.is_none() {
+            self.net.output.take_over(now_us);
         }
         self.speaks_as_it_may();
         self.speculation_takes_over();
         let overheard = self.take_in_overheard() as u64;
-        if let Some(failover) = &mut self.failover {
+        if let Some(failover) = &mut self.shown.failover {
             failover.overheard = overheard;
         }
         self.release();

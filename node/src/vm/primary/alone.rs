@@ -8,7 +8,7 @@
 //!
 //! Not here: terms and logs (core's `consensus::alone`).
 
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
 use dunlin_core::consensus::Member;
@@ -27,10 +27,10 @@ impl VmLoop {
             && self.group.leader().is_none()
             && links.iter().all(|link| heard_us(link.heard_us) > LOST_US);
         if !alone {
-            self.election.advised = false;
+            self.agreement.election.advised = false;
             return;
         }
-        if !std::mem::replace(&mut self.election.advised, true) {
+        if !std::mem::replace(&mut self.agreement.election.advised, true) {
             let hosts: Vec<String> = links
                 .iter()
                 .map(|link| format!("'{}'", self.config.host_name(link.peer)))
@@ -106,13 +106,13 @@ impl VmLoop {
             "by a person's order this host serves without the others, who were declared dead; one of them that is not \
              dead starts anew when it meets this host, and what it has told clients meanwhile is lost",
         );
-        self.alone_ordered = Some(reply.clone());
+        self.cold.alone_ordered = Some(reply.clone());
         None
     }
 
     /// This host speaks, and nobody else can.
     pub(in crate::vm) fn stands_alone(&mut self) {
-        if let Some(reply) = self.alone_ordered.take() {
+        if let Some(reply) = self.cold.alone_ordered.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::done(
                 "this host serves the VM alone, and it is NOT protected: if this host dies now, the VM is lost. Hosts \
@@ -124,7 +124,7 @@ impl VmLoop {
 
     /// The order came to nothing.
     pub(in crate::vm) fn order_failed(&mut self, why: &str) {
-        if let Some(reply) = self.alone_ordered.take() {
+        if let Some(reply) = self.cold.alone_ordered.take() {
             let _ = reply.send(Answer::failed(why));
         }
     }

@@ -1,11 +1,11 @@
 //! The VM's process begins: a boot, or a backup's that goes on as the primary's.
 
-use super::PrimaryRole;
-use crate::vm::event::{LoopEvent, Started};
-use crate::vm::machine::{Machine, MachineError};
+use crate::vm::event::LoopEvent;
+use crate::vm::machine::{Machine, MachineError, Started};
 use crate::vm::nics::Nics;
-use crate::vm::run::{Role, VmLoop};
-use crate::vm::speculating::Speculating;
+use crate::vm::state::primary::PrimaryRole;
+use crate::vm::state::speculating::Speculating;
+use crate::vm::state::{Role, VmLoop};
 use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::Start;
@@ -22,16 +22,18 @@ impl VmLoop {
 
     /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it.
     pub(in crate::vm) fn start_machine(&mut self, session: u64, start: Start) {
-        let (config, to_loop, term) = (self.config.clone(), self.to_loop.clone(), self.group.term());
+        let (config, to_loop, term) = (self.config.clone(), self.inbox.to_loop.clone(), self.group.term());
         let state = self.host.state.clone();
         let shared = self.shared.clone();
-        self.starts_under_way += 1;
+        self.ending.starts_under_way += 1;
         let work = move || {
-            let result = Machine::start(&config, start, term, &state, &shared, &to_loop);
+            let disks_to = to_loop.clone();
+            let tell = move |number, event| disks_to.send(LoopEvent::Disk { number, event });
+            let result = Machine::start(&config, start, term, &state, &shared, tell);
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
-            self.starts_under_way -= 1;
+            self.ending.starts_under_way -= 1;
             self.machine_started(session, Err(MachineError::Thread(error)));
         }
     }
@@ -39,10 +41,10 @@ impl VmLoop {
     pub(in crate::vm) fn machine_started(&mut self, session: u64, result: Result<Started, MachineError>) {
         if let Ok(started) = &result {
             // A disk that misbehaves does so for every copy of the VM on this host.
-            for (number, fault) in &self.injected {
+            for (number, fault) in &self.care.injected {
                 if let Some(disk) = started.machine.disks.all().get(*number) {
                     disk.faults().inject(*fault);
-                    self.faulty.push((*number, disk.faults().clone()));
+                    self.care.faulty.push((*number, disk.faults().clone()));
                 }
             }
         }
@@ -71,15 +73,15 @@ impl VmLoop {
                         self.config.spec.nic_backend.name()
                     ),
                 );
-                self.nics = Some(nics);
+                self.net.nics = Some(nics);
                 let total_bytes = self.config.memory.outbound_bytes();
-                self.speculating = sockets.map(|sockets| Speculating::primary(sockets, total_bytes));
+                self.net.speculating = sockets.map(|sockets| Speculating::primary(sockets, total_bytes));
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                 }
                 self.agreement.leadership.booted();
                 let voice = self.agreement.leadership.voice();
-                self.output = self.new_output(voice, self.agreement.state().epoch.next());
+                self.net.output = self.new_output(voice, self.agreement.state().epoch.next());
                 if voice == Voice::Alone {
                     self.stands_alone();
                 }
@@ -87,7 +89,7 @@ impl VmLoop {
             Err(why) => {
                 self.event(EventKind::Failed, format!("the VM does not start: {why}"));
                 self.order_failed(&format!("the VM does not start: {why}"));
-                self.failure = Some(why.to_string());
+                self.shown.failure = Some(why.to_string());
                 self.drop_machine();
             }
         }
@@ -98,6 +100,6 @@ impl VmLoop {
         // What QEMU says of the end of the session is about that, and explains no later end of its own.
         machine.qemu.stderr().turn_page();
         self.role = Role::Primary(PrimaryRole::new(Some(machine), self.first_rules()));
-        self.failover = Some(failover);
+        self.shown.failover = Some(failover);
     }
 }

@@ -5,10 +5,10 @@
 //! Not here: the other end of a switchover (`backup`).
 
 use crate::events::now_ms;
-use crate::vm::Ended;
 use crate::vm::care::{self, Link};
 use crate::vm::event::{Command, LoopEvent};
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::shared::Ended;
+use crate::vm::state::{Role, VmLoop};
 use crate::vm::verification::{self, Compared};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, Progress};
@@ -60,7 +60,7 @@ impl VmLoop {
             ))),
             Command::Protect => {
                 // Who asks anew wants to know what comes of it now: what failed before counts no more.
-                self.join_complaint = None;
+                self.shown.join_complaint = None;
                 if let Some(primary) = self.primary() {
                     primary.rejoin_at_us = 0;
                 }
@@ -84,7 +84,7 @@ impl VmLoop {
         if self.config.spec.images() == 0 {
             return Some(Answer::refused("this VM has no disks"));
         }
-        if self.care.is_running() {
+        if self.care.comparing.is_running() {
             return Some(Answer::failed(
                 "the disks are being compared already, as the VM's file says ('verify_disks'): 'dunlin status' shows how far it is",
             ));
@@ -130,18 +130,20 @@ impl VmLoop {
             Some((session, true)) => Link::Busy(session),
             Some((session, false)) => Link::Free(session),
         };
-        if !self.care.turn(link, now_ms()) {
+        if !self.care.comparing.turn(link, now_ms()) {
             return;
         }
         let Link::Free(session) = link else { return };
-        let gate = self.care.begins(session);
+        let gate = self.care.comparing.begins(session);
         let options = VerifyOptions {
             repair: false,
             bytes_per_s: self.config.disks.verify_bytes_per_s,
         };
         let begun = self.verify_beside(options, None, move |progress| gate.wait(&progress));
         if let Err(why) = begun {
-            self.care.ended(Compared::Not(why.to_string()), true, now_ms());
+            self.care
+                .comparing
+                .ended(Compared::Not(why.to_string()), true, now_ms());
         }
     }
 
@@ -152,9 +154,13 @@ impl VmLoop {
         reply: Option<Sender<Answer>>,
         may_ask: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<(), VerifyError> {
-        let (host, vm, to_loop) = (self.host.clone(), self.config.name.clone(), self.to_loop.clone());
+        let (host, vm, to_loop) = (
+            self.host.clone(),
+            self.config.name.clone(),
+            self.inbox.to_loop.clone(),
+        );
         let machine = self.machine().cloned().ok_or(VerifyError::NotHere)?;
-        let path = self.care.path();
+        let path = self.care.comparing.path();
         let scheduled = reply.is_none();
         let work = move || {
             if scheduled {
@@ -184,7 +190,7 @@ impl VmLoop {
     }
 
     pub(super) fn begin_switchover(&mut self, reply: &Sender<Answer>) -> Option<Answer> {
-        let voice = self.output.voice();
+        let voice = self.net.output.voice();
         let primary = self.primary()?;
         // In a join's last sync the voice is that of a protected VM already, and the group has not agreed yet.
         let complete = voice == Voice::Protected && primary.epochs.is_synced();
@@ -247,7 +253,7 @@ impl VmLoop {
 
     /// The daemon ends: whoever is left goes on.
     pub(in crate::vm) fn shut_down_host(&mut self) {
-        self.ending = Some(Ended {
+        self.ending.ended = Some(Ended {
             vm: self.config.name.clone(),
             forget: false,
         });

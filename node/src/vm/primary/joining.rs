@@ -4,17 +4,17 @@
 //!
 //! Not here: the copy itself (`session::primary`).
 
-use super::PrimaryRole;
-use super::{Lingers, REJOIN_US, SILENCE_US, Session};
+use super::{REJOIN_US, SILENCE_US};
 use crate::vm::backup::NOT_READY;
 use crate::vm::connect::{ConnectError, open};
 use crate::vm::event::LoopEvent;
-use crate::vm::run::VmLoop;
 use crate::vm::session::jobs::Jobs;
 use crate::vm::session::link::SyncLink;
 use crate::vm::session::primary::Primary;
 use crate::vm::session::talker::Talker;
 use crate::vm::session::waiting::Waiting;
+use crate::vm::state::VmLoop;
+use crate::vm::state::primary::{Lingers, PrimaryRole, Session};
 use dunlin_api::{Answer, EventKind, JoinProblem, Progress};
 use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
@@ -61,7 +61,7 @@ impl VmLoop {
         let lone = self.primary().is_some_and(|primary| {
             primary.session.is_none() && !primary.epochs.is_handed() && now_us >= primary.rejoin_at_us
         });
-        if lone && self.agreement.leads() && self.output.voice() == Voice::Protected {
+        if lone && self.agreement.leads() && self.net.output.voice() == Voice::Protected {
             if !self
                 .agreement
                 .leadership
@@ -76,7 +76,10 @@ impl VmLoop {
             self.drop_backup();
             return;
         }
-        if !self.policy().is_replicated() || !self.agreement.leads() || self.output.voice() != Voice::Alone {
+        if !self.policy().is_replicated()
+            || !self.agreement.leads()
+            || self.net.output.voice() != Voice::Alone
+        {
             return;
         }
         let members = self.group.members();
@@ -85,7 +88,7 @@ impl VmLoop {
             member.id != self.me && !member.witness && follows && self.is_connected(member.id)
         });
         let Some(peer) = candidate else { return };
-        let session_id = self.next_session + 1;
+        let session_id = self.inbox.next_session + 1;
         let Some(primary) = self.primary() else { return };
         let busy = primary.session.is_some() || primary.lingers.is_some() || primary.epochs.is_handed();
         if busy || primary.machine.is_none() || now_us < primary.rejoin_at_us {
@@ -103,7 +106,7 @@ impl VmLoop {
         });
         primary.rejoin_at_us = now_us + REJOIN_US;
         let id = self.new_session();
-        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
+        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.inbox.to_loop.clone());
         let term = self.group.term();
         // Both sides begin in this policy's first mode.
         let policy = self.policy_name().as_bytes().to_vec();
@@ -128,7 +131,7 @@ impl VmLoop {
 
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, ConnectError>) {
         let term = self.group.term();
-        let to_loop = self.to_loop.clone();
+        let to_loop = self.inbox.to_loop.clone();
         let active = self.first_rules().backup_runs();
         let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
         let compare = self.config.sync.compare;
@@ -407,7 +410,7 @@ impl VmLoop {
 
     /// A join that is tried again because the last one failed is not worth a word.
     pub(in crate::vm) fn join_begins(&self, text: impl Into<String>) {
-        if self.join_complaint.is_none() {
+        if self.shown.join_complaint.is_none() {
             self.event(EventKind::Joining, text);
         }
     }
@@ -415,13 +418,18 @@ impl VmLoop {
     /// A join that fails again and again for the same reason is told of once, and counted.
     pub(in crate::vm) fn join_failed(&mut self, why: impl Into<String>) {
         let why = why.into();
-        if let Some(known) = self.join_complaint.as_mut().filter(|known| known.why == why) {
+        if let Some(known) = self
+            .shown
+            .join_complaint
+            .as_mut()
+            .filter(|known| known.why == why)
+        {
             known.times = known.times.saturating_add(1);
             return self.wake_followers();
         }
         self.event(EventKind::JoinFailed, &*why);
         let passes = why.ends_with(NOT_READY);
-        self.join_complaint = Some(JoinProblem {
+        self.shown.join_complaint = Some(JoinProblem {
             why,
             times: 1,
             passes,

@@ -2,8 +2,8 @@
 //!
 //! Not here: a guest that switches itself off (`switched_off`).
 
-use super::PrimaryRole;
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::state::primary::{EnospcWait, PrimaryRole};
+use crate::vm::state::{Role, VmLoop};
 use dunlin_api::EventKind;
 use dunlin_core::agreed::Agreed;
 use dunlin_guest::qemu::QemuEvent;
@@ -13,17 +13,8 @@ use std::time::Duration;
 const ASK_QEMU_US: u64 = 1000;
 /// What QEMU printed so shortly before its end says why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-
 /// How long a VM whose disk is full waits until it tries again.
 const ROOM_US: u64 = 1_000_000;
-
-/// A VM whose disk is full.
-#[derive(Clone, Copy)]
-pub struct EnospcWait {
-    pub retry_at_us: u64,
-    /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
-    tried: bool,
-}
 
 impl VmLoop {
     pub(in crate::vm) fn follow_qemu(&mut self) {
@@ -51,9 +42,9 @@ impl VmLoop {
         }
         let now_us = self.now_us();
         if let Some(primary) = self.primary()
-            && primary.quit_at_us.is_some_and(|at_us| at_us <= now_us)
+            && primary.guest.quit_at_us.is_some_and(|at_us| at_us <= now_us)
         {
-            primary.quit_at_us = None;
+            primary.guest.quit_at_us = None;
             self.event(
                 EventKind::PowerdownIgnored,
                 "the guest did not switch itself off in time; it is ended",
@@ -66,11 +57,11 @@ impl VmLoop {
     /// Not for each frame: that is a system call, and events are rare.
     pub(in crate::vm) fn qemu_is_to_be_asked(&mut self) -> bool {
         let (ended, now_us) = (self.qemu_has_ended(), self.now_us());
-        let due = |primary: &&mut PrimaryRole| ended || now_us >= primary.ask_qemu_us;
+        let due = |primary: &&mut PrimaryRole| ended || now_us >= primary.guest.ask_qemu_us;
         let Some(primary) = self.primary().filter(due) else {
             return false;
         };
-        primary.ask_qemu_us = now_us + ASK_QEMU_US;
+        primary.guest.ask_qemu_us = now_us + ASK_QEMU_US;
         true
     }
 
@@ -81,7 +72,7 @@ impl VmLoop {
             "the guest has reset its machine and boots anew",
         );
         if let Some(primary) = self.primary() {
-            primary.guest_was_reset = true;
+            primary.guest.was_reset = true;
         }
     }
 
@@ -92,7 +83,7 @@ impl VmLoop {
         let Some(primary) = self.primary().filter(|_| stopped) else {
             return self.event(EventKind::DiskError, reason);
         };
-        let known = primary.enospc_wait.replace(EnospcWait {
+        let known = primary.guest.enospc_wait.replace(EnospcWait {
             retry_at_us,
             tried: false,
         });
@@ -107,17 +98,21 @@ impl VmLoop {
     pub(in crate::vm) fn look_for_room(&mut self) {
         let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
-        let Some(room) = primary.enospc_wait.filter(|room| room.retry_at_us <= now_us) else {
+        let Some(room) = primary
+            .guest
+            .enospc_wait
+            .filter(|room| room.retry_at_us <= now_us)
+        else {
             return;
         };
         if room.tried {
-            primary.enospc_wait = None;
+            primary.guest.enospc_wait = None;
             return self.event(
                 EventKind::HasRoom,
                 "the VM goes on: there is room on its disk again",
             );
         }
-        primary.enospc_wait = Some(EnospcWait {
+        primary.guest.enospc_wait = Some(EnospcWait {
             retry_at_us: now_us + ROOM_US,
             tried: true,
         });
@@ -165,7 +160,7 @@ impl VmLoop {
             if protected {
                 self.group.step_down();
             } else {
-                self.failure = Some(format!("QEMU ended without a backup: {why}"));
+                self.shown.failure = Some(format!("QEMU ended without a backup: {why}"));
             }
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! Not here: what the policies are (core's `policy`).
 
-use crate::vm::run::VmLoop;
+use crate::vm::state::VmLoop;
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::Agreed;
@@ -59,7 +59,7 @@ impl VmLoop {
                 policy.name()
             )));
         }
-        if self.policy_ordered.is_some() {
+        if self.agreement.policy_ordered.is_some() {
             return Some(Answer::failed(
                 "another change of the policy is under way: say it again",
             ));
@@ -67,7 +67,7 @@ impl VmLoop {
         if !self.propose(&Agreed::Policy(policy)) {
             return Some(Answer::failed("this host leads the group no more: say it again"));
         }
-        self.policy_ordered = Some(reply.clone());
+        self.agreement.policy_ordered = Some(reply.clone());
         None
     }
 
@@ -77,7 +77,7 @@ impl VmLoop {
         self.event(EventKind::Policy, text);
         let first = self.first_rules();
         let Some(primary) = self.primary() else { return };
-        primary.change_over = None;
+        primary.pace.change_over = None;
         primary.epochs.policy_changed(first);
         primary.rejoin_at_us = 0;
         if let Some(id) = primary.session.as_ref().map(|session| session.id) {
@@ -95,7 +95,7 @@ impl VmLoop {
         if self.agreement.state().complete.len() > 1 {
             return;
         }
-        if let Some(reply) = self.policy_ordered.take() {
+        if let Some(reply) = self.agreement.policy_ordered.take() {
             // Whoever asked may have gone: here and below.
             let _ = reply.send(Answer::done(self.policy_in_words(self.policy())));
         }
@@ -116,7 +116,7 @@ impl VmLoop {
 
     /// The order for another policy came to nothing, as far as this host knows.
     pub(in crate::vm) fn policy_order_failed(&mut self, why: &str) {
-        if let Some(reply) = self.policy_ordered.take() {
+        if let Some(reply) = self.agreement.policy_ordered.take() {
             let _ = reply.send(Answer::failed(why));
         }
     }

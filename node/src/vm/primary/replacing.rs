@@ -13,25 +13,13 @@
 //! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`), how a list is followed (`vm::hosts`).
 
 use crate::config::newest;
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::state::primary::Leaving;
+use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Hosts};
 use dunlin_core::consensus::Member;
-use dunlin_core::units::{Index, ReplicaId, Term};
-
-/// A member leaves.
-pub(super) struct Leaving {
-    /// Since which entry that is so, and who said it: in another term that entry may have been replaced by another leader's.
-    since: Index,
-    term: Term,
-    /// The hosts from then on, where another one comes in its place.
-    hosts: Option<Hosts>,
-    /// That list was proposed.
-    said: bool,
-    /// Who asked.
-    reply: Sender<Answer>,
-}
+use dunlin_core::units::{Index, ReplicaId};
 
 impl VmLoop {
     /// The answer comes when it is agreed.

@@ -2,7 +2,7 @@
 //!
 //! Not here: an end that a person orders (`vm::ending`), a process that dies (`primary`).
 
-use crate::vm::run::VmLoop;
+use crate::vm::state::VmLoop;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::Agreed;
 use dunlin_guest::qemu::QemuEvent;
@@ -13,7 +13,7 @@ impl VmLoop {
         self.event(EventKind::GuestShutdown, "the guest switched itself off");
         let agreed_soon = self.propose(&Agreed::Down);
         if let Some(primary) = self.primary() {
-            primary.switched_off = agreed_soon;
+            primary.guest.switched_off = agreed_soon;
         }
     }
 
@@ -21,7 +21,7 @@ impl VmLoop {
     /// that.
     pub(super) fn has_switched_off(&mut self) -> bool {
         if let Some(primary) = self.primary()
-            && primary.switched_off
+            && primary.guest.switched_off
         {
             return self.agreement.leads();
         }
@@ -36,6 +36,6 @@ impl VmLoop {
             return false;
         }
         self.guest_switched_off();
-        self.primary().is_some_and(|primary| primary.switched_off)
+        self.primary().is_some_and(|primary| primary.guest.switched_off)
     }
 }

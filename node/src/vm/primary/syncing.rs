@@ -4,11 +4,12 @@
 //!
 //! Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
-use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US, PrimaryRole};
-use crate::vm::Line;
+use super::{AHEAD_AFTER_US, DRAIN_LOOK_US, OBSERVE_US};
 use crate::vm::event::SyncStep;
-use crate::vm::run::{Role, VmLoop};
+use crate::vm::fault_at::Line;
 use crate::vm::session::reader::Lent;
+use crate::vm::state::primary::PrimaryRole;
+use crate::vm::state::{Role, VmLoop};
 use crate::vm::status::remember;
 use dunlin_api::{ComparedStatus, EventKind, SyncFigures, SyncStatus};
 use dunlin_core::agreed::{Agreed, Frame, ReplicaSet};
@@ -25,7 +26,7 @@ use dunlin_core::wire::sync::SyncMessage;
 
 impl VmLoop {
     pub(super) fn begin_sync(&mut self, switchover: bool) {
-        let epoch = self.output.epoch();
+        let epoch = self.net.output.epoch();
         let next = self.next_rules(switchover);
         let now_us = self.now_us();
         let Role::Primary(primary) = &mut self.role else {
@@ -45,12 +46,13 @@ impl VmLoop {
         }
         if let Role::Primary(primary) = &mut self.role {
             if primary.epochs.is_synced() && from.compares() && next.compares() {
-                let waited_us = self.output.waited_for_word_us(now_us);
+                let waited_us = self.net.output.waited_for_word_us(now_us);
                 primary
+                    .pace
                     .sync_cost
-                    .sync_begins(now_us, self.output.tally(), waited_us);
+                    .sync_begins(now_us, self.net.output.tally(), waited_us);
             } else {
-                primary.sync_cost.restart(now_us);
+                primary.pace.sync_cost.restart(now_us);
             }
         }
     }
@@ -66,7 +68,7 @@ impl VmLoop {
     }
 
     fn work_ahead(&mut self) {
-        let (epoch, now_us) = (self.output.epoch(), self.now_us());
+        let (epoch, now_us) = (self.net.output.epoch(), self.now_us());
         let Some(primary) = self.primary() else { return };
         let Some(session) = &primary.session else { return };
         primary.epochs.precopy(now_us, epoch);
@@ -96,7 +98,7 @@ impl VmLoop {
         let Some(primary) = self.primary() else {
             return first;
         };
-        match (&primary.change_over, primary.epochs.is_synced()) {
+        match (&primary.pace.change_over, primary.epochs.is_synced()) {
             // Whoever takes over has to run.
             (Some(_), true) if switchover => Rules::of(Mode::Active, speculative),
             (Some(choice), true) => Rules::of(choice.wish(), speculative),
@@ -110,13 +112,16 @@ impl VmLoop {
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
-        if let Some(choice) = &mut primary.change_over
-            && now_us >= primary.observe_at_us
+        if let Some(choice) = &mut primary.pace.change_over
+            && now_us >= primary.pace.observe_at_us
         {
-            primary.observe_at_us = now_us + OBSERVE_US;
-            let (tally, waited_us) = (self.output.tally(), self.output.waited_for_word_us(now_us));
-            primary.sync_cost.observe(now_us, tally, waited_us);
-            choice.observe(now_us, tally, primary.sync_cost.us());
+            primary.pace.observe_at_us = now_us + OBSERVE_US;
+            let (tally, waited_us) = (
+                self.net.output.tally(),
+                self.net.output.waited_for_word_us(now_us),
+            );
+            primary.pace.sync_cost.observe(now_us, tally, waited_us);
+            choice.observe(now_us, tally, primary.pace.sync_cost.us());
         }
     }
 
@@ -124,25 +129,29 @@ impl VmLoop {
         let now_us = self.now_us();
         let policy = self.policy();
         let by_period = policy.period_ms(self.config.sync.period_ms).is_some() && !policy.compares_output();
-        let differs = self.output.differs();
+        let differs = self.net.output.differs();
         let matches = self
             .primary()
             .is_some_and(|primary| primary.epochs.rules().compares());
-        let word_since_us = self.output.waits_for_word_since_us();
+        let word_since_us = self.net.output.waits_for_word_since_us();
         let output_waits = if matches {
             word_since_us.is_some()
         } else {
-            let speculates = self.speculating.as_ref();
-            self.output.waits() || speculates.is_some_and(|speculating| speculating.waits())
+            let speculates = self.net.speculating.as_ref();
+            self.net.output.waits() || speculates.is_some_and(|speculating| speculating.waits())
         };
-        let stall_us = self.output.stall_us();
-        let overtaken_us = if matches { self.output.overtaken_us() } else { 0 };
+        let stall_us = self.net.output.stall_us();
+        let overtaken_us = if matches {
+            self.net.output.overtaken_us()
+        } else {
+            0
+        };
         // COLO's period is its own, whatever a sync costs.
         let put_off = policy.changes_over();
-        let silent_us = now_us.saturating_sub(self.output.matched_us());
-        let (log_fills_up, output_fills_up) = (self.log_is_half_full(), self.output.is_half_full());
+        let silent_us = now_us.saturating_sub(self.net.output.matched_us());
+        let (log_fills_up, output_fills_up) = (self.log_is_half_full(), self.net.output.is_half_full());
         let applied = self.agreement.applied;
-        if self.output.voice() != Voice::Protected || !self.agreement.leads() {
+        if self.net.output.voice() != Voice::Protected || !self.agreement.leads() {
             return;
         }
         let config = self.config.clone();
@@ -159,21 +168,23 @@ impl VmLoop {
         // Looking at sockets and threads costs: only where it can make a difference.
         let idleness_counts = !by_period
             && backup_idle
-            && (output_waits || now_us.saturating_sub(primary.last_sync_us) >= limits.quiet_us)
+            && (output_waits || now_us.saturating_sub(primary.pace.last_sync_us) >= limits.quiet_us)
             && self
+                .net
                 .nics
                 .as_mut()
                 .is_none_or(|nics| nics.inbound_is_settled(now_us));
         let sight = Sight {
             now_us,
-            last_sync_us: primary.last_sync_us,
+            last_sync_us: primary.pace.last_sync_us,
             mode,
             output_waits,
             differs,
             primary_idle: idleness_counts && machine.qemu.threads().idle(),
             backup_idle,
-            disk_asks: primary.disk_asks || primary.guest_was_reset,
+            disk_asks: primary.disk_asks || primary.guest.was_reset,
             change_over: primary
+                .pace
                 .change_over
                 .as_ref()
                 .is_some_and(|choice| choice.wish() != mode),
@@ -182,11 +193,11 @@ impl VmLoop {
             overtaken_us,
             stall_us,
             cost_us: if put_off {
-                primary.sync_cost.us().unwrap_or(0).max(stall_us)
+                primary.pace.sync_cost.us().unwrap_or(0).max(stall_us)
             } else {
                 0
             },
-            fills_us: primary.fills_us,
+            fills_us: primary.pace.fills_us,
             // A passive epoch's inputs are not in the log, nor are its syncs.
             memory_asks: output_fills_up || (log_fills_up && mode.backup_runs()),
         };
@@ -198,7 +209,7 @@ impl VmLoop {
             _ => None,
         };
         match decision {
-            Decision::LookAgain { at_us } => primary.next_look_us = at_us,
+            Decision::LookAgain { at_us } => primary.pace.next_look_us = at_us,
             Decision::Sync(reason) => {
                 let reasons = &mut primary.sync_status.reasons;
                 let counter = match reason {
@@ -213,10 +224,10 @@ impl VmLoop {
                 *counter += 1;
                 // Where output waits for the sync, its beginning does not.
                 let waits = matches!(reason, Reason::Idle | Reason::Differs) && !by_period;
-                let long = now_us.saturating_sub(primary.last_sync_us) >= AHEAD_AFTER_US;
-                primary.last_sync_us = now_us;
+                let long = now_us.saturating_sub(primary.pace.last_sync_us) >= AHEAD_AFTER_US;
+                primary.pace.last_sync_us = now_us;
                 primary.disk_asks = false;
-                primary.guest_was_reset = false;
+                primary.guest.was_reset = false;
                 if policy.works_ahead() && !waits && (long || by_period) {
                     self.work_ahead();
                 } else {
@@ -225,7 +236,7 @@ impl VmLoop {
             }
         }
         if let Some(late_us) = forced {
-            self.output.sync_is_forced(late_us);
+            self.net.output.sync_is_forced(late_us);
         }
     }
 
@@ -239,7 +250,7 @@ impl VmLoop {
             .primary()
             .is_some_and(|primary| primary.epochs.sync_agreed(epoch));
         let now_us = self.now_us();
-        if held && let Some(nics) = &mut self.nics {
+        if held && let Some(nics) = &mut self.net.nics {
             nics.begin_drain(now_us);
         }
     }
@@ -252,7 +263,7 @@ impl VmLoop {
         if !draining {
             return;
         }
-        let nics = self.nics.as_mut().filter(|_| agreed);
+        let nics = self.net.nics.as_mut().filter(|_| agreed);
         if nics.is_some_and(|nics| !nics.drain_is_over(now_us)) {
             return;
         }
@@ -311,13 +322,13 @@ impl VmLoop {
 
     /// Syncs and outputs, for people.
     pub(in crate::vm) fn sync_status(&self, primary: &PrimaryRole) -> SyncStatus {
-        let (tally, counters) = (self.output.tally(), self.output.counters());
+        let (tally, counters) = (self.net.output.tally(), self.net.output.counters());
         SyncStatus {
-            mode: match self.output.voice() {
+            mode: match self.net.output.voice() {
                 Voice::Protected => primary.epochs.rules().mode().name().into(),
                 _ => dunlin_api::Mode::None,
             },
-            change_overs: primary.change_over.as_ref().map_or(0, ChangeOver::changes),
+            change_overs: primary.pace.change_over.as_ref().map_or(0, ChangeOver::changes),
             compared: ComparedStatus {
                 matched: counters.map_or(0, |counters| counters.matched),
                 free: counters.map_or(0, |counters| counters.free),
@@ -333,8 +344,8 @@ impl VmLoop {
     fn sync_loaded(&mut self, epoch: Epoch, load_us: u64) {
         let now_us = self.now_us();
         let changes_over = self.policy().changes_over();
-        self.output.backup_loaded(epoch);
-        let tally = *self.output.tally();
+        self.net.output.backup_loaded(epoch);
+        let tally = *self.net.output.tally();
         let shared = std::sync::Arc::clone(&self.shared);
         let Some(primary) = self.primary() else { return };
         // Told after the rest: a join's last sync is not among the recent ones.
@@ -355,14 +366,14 @@ impl VmLoop {
             Loaded::Nothing => return,
         };
         if was != now || joined {
-            primary.sync_cost.restart(now_us);
+            primary.pace.sync_cost.restart(now_us);
             let (from, to) = (was.mode().name(), now.mode().name());
             tracing::debug!(from, to, ?tally, "another mode");
         }
         let mode = now.mode();
-        match &mut primary.change_over {
+        match &mut primary.pace.change_over {
             Some(choice) => choice.entered(mode, now_us),
-            None if changes_over => primary.change_over = Some(ChangeOver::new(mode, now_us)),
+            None if changes_over => primary.pace.change_over = Some(ChangeOver::new(mode, now_us)),
             None => {}
         }
         self.begin_waiting_switchover();
@@ -374,10 +385,10 @@ impl VmLoop {
         let Some(primary) = self.primary() else { return };
         let last_of_join = primary.epochs.line_drawn();
         if last_of_join && self.first_rules().compares() {
-            self.output.compare_from(self.output.epoch());
+            self.net.output.compare_from(self.net.output.epoch());
         }
-        let ended = self.output.epoch();
-        let table = self.output.draw_line();
+        let ended = self.net.output.epoch();
+        let table = self.net.output.draw_line();
         let connections = self.speculation_cut(ended, last_of_join).unwrap_or(table);
         let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
             return;
@@ -410,19 +421,19 @@ impl VmLoop {
             .saturating_mul(figures.interval_us)
             .checked_div(figures.bytes)
             .filter(|_| !joining);
-        primary.fills_us = fills_us.unwrap_or(u64::MAX);
+        primary.pace.fills_us = fills_us.unwrap_or(u64::MAX);
         primary.sync_status.count += 1;
         primary.sync_status.sum.add(&figures);
         if !joining {
             primary.sync_status.pauses.add(figures.pause_us);
         }
         primary.sync_status.last = figures;
-        primary.last_sync_us = now_us;
+        primary.pace.last_sync_us = now_us;
         let Some(peer) = primary.session.as_ref().map(|session| session.peer) else {
             return;
         };
         if joining {
-            self.output.line_is_covered();
+            self.net.output.line_is_covered();
             self.propose(&Agreed::Complete {
                 set: ReplicaSet::one(me).with(peer),
                 epoch,
@@ -430,7 +441,7 @@ impl VmLoop {
             return;
         }
         // A deposed primary's gate is shut, whatever is acknowledged.
-        self.output.acknowledged(epoch);
+        self.net.output.acknowledged(epoch);
         if agreed {
             self.propose(&Agreed::SyncDone { epoch });
         }
@@ -454,12 +465,12 @@ impl VmLoop {
     }
 
     pub(in crate::vm) fn backup_said(&mut self, id: u64, epoch: Epoch, frames: Vec<Frame>) {
-        let lost = self.to_loop.words_taken(&frames);
+        let lost = self.inbox.to_loop.words_taken(&frames);
         if self.is_session(id) {
             if lost > 0 {
-                self.output.backup_was_not_heard(lost);
+                self.net.output.backup_was_not_heard(lost);
             }
-            self.output.backup_said(epoch, frames);
+            self.net.output.backup_said(epoch, frames);
         }
     }
 
@@ -489,7 +500,7 @@ impl VmLoop {
         }
         for message in heard {
             match message {
-                SyncMessage::Said { epoch, frames } => self.output.backup_said(epoch, frames),
+                SyncMessage::Said { epoch, frames } => self.net.output.backup_said(epoch, frames),
                 SyncMessage::Idle { applied } => self.backup_is_idle(id, applied),
                 SyncMessage::NewTerm { term } => self.session_term_told(id, term),
                 // All others are the session's thread's.
@@ -514,12 +525,16 @@ impl VmLoop {
         primary.machine.as_ref()?;
         let now_us = self.now_us();
         let drain = primary.epochs.is_draining().then_some(now_us + DRAIN_LOOK_US);
-        let observe = primary.change_over.as_ref().map(|_| primary.observe_at_us);
-        let look = (self.output.voice() == Voice::Protected && primary.epochs.run().is_none())
-            .then_some(primary.next_look_us);
-        let room = primary.enospc_wait.map(|room| room.retry_at_us);
-        let announce = self.announcements.due_us().filter(|_| self.may_speak(now_us));
-        [drain, look, observe, primary.quit_at_us, room, announce]
+        let observe = primary
+            .pace
+            .change_over
+            .as_ref()
+            .map(|_| primary.pace.observe_at_us);
+        let look = (self.net.output.voice() == Voice::Protected && primary.epochs.run().is_none())
+            .then_some(primary.pace.next_look_us);
+        let room = primary.guest.enospc_wait.map(|room| room.retry_at_us);
+        let announce = self.net.announcements.due_us().filter(|_| self.may_speak(now_us));
+        [drain, look, observe, primary.guest.quit_at_us, room, announce]
             .into_iter()
             .flatten()
             .min()

@@ -2,10 +2,10 @@
 //!
 //! Not here: how long anything may be waited for (core's `waits`), the rule of the terms (core's `tenure`).
 
-use super::PrimaryRole;
 use crate::vm::machine::Machine;
-use crate::vm::run::VmLoop;
 use crate::vm::session::talker::Talker;
+use crate::vm::state::VmLoop;
+use crate::vm::state::primary::PrimaryRole;
 use dunlin_core::agreed::ReplicaSet;
 use dunlin_core::replica::epoch::primary::{Phase, Stage};
 use dunlin_core::sync::tenure::Standing;

@@ -5,8 +5,8 @@
 //!
 //! Source: as `vm::agreement`. Not here: what a change of roles means for a copy (`serving`).
 
-use super::{ProgramLoop, Role};
-use crate::vm::agreement::Agreement;
+use super::state::{ProgramLoop, Role};
+use crate::vm::state::agreement::Agreement;
 use crate::vm::{Ended, group};
 use bytes::Bytes;
 use dunlin_api::EventKind;
@@ -83,7 +83,7 @@ impl ProgramLoop {
 
     fn stand_or_not(&mut self) {
         let now_us = self.now_us();
-        self.election.watch(&self.group, now_us);
+        self.agreement.election.watch(&self.group, now_us);
         let may_lead = self.may_lead();
         self.group.may_lead(may_lead);
     }
@@ -91,30 +91,30 @@ impl ProgramLoop {
     /// Whether this host may win an election (invariant 2).
     fn may_lead(&mut self) -> bool {
         self.agreement.look_at_appended(&self.group);
-        let alive = self.role != Role::None && (self.running.is_some() || self.starting.is_some());
+        let alive = self.role != Role::None && (self.own.running.is_some() || self.own.starting.is_some());
         let first = self.config.group[0].member.id;
         let state = &self.agreement.state();
         let by_life = match state.life {
             // A program that has run here before has lost what it knew: a person begins it anew.
             Life::Fresh => {
-                !self.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads())
+                !self.own.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads())
             }
             Life::Running | Life::Down => state.may_lead(self.me, alive, first),
         };
         let dropped = self.agreement.leadership.may_be_dropped();
         let by_data = self.has_mandate() || self.leads_for_the_other();
-        let by_life = by_life && self.failure.is_none();
+        let by_life = by_life && self.shown.failure.is_none();
         !self.witness && (((by_life || by_data) && !dropped) || self.leads_to_end())
     }
 
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
-        self.begins_by_us = None;
+        self.own.begins_by_us = None;
         if self.role != Role::Primary {
             return;
         }
         self.join_is_void();
-        self.output.set_voice(Voice::Shut);
+        self.net.output.set_voice(Voice::Shut);
         match leader {
             Some(leader) if leader != self.me => {
                 let host = self.config.host_name(leader).to_owned();
@@ -183,18 +183,18 @@ impl ProgramLoop {
             Agreed::Frames(frames) => {
                 self.inputs(index, None, frames);
             }
-            Agreed::Seed(seed) => self.seed = seed,
+            Agreed::Seed(seed) => self.own.agreed.seed = seed,
             Agreed::Timed { frames, .. } => {
                 let time = self.agreement.state().time;
                 self.time_is_agreed(time);
                 self.inputs(index, Some(time), frames);
             }
             Agreed::Complete { set, .. } => {
-                let begins = life == Life::Fresh && index > self.found;
+                let begins = life == Life::Fresh && index > self.own.found;
                 let begins_again = self.begins_again(set);
-                if begins_again || (begins && set.contains(self.me) && !self.witness && !self.ran) {
+                if begins_again || (begins && set.contains(self.me) && !self.witness && !self.own.ran) {
                     self.start_copy();
-                } else if begins && self.agreement.leads() && self.notes.is_some() {
+                } else if begins && self.agreement.leads() && self.own.notes.is_some() {
                     self.begins_elsewhere();
                 } else if self.agreement.leads() {
                     // An old word that this host is alone is none where a later one is on its way (as for a VM: core's `leadership`).
@@ -209,7 +209,7 @@ impl ProgramLoop {
             Agreed::Down => {
                 self.event(EventKind::Down, "the program is ended");
                 self.drop_copy();
-                if self.group.is_leader() || self.tells_end {
+                if self.group.is_leader() || self.ending.tells_end {
                     self.tell_the_end();
                 } else {
                     self.await_word_of_the_end();
@@ -232,7 +232,7 @@ impl ProgramLoop {
                 }
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state().life == Life::Down {
-                    self.ending = Some(Ended {
+                    self.ending.ended = Some(Ended {
                         vm: self.config.name.clone(),
                         forget: true,
                     });

@@ -8,14 +8,18 @@
 //!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
-use super::copies::{self, FileError, PrepareError};
-use super::data::{self, DataError, Marks};
+use super::data::{self, Marks};
+use super::preparing;
 use crate::config::ProgramSpec;
 use crate::vm::event::{LoopEvent, LoopSender};
+use crate::vm::program::error::{CarryError, FileError};
+use crate::vm::program::hearing::{heard, unexpected};
+use crate::vm::program::state::Word;
+use crate::vm::program::told::{Brought, JoinStep};
 use crate::vm::session::Broken;
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::Receiver;
 use dunlin_core::agreed::AgreedTime;
 use dunlin_core::policy::Mode;
 use dunlin_core::sync::compare::Compare;
@@ -23,17 +27,15 @@ use dunlin_core::units::{Epoch, Index, Term};
 use dunlin_core::wire::sync::{SyncMessage, parts};
 use dunlin_program::answers::Answers;
 use dunlin_program::chance::{Drawn, Seed};
-use dunlin_program::copy::{Copy, CopyError};
+use dunlin_program::copy::Copy;
 use dunlin_program::data::Image;
-use dunlin_program::guard::{self, Criu, GuardError, Place, Unpacking};
+use dunlin_program::guard::{self, Criu, Place, Unpacking};
 use dunlin_program::message::Adopted;
-use dunlin_program::source::Source;
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 /// The other host makes namespaces: milliseconds, or as long as a busy host gets.
 const ROOM_WITHIN: Duration = Duration::from_secs(30);
@@ -50,123 +52,6 @@ const ABOUT: &str = "about.json";
 /// Where its inputs stand.
 const ORDER: &str = "order";
 
-/// Why nothing usable came from the other host.
-#[derive(Debug, thiserror::Error)]
-pub enum HeardError {
-    /// It goes no further: its own words.
-    #[error("{0}")]
-    Refused(String),
-    /// Its stream broke.
-    #[error(transparent)]
-    Broken(#[from] Broken),
-    /// It did not say anything in that time.
-    #[error("the other host says nothing for {} s", .0.as_secs())]
-    Silent(Duration),
-    /// Nobody reads its stream any more.
-    #[error("the stream to the other host has ended")]
-    Ended,
-    /// A message of that name.
-    #[error("the other host says {0} where that has no place")]
-    Unexpected(&'static str),
-}
-
-/// Why a running program was not carried to another host.
-#[derive(Debug, thiserror::Error)]
-pub enum CarryError {
-    /// It could not be copied here, or not be restored.
-    #[error(transparent)]
-    Guard(#[from] GuardError),
-    /// Its data.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// Nothing usable came from the other host.
-    #[error(transparent)]
-    Heard(#[from] HeardError),
-    /// The other host does not take it.
-    #[error(transparent)]
-    Unsent(#[from] Broken),
-    /// By the loop.
-    #[error("it was given up")]
-    GivenUp,
-    /// Meanwhile.
-    #[error("the copy has ended")]
-    Ended,
-    /// What a copy needs besides its images.
-    #[error(transparent)]
-    About(serde_json::Error),
-    /// The same, as it came.
-    #[error("about.json: {0}")]
-    NotAbout(#[source] serde_json::Error),
-    /// One of the files that are carried.
-    #[error("{name}: {error}")]
-    File {
-        /// Which.
-        name: &'static str,
-        /// The system's answer.
-        #[source]
-        error: io::Error,
-    },
-    /// The folder that it is carried in.
-    #[error(transparent)]
-    Folder(#[from] FileError),
-    /// Invariant 4.
-    #[error("it is larger than this host's disk has room for")]
-    TooLarge,
-    /// Its namespaces here.
-    #[error(transparent)]
-    Prepare(#[from] PrepareError),
-    /// The copy that is to take it.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// It cannot be set here.
-    #[error("the program's clock: {0}")]
-    Clock(#[source] io::Error),
-    /// Its threads would be answered in it.
-    #[error("a thread for its chance: {0}")]
-    Chance(#[source] io::Error),
-}
-
-/// The loop's words.
-pub(super) enum Word {
-    /// The last input was read, and no more will come.
-    Dump,
-    /// All that the program has said is known.
-    LineDrawn {
-        /// The epoch that ends.
-        epoch: Epoch,
-        /// The newest entry whose inputs it has read.
-        applied: Index,
-        /// The connections that do not speak its own numbers.
-        connections: Bytes,
-        /// The order's own table.
-        order: Bytes,
-        /// What time it is for the program.
-        time: AgreedTime,
-        /// What it draws its chance from, and how far it has, where that is agreed.
-        chance: Option<(Seed, Drawn)>,
-    },
-}
-
-/// How far it is.
-#[derive(Debug)]
-pub enum JoinStep {
-    /// The other host has made room.
-    RoomIsMade,
-    /// The program is dumped, and stands still.
-    Stands,
-    /// It runs on.
-    RunsOn,
-    /// The copy runs on the other host.
-    Loaded {
-        /// How much was sent.
-        bytes: u64,
-    },
-    /// The program was stopped, and cannot be let run.
-    StandsStill(String),
-    /// It cannot be.
-    Failed(String),
-}
-
 /// What lies beside the images.
 #[derive(Serialize, Deserialize)]
 struct About {
@@ -178,26 +63,6 @@ struct About {
     wall_ns: u64,
     chance: Option<(Seed, Drawn)>,
     adopted: Adopted,
-}
-
-/// A copy that was brought here, and runs.
-pub struct Brought {
-    /// It.
-    pub copy: Copy,
-    /// The newest entry whose inputs it has read.
-    pub applied: Index,
-    /// The epoch that it ended.
-    pub epoch: Epoch,
-    /// The connections that do not speak its own numbers.
-    pub connections: Bytes,
-    /// The order's own table.
-    pub order: Bytes,
-    /// What time it is for it.
-    pub time: AgreedTime,
-    /// What answers its threads, where its chance is agreed.
-    pub answers: Option<(Answers, Arc<Source>)>,
-    /// How long the restore took.
-    pub took: Duration,
 }
 
 /// The primary's.
@@ -478,10 +343,10 @@ impl Fetcher {
 
     /// The namespaces for it, with nothing in them.
     fn room(&self, image: Option<Image>) -> Result<Copy, CarryError> {
-        let copy = copies::prepare(
+        let copy = preparing::prepare(
             &self.program,
             [0; 32],
-            copies::printed(&self.printed, false),
+            preparing::printed(&self.printed, false),
             image,
         )?;
         copy.vacate()?;
@@ -507,20 +372,6 @@ impl Fetcher {
             }
         }
     }
-}
-
-pub(super) fn heard(link: &Ends, within: Duration) -> Result<SyncMessage, HeardError> {
-    match link.incoming.recv_timeout(within) {
-        Ok(Ok(SyncMessage::Refused { why })) => Err(HeardError::Refused(why)),
-        Ok(Ok(message)) => Ok(message),
-        Ok(Err(error)) => Err(error.into()),
-        Err(RecvTimeoutError::Timeout) => Err(HeardError::Silent(within)),
-        Err(RecvTimeoutError::Disconnected) => Err(HeardError::Ended),
-    }
-}
-
-pub(super) fn unexpected(message: &SyncMessage) -> HeardError {
-    HeardError::Unexpected(message.name())
 }
 
 /// What an earlier one has left goes.

@@ -7,7 +7,7 @@
 //!
 //! Not here: what a time waits for (core's `program::order`), how a program reads it (`dunlin_program::page`).
 
-use super::{ProgramLoop, Running};
+use super::state::{ProgramLoop, Running};
 use dunlin_core::agreed::{Agreed, AgreedTime, SEED_BYTES};
 use dunlin_program::chance::Drawn;
 use dunlin_program::copy::Copy;
@@ -55,7 +55,7 @@ impl ProgramLoop {
 
     /// The time, if it goes with inputs that are said now.
     pub(super) fn time_with_inputs(&mut self) -> Option<AgreedTime> {
-        let is_due = self.program.agreed_clock && self.pace.is_due_with_inputs(self.now_us());
+        let is_due = self.program.agreed_clock && self.own.agreed.pace.is_due_with_inputs(self.now_us());
         is_due.then(|| self.say_time())
     }
 
@@ -79,7 +79,7 @@ impl ProgramLoop {
 
     /// The copy that begins here draws its chance from that.
     pub(super) fn draw(&self, copy: &mut Copy) -> Option<Arc<Source>> {
-        copy.draws(self.seed, &Drawn::default()).map(Arc::new)
+        copy.draws(self.own.agreed.seed, &Drawn::default()).map(Arc::new)
     }
 
     /// While nothing comes.
@@ -93,12 +93,12 @@ impl ProgramLoop {
     /// When the time is to be said although nothing comes; none where this host does not say it.
     pub(super) fn tick_due_us(&self) -> Option<u64> {
         let says = self.program.agreed_clock && self.takes_inputs();
-        says.then(|| self.pace.due_alone_us(self.door.is_none()))
+        says.then(|| self.own.agreed.pace.due_alone_us(self.net.door.is_none()))
     }
 
     /// A time was agreed.
     pub(super) fn time_is_agreed(&mut self, time: AgreedTime) {
-        self.clock.agreed(time, ns(ClockId::Monotonic));
+        self.own.agreed.clock.agreed(time, ns(ClockId::Monotonic));
     }
 
     fn propose_time(&mut self) -> bool {
@@ -107,8 +107,11 @@ impl ProgramLoop {
     }
 
     fn say_time(&mut self) -> AgreedTime {
-        self.pace.said(self.now_us());
-        self.clock.reading(ns(ClockId::Monotonic), ns(ClockId::Realtime))
+        self.own.agreed.pace.said(self.now_us());
+        self.own
+            .agreed
+            .clock
+            .reading(ns(ClockId::Monotonic), ns(ClockId::Realtime))
     }
 }
 

@@ -6,11 +6,15 @@
 //! Not here: its namespaces (`dunlin_program::inside`), what follows from its end for the service (`serving`).
 
 use super::backlog::Backlog;
-use super::data::{self, DataError};
+use super::data;
 use super::restart::End;
-use super::{PRINTED, ProgramLoop, RAN, Role, Running, joining, poison};
-use crate::config::ProgramSpec;
+use super::state::{ProgramLoop, Role, Running};
+use super::{PRINTED, poison};
 use crate::vm::event::LoopEvent;
+use crate::vm::program::error::{PrepareError, VisitError};
+use crate::vm::program::preparing::{is_root, note_that_it_ran, prepare, printed, walls};
+use crate::vm::program::state::Tries;
+use crate::vm::program::told::Visited;
 use crossbeam_channel::bounded;
 use dunlin_api::EventKind;
 use dunlin_core::output::Output;
@@ -19,94 +23,11 @@ use dunlin_core::program::order::Gate;
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 use dunlin_program::answers::Answers;
-use dunlin_program::chance::{Seed, words};
-use dunlin_program::copy::{Copy, CopyError, Inside, Prints};
-use dunlin_program::data::Image;
-use dunlin_program::limits::{Group, LimitsError};
-use dunlin_program::message::{Card, Heard, Mounted, Spec, Walls};
-use dunlin_program::options::{self, CheckError};
-use dunlin_program::printed::Printed;
+use dunlin_program::copy::Copy;
+use dunlin_program::message::Heard;
 use dunlin_program::sockets;
 use dunlin_program::visit::{Order, Rooms};
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// A file or a folder of the program's here cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {error}", .path.display())]
-pub struct FileError {
-    path: PathBuf,
-    #[source]
-    error: io::Error,
-}
-
-impl FileError {
-    /// Of the one at `path`.
-    pub(super) fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |error| Self { path, error }
-    }
-}
-
-/// Why there are no namespaces for a copy.
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
-    /// The program's data.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// Whom the program is to run as.
-    #[error(transparent)]
-    User(#[from] CheckError),
-    /// This host does not keep it within them.
-    #[error("the program's limits: {0}")]
-    Limits(#[from] LimitsError),
-    /// The file for what it prints.
-    #[error(transparent)]
-    Printed(#[from] FileError),
-    /// The namespaces themselves.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-}
-
-/// Why nothing can be run beside a copy.
-#[derive(Debug, thiserror::Error)]
-pub enum VisitError {
-    /// There is none here.
-    #[error("no copy of program '{name}' runs on host '{host}'{hint}")]
-    NoCopy {
-        /// Of this program.
-        name: String,
-        /// This host.
-        host: String,
-        /// Where there is one, if that is known.
-        hint: String,
-    },
-    /// It may be ending.
-    #[error("the namespaces of '{name}': {error}")]
-    Rooms {
-        /// The program.
-        name: String,
-        /// The system's answer.
-        #[source]
-        error: io::Error,
-    },
-    /// Whom the program runs as.
-    #[error(transparent)]
-    User(#[from] CheckError),
-}
-
-/// What `dunlin exec` needs of a copy.
-pub struct Visited {
-    /// The copy's namespaces.
-    pub rooms: Rooms,
-    /// What is to run.
-    pub order: Order,
-    /// The copy's part.
-    pub role: &'static str,
-    /// It runs as root, who may read all that its host has.
-    pub is_root: bool,
-}
 
 /// The epoch of all that a program says. The one before it is what both copies are when they begin: nothing.
 const ONLY_EPOCH: Epoch = Epoch(2);
@@ -120,7 +41,7 @@ impl ProgramLoop {
         } else {
             Role::Backup
         };
-        self.output = match (self.role, is_backed) {
+        self.net.output = match (self.role, is_backed) {
             (Role::Primary, true) => compared(self.config.memory.outbound_bytes()),
             (Role::Primary, false) => Output::new(Voice::Alone, ONLY_EPOCH),
             _ => Output::new(Voice::Backup, ONLY_EPOCH),
@@ -129,17 +50,17 @@ impl ProgramLoop {
         if let Err(why) = note_that_it_ran(&folder) {
             return self.fails(&why.to_string());
         }
-        self.failure = None;
-        self.last_inputs = poison::LastInputs::default();
+        self.shown.failure = None;
+        self.own.last_inputs = poison::LastInputs::default();
         let now_us = self.now_us();
-        self.restart.begins(now_us);
-        let again = self.restart.again;
+        self.own.restart.begins(now_us);
+        let again = self.own.restart.again;
         let (keeper, kept) = bounded::<()>(0);
         let (program, to_loop, marks, seed) = (
             self.program.clone(),
-            self.to_loop.clone(),
+            self.inbox.to_loop.clone(),
             self.marks(),
-            self.seed,
+            self.own.agreed.seed,
         );
         let work = move || {
             let image = marks.map(|marks| data::open(&program, &marks)).transpose();
@@ -152,11 +73,11 @@ impl ProgramLoop {
         };
         let name = format!("program-{}", self.config.name);
         match std::thread::Builder::new().name(name).spawn(work) {
-            Ok(_) => self.starting = Some(keeper),
+            Ok(_) => self.own.starting = Some(keeper),
             Err(error) => return self.fails(&format!("a thread for the program: {error}")),
         }
         if self.role == Role::Primary && is_backed {
-            self.followed_us = self.now_us();
+            self.backup.followed_us = self.now_us();
             self.connect_session(&[]);
         }
     }
@@ -164,7 +85,7 @@ impl ProgramLoop {
     /// Its namespaces are there, or not.
     pub(super) fn prepared(&mut self, result: Result<Box<Copy>, PrepareError>) {
         // Its end may have been agreed meanwhile.
-        let (Some(keeper), true) = (self.starting.take(), self.role != Role::None) else {
+        let (Some(keeper), true) = (self.own.starting.take(), self.role != Role::None) else {
             return;
         };
         let mut copy = match result {
@@ -181,7 +102,7 @@ impl ProgramLoop {
         }
         let now_us = self.now_us();
         let source = self.draw(&mut copy);
-        self.running = Some(Running {
+        self.own.running = Some(Running {
             copy,
             _keeper: keeper,
             gate: Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64),
@@ -200,7 +121,9 @@ impl ProgramLoop {
     /// What its keeper has to say.
     pub(super) fn hear_copy(&mut self) {
         loop {
-            let Some(running) = &mut self.running else { return };
+            let Some(running) = &mut self.own.running else {
+                return;
+            };
             let heard = match running.copy.heard() {
                 Ok(Some((Heard::Listener, listeners))) => match &running.source {
                     Some(source) => {
@@ -241,6 +164,7 @@ impl ProgramLoop {
     pub(super) fn visited(&self, command: Vec<String>) -> Result<Visited, VisitError> {
         let name = &self.config.name;
         let running = self
+            .own
             .running
             .as_ref()
             .filter(|running| running.copy.ended().is_none());
@@ -288,7 +212,7 @@ impl ProgramLoop {
     pub(super) fn look_whether_it_listens(&mut self) {
         let now_us = self.now_us();
         let port = self.program.port;
-        let Some(running) = self.running.as_mut().filter(|running| !running.ready) else {
+        let Some(running) = self.own.running.as_mut().filter(|running| !running.ready) else {
             return;
         };
         let ports = match sockets::listeners(running.copy.queues()) {
@@ -310,8 +234,12 @@ impl ProgramLoop {
 
     /// A backup tells its primary.
     pub(super) fn tell_listening(&self) {
-        let ready = self.running.as_ref().is_some_and(|running| running.ready);
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        let ready = self.own.running.as_ref().is_some_and(|running| running.ready);
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
         if let (Some(talker), true) = (talker, ready && self.role == Role::Backup) {
             talker.say(SyncMessage::Idle {
                 applied: self.agreement.applied,
@@ -327,9 +255,13 @@ impl ProgramLoop {
     fn fails_by(&mut self, end: End, why: &str) {
         let plan = self.plan_restart(end);
         self.event(EventKind::ProgramEnded, format!("{why}{plan}"));
-        self.last_inputs.ended();
-        self.failure = Some(why.to_owned());
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        self.own.last_inputs.ended();
+        self.shown.failure = Some(why.to_owned());
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
         if let Some(talker) = talker {
             talker.say(SyncMessage::Refused { why: why.to_owned() });
         }
@@ -352,16 +284,16 @@ impl ProgramLoop {
     pub(super) fn drop_copy(&mut self) {
         self.answer_switchover(&dunlin_api::Answer::failed("the copy on this host has ended"));
         self.role = Role::None;
-        self.door = None;
-        self.running = None;
-        self.take_over = None;
-        self.join = None;
-        self.tries = joining::Tries::default();
-        self.expected = None;
-        self.backlog = Backlog::default();
-        self.session = None;
-        self.backup_ready = false;
-        self.output = Output::new(Voice::Shut, ONLY_EPOCH);
+        self.net.door = None;
+        self.own.running = None;
+        self.backup.take_over = None;
+        self.backup.join = None;
+        self.backup.tries = Tries::default();
+        self.backup.expected = None;
+        self.own.backlog = Backlog::default();
+        self.backup.session = None;
+        self.backup.ready = false;
+        self.net.output = Output::new(Voice::Shut, ONLY_EPOCH);
     }
 }
 
@@ -374,108 +306,4 @@ fn compared(budget_bytes: usize) -> Output {
     output.acknowledged(before);
     output.backup_loaded(before);
     output
-}
-
-/// So that a daemon that is started again does not begin it again.
-pub(super) fn note_that_it_ran(folder: &Path) -> Result<(), FileError> {
-    std::fs::write(folder.join(RAN), []).map_err(FileError::of(folder))
-}
-
-/// The file for what it prints; what it printed before it was begun again stays.
-pub(super) fn printed(path: &Path, again: bool) -> Result<Printed, FileError> {
-    let printed = match again {
-        true => Printed::go_on(path),
-        false => Printed::create(path),
-    };
-    printed.map_err(FileError::of(path))
-}
-
-/// What the program is kept from, and so whoever runs something beside it.
-pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, CheckError> {
-    let user = program.user.as_deref().map(options::user).transpose();
-    Ok(Walls {
-        user: user?,
-        root: program.root.clone(),
-        scratch_mib: program.scratch_mib,
-        agreed_chance: None,
-        agreed_clock: false,
-        data: None,
-        clock_page: program.agreed_clock,
-        chance: None,
-    })
-}
-
-/// By its number: a host may have several accounts with root's.
-fn is_root(walls: &Walls) -> bool {
-    walls.user.is_none_or(|(user, _)| user == 0)
-}
-
-/// Its namespaces, with its data's image in them, if it has one.
-pub(super) fn prepare(
-    program: &ProgramSpec,
-    seed: Seed,
-    printed: Result<Printed, FileError>,
-    image: Option<Image>,
-) -> Result<Copy, PrepareError> {
-    let attached = image.map(Image::attach).transpose();
-    let attached = attached.map_err(DataError::Image)?;
-    let mut walls = walls(program)?;
-    walls.chance = program.agreed_chance.then(|| words(seed, 1));
-    walls.data = program
-        .data
-        .as_ref()
-        .zip(attached.as_ref())
-        .map(|(data, attached)| Mounted {
-            device: attached.device().to_owned(),
-            at: data.at.clone(),
-        });
-    let group = Group::make(&program.limits)?;
-    let spec = Spec {
-        command: program.command.clone(),
-        directory: program.directory.clone(),
-        environment: program.environment.clone(),
-        card: Card {
-            address: program.address,
-            prefix: program.prefix,
-            gateway: program.gateway,
-            mac: program.mac,
-        },
-        walls: Some(walls),
-    };
-    let inside = Inside {
-        program: "/proc/self/exe".into(),
-        arguments: vec!["program".into(), "inside".into()],
-    };
-    let copy = Copy::prepare(
-        "the program's copy",
-        &inside,
-        &spec,
-        Prints::Kept(Some(printed?)),
-        group,
-        attached,
-    );
-    Ok(copy?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_has_roots_number_is_root_whatever_its_name() {
-        let of = |user| Walls {
-            user,
-            root: "/".into(),
-            scratch_mib: 1,
-            agreed_chance: None,
-            agreed_clock: false,
-            data: None,
-            clock_page: false,
-            chance: None,
-        };
-        assert!(is_root(&of(None)), "nobody is named");
-        assert!(is_root(&of(Some((0, 0)))));
-        assert!(is_root(&of(Some((0, 100)))), "'toor', of another group");
-        assert!(!is_root(&of(Some((65_534, 0)))));
-    }
 }

@@ -9,9 +9,9 @@
 //! * **Source:** pre-copy, as in live migration (NSDI'05). **Not here:** images themselves (`dunlin_program::data`); whose image counts
 //!   (`images`).
 
-use super::carrying::{HeardError, heard, unexpected};
 use crate::config::ProgramSpec;
-use crate::vm::session::Broken;
+use crate::vm::program::error::DataError;
+use crate::vm::program::hearing::{heard, unexpected};
 use crate::vm::session::link::Ends;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -25,7 +25,7 @@ use dunlin_program::options::{self, CheckError};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -40,46 +40,16 @@ const HASHES: usize = (1 << 20) / size_of::<u128>();
 const LITTLE_BYTES: u64 = 16 << 20;
 /// A program that writes faster than this host sends is never through.
 const PASSES: usize = 6;
+
 /// What is written at the last moment lies for a while on both hosts' disks.
 pub(super) const MOST_LEFT_BYTES: u64 = 256 << 20;
+
 /// Where it lies.
 const LEFT: &str = "data.blocks";
 /// The other host writes what was sent ahead to its disk.
 const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
 const PIECE_WITHIN: Duration = Duration::from_secs(130);
-
-/// Why a program's data are not here, or do not come or go.
-#[derive(Debug, thiserror::Error)]
-pub enum DataError {
-    /// Its image, or the image's mark.
-    #[error("its data: {0}")]
-    Image(#[source] GuardError),
-    /// Nothing begins from that.
-    #[error("its data: {} is half of an image: a copy of the running program was on its way here", .0.display())]
-    Torn(PathBuf),
-    /// Whose the image is to be.
-    #[error(transparent)]
-    Owner(#[from] CheckError),
-    /// The two hosts' images are no two of one program.
-    #[error("its data: the other host's image is of another size")]
-    AnotherSize,
-    /// No number of whole blocks.
-    #[error("its data: half of a block came")]
-    HalfBlock,
-    /// Nothing usable came from the other host.
-    #[error(transparent)]
-    Heard(#[from] HeardError),
-    /// The other host does not take it.
-    #[error(transparent)]
-    Unsent(#[from] Broken),
-    /// What was written at the last moment.
-    #[error("data.blocks: {0}")]
-    Left(#[source] io::Error),
-    /// Marks would be written in it.
-    #[error("a thread for its data's marks: {0}")]
-    Thread(#[source] io::Error),
-}
 
 /// The image for a copy that begins, marked as a newer life than all before.
 pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, DataError> {

@@ -7,7 +7,6 @@
 //! Invariants: 1. (memory) the last [`KEPT`] are kept, each of 32 bytes of what was said; 2. no counter goes back while the loop runs.
 //! Not here:   the comparison (core's `output`); who may ask (`daemon::roles`).
 
-use super::ProgramLoop;
 use crate::events::{now_ms, utc};
 use dunlin_core::output::compare::{Counters, Difference, Place};
 use dunlin_core::output::packet::FlowKey;
@@ -23,7 +22,7 @@ const KEPT: usize = 16;
 pub(crate) struct Differences(VecDeque<String>);
 
 impl Differences {
-    fn add(&mut self, text: String) {
+    pub(super) fn add(&mut self, text: String) {
         if self.0.len() == KEPT {
             self.0.pop_front();
         }
@@ -66,13 +65,13 @@ impl Compared {
 }
 
 /// Who speaks with whom.
-fn between(flow: &FlowKey) -> String {
+pub(super) fn between(flow: &FlowKey) -> String {
     let client = SocketAddr::new(flow.peer, flow.peer_port);
     format!("to {client} from port {}", flow.vm_port)
 }
 
 /// Where it is, without a byte of what was said.
-fn where_it_is(place: &Place) -> String {
+pub(super) fn where_it_is(place: &Place) -> String {
     let what = match (place.why, place.from_beginning) {
         (Difference::Datagram, _) => "of a datagram",
         (_, true) => "of the connection",
@@ -90,7 +89,7 @@ fn where_it_is(place: &Place) -> String {
 }
 
 /// All of it.
-fn told(place: &Place, primary: &str, backup: &str) -> String {
+pub(super) fn told(place: &Place, primary: &str, backup: &str) -> String {
     let mut text = format!("{}: {}\n", utc(now_ms()), where_it_is(place));
     for (host, bytes) in [(primary, &place.primary), (backup, &place.backup)] {
         // A String takes everything: here and below.
@@ -103,38 +102,6 @@ fn told(place: &Place, primary: &str, backup: &str) -> String {
         }
     }
     text
-}
-
-impl ProgramLoop {
-    /// The backup's copy has said something else: why it is dropped. The bytes go where operators see them.
-    pub(super) fn tell_difference(&self) -> String {
-        let counters = self.counters();
-        let place = self.output.differs_at().cloned();
-        let place_told = place.as_ref().map_or_else(String::new, |place| {
-            format!(
-                " {} ('dunlin logs --differences {}' on this host shows what both said there)",
-                where_it_is(place),
-                self.config.name
-            )
-        });
-        if let Some(place) = place {
-            let backup = self.other().map_or("?", |other| self.config.host_name(other));
-            let text = told(&place, &self.host.name, backup);
-            let mut kept = self.shared.differences.lock();
-            kept.add(text);
-        }
-        format!(
-            "its copy has said something else{place_told} (after {} outputs that were alike; differences in bytes {}, ends {}, datagrams {}, \
-             not understood {}): 'dunlin program check' shows what differs",
-            counters.matched, counters.bytes, counters.flags, counters.datagrams, counters.not_understood
-        )
-    }
-
-    /// Which connection waits for the backup's word.
-    pub(super) fn told_who_waits(&self) -> String {
-        let flow = self.output.waits_on();
-        flow.map_or_else(String::new, |flow| format!(" {}", between(&flow)))
-    }
 }
 
 #[cfg(test)]

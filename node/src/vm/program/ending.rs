@@ -5,10 +5,10 @@
 //!
 //! Not here: what is forgotten (`daemon::store`).
 
-use super::{ProgramLoop, Role};
-use crate::vm::Ended;
-use crate::vm::group::{self, TOLD};
-use crate::vm::primary::AGAIN;
+use super::state::{ProgramLoop, Role};
+use crate::vm::group::{self, AGAIN, TOLD};
+use crate::vm::shared::Ended;
+use crate::vm::state::ending::Order;
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
 use dunlin_core::agreed::{Agreed, Life};
@@ -16,15 +16,10 @@ use dunlin_core::agreed::{Agreed, Life};
 /// How long an order waits for a leader.
 const PATIENCE_US: u64 = 5_000_000;
 
-/// A person's order to end the program everywhere.
-pub(super) struct Order {
-    until_us: u64,
-    reply: Sender<Answer>,
-}
-
 impl ProgramLoop {
     pub(super) fn order_down(&mut self, reply: Sender<Answer>) {
-        self.orders.push(Order {
+        self.ending.orders.push(Order {
+            now: true,
             until_us: self.now_us() + PATIENCE_US,
             reply,
         });
@@ -32,12 +27,12 @@ impl ProgramLoop {
 
     /// Whether this host may lead although it has nothing to serve: all that it does is to have the end agreed.
     pub(super) fn leads_to_end(&self) -> bool {
-        !self.witness && !self.orders.is_empty() && self.agreement.state().life != Life::Down
+        !self.witness && !self.ending.orders.is_empty() && self.agreement.state().life != Life::Down
     }
 
     /// The group has agreed, and if it is for this host to tell the others, that is done.
     pub(super) fn answer_ended(&mut self) {
-        let still_tells = self.tells_end && self.ending.is_none();
+        let still_tells = self.ending.tells_end && self.ending.ended.is_none();
         if self.agreement.state().life == Life::Down && !still_tells {
             self.answer_orders(&Answer::done("the program is ended"));
         }
@@ -47,10 +42,10 @@ impl ProgramLoop {
     pub(super) fn end_by_order(&mut self) {
         self.answer_ended();
         let now_us = self.now_us();
-        if self.forgets_at_us.is_some_and(|at_us| at_us <= now_us) {
+        if self.ending.forgets_at_us.is_some_and(|at_us| at_us <= now_us) {
             self.forget();
         }
-        if self.orders.is_empty() || self.agreement.state().life == Life::Down {
+        if self.ending.orders.is_empty() || self.agreement.state().life == Life::Down {
             return;
         }
         if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
@@ -63,12 +58,12 @@ impl ProgramLoop {
         let term = self.group.term();
         if self.agreement.leads()
             && self.group.is_leader()
-            && self.down_proposed != Some(term)
+            && self.ending.down_proposed != Some(term)
             && self.propose(&Agreed::Down)
         {
-            self.down_proposed = Some(term);
+            self.ending.down_proposed = Some(term);
         }
-        if self.orders.iter().any(|order| order.until_us <= now_us) {
+        if self.ending.orders.iter().any(|order| order.until_us <= now_us) {
             let name = &self.config.name;
             self.answer_orders(&Answer::failed(format!(
                 "program '{name}' is not ended: no majority of its hosts agrees to that now. If no host serves it any more, \
@@ -79,7 +74,7 @@ impl ProgramLoop {
     }
 
     fn answer_orders(&mut self, answer: &Answer) {
-        for order in self.orders.drain(..) {
+        for order in self.ending.orders.drain(..) {
             // Whoever asked may have gone.
             let _ = order.reply.send(answer.clone());
         }
@@ -87,10 +82,10 @@ impl ProgramLoop {
 
     /// This host leads, and the end is agreed.
     pub(super) fn tell_the_end(&mut self) {
-        if std::mem::replace(&mut self.tells_end, true) {
+        if std::mem::replace(&mut self.ending.tells_end, true) {
             return;
         }
-        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.to_loop) {
+        if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.inbox.to_loop) {
             tracing::error!("a thread to tell the other hosts of the program's end: {error}");
             self.forget();
         }
@@ -99,13 +94,13 @@ impl ProgramLoop {
     /// Another host led when the end was agreed: it still needs this host's word that it holds the entry.
     pub(super) fn await_word_of_the_end(&mut self) {
         let until_us = self.now_us() + TOLD.as_micros() as u64;
-        self.forgets_at_us.get_or_insert(until_us);
+        self.ending.forgets_at_us.get_or_insert(until_us);
     }
 
     /// Nothing of it is left to do here.
     pub(super) fn forget(&mut self) {
         self.drop_copy();
-        self.ending = Some(Ended {
+        self.ending.ended = Some(Ended {
             vm: self.config.name.clone(),
             forget: true,
         });
@@ -135,7 +130,10 @@ impl ProgramLoop {
 
     /// Whether the loop may end: not while a thread makes a copy that the next program of this name would meet.
     pub(super) fn is_over(&self) -> bool {
-        let making = (self.starting.is_some() || self.is_carrying()) && self.role == Role::None;
-        self.ending.as_ref().is_some_and(|ended| !ended.forget || !making)
+        let making = (self.own.starting.is_some() || self.is_carrying()) && self.role == Role::None;
+        self.ending
+            .ended
+            .as_ref()
+            .is_some_and(|ended| !ended.forget || !making)
     }
 }

@@ -7,7 +7,7 @@
 //! Not here: what may leave and when (core's `output`), the order itself (core's `program::order`).
 
 use super::backlog::Input;
-use super::{ProgramLoop, Role, Running};
+use super::state::{ProgramLoop, Role, Running};
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
@@ -24,6 +24,7 @@ use std::io::{ErrorKind, Read, Write};
 
 /// No Ethernet frame with an MTU up to 64 KiB is larger.
 pub(super) const FRAME_BYTES: usize = 65_600;
+
 const BATCH_BYTES: usize = 1 << 20;
 /// The most that a batch takes in the log.
 const MOST_BATCH_BYTES: usize =
@@ -53,10 +54,11 @@ impl ProgramLoop {
             && self.agreement.leads()
             && self.group.is_leader()
             && !self.is_quiet()
-            && self.output.voice() != Voice::Shut
+            && self.net.output.voice() != Voice::Shut
             && self.group.appended().index.0 - self.group.committed().0 < INPUTS_UNDER_WAY
             && self.group.has_input_room(MOST_BATCH_BYTES)
             && self
+                .own
                 .running
                 .as_ref()
                 .is_some_and(|running| running.gate.waiting_bytes() < MOST_WAITING_BYTES)
@@ -66,14 +68,14 @@ impl ProgramLoop {
         if !self.takes_inputs() {
             return;
         }
-        let Some(door) = &mut self.door else { return };
+        let Some(door) = &mut self.net.door else { return };
         let (mut frames, mut bytes) = (Vec::new(), 0);
         // What is read at once may be as many segments.
         while frames.len() + MOST_SEGMENTS <= MOST_FRAMES && bytes < BATCH_BYTES {
             let read = door.read(|frame| {
                 bytes += frame.len();
-                if self.announcer.is_from_here(frame) {
-                    self.announcements.old_source_seen();
+                if self.net.announcer.is_from_here(frame) {
+                    self.net.announcements.old_source_seen();
                 }
                 let bytes = Bytes::copy_from_slice(frame);
                 frames.push(Frame { nic: 0, bytes });
@@ -92,38 +94,40 @@ impl ProgramLoop {
 
     /// An agreed input, in log order.
     pub(super) fn input(&mut self, input: Input) {
-        match self.backlog.is_empty() {
+        match self.own.backlog.is_empty() {
             true => self.input_now(input),
-            false => self.backlog.push(input),
+            false => self.own.backlog.push(input),
         }
     }
 
     /// What was agreed while the copy was on its way here, as far as there is room.
     fn work_off(&mut self) {
-        while let Some(running) = &self.running
+        while let Some(running) = &self.own.running
             && running.gate.waiting_bytes() < MOST_WAITING_BYTES
-            && let Some(input) = self.backlog.pop()
+            && let Some(input) = self.own.backlog.pop()
         {
             self.input_now(input);
         }
     }
 
     fn input_now(&mut self, input: Input) {
-        let Some(running) = &mut self.running else { return };
+        let Some(running) = &mut self.own.running else {
+            return;
+        };
         let frame = match input {
             Input::Time(time) => return running.gate.time(time),
             Input::Frame(frame) => frame,
         };
-        self.frames_in += 1;
+        self.net.frames_in += 1;
         if let Some(frame) = running.gate.arrived(frame) {
             self.deliver(&frame);
         }
     }
 
     fn deliver(&mut self, frame: &Frame) {
-        self.last_inputs.given(frame);
-        let frame = self.output.heard(frame);
-        let Some(running) = &self.running else { return };
+        self.own.last_inputs.given(frame);
+        let frame = self.net.output.heard(frame);
+        let Some(running) = &self.own.running else { return };
         match running.copy.card().write(&frame.bytes) {
             Ok(_) => {}
             // What finds no room is lost, as on any wire, and TCP sends it again.
@@ -138,7 +142,9 @@ impl ProgramLoop {
         let now_us = self.now_us();
         loop {
             self.work_off();
-            let Some(running) = &mut self.running else { return };
+            let Some(running) = &mut self.own.running else {
+                return;
+            };
             match running.gate.next(now_us) {
                 Next::Idle => {
                     running.look_at_us = u64::MAX;
@@ -200,6 +206,7 @@ impl ProgramLoop {
     /// Once for each copy: it may be so for a while (a child that saves) or always.
     fn tell_unbatched(&mut self, why: &str) {
         let is_new = self
+            .own
             .running
             .as_mut()
             .is_some_and(|running| !std::mem::replace(&mut running.told_unbatched, true));
@@ -215,11 +222,11 @@ impl ProgramLoop {
     }
 
     fn tell_unread(&mut self, now_us: u64) {
-        let Some(running) = &self.running else { return };
+        let Some(running) = &self.own.running else { return };
         let impatient = running.gate.counters().impatient;
-        let (told, at_us) = self.impatient_told;
+        let (told, at_us) = self.net.impatient_told;
         if impatient > told && at_us.is_none_or(|at_us| now_us - at_us > QUIET_US) {
-            self.impatient_told = (impatient, Some(now_us));
+            self.net.impatient_told = (impatient, Some(now_us));
             self.event(
                 EventKind::NotRead,
                 format!(
@@ -245,16 +252,16 @@ impl ProgramLoop {
         let now_us = self.now_us();
         let mut told = Vec::new();
         for _ in 0..most {
-            let Some(running) = self.running.as_mut().filter(|_| !self.output.is_full()) else {
+            let Some(running) = self.own.running.as_mut().filter(|_| !self.net.output.is_full()) else {
                 break;
             };
-            let length = match running.copy.card().read(&mut self.buffer) {
+            let length = match running.copy.card().read(&mut self.net.buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return self.fails(&format!("the copy's card: {error}")),
             };
-            let bytes = Bytes::copy_from_slice(&self.buffer[..length]);
-            self.announcer.learn(&bytes);
+            let bytes = Bytes::copy_from_slice(&self.net.buffer[..length]);
+            self.net.announcer.learn(&bytes);
             let frame = Frame { nic: 0, bytes };
             match parse(&frame, Direction::FromVm) {
                 Parsed::Tcp(segment) if !segment.is_pure_ack() && !segment.syn() => {
@@ -266,10 +273,14 @@ impl ProgramLoop {
             if self.role == Role::Backup {
                 told.push(frame.clone());
             }
-            self.output.said(frame, now_us);
+            self.net.output.said(frame, now_us);
         }
-        let epoch = self.output.epoch();
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        let epoch = self.net.output.epoch();
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
         if let (Some(talker), false) = (talker, told.is_empty()) {
             for frames in parts::frames(told) {
                 // Dropped where the primary does not read: it misses them, and drops this copy.
@@ -280,13 +291,17 @@ impl ProgramLoop {
 
     /// The backup's copy has said these.
     pub(super) fn backup_said(&mut self, session: u64, epoch: Epoch, frames: Vec<Frame>) {
-        let lost = self.to_loop.words_taken(&frames);
+        let lost = self.inbox.to_loop.words_taken(&frames);
         if lost > 0 {
-            self.output.backup_was_not_heard(lost);
+            self.net.output.backup_was_not_heard(lost);
         }
-        let is_current = self.session.as_ref().is_some_and(|current| current.id == session);
+        let is_current = self
+            .backup
+            .session
+            .as_ref()
+            .is_some_and(|current| current.id == session);
         if is_current && self.role == Role::Primary {
-            self.output.backup_said(epoch, frames);
+            self.net.output.backup_said(epoch, frames);
         }
     }
 
@@ -295,7 +310,7 @@ impl ProgramLoop {
     fn may_speak(&self, now_us: u64) -> bool {
         self.group.is_leader()
             && self.agreement.leads()
-            && match self.output.voice() {
+            && match self.net.output.voice() {
                 Voice::Alone => true,
                 Voice::Protected => self.group.may_speak(now_us),
                 Voice::Backup | Voice::Shut => false,
@@ -313,17 +328,17 @@ impl ProgramLoop {
     fn take_released(&mut self) -> bool {
         for taken in 0..MOST_SEGMENTS {
             let now_us = self.now_us();
-            if self.door.is_none() || !self.may_speak(now_us) {
+            if self.net.door.is_none() || !self.may_speak(now_us) {
                 return taken > 0;
             }
-            if self.announcements.take_due(now_us) {
+            if self.net.announcements.take_due(now_us) {
                 self.announce();
             }
-            let Some(frame) = self.output.release(now_us) else {
+            let Some(frame) = self.net.output.release(now_us) else {
                 return taken > 0;
             };
-            self.frames_out += 1;
-            if let Some(door) = &mut self.door {
+            self.net.frames_out += 1;
+            if let Some(door) = &mut self.net.door {
                 door.queue(frame.bytes);
             }
         }
@@ -335,7 +350,7 @@ impl ProgramLoop {
     fn send_released(&mut self) {
         loop {
             let may_speak = self.may_speak(self.now_us());
-            match &mut self.door {
+            match &mut self.net.door {
                 Some(door) if !door.has_queued() => return,
                 Some(door) if may_speak => drop(door.send_next()),
                 Some(door) => door.lose_queued(),
@@ -346,8 +361,8 @@ impl ProgramLoop {
 
     /// Tells the network's switches that the program is here now.
     pub(super) fn announce(&self) {
-        if let Some(door) = &self.door {
-            for frame in self.announcer.frames() {
+        if let Some(door) = &self.net.door {
+            for frame in self.net.announcer.frames() {
                 let _ = door.write(&frame, Offload::default());
             }
         }

@@ -10,14 +10,16 @@
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
 use super::clock::TooOld;
-use super::data::DataError;
-use super::{ProgramLoop, Role};
-use crate::vm::cold::{AskError, ask_standing};
+use super::state::{ProgramLoop, Role};
+use crate::vm::cold::ask_standing;
 use crate::vm::event::LoopEvent;
+use crate::vm::program::error::DataError;
+use crate::vm::program::told::Found;
+use crate::vm::state::cold::AskError;
 use dunlin_api::{DiskStanding, EventKind, Standing};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::consensus::Role as ConsensusRole;
-use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_core::units::{Epoch, Index, ReplicaId};
 use dunlin_program::data::mark::Mark;
 
 /// Between two questions.
@@ -28,28 +30,6 @@ const HANDED_WITHIN_US: u64 = 10_000_000;
 const HAND_EVERY_US: u64 = 100_000;
 /// Nobody leads for this long: an election takes a tenth of it.
 const LEADERLESS_US: u64 = 1_000_000;
-
-/// How far this host is with it.
-#[derive(Default)]
-pub(super) struct Images {
-    asking: bool,
-    next_us: u64,
-    leaderless_since_us: Option<u64>,
-    /// This host begins again; who was complete, as it was judged by.
-    mandate: Option<ReplicaSet>,
-    /// It was elected, and has said so, in that term.
-    begins: Option<Term>,
-    /// It leads for the other host to begin: in that term, and until when.
-    elsewhere: Option<(Term, u64)>,
-    complaint: String,
-}
-
-/// What was found.
-pub struct Found {
-    /// Of the image here.
-    own: Result<Option<Mark>, DataError>,
-    others: Vec<(ReplicaId, Result<Standing, AskError>)>,
-}
 
 /// Why no host begins the program yet.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +128,7 @@ impl ProgramLoop {
     /// The group has agreed who is complete, and this host is: so is its image.
     pub(super) fn note_that_it_is_complete(&self, index: Index, set: ReplicaSet) {
         let is_its = set.contains(self.me) && self.role != Role::None && !self.is_in_copy(index);
-        if let (Some(notes), true) = (&self.notes, is_its) {
+        if let (Some(notes), true) = (&self.own.notes, is_its) {
             notes.note(index);
         }
     }
@@ -156,14 +136,14 @@ impl ProgramLoop {
     /// Asks the hosts of a program of which no copy runs how new their images are.
     pub(super) fn ask_of_images(&mut self) {
         let now_us = self.now_us();
-        if self.images.asking || now_us < self.images.next_us {
+        if self.own.images.asking || now_us < self.own.images.next_us {
             return;
         }
         let marks = self.marks();
         let (host, config, to_loop, me) = (
             self.host.clone(),
             self.config.clone(),
-            self.to_loop.clone(),
+            self.inbox.to_loop.clone(),
             self.me,
         );
         let work = move || {
@@ -187,15 +167,15 @@ impl ProgramLoop {
             .name("program-images".into())
             .spawn(work);
         match spawned {
-            Ok(_) => self.images.asking = true,
+            Ok(_) => self.own.images.asking = true,
             Err(error) => tracing::error!("a thread to ask the other hosts: {error}"),
         }
     }
 
     /// The answers are here.
     pub(super) fn images_found(&mut self, found: Found) {
-        self.images.asking = false;
-        self.images.next_us = self.now_us() + AGAIN_US;
+        self.own.images.asking = false;
+        self.own.images.next_us = self.now_us() + AGAIN_US;
         let judged = if self.agreement.state().life == Life::Fresh && self.agreement.leads() {
             self.judge_first(found)
         } else if self.is_lost() {
@@ -205,17 +185,17 @@ impl ProgramLoop {
         };
         let why = judged.map_err(|error| error.to_string());
         if let Err(why) = why
-            && self.images.complaint != why
+            && self.own.images.complaint != why
         {
             self.event(EventKind::Waiting, &*why);
-            self.images.complaint = why;
+            self.own.images.complaint = why;
         }
     }
 
     fn judge_first(&mut self, found: Found) -> Result<(), JudgeError> {
         let term = self.group.term();
         let Some(other) = self.other() else { return Ok(()) };
-        if self.begun_in == Some(term) {
+        if self.own.begun_in == Some(term) {
             return Ok(());
         }
         let set = match self.choose(found.own?, found.others)? {
@@ -225,15 +205,15 @@ impl ProgramLoop {
         };
         let entry = Agreed::Complete { set, epoch: Epoch(1) };
         if self.propose(&entry) {
-            self.begun_in = Some(term);
+            self.own.begun_in = Some(term);
         }
         Ok(())
     }
 
     /// The input by which the copies of both hosts have ended.
     fn ended_both(&self, found: &Found) -> Option<String> {
-        self.failure.as_ref()?;
-        let own = self.last_inputs.lines();
+        self.shown.failure.as_ref()?;
+        let own = self.own.last_inputs.lines();
         let said = found.others.iter().filter_map(|(_, said)| said.as_ref().ok());
         let theirs: Vec<&String> = said.flat_map(|standing| &standing.ended_after).collect();
         own.into_iter().find(|input| theirs.contains(&input))
@@ -251,12 +231,12 @@ impl ProgramLoop {
         match said {
             Some((_, Ok(standing))) => {
                 // One that does not know any more that it is to be begun again does not begin it.
-                let first = self.me < other || (self.restart.waits() && !standing.begins_again);
+                let first = self.me < other || (self.own.restart.waits() && !standing.begins_again);
                 Ok(choose(own, heard(&standing), first))
             }
             Some((_, Err(error))) => {
                 let host = self.config.host_name(other).to_owned();
-                Err(match self.notes {
+                Err(match self.own.notes {
                     Some(_) => JudgeError::MayBeNewer { host, error },
                     None => JudgeError::MayLive { host, error },
                 })
@@ -274,15 +254,15 @@ impl ProgramLoop {
                 format!("host '{host}' has the newer image of the program's data: it begins there"),
             );
             let now_us = self.now_us();
-            self.images.elsewhere = Some((self.group.term(), now_us + HANDED_WITHIN_US));
-            self.images.next_us = now_us;
+            self.own.images.elsewhere = Some((self.group.term(), now_us + HANDED_WITHIN_US));
+            self.own.images.next_us = now_us;
         }
     }
 
     /// It leads until the other host has the entry by which it begins, and its copy: nobody else could pass that entry on.
     pub(super) fn leads_for_the_other(&self) -> bool {
         let term = self.group.term();
-        let until_us = self.images.elsewhere.filter(|(its, _)| *its == term);
+        let until_us = self.own.images.elsewhere.filter(|(its, _)| *its == term);
         self.agreement.leads() && until_us.is_some_and(|(_, until_us)| self.now_us() < until_us)
     }
 
@@ -290,9 +270,9 @@ impl ProgramLoop {
         let now_us = self.now_us();
         if let Some(other) = self.other()
             && self.leads_for_the_other()
-            && now_us >= self.images.next_us
+            && now_us >= self.own.images.next_us
         {
-            self.images.next_us = now_us + HAND_EVERY_US;
+            self.own.images.next_us = now_us + HAND_EVERY_US;
             self.group.transfer_to(other);
         }
     }
@@ -300,13 +280,13 @@ impl ProgramLoop {
     // After the loss of all copies.
 
     fn is_lost(&self) -> bool {
-        let by_data = self.notes.is_some() && self.failure.is_none();
-        let by_order = self.failure.is_some() && self.restart.is_due(self.now_us());
+        let by_data = self.own.notes.is_some() && self.shown.failure.is_none();
+        let by_order = self.shown.failure.is_some() && self.own.restart.is_due(self.now_us());
         (by_data || by_order)
             && self.role == Role::None
-            && self.starting.is_none()
-            && self.expected.is_none()
-            && self.ending.is_none()
+            && self.own.starting.is_none()
+            && self.backup.expected.is_none()
+            && self.ending.ended.is_none()
             // Before anybody leads again nothing counts as agreed: what was appended tells that it has lived.
             && !self.agreement.is_fresh()
             && self.agreement.state().life != Life::Down
@@ -315,8 +295,8 @@ impl ProgramLoop {
 
     /// Its log was in memory alone, and nobody is there who could tell what it said.
     fn has_forgotten(&self) -> bool {
-        self.notes.is_some()
-            && self.ran
+        self.own.notes.is_some()
+            && self.own.ran
             && self.role == Role::None
             && self.group.role() == ConsensusRole::Recovering
             && self.group.leader().is_none()
@@ -329,9 +309,9 @@ impl ProgramLoop {
              a host that does. If no copy is alive anywhere, 'dunlin down --force {name}' on each host and then 'dunlin up' begins it from \
              the newest image of its data"
         );
-        if self.images.complaint != why {
+        if self.own.images.complaint != why {
             self.event(EventKind::Waiting, &*why);
-            self.images.complaint = why;
+            self.own.images.complaint = why;
         }
     }
 
@@ -340,12 +320,12 @@ impl ProgramLoop {
         self.hand_to_the_other();
         let forgotten = self.has_forgotten();
         if !self.is_lost() && !forgotten {
-            self.images.leaderless_since_us = None;
-            self.images.mandate = None;
+            self.own.images.leaderless_since_us = None;
+            self.own.images.mandate = None;
             return;
         }
         let now_us = self.now_us();
-        let since_us = *self.images.leaderless_since_us.get_or_insert(now_us);
+        let since_us = *self.own.images.leaderless_since_us.get_or_insert(now_us);
         if now_us - since_us <= LEADERLESS_US || self.group.is_leader() {
             return;
         }
@@ -357,12 +337,12 @@ impl ProgramLoop {
     }
 
     fn judge_loss(&mut self, found: Found) -> Result<(), JudgeError> {
-        self.images.mandate = None;
+        self.own.images.mandate = None;
         let own = self.standing();
         if let Some(input) = self.ended_both(&found) {
             // `poison` tells it.
             tracing::info!(program = self.config.name, "not begun again: {input}");
-            self.restart.never();
+            self.own.restart.never();
             return Ok(());
         }
         if let Some(why) = self.waits_for_an_upgrade() {
@@ -385,7 +365,7 @@ impl ProgramLoop {
         }
         let complete = ReplicaSet(newest.1);
         if !complete.contains(self.me) {
-            if self.notes.is_none() {
+            if self.own.notes.is_none() {
                 return Ok(());
             }
             return Err(JudgeError::NewerThere);
@@ -397,10 +377,10 @@ impl ProgramLoop {
         };
         match choice {
             Choice::Here => {
-                self.images.mandate = Some(complete);
+                self.own.images.mandate = Some(complete);
                 Ok(())
             }
-            Choice::There if self.notes.is_none() => Ok(()),
+            Choice::There if self.own.notes.is_none() => Ok(()),
             Choice::There => Err(JudgeError::NewerThere),
             Choice::Nobody => Err(JudgeError::NoImage),
         }
@@ -408,13 +388,13 @@ impl ProgramLoop {
 
     /// Whether this host may be elected to begin the program again.
     pub(super) fn has_mandate(&self) -> bool {
-        let begins = self.images.mandate.is_some() || self.images.begins == Some(self.group.term());
+        let begins = self.own.images.mandate.is_some() || self.own.images.begins == Some(self.group.term());
         begins && self.is_lost()
     }
 
     /// Elected for that. What is agreed has to be what it was judged by.
     pub(super) fn begin_again(&mut self) {
-        if self.images.mandate.take() != Some(self.agreement.state().complete) {
+        if self.own.images.mandate.take() != Some(self.agreement.state().complete) {
             return self.group.step_down();
         }
         // What it draws now was never drawn in its life before.
@@ -423,10 +403,10 @@ impl ProgramLoop {
         if !self.say_first_time_and_seed() || !self.propose(&Agreed::Complete { set, epoch }) {
             return;
         }
-        self.images.begins = Some(self.group.term());
-        self.restart.again = true;
-        if self.restart.waits() {
-            self.restart.count += 1;
+        self.own.images.begins = Some(self.group.term());
+        self.own.restart.again = true;
+        if self.own.restart.waits() {
+            self.own.restart.count += 1;
             let text = format!(
                 "the program has ended on all of its hosts, and is begun again here (restart = \"{}\"): what was only in its memory is gone",
                 self.program.restart.name()
@@ -444,7 +424,7 @@ impl ProgramLoop {
         self.agreement.leads()
             && self.is_lost()
             && set == ReplicaSet::one(self.me)
-            && self.images.begins == Some(self.group.term())
+            && self.own.images.begins == Some(self.group.term())
     }
 }
 

@@ -8,13 +8,15 @@
 //! * **Not here:** the primary (`joining`).
 
 use super::backlog::Input;
-use super::carrying::{Brought, CarryError, Fetcher};
-use super::copies::FileError;
-use super::joining::Tries;
-use super::{ProgramLoop, Role, Running, copies};
+use super::carrying::Fetcher;
+use super::state::{ProgramLoop, Role, Running};
+use crate::vm::program::error::{CarryError, FileError};
+use crate::vm::program::preparing::note_that_it_ran;
+use crate::vm::program::state::{Expected, Tries};
+use crate::vm::program::told::Brought;
 use crate::vm::session::link::refuse;
 use crate::vm::session::talker::Talker;
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::bounded;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{AgreedTime, Frame, Life};
 use dunlin_core::output::Output;
@@ -32,16 +34,6 @@ use std::sync::Arc;
 const KEPT_BYTES: usize = 64 << 20;
 /// A copy whose primary has gone before the group took it in is kept so long: the entry that takes it in may be on its way.
 const UNTAKEN_US: u64 = 3_000_000;
-
-/// A copy on its way.
-pub(super) struct Expected {
-    session: u64,
-    /// Inputs behind this entry are kept.
-    from: Index,
-    inputs: VecDeque<(Index, Vec<Input>)>,
-    bytes: usize,
-    keeper: Sender<()>,
-}
 
 /// Why a copy that was brought here is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -65,9 +57,9 @@ impl ProgramLoop {
             Some("it is no backup for that host")
         } else if is_complete && self.role != Role::None {
             Some("its copy still counts")
-        } else if self.starting.is_some() || self.is_carrying() {
+        } else if self.own.starting.is_some() || self.is_carrying() {
             Some("it is busy with an earlier copy")
-        } else if self.agreement.state().life != Life::Running || self.ending.is_some() {
+        } else if self.agreement.state().life != Life::Running || self.ending.ended.is_some() {
             Some("it does not know the program as a running one yet")
         } else {
             None
@@ -78,8 +70,8 @@ impl ProgramLoop {
         if self.role != Role::None {
             self.end_here("a new copy of the program comes to this host; the one here is ended");
         }
-        self.next_session += 1;
-        let session = self.next_session;
+        self.inbox.next_session += 1;
+        let session = self.inbox.next_session;
         let begun = self.opened(session, stream).and_then(|(link, closer)| {
             let talker = Talker::start(link.writer.clone())?;
             let (keeper, kept) = bounded::<()>(0);
@@ -90,18 +82,18 @@ impl ProgramLoop {
             let fetcher = Fetcher {
                 session,
                 link: link.ends(),
-                to_loop: self.to_loop.clone(),
+                to_loop: self.inbox.to_loop.clone(),
                 folder: self.folder().join("joined"),
                 program: self.program.clone(),
                 printed: self.folder().join(super::PRINTED),
                 marks,
                 kept,
-                busy: Arc::clone(&self.busy),
+                busy: Arc::clone(&self.backup.busy),
             };
             std::thread::Builder::new()
                 .name("program-joined".into())
                 .spawn(move || fetcher.run())?;
-            let session = super::Session {
+            let session = super::state::Session {
                 id: session,
                 link,
                 closer,
@@ -111,14 +103,14 @@ impl ProgramLoop {
         });
         match begun {
             Ok((session, keeper)) => {
-                self.expected = Some(Expected {
+                self.backup.expected = Some(Expected {
                     session: session.id,
                     from: self.agreement.applied,
                     inputs: VecDeque::new(),
                     bytes: 0,
                     keeper,
                 });
-                self.session = Some(session);
+                self.backup.session = Some(session);
             }
             Err(why) => tracing::warn!(program = self.config.name, "a join: {why}"),
         }
@@ -128,7 +120,7 @@ impl ProgramLoop {
     pub(super) fn inputs(&mut self, index: Index, time: Option<AgreedTime>, frames: Vec<Frame>) {
         let frames = frames.into_iter().map(Input::Frame);
         let inputs = time.map(Input::Time).into_iter().chain(frames);
-        let Some(expected) = &mut self.expected else {
+        let Some(expected) = &mut self.backup.expected else {
             // Invariant 1.
             if !self.is_in_copy(index) {
                 inputs.for_each(|input| self.input(input));
@@ -145,44 +137,53 @@ impl ProgramLoop {
 
     /// Whether the copy that runs here was taken behind this entry, on a host that had applied it.
     pub(super) fn is_in_copy(&self, index: Index) -> bool {
-        self.running
+        self.own
+            .running
             .as_ref()
             .is_some_and(|running| index <= running.brought_at)
     }
 
     /// It will not come, or cannot be used.
     pub(super) fn expects_no_more(&mut self, why: &str) {
-        if self.expected.take().is_none() {
+        if self.backup.expected.take().is_none() {
             return;
         }
         // Once for each reason: the primary tries again and again.
-        if self.tries.is_news(why) {
+        if self.backup.tries.is_news(why) {
             self.event(
                 EventKind::JoinFailed,
                 format!("no copy of the running program is on this host: {why}"),
             );
         }
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
         if let Some(talker) = talker {
             talker.say(SyncMessage::Refused { why: why.to_owned() });
         }
-        self.session = None;
+        self.backup.session = None;
     }
 
     /// The copy is here and runs, or will not come.
     pub(super) fn brought(&mut self, session: u64, result: Result<Box<Brought>, CarryError>) {
         // Dropped otherwise, and with that ended.
-        let Some(expected) = self.expected.take_if(|expected| expected.session == session) else {
+        let Some(expected) = self
+            .backup
+            .expected
+            .take_if(|expected| expected.session == session)
+        else {
             return;
         };
         let brought = match result {
             Ok(brought) if brought.applied >= expected.from => *brought,
             Ok(_) => {
-                self.expected = Some(expected);
+                self.backup.expected = Some(expected);
                 return self.expects_no_more("it is older than the inputs that this host has kept");
             }
             Err(why) => {
-                self.expected = Some(expected);
+                self.backup.expected = Some(expected);
                 return self.expects_no_more(&why.to_string());
             }
         };
@@ -191,21 +192,21 @@ impl ProgramLoop {
         let adopt = || -> Result<(), AdoptError> {
             gate.load(brought.order)?;
             output.applied(brought.epoch, &brought.connections)?;
-            Ok(copies::note_that_it_ran(&self.folder())?)
+            Ok(note_that_it_ran(&self.folder())?)
         };
         if let Err(why) = adopt() {
-            self.expected = Some(expected);
+            self.backup.expected = Some(expected);
             return self.expects_no_more(&why.to_string());
         }
         let (answers, source) = brought.answers.unzip();
-        self.failure = None;
+        self.shown.failure = None;
         let now_us = self.now_us();
-        self.restart.begins(now_us);
-        self.tries = Tries::default();
-        self.ran = true;
+        self.own.restart.begins(now_us);
+        self.backup.tries = Tries::default();
+        self.own.ran = true;
         self.role = Role::Backup;
-        self.output = output;
-        self.running = Some(Running {
+        self.net.output = output;
+        self.own.running = Some(Running {
             copy: brought.copy,
             _keeper: expected.keeper,
             gate,
@@ -217,11 +218,11 @@ impl ProgramLoop {
             look_at_us: u64::MAX,
             told_unbatched: false,
             ready: true,
-            until_us: self.born.elapsed().as_micros() as u64,
+            until_us: self.inbox.born.elapsed().as_micros() as u64,
         });
         // Invariant 1.
         let inputs = expected.inputs.into_iter();
-        self.backlog = inputs
+        self.own.backlog = inputs
             .filter(|(index, _)| *index > brought.applied)
             .flat_map(|(_, inputs)| inputs)
             .collect();
@@ -229,10 +230,14 @@ impl ProgramLoop {
         let text = format!(
             "a copy of the running program was brought here, and was restored in {:.0} ms; {} inputs behind it",
             took_us as f64 / 1e3,
-            self.backlog.len()
+            self.own.backlog.len()
         );
         self.event(EventKind::Joined, text);
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
         if let Some(talker) = talker {
             talker.say(SyncMessage::Loaded {
                 epoch: brought.epoch,
@@ -246,11 +251,11 @@ impl ProgramLoop {
         let now_us = self.now_us();
         let is_taken = self.agreement.state().complete.contains(self.me)
             || self.agreement.leadership.appended_complete().contains(self.me);
-        if self.role != Role::Backup || self.session.is_some() || is_taken {
-            self.untaken_at_us = None;
+        if self.role != Role::Backup || self.backup.session.is_some() || is_taken {
+            self.own.untaken_at_us = None;
             return;
         }
-        let at_us = *self.untaken_at_us.get_or_insert(now_us + UNTAKEN_US);
+        let at_us = *self.own.untaken_at_us.get_or_insert(now_us + UNTAKEN_US);
         if now_us > at_us {
             self.end_here("the group did not take in the copy here; it is ended");
         }

@@ -11,19 +11,21 @@
 //! * **Source:** as a VM's join (`vm::primary::joining`); CRIU (`dunlin_program::guard`).
 //! * **Not here:** the host that gets the copy (`joined`).
 
-use super::carrying::{Carrier, JoinStep, Word};
-use super::{ProgramLoop, Role};
+use super::carrying::Carrier;
+use super::state::{ProgramLoop, Role};
+use crate::vm::program::state::{Join, Phase, Tries, Word};
+use crate::vm::program::told::JoinStep;
 use crate::vm::session::link::SyncLink;
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::bounded;
 use dunlin_api::{EventKind, JoinProblem};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::output::gate::Voice;
-use dunlin_core::units::Epoch;
 use dunlin_program::guard::Place;
 use std::sync::Arc;
 
 /// What a session for a join says of itself when it connects.
 pub(super) const FOR_A_JOIN: &[u8] = b"join";
+
 /// A program that has just lost its second copy is left alone for so long; after each join that failed twice as long, up to that.
 const REST_US: (u64, u64) = (500_000, 64_000_000);
 /// A second copy that stood for so long was no failure.
@@ -39,62 +41,19 @@ const BROUGHT_US: u64 = 10_000_000;
 /// The group has agreed by then, or will not.
 const AGREED_US: u64 = 3_000_000;
 
-/// How far it is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Phase {
-    /// The other host makes room.
-    Asked,
-    /// The last inputs are read.
-    Quieting,
-    /// It is dumped.
-    Dumping,
-    /// It runs on, and the copy is on its way.
-    Sending,
-    /// It runs: the group is asked.
-    Agreeing,
-}
-
-/// A join under way.
-pub(super) struct Join {
-    session: u64,
-    phase: Phase,
-    until_us: u64,
-    words: Sender<Word>,
-    epoch: Epoch,
-    quiet_at_us: u64,
-    quiet_us: u64,
-    carried_bytes: u64,
-}
-
-/// When the next one is tried.
-#[derive(Default)]
-pub(super) struct Tries {
-    at_us: u64,
-    failures: u32,
-    why: Option<String>,
-    /// When the last one succeeded.
-    stands_since_us: Option<u64>,
-}
-
-impl Tries {
-    /// Whether this was not what went wrong the last time.
-    pub(super) fn is_news(&mut self, why: &str) -> bool {
-        self.why.replace(why.to_owned()).as_deref() != Some(why)
-    }
-}
-
 impl ProgramLoop {
     /// Brings in a second copy where there is none, and gets on with that.
     pub(super) fn bring_in_backup(&mut self) {
-        if self.join.is_some() {
+        if self.backup.join.is_some() {
             return self.get_on();
         }
         let now_us = self.now_us();
-        let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
-        let alone = self.output.voice() == Voice::Alone && self.session.is_none();
-        let lives = self.agreement.state().life == Life::Running && self.ending.is_none();
-        let asked_for_else = !self.orders.is_empty() || self.switchover.is_some() || self.is_carrying();
-        if !serves || !alone || !lives || asked_for_else || now_us < self.tries.at_us {
+        let serves = self.role == Role::Primary && self.agreement.leads() && self.net.door.is_some();
+        let alone = self.net.output.voice() == Voice::Alone && self.backup.session.is_none();
+        let lives = self.agreement.state().life == Life::Running && self.ending.ended.is_none();
+        let asked_for_else =
+            !self.ending.orders.is_empty() || self.backup.switchover.is_some() || self.is_carrying();
+        if !serves || !alone || !lives || asked_for_else || now_us < self.backup.tries.at_us {
             return;
         }
         if !self.other().is_some_and(|other| self.is_connected(other)) {
@@ -109,15 +68,15 @@ impl ProgramLoop {
             phase: Phase::Asked,
             until_us: now_us + CARRIED_US,
             words,
-            epoch: self.output.epoch(),
+            epoch: self.net.output.epoch(),
             quiet_at_us: 0,
             quiet_us: 0,
             carried_bytes: 0,
         };
-        self.join = Some(join);
+        self.backup.join = Some(join);
         self.connect_session(FOR_A_JOIN);
-        if let Some(join) = &mut self.join {
-            join.session = self.next_session;
+        if let Some(join) = &mut self.backup.join {
+            join.session = self.inbox.next_session;
         }
     }
 
@@ -125,7 +84,7 @@ impl ProgramLoop {
     pub(super) fn join_connected(&mut self, link: &SyncLink) {
         let folder = self.folder().join("join");
         let marks = self.marks();
-        let (Some(running), Some(join)) = (&self.running, &mut self.join) else {
+        let (Some(running), Some(join)) = (&self.own.running, &mut self.backup.join) else {
             return;
         };
         let place = match Place::of(&running.copy) {
@@ -134,19 +93,19 @@ impl ProgramLoop {
         };
         // From here on what is said is known: what the kernel says again behind the line, because its acknowledgement waits while no input
         // is taken, is then no news, and needs no word of a copy that has heard it in time.
-        self.output.compare_from(self.output.epoch());
+        self.net.output.compare_from(self.net.output.epoch());
         let (words, heard) = bounded(WORDS);
         join.words = words;
         let carrier = Carrier {
             session: join.session,
             link: link.ends(),
             words: heard,
-            to_loop: self.to_loop.clone(),
+            to_loop: self.inbox.to_loop.clone(),
             place,
             folder,
             term: self.group.term(),
             marks,
-            _busy: Arc::clone(&self.busy),
+            _busy: Arc::clone(&self.backup.busy),
         };
         let spawned = std::thread::Builder::new()
             .name("program-join".into())
@@ -159,17 +118,18 @@ impl ProgramLoop {
     /// Whether no input may come near the program now (invariant 1).
     pub(super) fn is_quiet(&self) -> bool {
         let quiet = |join: &Join| matches!(join.phase, Phase::Quieting | Phase::Dumping);
-        self.join.as_ref().is_some_and(quiet)
+        self.backup.join.as_ref().is_some_and(quiet)
     }
 
     /// Whether a thread for a join is at work still, be it one that was given up.
     pub(super) fn is_carrying(&self) -> bool {
-        Arc::strong_count(&self.busy) > 1
+        Arc::strong_count(&self.backup.busy) > 1
     }
 
     /// Whether a copy is on its way, and does not run yet: nobody is lost when its session ends, and the thread that carries it tells why.
     pub(super) fn is_bringing(&self) -> bool {
-        self.join
+        self.backup
+            .join
             .as_ref()
             .is_some_and(|join| join.phase < Phase::Agreeing)
     }
@@ -177,7 +137,7 @@ impl ProgramLoop {
     fn get_on(&mut self) {
         let now_us = self.now_us();
         let leads = self.agreement.leads() && self.role == Role::Primary;
-        let Some(join) = &mut self.join else { return };
+        let Some(join) = &mut self.backup.join else { return };
         if !leads {
             return self.join_is_void();
         }
@@ -190,6 +150,7 @@ impl ProgramLoop {
             return self.join_fails(why);
         }
         let gate_is_idle = self
+            .own
             .running
             .as_ref()
             .is_some_and(|running| running.gate.is_idle());
@@ -207,12 +168,12 @@ impl ProgramLoop {
         let now_us = self.now_us();
         if let JoinStep::StandsStill(why) = &step {
             // Whatever became of the join: it was the copy that runs here, and no other has begun while a thread is at work.
-            if self.running.is_some() {
+            if self.own.running.is_some() {
                 self.fails(why);
             }
             return;
         }
-        let Some(join) = self.join.as_mut().filter(|join| join.session == session) else {
+        let Some(join) = self.backup.join.as_mut().filter(|join| join.session == session) else {
             return;
         };
         match step {
@@ -232,10 +193,10 @@ impl ProgramLoop {
                 join.until_us = now_us + AGREED_US;
                 join.carried_bytes = bytes;
                 let epoch = join.epoch;
-                self.output.line_is_covered();
-                self.output.backup_loaded(epoch);
-                self.backup_ready = true;
-                self.followed_us = now_us;
+                self.net.output.line_is_covered();
+                self.net.output.backup_loaded(epoch);
+                self.backup.ready = true;
+                self.backup.followed_us = now_us;
                 let Some(other) = self.other() else { return };
                 let set = ReplicaSet::one(self.me).with(other);
                 if !self.propose(&Agreed::Complete { set, epoch }) {
@@ -250,9 +211,9 @@ impl ProgramLoop {
     /// The program stands still: all that it has said is on the card, and belongs to the epoch that ends.
     fn draw_line(&mut self) {
         self.read_all_of_card();
-        let epoch = self.output.epoch();
-        let connections = self.output.draw_line();
-        let (Some(join), Some(running)) = (&mut self.join, &self.running) else {
+        let epoch = self.net.output.epoch();
+        let connections = self.net.output.draw_line();
+        let (Some(join), Some(running)) = (&mut self.backup.join, &self.own.running) else {
             return;
         };
         let drawn = running.source.as_ref().map(|source| source.drawn()).transpose();
@@ -273,19 +234,21 @@ impl ProgramLoop {
         });
         // What was said before the line leaves as ever; invariant 2 for what comes.
         self.release();
-        self.output.set_voice(Voice::Protected);
+        self.net.output.set_voice(Voice::Protected);
     }
 
     /// The group has agreed that both are complete.
     pub(super) fn backup_is_in(&mut self) {
         let now_us = self.now_us();
-        self.output.set_voice(Voice::Protected);
-        let Some(join) = self.join.take() else { return };
-        if self.output.epoch() > join.epoch {
-            self.output.acknowledged(join.epoch);
+        self.net.output.set_voice(Voice::Protected);
+        let Some(join) = self.backup.join.take() else {
+            return;
+        };
+        if self.net.output.epoch() > join.epoch {
+            self.net.output.acknowledged(join.epoch);
         }
-        self.tries = Tries {
-            failures: self.tries.failures,
+        self.backup.tries = Tries {
+            failures: self.backup.tries.failures,
             stands_since_us: Some(now_us),
             ..Tries::default()
         };
@@ -305,18 +268,18 @@ impl ProgramLoop {
     /// It is alone: since when, and for how long it is left alone.
     pub(super) fn rests(&mut self) {
         let now_us = self.now_us();
-        let stood = self.tries.stands_since_us.take();
+        let stood = self.backup.tries.stands_since_us.take();
         if stood.is_some_and(|since_us| now_us - since_us > STOOD_US) {
-            self.tries.failures = 0;
+            self.backup.tries.failures = 0;
         }
         // One that is dropped again and again is brought in less and less often.
-        self.tries.failures += u32::from(stood.is_some());
-        self.tries.at_us = now_us + rest_us(self.tries.failures);
+        self.backup.tries.failures += u32::from(stood.is_some());
+        self.backup.tries.at_us = now_us + rest_us(self.backup.tries.failures);
     }
 
     /// What keeps it without a second copy, for who waits for its start or asks.
     pub(super) fn join_problem(&self) -> Option<JoinProblem> {
-        let why = self.tries.why.clone()?;
+        let why = self.backup.tries.why.clone()?;
         Some(JoinProblem {
             why: format!("it has no second copy: {why}"),
             times: u32::MAX,
@@ -335,10 +298,10 @@ impl ProgramLoop {
 
     fn join_fails_before_it_began(&mut self, why: &str) {
         let now_us = self.now_us();
-        self.tries.failures += 1;
-        self.tries.at_us = now_us + rest_us(self.tries.failures);
+        self.backup.tries.failures += 1;
+        self.backup.tries.at_us = now_us + rest_us(self.backup.tries.failures);
         // Once for each reason: it is tried again and again.
-        if self.tries.is_news(why) {
+        if self.backup.tries.is_news(why) {
             let host = self.other().map_or("?", |other| self.config.host_name(other));
             let text =
                 format!("no copy of the running program is on host '{host}': {why}; it is tried again");
@@ -349,12 +312,12 @@ impl ProgramLoop {
     /// Nothing of it counts any more. If the group was not asked yet, this host's copy is the only one, as before.
     pub(super) fn join_is_void(&mut self) {
         let was_bringing = self.is_bringing();
-        if self.join.take().is_none() {
+        if self.backup.join.take().is_none() {
             return;
         }
-        self.session = None;
-        if was_bringing && self.output.voice() != Voice::Shut {
-            self.output.set_voice(Voice::Alone);
+        self.backup.session = None;
+        if was_bringing && self.net.output.voice() != Voice::Shut {
+            self.net.output.set_voice(Voice::Alone);
         }
     }
 }

@@ -19,49 +19,51 @@
 
 mod agreement;
 mod backlog;
-pub mod carrying;
+mod carrying;
 mod clock;
-pub mod copies;
+mod comparing;
+mod copies;
 pub mod data;
-pub(crate) mod difference;
+pub mod difference;
 mod ending;
+pub mod error;
 mod frames;
-pub mod images;
+mod hearing;
+mod images;
 mod joined;
 mod joining;
 mod poison;
+mod preparing;
 mod restart;
 mod serving;
+pub(in crate::vm) mod state;
 mod status;
+pub mod told;
 mod unmatched;
-
-use super::agreement::{Agreement, Election};
-use super::connect::Connector;
+use super::error::StartError;
 use super::event::{Command, LoopEvent, LoopSender};
-use super::session::link::{Closer, SyncLink};
-use super::session::talker::Talker;
-use super::{Ended, Host, Shared, StartError, group};
+use super::group;
+use super::shared::{Ended, Host, Shared};
+use super::state::agreement::Agreement;
+use super::state::ending::Ending;
 use crate::config::{Durability, ProgramSpec, VmConfig};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
-use dunlin_api::{Answer, EventKind, FailoverStatus};
-use dunlin_core::agreed::{AgreedTime, Life};
+use difference::Compared;
+use dunlin_api::{Answer, EventKind};
+use dunlin_core::agreed::Life;
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
-use dunlin_core::program::order::Gate;
-use dunlin_core::program::pace::Pace;
-use dunlin_core::program::time::Clock;
-use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use dunlin_fabric::group::KeptGroup;
+use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
-use dunlin_guest::frames::{Announcer, GsoTap};
-use dunlin_program::answers::Answers;
-use dunlin_program::chance::Seed;
-use dunlin_program::copy::Copy;
-use dunlin_program::source::Source;
+use dunlin_guest::frames::Announcer;
+use poison::LastInputs;
+pub use preparing::PRINTED;
+use preparing::RAN;
+use restart::Restart;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::cell::Cell;
+use state::{Backup, Images, Inbox, Network, Own, ProgramLoop, Role, Shown, TimeAndChance};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,140 +76,6 @@ const LONGEST_SLEEP_US: u64 = 100_000;
 const BEGINNING_LOOK_US: u64 = 5_000;
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
-/// A file in the program's folder: it has run here.
-const RAN: &str = "ran";
-/// What the copy here prints.
-pub const PRINTED: &str = "program.log";
-
-/// This host's part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    None,
-    Primary,
-    Backup,
-}
-
-/// A copy that runs here.
-struct Running {
-    // First: the thread that made it must outlive it.
-    copy: Copy,
-    _keeper: Sender<()>,
-    gate: Gate,
-    /// What time it is for it, where that is agreed.
-    time: AgreedTime,
-    /// Answers what it asks for of chance, where that is agreed.
-    answers: Option<Answers>,
-    source: Option<Arc<Source>>,
-    /// The newest entry of the log that it had applied when it was brought here; this host itself may be behind that.
-    brought_at: Index,
-    /// How long an unread socket is left alone before the next look, and when that is over.
-    look_again_us: u64,
-    look_at_us: u64,
-    /// It was told why its inputs are not given to it in batches.
-    told_unbatched: bool,
-    /// It listens.
-    ready: bool,
-    until_us: u64,
-}
-
-/// The stream on which the backup tells the primary what its copy says.
-struct Session {
-    id: u64,
-    link: SyncLink,
-    closer: Closer,
-    /// A backup's.
-    talker: Option<Talker>,
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // The thread that reads the stream ends with it, here and on the other host.
-        self.closer.close();
-    }
-}
-
-struct TakeOver {
-    elected_us: u64,
-    status: FailoverStatus,
-}
-
-/// The loop.
-pub struct ProgramLoop {
-    host: Arc<Host>,
-    config: Arc<VmConfig>,
-    program: ProgramSpec,
-    me: ReplicaId,
-    witness: bool,
-    group: KeptGroup,
-    agreement: Agreement,
-    election: Election,
-    /// What was in the log when this loop began (invariant 5).
-    found: Index,
-    /// It has run here in an earlier life of this daemon.
-    ran: bool,
-    /// This host leads a program that never ran, and waits until then for the other host.
-    begins_by_us: Option<u64>,
-    begun_in: Option<Term>,
-    role: Role,
-    starting: Option<Sender<()>>,
-    running: Option<Running>,
-    /// Primary: since when there is a backup.
-    followed_us: u64,
-    /// Primary: the backup's copy listens.
-    backup_ready: bool,
-    session: Option<Session>,
-    next_session: u64,
-    /// The group was asked to drop the backup, in that term.
-    dropping: Option<Term>,
-    /// Primary: a second copy is brought in.
-    join: Option<joining::Join>,
-    tries: joining::Tries,
-    /// Second copies that did not say the same.
-    drops: unmatched::Drops,
-    /// Held by each thread that carries a copy.
-    busy: Arc<()>,
-    /// A copy is on its way here.
-    expected: Option<joined::Expected>,
-    /// What is known of its data's image here, if it has one.
-    notes: Option<data::Notes>,
-    images: images::Images,
-    /// Agreed inputs that the copy here gets before any other.
-    backlog: Backlog,
-    /// The copy here has no primary, and the group has not taken it in: until when it is kept.
-    untaken_at_us: Option<u64>,
-    take_over: Option<TakeOver>,
-    switchover: Option<Sender<Answer>>,
-    door: Option<GsoTap>,
-    announcer: Announcer,
-    announcements: Announcements,
-    clock: Clock,
-    pace: Pace,
-    seed: Seed,
-    output: Output,
-    /// What was compared with all second copies so far.
-    compared: difference::Compared,
-    frames_in: u64,
-    frames_out: u64,
-    /// Inputs that were not read in time, as far as that was told.
-    impatient_told: (u64, Option<u64>),
-    last_inputs: poison::LastInputs,
-    failure: Option<String>,
-    restart: restart::Restart,
-    failover: Option<FailoverStatus>,
-    orders: Vec<ending::Order>,
-    down_proposed: Option<Term>,
-    tells_end: bool,
-    forgets_at_us: Option<u64>,
-    ending: Option<Ended>,
-    to_loop: LoopSender,
-    events: Receiver<LoopEvent>,
-    connectors: Vec<(ReplicaId, Connector)>,
-    shared: Arc<Shared>,
-    buffer: Vec<u8>,
-    born: Instant,
-    shown_us: u64,
-    told: Cell<bool>,
-}
 
 impl ProgramLoop {
     /// A loop that is ready to run.
@@ -235,60 +103,46 @@ impl ProgramLoop {
         let mut this = Self {
             me: member.id,
             witness: member.witness,
-            found: group.appended().index,
-            ran: folder.join(RAN).exists(),
+            own: Own {
+                found: group.appended().index,
+                ran: folder.join(RAN).exists(),
+                begins_by_us: None,
+                begun_in: None,
+                starting: None,
+                running: None,
+                notes,
+                images: Images::default(),
+                backlog: Backlog::default(),
+                untaken_at_us: None,
+                agreed: TimeAndChance::default(),
+                last_inputs: LastInputs::default(),
+                restart: Restart::default(),
+            },
             group,
             agreement,
-            election: Election::default(),
-            begins_by_us: None,
-            begun_in: None,
             role: Role::None,
-            starting: None,
-            running: None,
-            followed_us: 0,
-            backup_ready: false,
-            session: None,
-            next_session: 0,
-            dropping: None,
-            join: None,
-            tries: joining::Tries::default(),
-            drops: unmatched::Drops::default(),
-            busy: Arc::new(()),
-            expected: None,
-            notes,
-            images: images::Images::default(),
-            backlog: Backlog::default(),
-            untaken_at_us: None,
-            take_over: None,
-            switchover: None,
-            door: None,
-            announcer: Announcer::new(program.mac),
-            announcements: Announcements::default(),
-            clock: Clock::default(),
-            pace: Pace::default(),
-            seed: Seed::default(),
-            output: Output::new(Voice::Shut, Epoch(1)),
-            compared: difference::Compared::default(),
-            frames_in: 0,
-            frames_out: 0,
-            impatient_told: (0, None),
-            last_inputs: poison::LastInputs::default(),
-            failure: None,
-            restart: restart::Restart::default(),
-            failover: None,
-            orders: Vec::new(),
-            down_proposed: None,
-            tells_end: false,
-            forgets_at_us: None,
-            ending: None,
-            to_loop,
-            events,
-            connectors,
+            backup: Backup::default(),
+            net: Network {
+                door: None,
+                announcer: Announcer::new(program.mac),
+                announcements: Announcements::default(),
+                output: Output::new(Voice::Shut, Epoch(1)),
+                compared: Compared::default(),
+                frames_in: 0,
+                frames_out: 0,
+                impatient_told: (0, None),
+                buffer: vec![0; frames::FRAME_BYTES],
+            },
+            ending: Ending::default(),
+            inbox: Inbox {
+                events,
+                to_loop,
+                next_session: 0,
+                connectors,
+                born: Instant::now(),
+            },
+            shown: Shown::default(),
             shared,
-            buffer: vec![0; frames::FRAME_BYTES],
-            born: Instant::now(),
-            shown_us: 0,
-            told: Cell::new(false),
             host,
             config,
             program,
@@ -302,10 +156,10 @@ impl ProgramLoop {
         while !self.is_over() {
             let (woken, group_is_readable) = self.wait();
             if woken {
-                self.to_loop.clear();
+                self.inbox.to_loop.clear();
             }
             self.group.woke(group_is_readable);
-            while let Ok(event) = self.events.try_recv() {
+            while let Ok(event) = self.inbox.events.try_recv() {
                 self.handle(event);
             }
             self.step();
@@ -314,10 +168,10 @@ impl ProgramLoop {
         self.drop_copy();
         self.answer_ended();
         if self.agreement.state().life == Life::Down {
-            self.to_loop.vm_is_shut_down();
+            self.inbox.to_loop.vm_is_shut_down();
         }
         self.show(u64::MAX);
-        if let Some(ended) = self.ending.take() {
+        if let Some(ended) = self.ending.ended.take() {
             // The daemon may be ending as well.
             let _ = self.host.ended.send(ended);
         }
@@ -345,10 +199,10 @@ impl ProgramLoop {
         self.apply_agreed_entries();
         self.pass();
         self.release();
-        self.compared.saw(self.output.counters());
+        self.net.compared.saw(self.net.output.counters());
         let now_us = self.now_us();
-        if self.told.take() {
-            self.shown_us = 0;
+        if self.shown.told.take() {
+            self.shown.at_us = 0;
             self.show(now_us.max(SHOW_US));
             self.host.events.nudge();
         } else {
@@ -359,25 +213,25 @@ impl ProgramLoop {
     /// Waits for what can happen; whether it was woken, and whether the group's descriptor is readable.
     fn wait(&mut self) -> (bool, bool) {
         // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
-        let idle = self.group.arm() && self.events.is_empty();
+        let idle = self.group.arm() && self.inbox.events.is_empty();
         let sleep_us = if idle { self.sleep_us() } else { 0 };
         let timeout = Timespec {
             tv_sec: 0,
             tv_nsec: (sleep_us * 1000) as i64,
         };
         let mut fds = vec![
-            PollFd::new(self.to_loop.waker(), PollFlags::IN),
+            PollFd::new(self.inbox.to_loop.waker(), PollFlags::IN),
             watch(self.group.as_fd()),
         ];
-        if let Some(running) = &self.running {
-            if !self.output.is_full() {
+        if let Some(running) = &self.own.running {
+            if !self.net.output.is_full() {
                 fds.push(watch(running.copy.card().as_fd()));
             }
             if running.copy.ended().is_none() {
                 fds.push(watch(running.copy.socket()));
             }
         }
-        if let Some(door) = self.door.as_ref().filter(|_| self.takes_inputs()) {
+        if let Some(door) = self.net.door.as_ref().filter(|_| self.takes_inputs()) {
             fds.push(watch(door.as_fd()));
         }
         // Interrupted: everything is looked at.
@@ -390,14 +244,14 @@ impl ProgramLoop {
 
     fn sleep_us(&self) -> u64 {
         let now_us = self.now_us();
-        let copy_us = self.running.as_ref().map(|running| match running.ready {
+        let copy_us = self.own.running.as_ref().map(|running| match running.ready {
             true => running.look_at_us,
             false => now_us + BEGINNING_LOOK_US,
         });
         let deadlines = [
             self.group.next_deadline_us(),
             copy_us,
-            self.announcements.due_us(),
+            self.net.announcements.due_us(),
             self.tick_due_us(),
         ];
         let deadline_us = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
@@ -410,16 +264,16 @@ impl ProgramLoop {
     }
 
     fn marks(&self) -> Option<data::Marks> {
-        self.notes.as_ref().map(|notes| notes.marks().clone())
+        self.own.notes.as_ref().map(|notes| notes.marks().clone())
     }
 
     /// Microseconds since the loop began.
     fn now_us(&self) -> u64 {
-        self.born.elapsed().as_micros() as u64
+        self.inbox.born.elapsed().as_micros() as u64
     }
 
     fn event(&self, kind: EventKind, text: impl Into<String>) {
-        self.told.set(true);
+        self.shown.told.set(true);
         self.host.events.push(&self.config.name, kind, text);
     }
 
@@ -442,7 +296,7 @@ impl ProgramLoop {
             LoopEvent::LogLink(peer, stream) => self.add_log_link(peer, stream),
             LoopEvent::Command(command, reply) => self.command(command, reply),
             LoopEvent::Shutdown => {
-                self.ending.get_or_insert(Ended {
+                self.ending.ended.get_or_insert(Ended {
                     vm: self.config.name.clone(),
                     forget: false,
                 });
@@ -507,7 +361,7 @@ impl ProgramLoop {
     }
 
     fn connect_again(&self, peer: ReplicaId) {
-        if let Some((_, connector)) = self.connectors.iter().find(|(id, _)| *id == peer) {
+        if let Some((_, connector)) = self.inbox.connectors.iter().find(|(id, _)| *id == peer) {
             connector.link_lost();
         }
     }

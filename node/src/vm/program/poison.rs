@@ -7,7 +7,7 @@
 //!             but how long it was and a number by which the hosts know it again: whoever may look reads events, and so does `notify_url`.
 //! Not here:   the end itself (`copies`).
 
-use super::ProgramLoop;
+use super::state::ProgramLoop;
 use crate::config::VmConfig;
 use crate::vm::{Host, ask_host};
 use dunlin_api::{Answer, EventKind, Request};
@@ -25,7 +25,6 @@ const KEPT: usize = 4;
 const ASKS: usize = 20;
 const BETWEEN: Duration = Duration::from_millis(500);
 const WITHIN: Duration = Duration::from_secs(2);
-
 /// An end that comes so long after the last input is not that one's: a program that ends by its own clock, or by what it has filled.
 const BY_INPUT: Duration = Duration::from_secs(5);
 
@@ -89,7 +88,7 @@ fn line(frame: &Frame) -> Option<String> {
 impl ProgramLoop {
     /// The copy here has ended by itself.
     pub(super) fn ask_whether_both_ended(&self) {
-        let inputs = self.last_inputs.lines();
+        let inputs = self.own.last_inputs.lines();
         let Some(other) = self.other().filter(|_| !inputs.is_empty()) else {
             return;
         };

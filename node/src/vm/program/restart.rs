@@ -7,7 +7,7 @@
 //!   beginnings there is a rest, which doubles while the program does not serve for long.
 //! * **Source:** systemd's `Restart=`, Docker's `--restart`. **Not here:** whose data count, and who is waited for (`images`).
 
-use super::ProgramLoop;
+use super::state::ProgramLoop;
 use crate::config::RestartPolicy;
 
 /// The rest before the first beginning, and the longest one.
@@ -89,7 +89,7 @@ impl ProgramLoop {
     /// What a person is told beside how it ended.
     pub(super) fn plan_restart(&mut self, end: End) -> String {
         let now_us = self.now_us();
-        match self.restart.ended(self.program.restart, end, now_us) {
+        match self.own.restart.ended(self.program.restart, end, now_us) {
             Some(rest_us) => format!(
                 "; where no other copy goes on it is begun again, after {} s at least (restart = \"{}\")",
                 rest_us / 1_000_000,

@@ -5,8 +5,8 @@
 //!
 //! Not here: the copy itself (`copies`), frames (`frames`).
 
+use super::state::{ProgramLoop, Role, Session, TakeOver};
 use super::unmatched::Mismatch;
-use super::{ProgramLoop, Role, Session, TakeOver};
 use crate::vm::connect::{ConnectError, open};
 use crate::vm::event::LoopEvent;
 use crate::vm::session::link::{Closer, SyncLink};
@@ -49,7 +49,7 @@ impl ProgramLoop {
             // All that it was elected for; the order is carried out in this step.
             Role::None if self.leads_to_end() => {}
             Role::None if state.life == Life::Fresh => {
-                self.begins_by_us = Some(self.now_us() + BOTH_WITHIN_US);
+                self.own.begins_by_us = Some(self.now_us() + BOTH_WITHIN_US);
             }
             Role::None if self.has_mandate() => self.begin_again(),
             Role::Backup if state.complete.contains(self.me) => self.claim(),
@@ -67,22 +67,24 @@ impl ProgramLoop {
 
     /// A program that never ran begins on both hosts, by one entry.
     pub(super) fn begin(&mut self) {
-        let Some(until_us) = self.begins_by_us else { return };
+        let Some(until_us) = self.own.begins_by_us else {
+            return;
+        };
         let term = self.group.term();
         if !self.agreement.leads()
             || self.agreement.state().life != Life::Fresh
-            || self.begun_in == Some(term)
+            || self.own.begun_in == Some(term)
         {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
             let why = why.to_string();
-            if self.tries.is_news(&why) {
+            if self.backup.tries.is_news(&why) {
                 self.event(EventKind::Waiting, why);
             }
             return;
         }
-        if self.notes.is_some() {
+        if self.own.notes.is_some() {
             return self.ask_of_images();
         }
         let other = self.other().filter(|other| self.is_connected(*other));
@@ -94,7 +96,7 @@ impl ProgramLoop {
             set = set.with(other);
         }
         if self.say_first_time_and_seed() && self.propose(&Agreed::Complete { set, epoch: Epoch(1) }) {
-            self.begun_in = Some(term);
+            self.own.begun_in = Some(term);
         }
     }
 
@@ -102,12 +104,12 @@ impl ProgramLoop {
     fn speak_again(&mut self, complete: ReplicaSet) {
         self.answer_switchover(&Answer::failed("this host was elected itself; say it again"));
         self.event(EventKind::QuorumRegained, "a majority of the group answers again");
-        self.dropping = None;
+        self.backup.dropping = None;
         if complete == ReplicaSet::one(self.me) {
             self.set_agreed(complete);
         } else {
-            self.output.set_voice(Voice::Protected);
-            if self.session.is_none() {
+            self.net.output.set_voice(Voice::Protected);
+            if self.backup.session.is_none() {
                 self.backup_is_lost("the stream of its copy's words has ended");
             }
         }
@@ -121,16 +123,16 @@ impl ProgramLoop {
             }
             return;
         }
-        self.compared.saw(self.output.counters());
-        self.dropping = None;
-        self.backup_ready = false;
+        self.net.compared.saw(self.net.output.counters());
+        self.backup.dropping = None;
+        self.backup.ready = false;
         self.rests();
         match self.role {
             Role::Backup => self.speak_after_take_over(),
             Role::Primary => {
-                self.session = None;
-                self.join = None;
-                self.output.set_voice(Voice::Alone);
+                self.backup.session = None;
+                self.backup.join = None;
+                self.net.output.set_voice(Voice::Alone);
                 self.event(
                     EventKind::Unprotected,
                     "the program runs without a second copy: if this host dies now, what it knows is lost",
@@ -142,10 +144,15 @@ impl ProgramLoop {
 
     /// Opens the way from and to the network, when every copy that counts listens.
     pub(super) fn open_door(&mut self) {
-        let listens = self.running.as_ref().is_some_and(|running| running.ready);
-        let voice = self.output.voice();
-        let due = voice == Voice::Alone || (voice == Voice::Protected && self.backup_ready);
-        if self.door.is_some() || self.role != Role::Primary || !self.agreement.leads() || !listens || !due {
+        let listens = self.own.running.as_ref().is_some_and(|running| running.ready);
+        let voice = self.net.output.voice();
+        let due = voice == Voice::Alone || (voice == Voice::Protected && self.backup.ready);
+        if self.net.door.is_some()
+            || self.role != Role::Primary
+            || !self.agreement.leads()
+            || !listens
+            || !due
+        {
             return;
         }
         if !self.make_door() {
@@ -172,8 +179,8 @@ impl ProgramLoop {
                     self.fails(&format!("TAP {:?}: its filter: {error}", door.name()));
                     return false;
                 }
-                self.door = Some(door);
-                self.announcer.add(self.program.address.into());
+                self.net.door = Some(door);
+                self.net.announcer.add(self.program.address.into());
                 self.announce();
                 true
             }
@@ -189,9 +196,9 @@ impl ProgramLoop {
     /// Opens the stream on which its copy's words come.
     pub(super) fn connect_session(&mut self, extra: &'static [u8]) {
         let Some(other) = self.other() else { return };
-        self.next_session += 1;
-        let id = self.next_session;
-        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.to_loop.clone());
+        self.inbox.next_session += 1;
+        let id = self.inbox.next_session;
+        let (host, config, to_loop) = (self.host.clone(), self.config.clone(), self.inbox.to_loop.clone());
         let term = self.group.term();
         let work = move || {
             let peer = config.host_name(other);
@@ -207,7 +214,7 @@ impl ProgramLoop {
     }
 
     pub(super) fn session_connected(&mut self, id: u64, result: Result<Stream, ConnectError>) {
-        if id != self.next_session || self.role != Role::Primary {
+        if id != self.inbox.next_session || self.role != Role::Primary {
             return;
         }
         let opened = match result {
@@ -217,7 +224,7 @@ impl ProgramLoop {
         match opened {
             Ok((link, closer)) => {
                 self.join_connected(&link);
-                self.session = Some(Session {
+                self.backup.session = Some(Session {
                     id,
                     link,
                     closer,
@@ -229,26 +236,30 @@ impl ProgramLoop {
     }
 
     fn backup_cannot_be_reached(&mut self, why: &str) {
-        match self.join {
+        match self.backup.join {
             Some(_) => self.join_fails(why),
             None => self.backup_is_lost(why),
         }
     }
 
     pub(super) fn opened(&self, id: u64, stream: Stream) -> io::Result<(SyncLink, Closer)> {
-        SyncLink::open(stream, id, self.to_loop.clone(), false)
+        SyncLink::open(stream, id, self.inbox.to_loop.clone(), false)
     }
 
     pub(super) fn backup_listens(&mut self, id: u64) {
-        let is_current = self.session.as_ref().is_some_and(|session| session.id == id);
-        self.backup_ready |= is_current && self.role == Role::Primary;
+        let is_current = self
+            .backup
+            .session
+            .as_ref()
+            .is_some_and(|session| session.id == id);
+        self.backup.ready |= is_current && self.role == Role::Primary;
     }
 
     pub(super) fn session_ended(&mut self, id: u64) {
         if self.is_bringing() {
             return;
         }
-        let Some(session) = self.session.take_if(|session| session.id == id) else {
+        let Some(session) = self.backup.session.take_if(|session| session.id == id) else {
             return;
         };
         if self.role == Role::Primary {
@@ -261,7 +272,7 @@ impl ProgramLoop {
 
     /// A backup that is cut off, says something else, or does not get on (invariant 3 of the loop).
     pub(super) fn watch_backup(&mut self) {
-        if self.role != Role::Primary || self.output.voice() != Voice::Protected || self.is_bringing() {
+        if self.role != Role::Primary || self.net.output.voice() != Voice::Protected || self.is_bringing() {
             return;
         }
         let now_us = self.now_us();
@@ -273,14 +284,14 @@ impl ProgramLoop {
             .find(|link| Some(link.peer) == other)
             .and_then(|link| link.heard_us);
         // A link may stand for a moment before anything is heard on it.
-        let heard_us = heard_us.unwrap_or(0).max(self.followed_us);
+        let heard_us = heard_us.unwrap_or(0).max(self.backup.followed_us);
         if now_us.saturating_sub(heard_us) > SILENCE_US {
             return self.backup_is_lost("its host is silent");
         }
-        if self.output.differs() {
+        if self.net.output.differs() {
             // Told once: the group may take a while to agree.
-            if self.dropping != Some(self.group.term()) {
-                self.compared.saw(self.output.counters());
+            if self.backup.dropping != Some(self.group.term()) {
+                self.net.compared.saw(self.net.output.counters());
                 let why = self.tell_difference();
                 self.backup_is_lost(&why);
                 self.second_copy_did_not_match(Mismatch::Differed);
@@ -288,9 +299,9 @@ impl ProgramLoop {
             return;
         }
         // What was said while a copy was on its way waits for its word since it runs.
-        let waited_us = self.output.waited_for_word_us(now_us);
-        if waited_us.min(now_us - self.followed_us) > LATE_US {
-            if self.dropping != Some(self.group.term()) {
+        let waited_us = self.net.output.waited_for_word_us(now_us);
+        if waited_us.min(now_us - self.backup.followed_us) > LATE_US {
+            if self.backup.dropping != Some(self.group.term()) {
                 let who = self.told_who_waits();
                 self.backup_is_lost(&format!(
                     "its copy has not said within {} s what the one here has{who}",
@@ -300,8 +311,12 @@ impl ProgramLoop {
             }
             return;
         }
-        let listens_by_us = self.running.as_ref().map(|running| running.until_us + SLACK_US);
-        if !self.backup_ready && listens_by_us.is_some_and(|by_us| now_us > by_us) {
+        let listens_by_us = self
+            .own
+            .running
+            .as_ref()
+            .map(|running| running.until_us + SLACK_US);
+        if !self.backup.ready && listens_by_us.is_some_and(|by_us| now_us > by_us) {
             self.backup_is_lost("its copy does not listen");
         }
     }
@@ -309,34 +324,35 @@ impl ProgramLoop {
     /// Invariant 1. What it has not matched stays held until that is agreed.
     pub(super) fn backup_is_lost(&mut self, why: &str) {
         let term = self.group.term();
-        let is_followed = self.role == Role::Primary && self.output.voice() == Voice::Protected;
-        if !is_followed || self.is_bringing() || !self.agreement.leads() || self.dropping == Some(term) {
+        let is_followed = self.role == Role::Primary && self.net.output.voice() == Voice::Protected;
+        if !is_followed || self.is_bringing() || !self.agreement.leads() || self.backup.dropping == Some(term)
+        {
             return;
         }
         let other = self.other().map_or("?", |other| self.config.host_name(other));
         let text = format!("host '{other}' is dropped as the backup: {why}");
         self.event(EventKind::BackupLost, text);
-        self.session = None;
-        self.join = None;
+        self.backup.session = None;
+        self.backup.join = None;
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state().epoch,
         };
         if self.propose(&entry) {
-            self.dropping = Some(term);
+            self.backup.dropping = Some(term);
         }
     }
 
     /// A person's order, or the daemon's end.
     pub(super) fn begin_switchover(&mut self, reply: &Sender<Answer>) -> Result<(), SwitchoverError> {
-        let serves = self.role == Role::Primary && self.agreement.leads() && self.door.is_some();
-        let is_backed = self.output.voice() == Voice::Protected
-            && self.backup_ready
-            && self.dropping.is_none()
-            && self.join.is_none();
+        let serves = self.role == Role::Primary && self.agreement.leads() && self.net.door.is_some();
+        let is_backed = self.net.output.voice() == Voice::Protected
+            && self.backup.ready
+            && self.backup.dropping.is_none()
+            && self.backup.join.is_none();
         match self.other() {
-            Some(other) if serves && is_backed && self.switchover.is_none() => {
-                self.switchover = Some(reply.clone());
+            Some(other) if serves && is_backed && self.backup.switchover.is_none() => {
+                self.backup.switchover = Some(reply.clone());
                 self.group.transfer_to(other);
                 Ok(())
             }
@@ -346,7 +362,7 @@ impl ProgramLoop {
     }
 
     pub(super) fn answer_switchover(&mut self, answer: &Answer) {
-        if let Some(reply) = self.switchover.take() {
+        if let Some(reply) = self.backup.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(answer.clone());
         }
@@ -359,8 +375,8 @@ impl ProgramLoop {
         if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
             return;
         }
-        self.next_session += 1;
-        let id = self.next_session;
+        self.inbox.next_session += 1;
+        let id = self.inbox.next_session;
         let talking = self.opened(id, stream).and_then(|(link, closer)| {
             let talker = Talker::start(link.writer.clone())?;
             Ok(Session {
@@ -372,7 +388,7 @@ impl ProgramLoop {
         });
         match talking {
             Ok(session) => {
-                self.session = Some(session);
+                self.backup.session = Some(session);
                 self.tell_listening();
             }
             Err(why) => tracing::warn!(program = self.config.name, "a stream to the primary: {why}"),
@@ -385,15 +401,15 @@ impl ProgramLoop {
         if self.role != Role::Backup {
             return;
         }
-        self.session = None;
-        if self.take_over.is_none() {
-            let campaign_us = self.election.campaign_us.unwrap_or(now_us);
+        self.backup.session = None;
+        if self.backup.take_over.is_none() {
+            let campaign_us = self.agreement.election.campaign_us.unwrap_or(now_us);
             let status = FailoverStatus {
-                detected_us: campaign_us.saturating_sub(self.election.leader_heard_us),
+                detected_us: campaign_us.saturating_sub(self.agreement.election.leader_heard_us),
                 elected_us: now_us.saturating_sub(campaign_us),
                 ..FailoverStatus::default()
             };
-            self.take_over = Some(TakeOver {
+            self.backup.take_over = Some(TakeOver {
                 elected_us: now_us,
                 status,
             });
@@ -408,7 +424,7 @@ impl ProgramLoop {
             epoch: self.agreement.state().epoch,
         };
         if self.propose(&entry)
-            && let Some(take_over) = &mut self.take_over
+            && let Some(take_over) = &mut self.backup.take_over
         {
             take_over.status.applied_us = now_us - take_over.elected_us;
         }
@@ -419,20 +435,21 @@ impl ProgramLoop {
         let now_us = self.now_us();
         self.role = Role::Primary;
         let mut status = self
+            .backup
             .take_over
             .take()
             .map_or_else(FailoverStatus::default, |take_over| FailoverStatus {
                 announced_us: now_us - take_over.elected_us - take_over.status.applied_us,
                 ..take_over.status
             });
-        if self.running.as_ref().is_some_and(|running| running.ready) && !self.make_door() {
+        if self.own.running.as_ref().is_some_and(|running| running.ready) && !self.make_door() {
             return;
         }
         status.announced_us += self.now_us() - now_us;
-        self.announcements = Announcements::after_take_over(now_us);
+        self.net.announcements = Announcements::after_take_over(now_us);
         self.rests();
-        self.output.take_over(now_us);
-        self.output.set_voice(Voice::Alone);
+        self.net.output.take_over(now_us);
+        self.net.output.set_voice(Voice::Alone);
         self.release();
         self.event(
             EventKind::TookOver,
@@ -445,6 +462,6 @@ impl ProgramLoop {
                 status.announced_us as f64 / 1e3,
             ),
         );
-        self.failover = Some(status);
+        self.shown.failover = Some(status);
     }
 }

@@ -1,7 +1,8 @@
 //! What a program's loop shows of itself: as a VM's, and what was compared.
 
+use super::SHOW_US;
 use super::data::Marks;
-use super::{ProgramLoop, Role, SHOW_US};
+use super::state::{ProgramLoop, Role};
 use crate::vm::group;
 use crate::vm::session::talker::Talker;
 use dunlin_api::{ProgramStatus, QueueFigures, Standing, State, SyncStatus, VmStatus};
@@ -14,7 +15,7 @@ use dunlin_program::data::mark::Mark;
 impl ProgramLoop {
     /// What was compared so far.
     pub(super) fn counters(&self) -> Counters {
-        self.compared.total()
+        self.net.compared.total()
     }
 
     /// What the loop itself knows, for another host.
@@ -30,12 +31,12 @@ impl ProgramLoop {
             disks: super::images::told(self.mark()),
             noted: None,
             recovering: self.group.role() == ConsensusRole::Recovering,
-            ended_after: match self.failure {
-                Some(_) => self.last_inputs.lines(),
+            ended_after: match self.shown.failure {
+                Some(_) => self.own.last_inputs.lines(),
                 None => Vec::new(),
             },
-            ended: self.failure.is_some(),
-            begins_again: self.failure.is_some() && self.restart.waits(),
+            ended: self.shown.failure.is_some(),
+            begins_again: self.shown.failure.is_some() && self.own.restart.waits(),
         }
     }
 
@@ -55,30 +56,31 @@ impl ProgramLoop {
 
     /// Brings what others see up to date, not too often.
     pub(super) fn show(&mut self, now_us: u64) {
-        if now_us.saturating_sub(self.shown_us) < SHOW_US {
+        if now_us.saturating_sub(self.shown.at_us) < SHOW_US {
             return;
         }
-        self.shown_us = now_us;
+        self.shown.at_us = now_us;
         let role = match self.role {
             Role::Primary => dunlin_api::Role::Primary,
             Role::Backup => dunlin_api::Role::Backup,
             Role::None if self.witness => dunlin_api::Role::Witness,
             Role::None => dunlin_api::Role::None,
         };
-        let (state, why) = match &self.failure {
-            Some(why) if self.restart.waits() => (State::Restarting, why.as_str()),
+        let (state, why) = match &self.shown.failure {
+            Some(why) if self.own.restart.waits() => (State::Restarting, why.as_str()),
             Some(why) => (State::Failed, why.as_str()),
             None => self.state(),
         };
         let complete = self.agreement.state().complete.len() > 1;
-        let listens = self.running.as_ref().is_some_and(|running| running.ready);
+        let listens = self.own.running.as_ref().is_some_and(|running| running.ready);
         let serves = match self.role {
-            Role::Primary => self.door.is_some(),
+            Role::Primary => self.net.door.is_some(),
             Role::Backup => listens,
             Role::None => true,
         };
         // For who waits for its start.
-        let alone = self.role == Role::Primary && self.door.is_some() && self.output.voice() == Voice::Alone;
+        let alone =
+            self.role == Role::Primary && self.net.door.is_some() && self.net.output.voice() == Voice::Alone;
         let join_problem = self.join_problem().filter(|_| alone);
         let status = VmStatus {
             name: self.config.name.clone(),
@@ -90,17 +92,17 @@ impl ProgramLoop {
             policy: self.config.policy.name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),
             term: self.group.term().0,
-            epoch: self.output.epoch().0,
+            epoch: self.net.output.epoch().0,
             committed: self.group.committed().0,
             applied: self.agreement.applied.0,
-            held_frames: self.output.held_frames(),
+            held_frames: self.net.output.held_frames(),
             log_entries: self.group.appended().index.0 - self.group.snapshot().last.index.0,
-            frames_in: self.frames_in,
-            frames_out: self.frames_out,
+            frames_in: self.net.frames_in,
+            frames_out: self.net.frames_out,
             peers: group::peers(&self.group, &self.config, self.me),
             protocol: self.group.protocol(),
             sync: SyncStatus::default(),
-            failover: self.failover,
+            failover: self.shown.failover,
             join_problem,
             queues: self.queues(),
             program: Some(self.program_status()),
@@ -110,11 +112,11 @@ impl ProgramLoop {
     }
 
     fn state(&self) -> (State, &'static str) {
-        let listens = self.running.as_ref().is_some_and(|running| running.ready);
-        let state = match (self.role, self.output.voice()) {
+        let listens = self.own.running.as_ref().is_some_and(|running| running.ready);
+        let state = match (self.role, self.net.output.voice()) {
             (Role::None, _) if self.agreement.state().life == Life::Down => State::Stopped,
-            (Role::None, _) if self.expected.is_some() => State::Joining,
-            (Role::None, _) if !self.witness && self.ran && self.notes.is_none() => {
+            (Role::None, _) if self.backup.expected.is_some() => State::Joining,
+            (Role::None, _) if !self.witness && self.own.ran && self.own.notes.is_none() => {
                 return (State::Lost, "its copy here has ended with the daemon");
             }
             (Role::None, _) => State::Waiting,
@@ -130,7 +132,7 @@ impl ProgramLoop {
 
     fn program_status(&self) -> ProgramStatus {
         let counters = self.counters();
-        let inputs = self.running.as_ref().map(|running| *running.gate.counters());
+        let inputs = self.own.running.as_ref().map(|running| *running.gate.counters());
         let inputs = inputs.unwrap_or_default();
         ProgramStatus {
             matched: counters.matched,
@@ -139,14 +141,18 @@ impl ProgramLoop {
             together: inputs.together,
             not_read: inputs.impatient,
             lost: inputs.lost,
-            begun_again: self.restart.count,
+            begun_again: self.own.restart.count,
         }
     }
 
     fn queues(&self) -> Vec<QueueFigures> {
         let ((_, log), (_, log_limit)) = (self.group.log_size(), self.group.log_limits());
-        let talker = self.session.as_ref().and_then(|session| session.talker.as_ref());
-        let waiting = self.running.as_ref().map(|running| &running.gate);
+        let talker = self
+            .backup
+            .session
+            .as_ref()
+            .and_then(|session| session.talker.as_ref());
+        let waiting = self.own.running.as_ref().map(|running| &running.gate);
         let queues = [
             ("log", (log, log_limit, 0)),
             ("links", self.group.link_queue()),
@@ -160,10 +166,10 @@ impl ProgramLoop {
                     )
                 }),
             ),
-            ("outbound", self.output.held()),
-            ("retransmit", self.output.retransmit()),
-            ("compared", self.output.compared()),
-            ("words-in", self.to_loop.words()),
+            ("outbound", self.net.output.held()),
+            ("retransmit", self.net.output.retransmit()),
+            ("compared", self.net.output.compared()),
+            ("words-in", self.inbox.to_loop.words()),
             ("words-out", talker.map(Talker::queue).unwrap_or_default()),
         ];
         queues.map(|(name, held)| QueueFigures::new(name, held)).into()

@@ -6,7 +6,7 @@
 //!             was none for so long.
 //! Not here:   how long the program is left alone before the next copy (`joining`).
 
-use super::ProgramLoop;
+use super::state::ProgramLoop;
 use crate::config::ProgramSpec;
 use dunlin_api::EventKind;
 use dunlin_core::program::order::Order;
@@ -81,11 +81,11 @@ impl ProgramLoop {
     /// A second copy is dropped for what it said, or did not.
     pub(super) fn second_copy_did_not_match(&mut self, why: Mismatch) {
         // Where the group was not asked it is not dropped.
-        if self.dropping != Some(self.group.term()) {
+        if self.backup.dropping != Some(self.group.term()) {
             return;
         }
         let now_us = self.now_us();
-        if let Some(differed) = self.drops.add(now_us, why) {
+        if let Some(differed) = self.backup.drops.add(now_us, why) {
             let text = format!(
                 "of the last {MANY} second copies within {} minutes {differed} have said something else and {} have not said in time what the \
                  one here has: each further one is brought in later, and the program runs alone meanwhile. {}; 'dunlin program check' shows what \

@@ -1,0 +1,72 @@
+//! What all VMs of a host share, and what a VM's loop shows to others.
+//!
+//! Not here: the loop's own state (`state`), the handle by which the daemon holds it (`vm`).
+
+use super::fault_at::FaultAt;
+use super::program::difference::Differences;
+use super::remains::Remains;
+use crate::config::{Cluster, VmConfig};
+use crate::events::Events;
+use crossbeam_channel::Sender;
+use dunlin_api::{SyncFigures, VmStatus};
+use dunlin_fabric::link::Identity;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
+/// list of members but the group's.
+pub const NEWCOMER: &str = "newcomer";
+
+/// In a VM's folder: its file, with the hosts that it has now.
+pub const FILE: &str = "vm.toml";
+
+/// What all VMs of a host share.
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// The cluster.
+    pub cluster: Cluster,
+    /// How it shows itself to others.
+    pub identity: Identity,
+    /// What happened here.
+    pub events: Events,
+    /// Where VMs are kept.
+    pub state: PathBuf,
+    /// Told when a VM's loop has ended for good, with whether the VM is to be forgotten.
+    pub ended: Sender<Ended>,
+}
+
+/// A loop has ended.
+pub struct Ended {
+    /// Which VM.
+    pub vm: String,
+    /// The VM was shut down: forget it.
+    pub forget: bool,
+}
+
+/// What a loop shows to others.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(in crate::vm) status: Mutex<VmStatus>,
+    /// Since the VM's hosts have moved.
+    config: Mutex<Option<Arc<VmConfig>>>,
+    pub(in crate::vm) recent_syncs: Mutex<VecDeque<SyncFigures>>,
+    /// Where the copies of a bare program differed, and what they said there.
+    pub(in crate::vm) differences: Mutex<Differences>,
+    /// Held while the disks are opened: by a start of the VM, or to see how new they are.
+    pub(in crate::vm) opening_disks: Mutex<()>,
+    /// Of machines that have ended here.
+    pub(in crate::vm) remains: Remains,
+    pub(in crate::vm) fault_at: Arc<FaultAt>,
+    /// How often the loop has turned.
+    pub(in crate::vm) turns: AtomicU64,
+}
+
+impl Shared {
+    pub(in crate::vm) fn config(&self) -> MutexGuard<'_, Option<Arc<VmConfig>>> {
+        self.config.lock()
+    }
+}

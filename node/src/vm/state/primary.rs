@@ -1,0 +1,181 @@
+//! What a primary holds: the VM, the session with a backup, and what people have asked of it.
+//!
+//! Not here: what is done with it (`vm::primary`).
+
+use crate::vm::machine::Machine;
+use crate::vm::session::jobs::Jobs;
+use crate::vm::session::link::Closer;
+use crate::vm::session::reader::Lent;
+use crate::vm::session::talker::Talker;
+use crate::vm::session::waiting::Waiting;
+use crossbeam_channel::Sender;
+use dunlin_api::{Answer, Progress, SyncStatus};
+use dunlin_core::agreed::Hosts;
+use dunlin_core::replica::epoch::Rules;
+use dunlin_core::replica::epoch::primary::PrimaryEpochs;
+use dunlin_core::replica::sync::primary::Word;
+use dunlin_core::sync::change_over::ChangeOver;
+use dunlin_core::sync::cost::SyncCost;
+use dunlin_core::units::{Index, ReplicaId, Term};
+use std::sync::Arc;
+
+/// A primary.
+pub struct PrimaryRole {
+    pub(in crate::vm) machine: Option<Arc<Machine>>,
+    pub(in crate::vm) starting: Option<u64>,
+    pub(in crate::vm) session: Option<Session>,
+    /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
+    pub(in crate::vm) lingers: Option<Lingers>,
+    /// What holds in this epoch, and how far the session and a sync are.
+    pub(in crate::vm) epochs: PrimaryEpochs,
+    pub(in crate::vm) pace: SyncPace,
+    pub(in crate::vm) rejoin_at_us: u64,
+    pub(in crate::vm) backup_applied: Index,
+    pub(in crate::vm) disk_asks: bool,
+    pub(in crate::vm) guest: Guest,
+    pub(in crate::vm) switchover: Option<Sender<Answer>>,
+    /// A member that a person wants out of the group.
+    pub(in crate::vm) leaving: Option<Leaving>,
+    /// Syncs so far.
+    pub sync_status: SyncStatus,
+    /// The join under way.
+    pub progress: Option<Progress>,
+}
+
+/// What it is known by when the next sync is due.
+pub struct SyncPace {
+    /// Where the mode follows what pays, by this choice.
+    pub(in crate::vm) change_over: Option<ChangeOver>,
+    pub(in crate::vm) sync_cost: SyncCost,
+    pub(in crate::vm) observe_at_us: u64,
+    pub(in crate::vm) last_sync_us: u64,
+    /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
+    pub(in crate::vm) fills_us: u64,
+    pub(in crate::vm) next_look_us: u64,
+}
+
+impl Default for SyncPace {
+    fn default() -> Self {
+        Self {
+            change_over: None,
+            sync_cost: SyncCost::default(),
+            observe_at_us: 0,
+            last_sync_us: 0,
+            fills_us: u64::MAX,
+            next_look_us: 0,
+        }
+    }
+}
+
+/// What QEMU has told of the guest.
+#[derive(Default)]
+pub struct Guest {
+    /// It has reset its machine since the last sync.
+    pub(in crate::vm) was_reset: bool,
+    pub(in crate::vm) quit_at_us: Option<u64>,
+    /// When QEMU is asked next what has happened.
+    pub(in crate::vm) ask_qemu_us: u64,
+    /// It has switched itself off, and the group was asked to agree that this is the VM's end.
+    pub(in crate::vm) switched_off: bool,
+    /// The VM stands still because its disk is full.
+    pub(in crate::vm) enospc_wait: Option<EnospcWait>,
+}
+
+pub(in crate::vm) struct Session {
+    pub(in crate::vm) id: u64,
+    pub(in crate::vm) peer: ReplicaId,
+    pub(in crate::vm) jobs: Option<Jobs<Word>>,
+    pub(in crate::vm) closer: Option<Closer>,
+    /// What the loop itself has to say to the backup.
+    pub(in crate::vm) talker: Option<Talker>,
+    /// The stream, as long as what comes by it is for the loop.
+    pub(in crate::vm) lent: Option<Lent>,
+    /// What the session's thread waits for.
+    pub(in crate::vm) waiting: Waiting,
+}
+
+pub(in crate::vm) struct Lingers {
+    pub(in crate::vm) id: u64,
+    pub(in crate::vm) since_us: u64,
+    pub(in crate::vm) told: bool,
+}
+
+impl PrimaryRole {
+    /// `first`: what holds where nobody follows, and after a join.
+    pub(in crate::vm) fn new(machine: Option<Arc<Machine>>, first: Rules) -> Self {
+        Self {
+            machine,
+            starting: None,
+            session: None,
+            lingers: None,
+            epochs: PrimaryEpochs::new(first),
+            pace: SyncPace::default(),
+            rejoin_at_us: 0,
+            backup_applied: Index(0),
+            disk_asks: false,
+            guest: Guest::default(),
+            switchover: None,
+            leaving: None,
+            sync_status: SyncStatus::default(),
+            progress: None,
+        }
+    }
+
+    /// What holds in this epoch, and how far the session and a sync are.
+    pub fn epochs(&self) -> &PrimaryEpochs {
+        &self.epochs
+    }
+
+    /// What was agreed after a sync is not held back any more.
+    pub fn let_log_go(&mut self) {
+        self.epochs.let_log_go();
+    }
+
+    /// Another host leads, or nobody. Whether the sync under way counts no more.
+    pub fn deposed(&mut self, leader: bool) -> bool {
+        self.epochs.deposed(leader)
+    }
+
+    /// A sync is about to stop the VM: all that it says belongs to the epoch that ends, so none of it may stay in QEMU. (QEMU
+    /// throws away what it could not write when it stops the VM, and may have written a part of it.)
+    pub fn is_stopping(&self) -> bool {
+        self.epochs.is_stopping()
+    }
+
+    /// The stream from the backup, as long as the loop has it, and its session.
+    pub fn lent(&self) -> Option<(u64, &Lent)> {
+        let session = self.session.as_ref()?;
+        session.lent.as_ref().map(|lent| (session.id, lent))
+    }
+
+    /// Whether there is a VM here.
+    pub fn has_machine(&self) -> bool {
+        self.machine.is_some()
+    }
+
+    /// Whether there is a VM to serve, or will be.
+    pub fn is_whole(&self) -> bool {
+        self.machine.is_some() || self.starting.is_some()
+    }
+}
+
+/// A VM whose disk is full.
+#[derive(Clone, Copy)]
+pub struct EnospcWait {
+    pub retry_at_us: u64,
+    /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
+    pub(in crate::vm) tried: bool,
+}
+
+/// A member leaves.
+pub(in crate::vm) struct Leaving {
+    /// Since which entry that is so, and who said it: in another term that entry may have been replaced by another leader's.
+    pub(in crate::vm) since: Index,
+    pub(in crate::vm) term: Term,
+    /// The hosts from then on, where another one comes in its place.
+    pub(in crate::vm) hosts: Option<Hosts>,
+    /// That list was proposed.
+    pub(in crate::vm) said: bool,
+    /// Who asked.
+    pub(in crate::vm) reply: Sender<Answer>,
+}
