@@ -240,11 +240,7 @@ impl VmLoop {
             Agreed::Down => {
                 self.event(EventKind::Down, "the VM is shut down");
                 self.end_machine();
-                if self.group.is_leader() || self.ending.tells_end {
-                    self.tell_the_end();
-                } else {
-                    self.await_word_of_the_end();
-                }
+                self.end_is_agreed();
             }
         }
     }
@@ -288,7 +284,7 @@ impl VmLoop {
                 // Backwards, too: what this host held counts no more when it was declared dead.
                 let mut leadership = self.agreement.leadership.clone();
                 leadership.installed(state);
-                self.agreement = Agreement::at(index, leadership);
+                self.agreement.installed(index, leadership);
                 if index == Index(0) {
                     self.event(
                         EventKind::Overruled,
@@ -300,7 +296,7 @@ impl VmLoop {
                 self.follow_hosts();
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state().life == Life::Down {
-                    self.forget_vm();
+                    self.forget_vm(false);
                 }
             }
             Err(error) => {

@@ -1,84 +1,69 @@
 //! The end of a VM: by its group's agreement, or, where no group is left to agree, on this host alone.
 //!
-//! Flow: `dunlin down` -> an *order*, which waits for a leader -> this host leads: the guest is asked to switch itself off, by a
-//! thread, and if it cannot be asked, `Agreed::Down` is proposed -> every member forgets the VM. Another host leads: whoever asked is
-//! sent there.
+//! Flow: `dunlin down` -> core's `replica::shutdown`, whose order of things holds here -> the guest is asked, by a thread; `Agreed::Down` is proposed; other
+//! hosts are told, by a thread; the VM is forgotten.
 //!
-//! Invariants:
-//! 1. A host with an order may be elected without a living copy, since a VM that failed or never ran has to end too; all
-//!    that it does as leader is to have `Down` agreed.
-//!    An order lasts until that is agreed: without it the host would give up the lead with `Down` on its way.
-//! 2. If nothing is agreed within [`PATIENCE_US`] the answer says so, and what can be done.
-//! 3. An end by force concerns this host alone, and is refused while a leader is known.
-//! 4. Who led when the end was agreed tells each other host, and is the last to forget: one whose link did not stand yet
-//!    has to hear of it too, and no host may hear of it when the next VM of that name is there. The others wait for that word.
-//!    Whoever ordered it is answered when the hosts that can be reached have forgotten the VM: then nothing of it runs there.
-//! 5. An end that is agreed waits for no sync.
-//! 6. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
-//! 7. The loop waits for no word of QEMU: a loop that is away falls silent, and the others would take its host for dead.
-//! 8. A host forgets a VM when nothing [remains](super::remains) of its machine there, or when that has had its time (`machine-ends`):
+//! Invariants, besides those of `replica::shutdown`:
+//! 1. A host forgets a VM only when no start of its QEMU is under way: whoever starts it next finds its disks free.
+//! 2. The loop waits for no word of QEMU: a loop that is away falls silent, and the others would take its host for dead.
+//! 3. A host forgets a VM when nothing [remains](super::remains) of its machine there, or when that has had its time (`machine-ends`):
 //!    then the answer says so. The image stays locked as long as the disk of that machine is there, so that no other machine has both.
 //!    Until then the loop turns.
 //!
 //! Not here: what is forgotten (`daemon::store`), the entry itself (`agreement`).
 
 use super::event::LoopEvent;
-use super::group::{self, AGAIN, TOLD};
+use super::group::{self, AGAIN};
 use super::shared::Ended;
-use super::state::ending::{AskGuestError, GuestAsked, Order};
+use super::state::ending::{AskGuestError, answer_all};
 use super::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
-use dunlin_core::agreed::{Agreed, Life};
-use dunlin_core::units::Index;
+use dunlin_core::agreed::Agreed;
+use dunlin_core::replica::leadership::Part;
+use dunlin_core::replica::shutdown::{AgreedEnd, Shutdown, Sight, Turn};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::agreed;
-
-/// How long an order waits for a leader: an election takes a twentieth of it, on a busy machine a fifth.
-const PATIENCE_US: u64 = 5_000_000;
 
 impl VmLoop {
     /// It is carried out at the end of this step, or of a later one.
     pub(super) fn order_down(&mut self, now: bool, reply: &Sender<Answer>) {
-        self.ending.orders.push(Order {
-            now,
-            until_us: self.now_us() + PATIENCE_US,
-            reply: reply.clone(),
-        });
+        let now_us = self.now_us();
+        self.ending.shutdown.order(now_us, now, reply.clone());
     }
 
-    /// Whether this host may lead although it has nothing to serve (invariant 1).
+    /// Whether this host may lead although it has nothing to serve.
     pub(super) fn leads_to_end(&self) -> bool {
-        !self.witness && !self.ending.orders.is_empty() && self.agreement.state().life != Life::Down
+        let life = self.agreement.state().life;
+        self.ending.shutdown.leads_to_end(self.witness, life)
     }
 
-    /// Invariant 5: a sync whose guest takes nothing any more would hold it back for good, and the
-    /// hosts that have ended the VM already would look as if they were lost.
+    /// An end that is agreed waits for no sync.
     pub(super) fn skip_to_agreed_end(&mut self) {
-        let end = self.agreement.leadership.appended_end().filter(|end| {
-            self.log_is_held() && self.agreement.applied < *end && *end <= self.group.committed()
-        });
-        // An entry that was never agreed may have been replaced.
-        let is_end = |index: &Index| {
-            let entry = self.group.entry(*index).map(|entry| entry.payload.clone());
+        if !self.log_is_held() {
+            return;
+        }
+        let (applied, committed) = (self.agreement.applied, self.group.committed());
+        let is_end = |index| {
+            let entry = self.group.entry(index).map(|entry| entry.payload.clone());
             entry.is_some_and(|payload| matches!(agreed::decode(payload), Ok(Agreed::Down)))
         };
-        if let Some(end) = end.filter(is_end) {
+        let end = self.agreement.leadership.appended_end();
+        if let Some(index) = Shutdown::<()>::skips_to(end, applied, committed, is_end) {
             self.forget_cut();
-            self.agreement.applied = Index(end.0 - 1);
+            self.agreement.applied = index;
         }
     }
 
-    /// The group has agreed, and if it is for this host to tell the others, that is done (invariant 4).
+    /// The group has agreed, and if it is for this host to tell the others, that is done.
     pub(super) fn answer_ended(&mut self) {
-        let still_tells = self.ending.tells_end && self.ending.ended.is_none();
-        if self.agreement.state().life == Life::Down && !still_tells {
+        if self.ending.shutdown.is_done(self.agreement.state().life) {
             let answer = self.how_it_ended();
-            self.answer_orders(&answer);
+            answer_all(self.ending.shutdown.take_orders(), &answer);
         }
     }
 
-    /// Invariant 8, in words.
+    /// Invariant 3, in words.
     fn how_it_ended(&self) -> Answer {
         let mut busy = self.ending.busy_elsewhere.clone();
         if !self.shared.remains.is_none() {
@@ -96,73 +81,80 @@ impl VmLoop {
 
     /// Carries out what was ordered, if it can be now.
     pub(super) fn end_by_order(&mut self) {
-        // What still ends here is not waited for in a step (invariant 8).
+        // What still ends here is not waited for in a step (invariant 3).
         if self.has_let_go() {
             self.answer_ended();
         }
-        if self.ending.orders.is_empty() || self.agreement.state().life == Life::Down {
-            return;
-        }
-        if let Some(leader) = self.group.leader().filter(|leader| *leader != self.me) {
-            let why = format!("host '{}' leads the VM's group", self.config.host_name(leader));
-            return self.answer_orders(&Answer::Failed { why, code: AGAIN });
-        }
-        if self.agreement.leads() && self.group.is_leader() {
-            let now = self.ending.orders.iter().any(|order| order.now);
-            if let Some(answer) = self.begin_down(now) {
-                return self.answer_orders(&answer);
+        let sight = self.sight_of_the_end();
+        match self.ending.shutdown.turn(&sight) {
+            Turn::Nothing => {}
+            Turn::Refers(leader, orders) => {
+                let why = format!("host '{}' leads the VM's group", self.config.host_name(leader));
+                answer_all(orders, &Answer::Failed { why, code: AGAIN });
             }
-        }
-        let now_us = self.now_us();
-        if self.ending.orders.iter().any(|order| order.until_us <= now_us) {
-            let answer = Answer::failed(self.why_not_ended());
-            self.ending.orders.retain(|order| {
-                let waits = order.until_us > now_us;
-                if !waits {
-                    // Whoever asked may have gone: here and below.
-                    let _ = order.reply.send(answer.clone());
+            Turn::AsksGuest => self.ask_guest(),
+            Turn::GuestAsked(orders) => {
+                answer_all(orders, &Answer::done("the guest was asked to switch itself off"));
+            }
+            Turn::Says { unasked } => {
+                if unasked {
+                    let why = format!("the VM is ended without its guest: {}", self.ending.why_unasked);
+                    self.event(EventKind::GuestNotAsked, why);
                 }
-                waits
-            });
-            if self.ending.orders.is_empty() {
-                self.ending.guest_asked = None;
+                if self.propose(&Agreed::Down) {
+                    self.ending.shutdown.said(sight.term);
+                }
             }
+        }
+        let late = self.ending.shutdown.overdue(sight.now_us);
+        if !late.is_empty() {
+            answer_all(late, &Answer::failed(self.why_not_ended()));
         }
     }
 
-    /// This host leads, and the end is agreed (invariant 4).
-    pub(super) fn tell_the_end(&mut self) {
-        if std::mem::replace(&mut self.ending.tells_end, true) {
-            return;
+    fn sight_of_the_end(&self) -> Sight {
+        Sight {
+            now_us: self.now_us(),
+            term: self.group.term(),
+            life: self.agreement.state().life,
+            leader_elsewhere: self.group.leader().filter(|leader| *leader != self.me),
+            leads: self.agreement.leads() && self.group.is_leader(),
+            part: match &self.role {
+                Role::None => Part::None,
+                Role::Primary(_) => Part::Primary,
+                Role::Backup(_) => Part::Backup,
+            },
+            has_guest: matches!(&self.role, Role::Primary(primary) if primary.has_machine()),
         }
+    }
+
+    /// The end is agreed.
+    pub(super) fn end_is_agreed(&mut self) {
+        let now_us = self.now_us();
+        match self.ending.shutdown.agreed(now_us, self.group.is_leader()) {
+            AgreedEnd::Tells => self.tell_the_end(),
+            AgreedEnd::Awaits | AgreedEnd::Nothing => {}
+        }
+    }
+
+    fn tell_the_end(&mut self) {
         if let Err(error) = group::tell_the_end(&self.host, &self.config, self.me, &self.inbox.to_loop) {
             tracing::error!("a thread to tell the other hosts of the VM's end: {error}");
-            self.forget_vm();
+            self.forget_vm(false);
         }
-    }
-
-    /// Another host led when the end was agreed. It may not know of that yet: it still needs this host's word that it holds the
-    /// entry, so the group is not left before it says that it knows (invariant 4), or has had its time.
-    pub(super) fn await_word_of_the_end(&mut self) {
-        let until_us = self.now_us() + TOLD.as_micros() as u64;
-        self.ending.forgets_at_us.get_or_insert(until_us);
     }
 
     /// Who led has not said a word.
     pub(super) fn forget_untold(&mut self) {
-        if self
-            .ending
-            .forgets_at_us
-            .is_some_and(|at_us| at_us <= self.now_us())
-        {
-            self.forget_vm();
+        if self.ending.shutdown.is_untold(self.now_us()) {
+            self.forget_vm(false);
         }
     }
 
     /// All hosts that can be reached have heard of it.
     pub(super) fn end_told(&mut self, busy: Vec<String>) {
         self.ending.busy_elsewhere = busy;
-        self.forget_vm();
+        self.forget_vm(false);
     }
 
     /// The copy of the VM here ends for good.
@@ -173,61 +165,20 @@ impl VmLoop {
     }
 
     /// Nothing of the VM is left to do here.
-    pub(super) fn forget_vm(&mut self) {
+    pub(super) fn forget_vm(&mut self, by_force: bool) {
         self.end_machine();
+        self.ending
+            .shutdown
+            .forgets(self.agreement.state().life, by_force);
         self.ending.ended = Some(Ended {
             vm: self.config.name.clone(),
             forget: true,
         });
     }
 
-    fn answer_orders(&mut self, answer: &Answer) {
-        for order in self.ending.orders.drain(..) {
-            let _ = order.reply.send(answer.clone());
-        }
-        // Whoever orders it next asks anew.
-        self.ending.guest_asked = None;
-    }
-
-    /// This host leads: politely where there is a guest to ask; else the answer comes when the group has agreed.
-    fn begin_down(&mut self, now: bool) -> Option<Answer> {
-        match &self.role {
-            // It is being taken over: then it can be asked.
-            Role::Backup(_) if !now => return None,
-            Role::Primary(primary) if !now && primary.has_machine() => {
-                match self.ending.guest_asked.clone() {
-                    None => {
-                        self.ask_guest();
-                        return None;
-                    }
-                    Some(GuestAsked::UnderWay) => return None,
-                    Some(GuestAsked::Done) => {
-                        self.await_powerdown();
-                        return Some(Answer::done("the guest was asked to switch itself off"));
-                    }
-                    Some(GuestAsked::NotAsked(why))
-                        if self.ending.down_proposed != Some(self.group.term()) =>
-                    {
-                        self.event(
-                            EventKind::GuestNotAsked,
-                            format!("the VM is ended without its guest: {why}"),
-                        );
-                    }
-                    Some(GuestAsked::NotAsked(_)) => {}
-                }
-            }
-            Role::Primary(_) | Role::Backup(_) | Role::None => {}
-        }
-        let term = self.group.term();
-        if self.ending.down_proposed != Some(term) && self.propose(&Agreed::Down) {
-            self.ending.down_proposed = Some(term);
-        }
-        None
-    }
-
-    /// Invariant 7.
+    /// Invariant 2.
     fn ask_guest(&mut self) {
-        // Not the machine: whoever forgets the VM frees its disks (invariant 6).
+        // Not the machine: whoever forgets the VM frees its disks (invariant 1).
         let Some(qmp) = self.machine().map(|machine| machine.qemu.qmp().clone()) else {
             return;
         };
@@ -239,23 +190,31 @@ impl VmLoop {
             ));
         };
         let thread = std::thread::Builder::new().name("ask-guest".into()).spawn(ask);
-        self.ending.guest_asked = Some(match thread {
-            Ok(_) => GuestAsked::UnderWay,
-            Err(error) => GuestAsked::NotAsked(AskGuestError::Thread(error).to_string()),
-        });
-    }
-
-    /// What became of it, if somebody still waits for that.
-    pub(super) fn guest_was_asked(&mut self, asked: Result<(), AskGuestError>) {
-        if self.ending.guest_asked == Some(GuestAsked::UnderWay) {
-            self.ending.guest_asked = Some(match asked {
-                Ok(()) => GuestAsked::Done,
-                Err(why) => GuestAsked::NotAsked(why.to_string()),
-            });
+        if let Err(error) = thread {
+            self.guest_was_asked(Err(AskGuestError::Thread(error)));
         }
     }
 
-    /// Invariant 2, in words.
+    /// What became of it.
+    pub(super) fn guest_was_asked(&mut self, asked: Result<(), AskGuestError>) {
+        self.ending.shutdown.guest_was_asked(asked.is_ok());
+        if let Err(why) = asked {
+            self.ending.why_unasked = why.to_string();
+        }
+    }
+
+    /// The guest was asked and is still there.
+    pub(super) fn end_ignoring_guest(&mut self) {
+        if self.ending.shutdown.guest_ignores(self.now_us()) {
+            self.event(
+                EventKind::PowerdownIgnored,
+                "the guest did not switch itself off in time; it is ended",
+            );
+            self.propose(&Agreed::Down);
+        }
+    }
+
+    /// Why nothing is agreed, in words.
     fn why_not_ended(&self) -> String {
         let vm = &self.config.name;
         let here = &self.host.name;
@@ -274,9 +233,9 @@ impl VmLoop {
                 away.join(" and ")
             )
         };
-        let changed = match self.ending.down_proposed {
-            Some(_) => "It may be agreed yet.",
-            None => "Nothing was changed.",
+        let changed = match self.ending.shutdown.was_said() {
+            true => "It may be agreed yet.",
+            false => "Nothing was changed.",
         };
         format!(
             "VM '{vm}' is not ended: {why}. {changed} If no host serves it any more, 'dunlin down --force {vm}' \
@@ -292,16 +251,19 @@ impl VmLoop {
             .map(|host| (host.name.as_str(), self.is_connected(host.member.id)))
     }
 
-    /// On this host alone (invariant 3).
+    /// On this host alone.
     pub(super) fn force_down(&mut self) -> Answer {
         let vm = self.config.name.clone();
-        if let Some(leader) = self.group.leader() {
-            return Answer::refused(format!(
-                "host '{}' leads the VM's group: 'dunlin down {vm}' ends it on all hosts, and --force is for a VM that \
-                 nobody leads",
-                self.config.host_name(leader)
-            ));
-        }
+        let orders = match self.ending.shutdown.force(self.group.leader()) {
+            Ok(orders) => orders,
+            Err(leader) => {
+                return Answer::refused(format!(
+                    "host '{}' leads the VM's group: 'dunlin down {vm}' ends it on all hosts, and --force is for a VM that \
+                     nobody leads",
+                    self.config.host_name(leader)
+                ));
+            }
+        };
         let others: Vec<String> = self.others().map(|(name, _)| format!("'{name}'")).collect();
         let others = match others.as_slice() {
             [] => String::new(),
@@ -316,12 +278,15 @@ impl VmLoop {
             self.host.name
         );
         self.event(EventKind::DownByForce, text.clone());
-        self.answer_orders(&Answer::done("the VM was taken away from this host by force"));
-        self.forget_vm();
+        answer_all(
+            orders,
+            &Answer::done("the VM was taken away from this host by force"),
+        );
+        self.forget_vm(true);
         Answer::done(text)
     }
 
-    /// The loop ends, and something of its machine remains (invariant 8).
+    /// The loop ends, and something of its machine remains (invariant 3).
     pub(super) fn tell_of_remains(&self) {
         let forgets = self.ending.ended.as_ref().is_some_and(|ended| ended.forget);
         if forgets && !self.shared.remains.is_none() {
@@ -335,13 +300,13 @@ impl VmLoop {
         }
     }
 
-    /// Whether the loop may end (invariants 6 and 8; a daemon that ends takes its QEMUs with it).
+    /// Whether the loop may end (invariants 1 and 3; a daemon that ends takes its QEMUs with it).
     pub(super) fn is_over(&self) -> bool {
         let ends = |ended: &Ended| !ended.forget || (self.ending.starts_under_way == 0 && self.has_let_go());
         self.ending.ended.as_ref().is_some_and(ends)
     }
 
-    /// Invariant 8.
+    /// Invariant 3.
     fn has_let_go(&self) -> bool {
         self.shared.remains.is_none()
             || self

@@ -12,6 +12,7 @@ use crate::config::VmConfig;
 use dunlin_api::{Answer, EventKind, PeerStatus, Request};
 use dunlin_core::agreed::Agreed;
 use dunlin_core::consensus::{Durability, Member, Refusal, Role as ConsensusRole};
+use dunlin_core::replica::shutdown::TOLD_US;
 use dunlin_core::units::ReplicaId;
 use dunlin_core::wire::agreed;
 use dunlin_fabric::group::{GroupConfig, GroupError, GroupEvent, KeptGroup};
@@ -22,7 +23,7 @@ use std::time::Duration;
 /// A loop that does not turn for so long is taken for hung, and its host for dead. Up to then heartbeats and votes do not wait for it.
 const HUNG: Duration = Duration::from_secs(1);
 /// How long another host may take to hear of the end and to end its copy.
-pub const TOLD: Duration = Duration::from_secs(5);
+pub const TOLD: Duration = Duration::from_micros(TOLD_US);
 
 /// No exit code, but between hosts: the end was heard of, and something of the VM remains there, as the words say.
 pub const BUSY: i32 = -2;

@@ -137,7 +137,7 @@ impl VmLoop {
             "the VM's group goes on without this host, whose part another one has ('dunlin move', or a standby): the copy here is ended. \
              Its disks are left as they are, and are not the VM's any more",
         );
-        self.forget_vm();
+        self.forget_vm(true);
         Answer::done("it goes")
     }
 }

@@ -40,8 +40,6 @@ const DRAIN_LOOK_US: u64 = 100;
 const OBSERVE_US: u64 = 50_000;
 /// An epoch that lasted at least this long has many dirty pages: they are worked on before the VM stops.
 const AHEAD_AFTER_US: u64 = 200_000;
-/// How long a guest may take to switch itself off.
-const POWERDOWN_US: u64 = 30_000_000;
 
 impl VmLoop {
     /// The machine, in whichever role.
@@ -75,6 +73,7 @@ impl VmLoop {
         }
         self.close_backup_session();
         self.role = Role::None;
+        self.ending.shutdown.copy_ended();
         self.agreement.leadership.ends();
         self.net.speculating = None;
         self.net.nics = None;
@@ -90,7 +89,7 @@ impl VmLoop {
         ) {
             (None, _, _) => State::Starting,
             (_, _, Voice::Shut) => State::QuorumLost,
-            _ if primary.guest.enospc_wait.is_some() => State::DiskFull,
+            _ if primary.guest.enospc_wait.waits() => State::DiskFull,
             (_, Some(Phase::Synced), _) => State::Running,
             (_, Some(_), _) => State::Joining,
             (_, None, _) if self.policy().is_replicated() => State::Alone,
@@ -184,14 +183,6 @@ impl VmLoop {
             }
         }
         self.event(EventKind::Protected, "a complete second copy of the VM follows");
-    }
-
-    /// The guest was asked to switch itself off; it has only so long.
-    pub(super) fn await_powerdown(&mut self) {
-        let quit_at_us = self.now_us() + POWERDOWN_US;
-        if let Some(primary) = self.primary() {
-            primary.guest.quit_at_us = Some(quit_at_us);
-        }
     }
 
     /// The primary's turn: QEMU's own events, the backup, the sync.

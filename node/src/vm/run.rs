@@ -313,7 +313,7 @@ impl VmLoop {
             Command::Remove => {
                 // Whoever says so knows that it is agreed; this host's own log may not have come to that entry.
                 self.agreement.leadership.is_told_of_the_end();
-                self.forget_vm();
+                self.forget_vm(false);
                 Some(Answer::done("removed"))
             }
             Command::ProtectAlone {

@@ -46,6 +46,10 @@ pub enum Bug {
     CountsDroppedCopies,
     /// A sync that will never be done keeps its place in the log from being cut.
     KeepsBrokenCut,
+    /// A host forgets the VM when its end is proposed, and not when it is agreed.
+    EndsUnagreed,
+    /// A host with an order to end the VM is not elected without a living copy.
+    EndNeedsCopy,
 }
 
 impl Bug {

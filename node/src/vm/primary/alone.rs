@@ -1,21 +1,14 @@
 //! A host that serves alone because a person said that the others are dead, and how the others come back.
 //!
-//! Invariants:
-//! 1. An order is taken only by a host that holds a complete, live copy and knows of no leader.
-//! 2. Who was declared dead takes part again only over a link that was made after the order: a cable that was cut a
-//!    moment ago still looks connected.
-//! 3. Hosts come back one at a time; the witness last, since without a second copy it could only stop this one.
+//! Flow and invariants: core's `replica::promotion` decides; here its orders are carried out, and told.
 //!
 //! Not here: terms and logs (core's `consensus::alone`).
 
 use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
-use dunlin_core::consensus::Member;
+use dunlin_core::replica::promotion::{self, LOST_US, Ordered};
 use dunlin_core::units::ReplicaId;
-
-/// Hosts that were not heard for so long are lost, as far as a person's help is worth asking for.
-const LOST_US: u64 = 5_000_000;
 
 impl VmLoop {
     /// What a person may do where the other hosts are lost: said once for each loss, and not because a busy host was late.
@@ -26,11 +19,7 @@ impl VmLoop {
         let alone = matches!(self.role, Role::Primary(_))
             && self.group.leader().is_none()
             && links.iter().all(|link| heard_us(link.heard_us) > LOST_US);
-        if !alone {
-            self.agreement.election.advised = false;
-            return;
-        }
-        if !std::mem::replace(&mut self.agreement.election.advised, true) {
+        if self.cold.advice.look(alone) {
             let hosts: Vec<String> = links
                 .iter()
                 .map(|link| format!("'{}'", self.config.host_name(link.peer)))
@@ -55,28 +44,31 @@ impl VmLoop {
         force_stale: bool,
         reply: &Sender<Answer>,
     ) -> Option<Answer> {
-        if self.group.is_leader() {
-            return Some(Answer::refused(
+        let sight = promotion::Sight {
+            leads: self.group.is_leader(),
+            leader: self.group.leader(),
+            may_lead: self.may_lead(),
+            fresh: self.agreement.is_fresh(),
+            from_disk,
+        };
+        match promotion::judge(&sight) {
+            Ordered::StandsAlone => self.stand_alone(reply),
+            Ordered::BootsFromDisk => self.boot_by_order(force_stale, reply),
+            Ordered::MajorityAnswers => Some(Answer::refused(
                 "a majority of the group answers: there is no need, and it would not be safe",
-            ));
-        }
-        if let Some(leader) = self.group.leader() {
-            let leader = self.config.host_name(leader);
-            return Some(Answer::refused(format!(
-                "host '{leader}' leads the VM's group and is not dead; ask it, or end its daemon first"
-            )));
-        }
-        if self.may_lead() && !self.agreement.is_fresh() {
-            return self.stand_alone(reply);
-        }
-        if !from_disk {
-            return Some(Answer::refused(format!(
+            )),
+            Ordered::Led(leader) => {
+                let leader = self.config.host_name(leader);
+                Some(Answer::refused(format!(
+                    "host '{leader}' leads the VM's group and is not dead; ask it, or end its daemon first"
+                )))
+            }
+            Ordered::NoCopy => Some(Answer::refused(format!(
                 "this host holds no complete and running copy of the VM, or one that the others have gone on without; if \
                  no copy is alive anywhere, 'dunlin promote --force --from-disk {}' boots the VM from this host's disk",
                 self.config.name
-            )));
+            ))),
         }
-        self.boot_by_order(force_stale, reply)
     }
 
     /// The order itself.
@@ -97,7 +89,7 @@ impl VmLoop {
             self.session_ended(id, "its host was declared dead");
         }
         for peer in others {
-            // Invariant 2.
+            // `promotion`, invariant 2.
             self.group.remove_link(peer);
             self.log_link_lost(peer);
         }
@@ -129,24 +121,18 @@ impl VmLoop {
         }
     }
 
-    /// Takes hosts of the VM's configuration back into the group (invariant 3).
+    /// Takes hosts of the VM's configuration back into the group (`promotion`, invariant 3).
     pub(super) fn readmit_hosts(&mut self) {
         let someone_leaves = self.primary().is_some_and(|primary| primary.leaving.is_some());
         let members = self.group.members();
         if someone_leaves || !self.agreement.leads() || members.len() == self.config.group.len() {
             return;
         }
-        let absent = |member: &Member| members.iter().all(|known| known.id != member.id);
-        let mut missing = self.config.group.iter().map(|host| host.member).filter(absent);
-        let full_is_missing = missing.clone().any(|member| !member.witness);
-        let Some(back) =
-            missing.find(|member| self.is_connected(member.id) && !(member.witness && full_is_missing))
-        else {
+        let hosts = self.config.group.iter().map(|host| host.member);
+        let is_connected = |id| self.is_connected(id);
+        let Some((back, members)) = promotion::readmits(hosts, &members, is_connected) else {
             return;
         };
-        let mut members = members.to_vec();
-        members.push(back);
-        members.sort_by_key(|member| member.id);
         match self.group.change_members(members) {
             Ok(_) => {
                 let host = self.config.host_name(back.id).to_owned();

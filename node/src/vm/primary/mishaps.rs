@@ -2,10 +2,10 @@
 //!
 //! Not here: a guest that switches itself off (`switched_off`).
 
-use crate::vm::state::primary::{EnospcWait, PrimaryRole};
+use crate::vm::state::primary::PrimaryRole;
 use crate::vm::state::{Role, VmLoop};
 use dunlin_api::EventKind;
-use dunlin_core::agreed::Agreed;
+use dunlin_core::replica::enospc::Look;
 use dunlin_guest::qemu::QemuEvent;
 use std::time::Duration;
 
@@ -13,9 +13,6 @@ use std::time::Duration;
 const ASK_QEMU_US: u64 = 1000;
 /// What QEMU printed so shortly before its end says why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long a VM whose disk is full waits until it tries again.
-const ROOM_US: u64 = 1_000_000;
-
 impl VmLoop {
     pub(in crate::vm) fn follow_qemu(&mut self) {
         let Some(machine) = self.machine().cloned() else {
@@ -40,17 +37,7 @@ impl VmLoop {
                 _ => {}
             }
         }
-        let now_us = self.now_us();
-        if let Some(primary) = self.primary()
-            && primary.guest.quit_at_us.is_some_and(|at_us| at_us <= now_us)
-        {
-            primary.guest.quit_at_us = None;
-            self.event(
-                EventKind::PowerdownIgnored,
-                "the guest did not switch itself off in time; it is ended",
-            );
-            self.propose(&Agreed::Down);
-        }
+        self.end_ignoring_guest();
         self.look_for_room();
     }
 
@@ -79,15 +66,11 @@ impl VmLoop {
     /// QEMU's answer to a request that failed. Where there is no room left it stops the VM, and tries the request again when the
     /// VM goes on.
     pub(in crate::vm) fn guest_disk_failed(&mut self, reason: &str, stopped: bool) {
-        let retry_at_us = self.now_us() + ROOM_US;
+        let now_us = self.now_us();
         let Some(primary) = self.primary().filter(|_| stopped) else {
             return self.event(EventKind::DiskError, reason);
         };
-        let known = primary.guest.enospc_wait.replace(EnospcWait {
-            retry_at_us,
-            tried: false,
-        });
-        if known.is_none() {
+        if primary.guest.enospc_wait.stopped(now_us) {
             self.event(
                 EventKind::WaitsForRoom,
                 format!("the VM stands still until there is room on its disk ({reason}); nothing is lost"),
@@ -98,26 +81,14 @@ impl VmLoop {
     pub(in crate::vm) fn look_for_room(&mut self) {
         let now_us = self.now_us();
         let Some(primary) = self.primary() else { return };
-        let Some(room) = primary
-            .guest
-            .enospc_wait
-            .filter(|room| room.retry_at_us <= now_us)
-        else {
-            return;
-        };
-        if room.tried {
-            primary.guest.enospc_wait = None;
-            return self.event(
+        let may_run = primary.epochs.run().is_none() && !primary.epochs.is_handed();
+        match primary.guest.enospc_wait.look(now_us, may_run) {
+            Look::Nothing => {}
+            Look::Retries => self.resume_vm("after its disk was full"),
+            Look::HasRoom => self.event(
                 EventKind::HasRoom,
                 "the VM goes on: there is room on its disk again",
-            );
-        }
-        primary.guest.enospc_wait = Some(EnospcWait {
-            retry_at_us: now_us + ROOM_US,
-            tried: true,
-        });
-        if primary.epochs.run().is_none() && !primary.epochs.is_handed() {
-            self.resume_vm("after its disk was full");
+            ),
         }
     }
 

@@ -11,18 +11,14 @@ impl VmLoop {
     /// The VM's end, if the group agrees. Its process ends by itself, which is no failure then.
     pub(super) fn guest_switched_off(&mut self) {
         self.event(EventKind::GuestShutdown, "the guest switched itself off");
-        let agreed_soon = self.propose(&Agreed::Down);
-        if let Some(primary) = self.primary() {
-            primary.guest.switched_off = agreed_soon;
-        }
+        let said = self.propose(&Agreed::Down);
+        self.ending.shutdown.guest_left(said);
     }
 
     /// Whether the process has ended because the guest switched itself off. Its ports close before anybody reads what it said of
     /// that.
     pub(super) fn has_switched_off(&mut self) -> bool {
-        if let Some(primary) = self.primary()
-            && primary.guest.switched_off
-        {
+        if self.ending.shutdown.has_guest_left() {
             return self.agreement.leads();
         }
         let Some(machine) = self.machine().cloned() else {
@@ -36,6 +32,6 @@ impl VmLoop {
             return false;
         }
         self.guest_switched_off();
-        self.primary().is_some_and(|primary| primary.guest.switched_off)
+        self.ending.shutdown.has_guest_left()
     }
 }

@@ -532,11 +532,18 @@ impl VmLoop {
             .map(|_| primary.pace.observe_at_us);
         let look = (self.net.output.voice() == Voice::Protected && primary.epochs.run().is_none())
             .then_some(primary.pace.next_look_us);
-        let room = primary.guest.enospc_wait.map(|room| room.retry_at_us);
+        let room = primary.guest.enospc_wait.look_at_us();
         let announce = self.net.announcements.due_us().filter(|_| self.may_speak(now_us));
-        [drain, look, observe, primary.guest.quit_at_us, room, announce]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            drain,
+            look,
+            observe,
+            self.ending.shutdown.quit_at_us(),
+            room,
+            announce,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 }

@@ -209,11 +209,7 @@ impl ProgramLoop {
             Agreed::Down => {
                 self.event(EventKind::Down, "the program is ended");
                 self.drop_copy();
-                if self.group.is_leader() || self.ending.tells_end {
-                    self.tell_the_end();
-                } else {
-                    self.await_word_of_the_end();
-                }
+                self.end_is_agreed();
             }
             Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) | Agreed::Hosts(_) => {}
         }
@@ -225,13 +221,14 @@ impl ProgramLoop {
                 self.time_is_agreed(state.time);
                 let mut leadership = self.agreement.leadership.clone();
                 leadership.installed(state);
-                self.agreement = Agreement::at(index, leadership);
+                self.agreement.installed(index, leadership);
                 self.expects_no_more("this host missed inputs");
                 if self.role != Role::None {
                     self.end_here("this host missed inputs; its copy of the program is ended");
                 }
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state().life == Life::Down {
+                    self.ending.shutdown.forgets(Life::Down, false);
                     self.ending.ended = Some(Ended {
                         vm: self.config.name.clone(),
                         forget: true,

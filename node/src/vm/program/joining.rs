@@ -52,7 +52,7 @@ impl ProgramLoop {
         let alone = self.net.output.voice() == Voice::Alone && self.backup.session.is_none();
         let lives = self.agreement.state().life == Life::Running && self.ending.ended.is_none();
         let asked_for_else =
-            !self.ending.orders.is_empty() || self.backup.switchover.is_some() || self.is_carrying();
+            self.ending.shutdown.is_ordered() || self.backup.switchover.is_some() || self.is_carrying();
         if !serves || !alone || !lives || asked_for_else || now_us < self.backup.tries.at_us {
             return;
         }

@@ -317,7 +317,7 @@ impl ProgramLoop {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.visited(command).map(Box::new));
             }
-            LoopEvent::EndTold(_) => self.forget(),
+            LoopEvent::EndTold(_) => self.forget(false),
             // What only a VM's threads tell.
             _ => {}
         }
@@ -327,7 +327,7 @@ impl ProgramLoop {
         let answer = match command {
             Command::Remove => {
                 self.agreement.leadership.is_told_of_the_end();
-                self.forget();
+                self.forget(false);
                 Answer::done("removed")
             }
             Command::Standing => Answer::Standing(self.standing()),

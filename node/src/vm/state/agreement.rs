@@ -47,7 +47,17 @@ impl Agreement {
         Ok(Self::at(snapshot.last.index, leadership))
     }
 
-    pub(in crate::vm) fn at(index: Index, leadership: Leadership) -> Self {
+    /// A snapshot stands in for all entries up to `index`: what is known of the log begins anew.
+    pub(in crate::vm) fn installed(&mut self, index: Index, leadership: Leadership) {
+        let (policy_ordered, election) = (self.policy_ordered.take(), std::mem::take(&mut self.election));
+        *self = Self {
+            policy_ordered,
+            election,
+            ..Self::at(index, leadership)
+        };
+    }
+
+    fn at(index: Index, leadership: Leadership) -> Self {
         Self {
             leadership,
             applied: index,
@@ -95,6 +105,4 @@ pub struct Election {
     pub leader_heard_us: u64,
     /// This host began to campaign.
     pub campaign_us: Option<u64>,
-    /// A person was told what can be done about the loss of all others.
-    pub advised: bool,
 }

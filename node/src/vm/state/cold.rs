@@ -9,6 +9,7 @@ use crossbeam_channel::Sender;
 use dunlin_api::{Answer, DiskStanding, Standing};
 use dunlin_core::replica::cold_start::ColdStart;
 use dunlin_core::replica::leadership::Mandate;
+use dunlin_core::replica::promotion::Advice;
 use dunlin_core::units::ReplicaId;
 
 /// How far this host is with it.
@@ -20,6 +21,8 @@ pub struct Cold {
     pub(in crate::vm) said: String,
     /// Who ordered this host to serve alone, until it does.
     pub(in crate::vm) alone_ordered: Option<Sender<Answer>>,
+    /// What a person was told who could order that.
+    pub(in crate::vm) advice: Advice,
     /// Who held a complete copy, as far as was noted beside the log.
     pub(in crate::vm) notebook: Notebook,
 }
@@ -32,6 +35,7 @@ impl Cold {
             reply: None,
             said: String::new(),
             alone_ordered: None,
+            advice: Advice::default(),
             notebook,
         }
     }

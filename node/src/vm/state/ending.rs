@@ -1,31 +1,13 @@
-//! What a loop knows of its VM's end: who ordered it, and how far it is.
+//! What a loop knows of its VM's end beside core's `replica::shutdown`.
 //!
 //! Not here: what follows from it (`vm::ending`).
 
 use crate::vm::shared::Ended;
 use crossbeam_channel::Sender;
 use dunlin_api::Answer;
-use dunlin_core::units::Term;
+use dunlin_core::replica::shutdown::Shutdown;
 use dunlin_guest::qemu::QmpError;
 use std::io;
-
-/// A person's order to end the VM everywhere.
-pub struct Order {
-    pub(in crate::vm) now: bool,
-    pub(in crate::vm) until_us: u64,
-    pub(in crate::vm) reply: Sender<Answer>,
-}
-
-/// Whether the guest of a VM that is to be ended was asked to switch itself off.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum GuestAsked {
-    /// A thread asks QEMU.
-    UnderWay,
-    /// Yes.
-    Done,
-    /// No, in words.
-    NotAsked(String),
-}
 
 /// Why a guest was not asked to switch itself off.
 #[derive(Debug, thiserror::Error)]
@@ -41,22 +23,24 @@ pub enum AskGuestError {
 /// How far a VM's end is on this host.
 #[derive(Default)]
 pub struct Ending {
+    /// Who ordered it, and what follows.
+    pub(in crate::vm) shutdown: Shutdown<Sender<Answer>>,
+    /// Why its guest was not asked to switch itself off.
+    pub(in crate::vm) why_unasked: String,
     /// The loop is to end.
     pub(in crate::vm) ended: Option<Ended>,
-    /// Who ordered the VM's end, until that can be carried out.
-    pub(in crate::vm) orders: Vec<Order>,
-    /// Whether its guest was asked first.
-    pub(in crate::vm) guest_asked: Option<GuestAsked>,
-    /// The end was proposed, in that term.
-    pub(in crate::vm) down_proposed: Option<Term>,
-    /// A thread tells the other hosts of the VM's end.
-    pub(in crate::vm) tells_end: bool,
-    /// The end is agreed, and is to be believed at this time even if nobody says so.
-    pub(in crate::vm) forgets_at_us: Option<u64>,
     /// What remains of the VM's last machine here is waited for until then, at the end.
     pub(in crate::vm) lets_go_by_us: Option<u64>,
     /// Other hosts where something of it remains, in their words.
     pub(in crate::vm) busy_elsewhere: Vec<String>,
     /// Threads that start a QEMU.
     pub(in crate::vm) starts_under_way: u32,
+}
+
+/// Answers those who ordered it.
+pub(in crate::vm) fn answer_all(orders: Vec<Sender<Answer>>, answer: &Answer) {
+    for reply in orders {
+        // Whoever asked may have gone.
+        let _ = reply.send(answer.clone());
+    }
 }

@@ -11,6 +11,7 @@ use crate::vm::session::waiting::Waiting;
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, Progress, SyncStatus};
 use dunlin_core::agreed::Hosts;
+use dunlin_core::replica::enospc::EnospcWait;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::sync::primary::Word;
@@ -72,13 +73,10 @@ impl Default for SyncPace {
 pub struct Guest {
     /// It has reset its machine since the last sync.
     pub(in crate::vm) was_reset: bool,
-    pub(in crate::vm) quit_at_us: Option<u64>,
     /// When QEMU is asked next what has happened.
     pub(in crate::vm) ask_qemu_us: u64,
-    /// It has switched itself off, and the group was asked to agree that this is the VM's end.
-    pub(in crate::vm) switched_off: bool,
-    /// The VM stands still because its disk is full.
-    pub(in crate::vm) enospc_wait: Option<EnospcWait>,
+    /// The VM stands still while its disk is full.
+    pub(in crate::vm) enospc_wait: EnospcWait,
 }
 
 pub(in crate::vm) struct Session {
@@ -157,14 +155,6 @@ impl PrimaryRole {
     pub fn is_whole(&self) -> bool {
         self.machine.is_some() || self.starting.is_some()
     }
-}
-
-/// A VM whose disk is full.
-#[derive(Clone, Copy)]
-pub struct EnospcWait {
-    pub retry_at_us: u64,
-    /// It was told to go on; if nothing fails until `retry_at_us`, there is room.
-    pub(in crate::vm) tried: bool,
 }
 
 /// A member leaves.
