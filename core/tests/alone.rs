@@ -3,9 +3,9 @@
 mod group;
 
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Event, HardState, Member, Refusal, Restored, Role,
+    Action, Config, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored, Role, Stand,
 };
-use dunlin_core::units::{ReplicaId, Term};
+use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use group::{Group, three};
 
 const BOTH: [Durability; 2] = [Durability::Memory, Durability::Disk];
@@ -154,6 +154,69 @@ fn a_lone_one_that_is_outvoted_by_the_dead_still_wins_over_any_number_of_electio
         group.run(400_000);
     }
     assert!(group.nodes[&2].term() < term);
+}
+
+#[test]
+fn a_lone_one_that_loses_its_lead_before_a_host_holds_its_log_is_elected_again() {
+    for durability in BOTH {
+        let (mut group, lone) = lone(durability);
+        group.propose("alone");
+        let (other, members) = (1 - lone, three()[..2].to_vec());
+        let changed = group.nodes.get_mut(&lone).unwrap().change_members(members);
+        assert!(changed.is_ok(), "{changed:?}");
+        group.step(lone, Event::Flush);
+        // The other one is not heard in time.
+        group.run(400_000);
+        assert_eq!(group.leader(), None, "{durability:?}");
+        group.down = vec![2];
+        assert_eq!(group.elect(), lone, "{durability:?}: nobody else holds anything");
+        group.run(400_000);
+        assert_eq!(
+            group.nodes[&other].role(),
+            Role::Follower {
+                leader: Some(ReplicaId(lone))
+            }
+        );
+        group.propose("together");
+        assert_eq!(group.agreed(other), ["before", "alone", "together"]);
+    }
+}
+
+#[test]
+fn a_host_that_was_declared_dead_votes_for_nobody_without_the_orders_log() {
+    let (mut group, lone) = lone(Durability::Disk);
+    let other = 1 - lone;
+    group.down = vec![2];
+    let members = three()[..2].to_vec();
+    assert!(
+        group
+            .nodes
+            .get_mut(&lone)
+            .unwrap()
+            .change_members(members)
+            .is_ok()
+    );
+    group.step(lone, Event::Flush);
+    // It has met the order, and holds nothing of it.
+    let (term, from) = (group.nodes[&lone].term(), ReplicaId(2));
+    let node = group.nodes.get_mut(&other).unwrap();
+    let asks = |last: Term| Message::RequestVote {
+        term: Term(term.0 + 1),
+        last: Viewstamp {
+            term: last,
+            index: Index(1_000),
+        },
+        why: Stand::Silence,
+    };
+    let mut votes = |last: Term| {
+        let mut out = Vec::new();
+        let message = asks(last);
+        node.step(u64::MAX / 4, Event::Received { from, message }, &mut out);
+        assert_eq!(node.role(), Role::Recovering);
+        out.iter().any(|action| matches!(action, Action::PersistHardState(hard_state) if hard_state.voted_for == Some(from)))
+    };
+    assert!(!votes(Term(7)), "of the dead ones' own history");
+    assert!(votes(term), "of the order's");
 }
 
 #[test]

@@ -11,7 +11,10 @@
 //! - S2 who meets a newer order was declared dead. It behaves as dead: it gives up its log and its right to vote until it
 //!   holds all that the lone one holds (R1). So it cannot elect against it, nor bring back entries of its own;
 //! - S3 what the others had agreed on without the lone one is lost. No program can know whether there was anything: that
-//!   is what the person answers for.
+//!   is what the person answers for;
+//! - S4 it may vote before that, if it has told nobody of the new order that it holds anything, for whoever holds entries of that order: its
+//!   vote is worth what one is of a replica with an empty log, and nothing was agreed with its word. Without it the lone one, once it has taken
+//!   a host back and lost its lead before that host held its log, could not be elected, and nobody else may be.
 //!
 //! Source: ours; the forced new configuration of other systems (etcd's `--force-new-cluster`), made safe against return.
 //!
@@ -23,7 +26,7 @@ use super::log::Log;
 use super::order::Order;
 use super::recover::Recovery;
 use super::{Action, Consensus, Durability, EntryKind, HardState, Role, Snapshot};
-use crate::units::{Index, ReplicaId, Term};
+use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use crate::wire::consensus::encode_members;
 
 /// Where the order stands in a term.
@@ -83,6 +86,12 @@ impl Consensus {
         self.start_leading(out);
     }
 
+    /// S4.
+    pub(super) fn may_vote_overruled(&self, term: Term, last: Viewstamp) -> bool {
+        let order = order_of(self.hard_state.term);
+        self.overruled && order_of(term) == order && order_of(last.term) == order
+    }
+
     /// S2. The hard state is on disk before the log is gone, so that a crash in between is recognised.
     pub(super) fn forget(&mut self, out: &mut Vec<Action>) {
         self.log = Log::new(forgotten(&self.log));
@@ -94,6 +103,7 @@ impl Consensus {
         self.saving = None;
         self.refused = false;
         self.role = Role::Recovering;
+        self.overruled = true;
         self.recovery = Recovery {
             nonce: self.draw(),
             target: None,

@@ -208,7 +208,7 @@ impl Consensus {
         why: Stand,
         out: &mut Vec<Action>,
     ) {
-        if self.role == Role::Recovering {
+        if self.role == Role::Recovering && !self.may_vote_overruled(term, last) {
             return;
         }
         let pre = why == Stand::Asks;
@@ -237,8 +237,8 @@ impl Consensus {
         if term > self.hard_state.term {
             self.obey_term(term, out);
         }
-        if self.role == Role::Recovering {
-            return; // It was declared dead by whoever stood for this term (S2).
+        if self.role == Role::Recovering && !self.may_vote_overruled(term, last) {
+            return; // It lost its memory, or was declared dead by whoever stood for this term just now (S2).
         }
         let free = self.hard_state.voted_for.is_none_or(|whom| whom == from);
         if term == self.hard_state.term && fit && free && self.role != Role::Leader {

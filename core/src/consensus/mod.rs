@@ -97,6 +97,8 @@ pub struct Consensus {
     votes: Votes,
     leading: Leading,
     recovery: Recovery,
+    /// It was declared dead, and has told nobody of the new order that it holds anything (S4 in `alone`).
+    overruled: bool,
     pulling: Pulling,
     #[cfg(feature = "bugs")]
     bug: Option<Bug>,
@@ -173,6 +175,7 @@ impl Consensus {
             votes: Votes::default(),
             leading: Leading::default(),
             recovery: Recovery::default(),
+            overruled,
             pulling: Pulling::default(),
             #[cfg(feature = "bugs")]
             bug: None,

@@ -82,6 +82,7 @@ impl Consensus {
             && self.recovery.target.is_some_and(|target| held >= target)
         {
             self.role = Role::Follower { leader: None };
+            self.overruled = false;
             out.push(Action::BecameFollower {
                 term: self.hard_state.term,
                 leader: self.leader,

@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    fn break_streams(&mut self, from: u8, to: u8) {
+    pub(super) fn break_streams(&mut self, from: u8, to: u8) {
         let of = |primary: u8, backup: u8| (primary, backup) == (from, to) || (backup, primary) == (from, to);
         let open: Vec<u64> = self
             .streams
@@ -115,7 +115,7 @@ impl World {
     }
 
     /// It is back after so long at most.
-    fn dies(&mut self, id: u8, most_us: u64) {
+    pub(super) fn dies(&mut self, id: u8, most_us: u64) {
         if self.hosts[usize::from(id)].node.is_none() {
             return;
         }
@@ -125,6 +125,9 @@ impl World {
         host.node = None;
         let died = host.incarnation;
         host.disk.crash(&mut self.random);
+        // Their connection breaks, and they ask again.
+        let orders = host.shutdown.take_orders();
+        self.answered(&orders, None);
         self.end_copy(id);
         for other in 0..self.hosts.len() as u8 {
             self.break_streams(id, other);

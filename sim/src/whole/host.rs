@@ -1,5 +1,6 @@
 //! What a host of a world consists of.
 
+use super::world::WITNESS;
 use crate::disk::Disk;
 use dunlin_core::agreed::Unsaid;
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
@@ -10,6 +11,7 @@ use dunlin_core::replica::epoch::backup::BackupEpochs;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::leadership::{Candidacy, Leadership};
 use dunlin_core::replica::log_cut::LogCut;
+use dunlin_core::replica::shutdown::Shutdown;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -202,6 +204,11 @@ pub struct Host {
     /// Of an inquest under way, and how many have not answered yet.
     pub answers: BTreeMap<ReplicaId, Holding>,
     pub silent: usize,
+    /// The VM fails here, wherever it is begun.
+    pub failed: bool,
+    pub shutdown: Shutdown<()>,
+    /// It has ended, and this host has nothing of it any more.
+    pub forgotten: bool,
 }
 
 impl Host {
@@ -213,8 +220,11 @@ impl Host {
         };
         Candidacy {
             whole,
+            failed: self.failed,
             mandate: self.cold.mandate(),
-            ..Candidacy::default()
+            ends: self
+                .shutdown
+                .leads_to_end(self.id.0 == WITNESS, self.leadership.state().life),
         }
     }
 

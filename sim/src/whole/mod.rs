@@ -19,6 +19,7 @@ mod cold;
 mod faults;
 mod host;
 mod log;
+mod orders;
 mod primary;
 mod turn;
 mod world;
@@ -26,6 +27,7 @@ mod world;
 use crate::random::Random;
 use crate::worlds::{self, Report};
 use dunlin_core::replica::sync::bugs::Bug;
+use orders::Person;
 use world::World;
 
 /// What a world came to.
@@ -51,6 +53,10 @@ pub struct Tally {
     pub deaths: u64,
     /// VMs that were booted from a disk.
     pub cold_starts: u64,
+    /// VMs that have ended because a person wanted it.
+    pub ended: u64,
+    /// Hosts that served alone because a person said that the others were dead.
+    pub promotions: u64,
     /// Worlds in which no copy that may lead was left.
     pub lost: u64,
 }
@@ -68,6 +74,8 @@ impl worlds::Tally for Tally {
             (&mut self.drops, other.drops),
             (&mut self.deaths, other.deaths),
             (&mut self.cold_starts, other.cold_starts),
+            (&mut self.ended, other.ended),
+            (&mut self.promotions, other.promotions),
             (&mut self.lost, other.lost),
         ];
         for (sum, more) in sums {
@@ -84,7 +92,21 @@ pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report<Tally> {
 
 /// Plays one world; a panic is a failure.
 pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Tally, String> {
-    worlds::caught(|| World::new(Random::new(seed), bug, is_cold(seed), trace).play())
+    worlds::caught(|| {
+        World::new(Random::new(seed), bug, is_cold(seed), trace)
+            .with_person(person(seed))
+            .play()
+    })
+}
+
+/// What a person wants in this world.
+const fn person(seed: u64) -> Person {
+    match seed % 16 {
+        2 => Person::Ends { fails: true },
+        6 | 10 => Person::Ends { fails: false },
+        14 => Person::Promotes,
+        _ => Person::Absent,
+    }
 }
 
 /// Whether all copies may die in this world.

@@ -35,6 +35,8 @@ impl World {
         self.apply(id);
         self.release(id);
         self.look_at_appended(id);
+        self.readmit_hosts(id);
+        self.end_by_order(id);
         self.set_may_lead(id);
     }
 
@@ -166,7 +168,8 @@ impl World {
                 self.cut_log(id, cut);
                 self.complete_agreed(id, epoch);
             }
-            Agreed::Timed { .. } | Agreed::Seed(_) | Agreed::Policy(_) | Agreed::Hosts(_) | Agreed::Down => {}
+            Agreed::Timed { .. } | Agreed::Seed(_) | Agreed::Policy(_) | Agreed::Hosts(_) => {}
+            Agreed::Down => self.end_is_agreed(id, index),
         }
     }
 
@@ -444,6 +447,7 @@ impl World {
                 term.0
             ));
         }
+        self.check_silence(id, term);
         self.spoken_in = self.spoken_in.max(term);
         self.tally.released += words.len() as u64;
         self.released.extend(words);

@@ -2,6 +2,7 @@
 
 use super::Tally;
 use super::host::{Heard, Host, Image, Stream, Word};
+use super::orders::{Orders, Person, shutdown};
 use crate::disk::{Disk, Write};
 use crate::random::Random;
 use dunlin_core::agreed::{AgreedState, Unsaid};
@@ -55,6 +56,20 @@ pub enum Next {
     Asked(u8, u32, u8),
     /// It has all answers that it gets.
     Judges(u8, u32),
+    /// A person wants the VM to end, and asks that host, or any.
+    Order(Option<u8>),
+    /// QEMU has answered whether its guest was asked to switch itself off.
+    GuestAsked(u8, u32),
+    /// The guest does so.
+    GuestLeaves(u8, u32),
+    /// A host tells another one of the VM's end.
+    EndTold(u8, u8),
+    /// It has told all that it can reach.
+    AllTold(u8, u32),
+    /// All hosts but one die.
+    Catastrophe,
+    /// A person says so to that one.
+    Promote(u8),
 }
 
 /// The world.
@@ -72,6 +87,7 @@ pub struct World {
     pub(super) calm: bool,
     /// All copies may die, and the VM then boots from a disk.
     pub(super) cold: bool,
+    pub(super) orders: Orders,
     /// What clients were told, and the newest term in which they were.
     pub(super) released: BTreeSet<u64>,
     pub(super) spoken_in: Term,
@@ -111,6 +127,7 @@ impl World {
             cut: BTreeSet::new(),
             calm: false,
             cold,
+            orders: Orders::default(),
             released: BTreeSet::new(),
             spoken_in: Term(0),
             speaker: (0, Term(0)),
@@ -153,6 +170,9 @@ impl World {
                 image: Image::default(),
                 answers: BTreeMap::new(),
                 silent: 0,
+                failed: false,
+                shutdown: shutdown(bug),
+                forgotten: false,
             });
             world.start(id);
         }
@@ -163,7 +183,8 @@ impl World {
     pub fn play(mut self) -> Result<Tally, String> {
         self.plan(1_000, Next::Input);
         self.plan(50_000, Next::Strike);
-        let times = if self.cold { COLD_TIMES } else { 1 };
+        let is_slow = self.cold || matches!(self.orders.person, Person::Ends { .. });
+        let times = if is_slow { COLD_TIMES } else { 1 };
         self.advance(times * CHAOS_US, |_| false)?;
         self.be_calm();
         let before = self.tally.released;
@@ -273,7 +294,10 @@ impl World {
             Next::Kill(id) if !self.calm => self.kill(id),
             Next::Kill(_) => {}
             Next::Start(id) => {
-                if self.hosts[usize::from(id)].node.is_none() {
+                let stays_dead = self.stays_dead();
+                if self.hosts[usize::from(id)].node.is_none() && stays_dead {
+                    self.plan(50_000, Next::Start(id));
+                } else if self.hosts[usize::from(id)].node.is_none() {
                     self.start(id);
                 }
             }
@@ -290,6 +314,14 @@ impl World {
                     self.judges(id);
                 }
             }
+            Next::Order(of) => self.order(of),
+            Next::GuestAsked(id, incarnation) if self.is_of(id, incarnation) => self.guest_was_asked(id),
+            Next::GuestLeaves(id, incarnation) if self.is_of(id, incarnation) => self.guest_leaves(id),
+            Next::EndTold(from, to) => self.is_told_of_the_end(from, to),
+            Next::AllTold(id, incarnation) if self.is_of(id, incarnation) => self.forgets(id),
+            Next::GuestAsked(..) | Next::GuestLeaves(..) | Next::AllTold(..) => {}
+            Next::Catastrophe => self.catastrophe(),
+            Next::Promote(id) => self.promote(id),
         }
     }
 
@@ -325,6 +357,9 @@ impl World {
 
     /// A host starts with what its disk holds. Its copy of the VM, if it had one, is gone.
     pub(super) fn start(&mut self, id: u8) {
+        if self.hosts[usize::from(id)].forgotten {
+            return;
+        }
         self.note(|| format!("{id} starts"));
         let seed = self.random.draw();
         let memory = self.durability == Durability::Memory;
@@ -345,6 +380,7 @@ impl World {
         host.unsaid.clear();
         host.heard.clear();
         host.cold = ColdStart::with_bugs(Bugs::with(bug));
+        host.shutdown = shutdown(bug);
         host.tick_us = self.now_us;
         let incarnation = host.incarnation;
         self.plan(0, Next::Tick(id));
@@ -533,6 +569,9 @@ impl World {
 
     /// It serves and is protected, and has answered since.
     fn is_well(&self, before: u64) -> bool {
+        if let Some(is_done) = self.is_at_its_end() {
+            return is_done;
+        }
         let is_protected = |host: &Host| {
             host.leadership.leads()
                 && host.leadership.state().complete.len() == 2

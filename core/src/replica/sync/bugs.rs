@@ -61,7 +61,7 @@ impl Bug {
     ];
 
     /// Those of whole hosts: the same, and those of a cold start and of the log's cut.
-    pub const OF_HOSTS: [Self; 7] = [
+    pub const OF_HOSTS: [Self; 9] = [
         Self::SpeaksBeforeTheDrop,
         Self::SpeaksWhenDeposed,
         Self::KeepsStaleCopy,
@@ -69,6 +69,8 @@ impl Bug {
         Self::KeepsMandate,
         Self::CountsDroppedCopies,
         Self::KeepsBrokenCut,
+        Self::EndsUnagreed,
+        Self::EndNeedsCopy,
     ];
 
     /// Those of the session and its epochs.
