@@ -1,6 +1,6 @@
 //! What people order: the VM's end (`dunlin down`), and that a host serves alone because the others are dead (`dunlin promote --force`).
 //!
-//! The person who wants the end asks any host that lives, asks where a leader is said to be, and asks again until the VM has ended. Guests switch
+//! The person who wants the end asks a host that lives, asks where a leader is said to be, and asks the next one until the VM has ended. Guests switch
 //! themselves off when they are asked, late, or never. In one of four such worlds the VM fails wherever it is begun, so that only the order makes a
 //! leader. The person who promotes a host tells the truth: the others are down, and stay so until the host serves.
 //!
@@ -34,6 +34,8 @@ pub struct Orders {
     pub person: Person,
     /// The person has not heard yet that it is done.
     pub asks: bool,
+    /// Who was asked last.
+    pub asked_last: Option<u8>,
     /// Somebody has applied it: an entry of this term.
     pub ended_in: Option<Term>,
     /// Where a promotion is under way.
@@ -60,7 +62,7 @@ impl World {
 
     // The VM's end.
 
-    /// The person asks a host for the VM's end: that one, or any that lives.
+    /// The person asks a host for the VM's end: that one, or the next that lives.
     pub(super) fn order(&mut self, of: Option<u8>) {
         if !self.orders.asks {
             return;
@@ -68,12 +70,14 @@ impl World {
         let alive: Vec<u8> = (0..=WITNESS)
             .filter(|id| self.host(*id).node.is_some() && !self.host(*id).forgotten)
             .collect();
-        let whom = of
-            .filter(|id| alive.contains(id))
-            .or_else(|| self.random.pick(&alive));
+        // Where it came to nothing the next one is asked.
+        let last = self.orders.asked_last;
+        let next = alive.iter().find(|id| Some(**id) > last).or(alive.first());
+        let whom = of.filter(|id| alive.contains(id)).or(next.copied());
         let Some(id) = whom else {
             return self.plan(100_000, Next::Order(None));
         };
+        self.orders.asked_last = Some(id);
         let now = self.random.chance(400_000);
         self.note(|| format!("a person orders the end at {id}, now: {now}"));
         let now_us = self.now_us;

@@ -193,7 +193,9 @@ impl World {
         if self.is_well(before) {
             return Ok(self.tally);
         }
-        if !self.cold && !self.hosts.iter().any(Host::is_heir) {
+        // An end that a person wants needs no copy.
+        let ends = matches!(self.orders.person, Person::Ends { .. });
+        if !self.cold && !ends && !self.hosts.iter().any(Host::is_heir) {
             self.tally.lost += 1;
             return Ok(self.tally);
         }
