@@ -1,14 +1,17 @@
 //! One entry point for people and CI: `cargo xtask --help`.
 
 mod accel;
+mod balance;
 mod bench;
 mod book;
 mod cargo;
 mod criu;
 mod demo;
 mod earlier;
+mod fields;
 mod fuzz;
 mod go;
+mod imports;
 mod k8s;
 mod licences;
 mod package;
@@ -17,6 +20,7 @@ mod record;
 mod scenarios;
 mod setup;
 mod sizes;
+mod source;
 mod verify;
 
 use std::os::unix::process::CommandExt;

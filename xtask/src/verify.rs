@@ -6,17 +6,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use dunlin_vmtest::paths;
 
-use crate::{cargo, go, licences, sizes};
+use crate::{balance, cargo, fields, go, imports, licences, sizes};
 
 /// A check by its name.
 type Check = (&'static str, fn() -> Result<()>);
 
-/// Links, sizes, format, licences, lints, tests, the same of what is in Go: in the order in which they are quick. All are run, whatever fails. Returns the
+/// Links, sizes, who imports whom, fields, lines of tests, format, licences, lints, tests, the same of what is in Go: in the order in which they are quick. All are run, whatever fails. Returns the
 /// tests that this machine cannot run, each with its reason: whoever calls tells them in the last line.
 pub fn run() -> Result<Skipped> {
-    let checks: [Check; 7] = [
+    let checks: [Check; 10] = [
         ("links", links),
         ("sizes", sizes::check),
+        ("imports", imports::check),
+        ("fields", fields::check),
+        ("balance", balance::check),
         ("format", || cargo::run(&["fmt", "--all", "--", "--check"])),
         ("licences", licences),
         ("lints", || {
