@@ -20,34 +20,13 @@
 //!
 //! Not here: who may give such an order, and when (the owner).
 
-use super::election::Votes;
-use super::follow::Following;
 use super::log::Log;
 use super::order::Order;
-use super::recover::Recovery;
+use super::orders::{next_order, order_of};
+use super::standing::{Following, Recovery, Votes};
 use super::{Action, Consensus, Durability, EntryKind, HardState, Role, Snapshot};
-use crate::units::{Index, ReplicaId, Term, Viewstamp};
+use crate::units::{Index, Term, Viewstamp};
 use crate::wire::consensus::encode_members;
-
-/// Where the order stands in a term.
-const ORDER_SHIFT: u32 = 32;
-/// As many as a member's id can name: an order carries the member it went to.
-const MEMBERS: u64 = 1 << u8::BITS;
-
-/// The order that a term belongs to; 0 until the first one.
-pub(super) fn order_of(term: Term) -> u64 {
-    term.0 >> ORDER_SHIFT
-}
-
-/// The first term of the next order, given to `me` (S1).
-fn next_order(term: Term, me: ReplicaId) -> Term {
-    Term(((order_of(term) / MEMBERS + 1) * MEMBERS + u64::from(me.0)) << ORDER_SHIFT)
-}
-
-/// S2, after a crash: an order was written for another that the log knows nothing of.
-pub(super) fn is_overruled(hard_state: HardState, last: Term, me: ReplicaId) -> bool {
-    order_of(hard_state.term) > order_of(last) && hard_state.voted_for != Some(me)
-}
 
 /// What is left of a log: whom to ask.
 pub(super) fn forgotten(log: &Log) -> Snapshot {

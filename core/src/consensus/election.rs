@@ -15,29 +15,15 @@
 //!
 //! Not here: how the winner leads (`propose`); what a candidate that is behind pulls (`recover`).
 
-use super::quorum::majority;
+use super::leading::Transfer;
+use super::standing::Votes;
+use super::tally::majority;
 use super::{Action, Bug, Consensus, HardState, Member, Message, Role, Stand};
 use crate::units::{ReplicaId, Term, Viewstamp};
 
 /// A transfer of the office is given up after so many of the longest election time-outs (Ongaro 3.10 gives it one). An heir on a busy host needs more,
 /// and one that is given up costs a backup, which has to join anew.
 const TRANSFER_ELECTIONS: u64 = 4;
-
-/// Every member has a bit.
-const _: () = assert!(super::MAX_MEMBERS <= u128::BITS as usize);
-
-/// Votes for this candidate, by position in the members in force.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Votes {
-    given: u128,
-    /// The own vote waits for the disk.
-    pub(super) mine_pending: bool,
-    /// By a person's order: nobody else is asked.
-    pub(super) alone: bool,
-    /// By the leader's own word (X3 in `lease`).
-    handed_over: bool,
-    pulled: bool,
-}
 
 impl Consensus {
     pub(super) fn me_in_force(&self) -> Option<Member> {
@@ -363,7 +349,7 @@ impl Consensus {
         let until_us = self
             .now_us
             .saturating_add(self.cfg.election_max_us.saturating_mul(TRANSFER_ELECTIONS));
-        self.leading.transfer = Some(super::propose::Transfer {
+        self.leading.transfer = Some(Transfer {
             to,
             until_us,
             must_go,

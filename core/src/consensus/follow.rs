@@ -15,45 +15,18 @@
 //!
 //! Not here: how entries get here (the fabric's ring per peer and term), the rest of a recovery (`recover`).
 
-use super::quorum::majority;
+use super::leading::Leading;
+use super::orders::order_of;
+use super::standing::Following;
+use super::tally::majority;
 use super::{Action, Bug, Consensus, Durability, Entry, EntryKind, HardState, Message, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
-
-/// What a follower knows of the leader of its term.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Following {
-    /// F2.
-    pub(super) matched: Index,
-    /// What the leader says is agreed.
-    commit: Index,
-    /// The newest beat of this term.
-    beat: u64,
-    /// The last acknowledged index of this term.
-    pub(super) acked: Index,
-}
-
-impl Following {
-    /// A new term: only what is agreed is known to match.
-    pub(super) fn new(committed: Index) -> Self {
-        Self {
-            matched: committed,
-            commit: committed,
-            beat: 0,
-            acked: Index(0),
-        }
-    }
-
-    /// Whether a later beat than this one was heard.
-    pub(super) fn has_heard_after(&self, beat: u64) -> bool {
-        self.beat > beat
-    }
-}
 
 impl Consensus {
     /// Promises a newer term.
     pub(super) fn obey_term(&mut self, term: Term, out: &mut Vec<Action>) {
         assert!(term > self.hard_state.term, "C5: a term goes only forwards");
-        let declared_dead = super::alone::order_of(term) > super::alone::order_of(self.hard_state.term);
+        let declared_dead = order_of(term) > order_of(self.hard_state.term);
         self.hard_state = HardState {
             term,
             voted_for: None,
@@ -70,7 +43,7 @@ impl Consensus {
         let led = self.role == Role::Leader;
         self.refuse_reads(out);
         if led {
-            self.leading = super::propose::Leading::default();
+            self.leading = Leading::default();
         }
         self.following = Following::new(self.order.committed());
         self.owed_ack = false;

@@ -18,6 +18,7 @@
 //! Not here: a primary whose group has agreed that it alone is complete: nobody else can be elected, and it needs no lease.
 //! Nor a person's order to stand alone (`alone`): that person answers for it.
 
+use super::leading::Peer;
 use super::{Bug, Consensus, HardState, Role};
 use crate::units::ReplicaId;
 
@@ -42,7 +43,7 @@ impl Consensus {
         if !self.leading.heirs_have_passed() && !self.bugged(Bug::SpeaksWhileTransferring) {
             return None;
         }
-        let sent_us = self.majority_mark(u64::MAX / 2, super::propose::Peer::echoed_us);
+        let sent_us = self.majority_mark(u64::MAX / 2, Peer::echoed_us);
         (sent_us > 0).then(|| sent_us.saturating_add(self.lease_us()))
     }
 

@@ -10,8 +10,8 @@
 //!
 //! Not here: which members are in force (`log`), who is told (`propose`).
 
-use super::propose::Peer;
-use super::quorum::majority;
+use super::leading::Peer;
+use super::tally::majority;
 use super::{Bug, Consensus, EntryKind, MAX_MEMBERS, Member, Refusal};
 use crate::units::{Index, ReplicaId};
 use crate::wire::consensus::encode_members;

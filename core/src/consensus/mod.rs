@@ -3,7 +3,8 @@
 //! Flow: the shell (the fabric's `Group`, the simulator, the model) turns what happens into an `Event`, calls
 //! `Consensus::step`, and obeys the `Action`s **in their order**. The interface is in `types` and `message`; this file
 //! only routes; the flows are `log` (what is held), `propose` (the leader's side), `follow` (the follower's side),
-//! `election` (who leads), `lease` (until when a leader may speak), `detector` (how long a silence may be), `alone` (who leads by a person's order), `quorum` (what a majority is, what is agreed), `recover` (after a crash).
+//! `election` (who leads), `lease` (until when a leader may speak), `detector` (how long a silence may be), `alone` (who leads by a person's order), `quorum` (what is agreed), `tally` (what a majority is), `recover` (after a crash).
+//! What is kept meanwhile is in `leading` and `standing`.
 //!
 //! Invariants (the numbers stand in the asserts, in the simulator's checkers and in docs/consensus.md):
 //! - C1 one leader per term;
@@ -28,15 +29,19 @@ mod detector;
 mod election;
 mod follow;
 mod keeper;
+mod leading;
 mod lease;
 mod log;
 mod members;
 mod message;
 mod order;
+mod orders;
 mod propose;
 mod quorum;
 mod reads;
 mod recover;
+mod standing;
+mod tally;
 mod types;
 mod witness;
 
@@ -49,12 +54,11 @@ pub use types::{Action, Config, Durability, Event, PeerState, Refusal, Restored,
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
 use bytes::Bytes;
 use detector::Detector;
-use election::Votes;
-use follow::Following;
+use leading::Leading;
 use lease::Bound;
 use log::Log;
-use propose::Leading;
-use recover::{Pulling, Recovery};
+use recover::Pulling;
+use standing::{Following, Recovery, Votes};
 use std::collections::VecDeque;
 
 /// One replica's half of the agreement.
@@ -128,7 +132,7 @@ impl Consensus {
             }
         }
         // S2: it was declared dead, wrote so, and died before its log was gone.
-        let overruled = alone::is_overruled(hard_state, log.last_term(), cfg.me);
+        let overruled = orders::is_overruled(hard_state, log.last_term(), cfg.me);
         if overruled {
             log = Log::new(alone::forgotten(&log));
             refused = true;

@@ -20,16 +20,9 @@
 //!
 //! Not here: replay from disk (`Consensus::new`).
 
+use super::standing::Votes;
 use super::{Action, Consensus, Entry, Message, Role, Snapshot};
 use crate::units::{Index, ReplicaId, Term, Viewstamp};
-
-/// A recovery under way.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Recovery {
-    pub(super) nonce: u64,
-    /// What the leader of the current term held after the restart.
-    pub(super) target: Option<Index>,
-}
 
 /// A pull under way (R3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -217,7 +210,7 @@ impl Consensus {
     /// The members may have changed, and with them the positions of the votes.
     fn recount(&mut self, members: Index) {
         if self.log.members_index() != members {
-            self.votes = super::election::Votes::default();
+            self.votes = Votes::default();
         }
     }
 

@@ -17,8 +17,8 @@
 //! Not here: sending (`propose`).
 
 use super::Consensus;
-use super::propose::Peer;
-use super::quorum::majority;
+use super::leading::Peer;
+use super::tally::majority;
 
 impl Consensus {
     /// Whether that peer may get what it lacks with the next beat.

@@ -21,7 +21,7 @@
 use super::partial_ack::PartialAck;
 use super::place::{Found, SHOWN_BYTES, alike, shown};
 use super::said::{Said, after, later};
-use super::{Difference, FrameId};
+use super::types::{Difference, FrameId};
 use crate::agreed::Frame;
 use crate::output::packet::Segment;
 use bytes::Bytes;

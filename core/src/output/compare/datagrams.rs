@@ -3,7 +3,7 @@
 //! one, so anything else than the same sequence is a difference.
 
 use super::place::{Found, alike, shown};
-use super::{Difference, FrameId};
+use super::types::{Difference, FrameId};
 use bytes::Bytes;
 use std::collections::VecDeque;
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant 1: (memory) of what was said [`SHOWN_BYTES`] of each side are kept, and of the first difference alone.
 
-use super::Difference;
+use super::types::Difference;
 use crate::output::packet::FlowKey;
 use bytes::Bytes;
 
