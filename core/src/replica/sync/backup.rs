@@ -9,17 +9,20 @@
 //!    fails, it is nobody's VM any more.
 //! 6. Epochs ascend: no sync is acknowledged twice.
 //!
-//! Files: `descent` (a comparison by hash trees), `staged` (from the union to the sync that is applied), `takeover`. Not here: elections, frames, who may acknowledge
-//! (the VM loop).
+//! Files: `descent` (a comparison by hash trees), with its `trees`; `staged` (from the union to the sync that is applied), with what is
+//! `gathered`; `takeover`. Not here: elections, frames, who may acknowledge (the VM loop).
 
 mod descent;
+mod gathered;
 mod staged;
 mod takeover;
+mod trees;
 mod types;
 
 use super::bugs::{Bug, Bugs};
+use super::machine::{awaits, until_us};
 use super::table::{self, Side};
-use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation, awaits, until_us};
+use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation};
 use crate::policy::Mode;
 use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
@@ -29,8 +32,8 @@ use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
 use crate::wire::sync::parts::{self, Gathering};
 use bytes::Bytes;
-use descent::Trees;
-use staged::{Whole, staging_of};
+use gathered::{Whole, staging_of};
+use trees::Trees;
 pub use types::{Effect, Report, Setup, Word};
 
 /// The backup's side of a session.

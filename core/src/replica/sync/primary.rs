@@ -11,19 +11,21 @@
 //!    the line is drawn.
 //!
 //! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the
-//! acknowledgement), `descent` (a comparison by hash trees). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
+//! acknowledgement), `descent` (a comparison by hash trees), `differing` (by lists). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
 
 mod capture;
 mod descent;
+mod differing;
 mod join;
 mod precopy;
 mod types;
 mod vm;
 
 use super::bugs::{Bug, Bugs};
+use super::machine::{awaits, until_us};
 use super::rounds::Rounds;
 use super::table::{self, Side};
-use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation, awaits, until_us};
+use super::{Answer, Awaits, Event, Machine, Point, SessionError, Source, Violation};
 use crate::sync::compare::Compare;
 use crate::sync::dirty::PageSet;
 use crate::units::Epoch;

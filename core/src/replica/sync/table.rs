@@ -2,7 +2,6 @@
 //!
 //! The two sides ask it which message is due; docs/replica.md shows it to people, and a test compares the two.
 
-use super::Source;
 use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
 
@@ -13,6 +12,17 @@ pub enum Side {
     Primary,
     /// The host with the second copy.
     Backup,
+}
+
+/// Whom a machine listens to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// The other host.
+    Messages,
+    /// The VM loop.
+    Words,
+    /// Both.
+    Either,
 }
 
 /// Where a message is sent, or taken.

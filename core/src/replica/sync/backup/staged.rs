@@ -1,28 +1,10 @@
 //! A sync on the backup, from the union to the VM that goes on from it.
 
+use super::gathered::Whole;
 use super::{
-    Backup, Bug, Bytes, Effect, Epoch, Mode, Next, PageSet, Point, Report, Setup, Staged, Staging, State,
-    SyncMessage, refuse,
+    Backup, Bug, Bytes, Effect, Epoch, Mode, Next, PageSet, Point, Report, State, SyncMessage, refuse,
 };
 use crate::replica::sync::PAGES_AT_ONCE;
-
-/// A sync that lies here whole.
-#[derive(Debug)]
-pub(super) struct Whole {
-    pub(super) staged: Staged,
-    next: Mode,
-    pub(super) audit: Option<u128>,
-    joining: bool,
-}
-
-/// Where the sync that ends `epoch` is gathered.
-pub(super) fn staging_of<'a>(
-    staging: &'a mut Option<Staging>,
-    setup: &Setup,
-    epoch: Epoch,
-) -> &'a mut Staging {
-    staging.get_or_insert_with(|| Staging::new(epoch, setup.pages, setup.staging_bytes))
-}
 
 impl Backup {
     /// Says what these pages hold here, as a list.

@@ -1,10 +1,10 @@
 //! A sync, from its order to the backup's word that it goes on from it.
 
-use super::{
-    Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, SessionError, State, SyncMessage,
-};
+use super::descent::Descent;
+use super::differing::{compare, whole};
+use super::{Bug, Counts, Effect, Next, Order, PageSet, Point, Primary, Report, State, SyncMessage};
 use crate::sync::compare::tree;
-use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES, divergent};
+use crate::sync::compare::{BLOCKS_PER_PAGE, DivergentPage, PAGE_BYTES};
 use crate::wire::sync::parts::{self, Gathering};
 use bytes::Bytes;
 
@@ -167,6 +167,16 @@ impl Primary {
         Ok(Self::send_deltas(capture, differing, effects))
     }
 
+    /// After the stop: the union's tree.
+    pub(super) fn descend(mut capture: Capture, descent: Descent, effects: &mut Vec<Effect>) -> State {
+        if descent.asks(capture.order.epoch, effects) {
+            return State::Descending(capture, descent);
+        }
+        let differing = descent.walk.found(&capture.union);
+        capture.counts.tree = descent.walk.travelled();
+        Self::send_deltas(capture, differing, effects)
+    }
+
     pub(super) fn send_deltas(
         mut capture: Capture,
         differing: Vec<DivergentPage>,
@@ -231,22 +241,4 @@ impl Primary {
         self.joining = false;
         State::Idle
     }
-}
-
-/// Which of these pages the backup has otherwise.
-pub(super) fn compare(
-    pages: &PageSet,
-    ours: &[u128],
-    theirs: &[u128],
-) -> Result<Vec<DivergentPage>, SessionError> {
-    divergent(pages, ours, theirs).ok_or(SessionError::OtherPages)
-}
-
-/// All of these pages: the backup has no own words to compare.
-pub(super) fn whole(pages: &PageSet) -> Vec<DivergentPage> {
-    let whole = |page| DivergentPage {
-        page,
-        blocks: u16::MAX,
-    };
-    pages.pages().map(whole).collect()
 }

@@ -1,10 +1,8 @@
-//! A comparison by hash trees: what the primary asks, level by level, and what it makes of the answers.
+//! A comparison by hash trees: what the primary asks, level by level, and what the answers say.
 //!
 //! One side speaks at a time: a level's answer is here whole before the next level is asked for. So neither waits for the other to read.
 
-use super::capture::Capture;
-use super::precopy::PreCopy;
-use super::{Effect, Primary, State, SyncMessage};
+use super::{Effect, SyncMessage};
 use crate::sync::compare::tree::Walk;
 use crate::units::Epoch;
 use crate::wire::sync::parts;
@@ -40,32 +38,10 @@ impl Descent {
     }
 
     /// Whether there is anything left to ask.
-    fn asks(&self, epoch: Epoch, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn asks(&self, epoch: Epoch, effects: &mut Vec<Effect>) -> bool {
         let hashes = self.walk.hashes();
         let asks = |hashes| Effect::Send(SyncMessage::Nodes { epoch, hashes });
         effects.extend(parts::hashes(&hashes).map(asks));
         !hashes.is_empty()
-    }
-}
-
-impl Primary {
-    /// After the stop: the union's tree.
-    pub(super) fn descend(mut capture: Capture, descent: Descent, effects: &mut Vec<Effect>) -> State {
-        if descent.asks(capture.order.epoch, effects) {
-            return State::Descending(capture, descent);
-        }
-        let differing = descent.walk.found(&capture.union);
-        capture.counts.tree = descent.walk.travelled();
-        Self::send_deltas(capture, differing, effects)
-    }
-
-    /// While the VMs run: the tree of the part that was copied aside.
-    pub(super) fn precopy_descend(round: PreCopy, descent: Descent, effects: &mut Vec<Effect>) -> State {
-        if descent.asks(round.epoch, effects) {
-            return State::PreCopyDescends(round, descent);
-        }
-        let part = round.parts.last().cloned().expect("a part was hashed");
-        let differing = descent.walk.found(&part);
-        Self::precopy_sends(round, part, differing, effects)
     }
 }

@@ -1,6 +1,7 @@
 //! A round of a sync while the VMs run: what nobody writes afterwards needs no look at the stop.
 
-use super::capture::{compare, whole};
+use super::descent::Descent;
+use super::differing::{compare, whole};
 use super::{Effect, Next, PageSet, Primary, Report, State};
 use crate::replica::sync::PAGES_AT_ONCE;
 use crate::sync::compare::tree;
@@ -114,6 +115,16 @@ impl Primary {
         let differing = compare(&part, ours, &round.their_hashes[round.compared..to])?;
         round.compared = to;
         Ok(Self::precopy_sends(round, part, differing, effects))
+    }
+
+    /// While the VMs run: the tree of the part that was copied aside.
+    pub(super) fn precopy_descend(round: PreCopy, descent: Descent, effects: &mut Vec<Effect>) -> State {
+        if descent.asks(round.epoch, effects) {
+            return State::PreCopyDescends(round, descent);
+        }
+        let part = round.parts.last().cloned().expect("a part was hashed");
+        let differing = descent.walk.found(&part);
+        Self::precopy_sends(round, part, differing, effects)
     }
 
     pub(super) fn precopy_sends(
