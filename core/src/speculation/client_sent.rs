@@ -5,9 +5,10 @@
 //! Source: VEE'12, 3.2; RFC 5961 for resets, 3168 for ECN: CWR answers the VM's own ECE and passes, ECE is of a stream that the
 //! shadow socket sends without ECT. Not here: checksums (looked at before).
 
+use super::Action;
 use super::connection::{Connection, Dummy, Phase, Reset, later};
+use super::types::Context;
 use super::write::{Bare, ECE};
-use super::{Action, Context};
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
 use crate::output::rewriter::rewrite::Rewriter;

@@ -8,13 +8,17 @@
 //! Not here: what each segment does (`*_sent.rs`).
 
 use super::handshake::Handshake;
+use super::types::{Context, Link};
 use super::write::{Bare, ECE};
-use super::{Action, Context, Flow, Link, Socket};
+use super::{Action, Flow, Socket};
 use crate::offload::Offload;
 use crate::output::packet::{ACK, RST, before};
 use crate::units::Epoch;
 use bytes::Bytes;
 use std::collections::VecDeque;
+
+/// How long a connection that is over is known, so that late words are understood.
+pub(super) const LINGER_US: u64 = 120_000_000;
 
 /// The later of two sequence numbers.
 pub(super) fn later(a: u32, b: u32) -> u32 {
@@ -447,7 +451,7 @@ impl Connection {
         self.due = false;
         self.dirty = true;
         self.dummy = Dummy::Over;
-        self.forget_at = Some(cx.now_us + super::timers::LINGER_US);
+        self.forget_at = Some(cx.now_us + LINGER_US);
     }
 
     /// After each event: what has come to its end does so.

@@ -6,7 +6,8 @@
 //! Source: VEE'12, 3.1; Remus' output commit. Not here: when to cut, and how a checkpoint gets to the backup.
 
 use super::connection::{Connection, Mark, Phase, Reset, Word};
-use super::{Action, Context, Speculation, state};
+use super::types::Context;
+use super::{Action, Speculation, state};
 use crate::output::packet::{ACK, before};
 use crate::units::Epoch;
 use bytes::Bytes;

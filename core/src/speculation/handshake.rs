@@ -7,7 +7,8 @@
 //!    A prototype forgot that, and one download of thirty hung after a take-over.
 //! Source: RFC 9293, 7323, 2018, 7413 (TFO). Not here: how many there may be (`mod.rs`).
 
-use super::{Link, write};
+use super::types::Link;
+use super::write;
 use crate::agreed::Frame;
 use crate::output::packet::Segment;
 

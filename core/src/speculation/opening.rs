@@ -7,7 +7,8 @@
 
 use super::connection::{self, Connection};
 use super::handshake::{Handshake, link_header, offer};
-use super::{Action, Flow, Link, Speculation};
+use super::types::Link;
+use super::{Action, Flow, Speculation};
 use crate::agreed::Frame;
 use crate::output::packet::Segment;
 

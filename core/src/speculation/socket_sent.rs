@@ -4,9 +4,10 @@
 //!    of the client's stream. Its probes do. 3. the dummy byte never leaves.
 //! Source: VEE'12, 3.2. Not here: the socket.
 
+use super::Action;
 use super::connection::{Connection, Dummy, later};
+use super::types::Context;
 use super::write::{ECE, ip_at};
-use super::{Action, Context};
 use crate::agreed::Frame;
 use crate::offload::Offload;
 use crate::output::packet::{Segment, before};

@@ -8,9 +8,10 @@
 //! 2. what is decoded fits together (`una <= base`, edges near the stream), so that nothing later has to doubt it.
 //! Not here: how the parts of several checkpoints come together (`replica.rs`).
 
+use super::Flow;
 use super::connection::{Connection, Pair, Phase, Reset, later};
 use super::handshake::{Handshake, Offer};
-use super::{Flow, Link};
+use super::types::Link;
 use crate::output::packet::before;
 use crate::wire::{Reader, WireError};
 use bytes::{BufMut, Bytes, BytesMut};

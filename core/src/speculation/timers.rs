@@ -4,9 +4,10 @@
 //!    client's acknowledgement ten seconds at most, what is over is forgotten after two minutes.
 //! Not here: the shadow socket's own timers, which are the kernel's.
 
-use super::connection::{Connection, Dummy, Phase, Reset};
+use super::connection::{Connection, Dummy, LINGER_US, Phase, Reset};
 use super::replica::Known;
-use super::{Action, Context, Limits, Replica, Speculation};
+use super::types::Context;
+use super::{Action, Limits, Replica, Speculation};
 use crate::output::packet::{ACK, before};
 
 /// After a take-over the client is asked again after this time.
@@ -17,8 +18,6 @@ const PROBES: u8 = 3;
 const RAISE_TICKS: u32 = 10_000;
 /// How long a safe reset waits for the client to take what was said before it.
 const RESET_US: u64 = 10_000_000;
-/// How long a connection that is over is known, so that late words are understood.
-pub(super) const LINGER_US: u64 = 120_000_000;
 
 impl Speculation {
     /// When `poll` is to be called next, on the clock of all calls' `now_us`.

@@ -4,9 +4,10 @@
 //!    after the gap is not kept. 2. a keep-alive is never answered here: it asks for the client.
 //! Source: VEE'12, 3.2; RFC 9293, 3.8.4 and 3.8.6. Not here: when the words leave (`epochs.rs`).
 
+use super::Action;
 use super::connection::{Connection, Pair, Phase, Reset, Word, later};
+use super::types::Context;
 use super::write::ECE;
-use super::{Action, Context};
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
 use crate::output::rewriter::rewrite::Rewriter;

@@ -4,7 +4,8 @@
 //! Invariants: 1. a segment has no payload, so that its cost is bounded whoever asks for it. 2. its checksums are right.
 //! Source: RFC 791, 8200, 9293, 7323, 2018, 1071. Not here: changes to segments of others (`output::rewriter::rewrite`).
 
-use super::{Flow, Link};
+use super::Flow;
+use super::types::Link;
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, TCP};
 use std::net::{IpAddr, SocketAddr};

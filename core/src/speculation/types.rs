@@ -1,0 +1,122 @@
+//! What speculative communication is told and tells: flows, limits, sockets and actions. Nothing is decided here.
+
+use crate::agreed::Frame;
+use crate::offload::Offload;
+use crate::output::packet::FlowKey;
+use bytes::Bytes;
+use std::net::SocketAddr;
+
+/// A TCP connection of the VM.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Flow {
+    /// The VM's end.
+    pub vm: SocketAddr,
+    /// The other end.
+    pub peer: SocketAddr,
+}
+
+impl Flow {
+    pub(super) fn of(key: &FlowKey) -> Self {
+        Self {
+            vm: SocketAddr::new(key.vm, key.vm_port),
+            peer: SocketAddr::new(key.peer, key.peer_port),
+        }
+    }
+}
+
+/// Where the ends are on the link: the Ethernet headers, with VLAN tags, of both ways.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Link {
+    pub(super) to_peer: Bytes,
+    pub(super) to_vm: Bytes,
+}
+
+/// What may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// How far the VM may be ahead of a client, in bytes. Best at twice the rate times the time from a byte's word to its
+    /// acknowledgement (half an epoch, the sync, the round trip). At least 64 KiB count.
+    pub window_bytes: u32,
+    /// What is kept of all connections together, in bytes. Beyond it the VM's data is dropped, as on a busy wire.
+    pub total_bytes: usize,
+    /// How many connections have a shadow socket; others are held as before.
+    pub connections: usize,
+    /// How many handshakes in progress are remembered; the oldest are forgotten, and held as before.
+    pub handshakes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            window_bytes: 16 << 20,
+            total_bytes: 256 << 20,
+            connections: 8192,
+            handshakes: 4096,
+        }
+    }
+}
+
+/// A shadow socket, as it is to be built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Socket {
+    /// The connection: the socket is bound to `vm` and connected to `peer`.
+    pub flow: Flow,
+    /// The sequence number of the first byte that will be written. One byte before it is a dummy: the socket begins at
+    /// `start - 1`, and the driver writes the dummy first.
+    pub start: u32,
+    /// The sequence number that the socket is to expect of the client, for all its life.
+    pub peer_start: u32,
+    /// What the client takes in one segment.
+    pub mss: u16,
+    /// The client's and the VM's window scale.
+    pub scale: Option<(u8, u8)>,
+    /// Selective acknowledgements.
+    pub sack: bool,
+    /// The first TSval, with bit 0 clear.
+    pub stamp: Option<u32>,
+    /// The client's window, in bytes, and the dummy.
+    pub window: u32,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// The VM gets this frame.
+    ToVm(Frame),
+    /// This frame leaves now.
+    ToClient(Frame, Offload),
+    /// The VM said it, and it waits for the running epoch as before.
+    Hold(Frame),
+    /// This IP packet goes into the TUN of the shadow sockets.
+    ToShadow(Bytes),
+    /// Build a shadow socket, at once; `failed` if it cannot be.
+    Build(Box<Socket>),
+    /// `unsent` has bytes for this socket.
+    Write(Flow),
+    /// The stream to the client ends here (`shutdown(SHUT_WR)`).
+    Shutdown(Flow),
+    /// The socket goes without a word.
+    Destroy(Flow),
+}
+
+/// What it did, for status and metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Connections that were begun speculatively.
+    pub begun: u64,
+    /// Connections held as before: older than speculation, odd, or beyond a limit.
+    pub held: u64,
+    /// Connections that a shadow socket gave up.
+    pub failed: u64,
+    /// Segments of the VM dropped because a budget was full.
+    pub dropped: u64,
+}
+
+/// What a connection may use while it takes an event.
+pub(super) struct Context<'a> {
+    pub(super) now_us: u64,
+    pub(super) limit: u32,
+    pub(super) room: usize,
+    pub(super) dropped: u64,
+    pub(super) out: &'a mut Vec<Action>,
+}
