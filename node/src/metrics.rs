@@ -1,13 +1,13 @@
 //! Prometheus metrics, served as text on a port; made from the same status that people see.
 //!
-//! **Decides**: types and labels. **Flow**: a scraper asks for `/metrics` -> `requests::status` -> [`page`]. **Invariants**: 1. a name that ends in
+//! **Decides**: types and labels. **Flow**: a scraper asks for `/metrics` -> `telling::status` -> [`page`]. **Invariants**: 1. a name that ends in
 //! `_total` is a counter, and no other is; units are seconds and bytes. 2. what has a label for each kind has all kinds from the start.
 //! **Source**: Prometheus' exposition format 0.0.4 and its rules for names. **Not here**: the figures ([`figures`]), alarms
 //! (`monitoring/`), what each means to an operator (docs/monitoring.md).
 
 mod figures;
 
-use crate::daemon::{Daemon, requests};
+use crate::daemon::{Daemon, telling};
 use dunlin_api::HostStatus;
 use dunlin_fabric::link::PROTOCOL_VERSION;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -26,7 +26,7 @@ pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
         .spawn(move || {
             for request in server.incoming_requests() {
                 let path = request.url().split('?').next().unwrap_or_default();
-                let response = match (path, page(&requests::status(&daemon))) {
+                let response = match (path, page(&telling::status(&daemon))) {
                     ("/metrics" | "/", Ok(text)) => {
                         tiny_http::Response::from_string(text).with_header(content.clone())
                     }

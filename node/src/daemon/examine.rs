@@ -5,7 +5,7 @@
 //! that does not answer is something missing.
 //! **Not here**: the findings on one host (`dunlin_guest::probe`), the start (`requests`), which asks again by itself.
 
-use super::{Daemon, peers, program, requests};
+use super::{Daemon, peers, program};
 use crate::certificates;
 use crate::config::{ConfigError, VmConfig};
 use crate::heartbeats;
@@ -30,10 +30,9 @@ pub fn check(daemon: &Daemon, text: &str, origin: &str, each: &mut dyn FnMut(Fou
     let mut facts = Vec::new();
     let hosts = config.group.iter().map(|host| host.name.as_str());
     for host in hosts.chain(config.standby_host()) {
-        let request = Request::Examine { text: text.into() };
         let answer = match host == daemon.host.name {
-            true => requests::from_peer(daemon, request, &mut |_| {}),
-            false => peers::ask(daemon, host, &request),
+            true => self::answer(daemon, text),
+            false => peers::ask(daemon, host, &Request::Examine { text: text.into() }),
         };
         match answer {
             Answer::Report(report) => {
@@ -73,6 +72,14 @@ pub enum ReportError {
         /// The VM.
         vm: String,
     },
+}
+
+/// What was found on this host, as an answer.
+pub(super) fn answer(daemon: &Daemon, text: &str) -> Answer {
+    match report(daemon, text) {
+        Ok(report) => Answer::Report(Box::new(report)),
+        Err(why) => Answer::refused(why.to_string()),
+    }
 }
 
 /// What this host lacks.

@@ -1,17 +1,17 @@
 //! What this host shows to the others, whom it believes, and how both change while its daemon runs.
 //!
 //! **Decides**: which new keys, authorities and revocation lists it takes. **Flow**: `dunlin cluster rotate` and `revoke` ask each host's daemon,
-//! step by step ([`step`]) -> the files that host.toml names are replaced -> `Identity::renew`: connections from now on are made with them.
+//! step by step (`renewal`) -> the files that host.toml names are replaced -> `Identity::renew`: connections from now on are made with them.
 //! **Invariants**: 1. a private key is made here and never leaves this host. 2. what cannot be used is refused before a file is touched. 3. no
 //! other host can make this one believe an authority that the one before it has not named, nor forget what was revoked. 4. the files fit together
 //! whenever the daemon or the machine dies ([`place`], [`mend`]). **Not here**: who signs (`cli::keys`), TLS (`dunlin_fabric`).
 
-use super::{BadInput, Daemon, peers};
+use super::BadInput;
 use crate::certificates;
 use crate::config::{HostConfig, Trust};
 use anyhow::{Result, bail};
-use dunlin_api::keys::{HostKeys, KeysStep};
-use dunlin_api::{Answer, Certificate, EventKind, Request};
+use dunlin_api::Certificate;
+use dunlin_api::keys::HostKeys;
 use dunlin_fabric::keys::{self, KeyError, revocation, succession};
 use dunlin_fabric::link::{Auth, Identity, LinkError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -20,13 +20,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// A new authority, and the one that it follows.
 const MOST_AUTHORITIES: usize = 2;
-/// The other hosts' revocation lists are asked for this often, besides when one of them comes back.
-const ASK_AGAIN: Duration = Duration::from_secs(3600);
 
 /// Why this host's keys stay as they are.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +68,7 @@ pub enum KeysError {
 }
 
 impl KeysError {
-    fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |error| Self::File { path, error }
     }
@@ -80,17 +76,17 @@ impl KeysError {
 
 /// This host's keys.
 pub struct OwnKeys {
-    trust: Trust,
+    pub(super) trust: Trust,
     state: Mutex<State>,
     /// Hosts whose revocation lists are to be asked for: no more than there are in the cluster.
-    to_ask: Mutex<BTreeSet<String>>,
-    asked: Condvar,
+    pub(super) to_ask: Mutex<BTreeSet<String>>,
+    pub(super) asked: Condvar,
 }
 
-struct State {
+pub(super) struct State {
     /// The private key for which a certificate was asked, until it comes.
-    pending: Option<String>,
-    certificates: Vec<Certificate>,
+    pub(super) pending: Option<String>,
+    pub(super) certificates: Vec<Certificate>,
 }
 
 impl OwnKeys {
@@ -118,11 +114,11 @@ impl OwnKeys {
         self.asked.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    fn files(&self) -> Result<Files, KeysError> {
+    pub(super) fn files(&self) -> Result<Files, KeysError> {
         match &self.trust {
             Trust::Tls { key, cert, ca } => Files::read(key, cert, ca),
             _ => Err(KeysError::NoCertificates),
@@ -131,11 +127,11 @@ impl OwnKeys {
 }
 
 /// The files of a host that uses TLS, and what is in them.
-struct Files {
-    key: (PathBuf, String),
-    cert: (PathBuf, String),
-    ca: (PathBuf, String),
-    crl: (PathBuf, String),
+pub(super) struct Files {
+    pub(super) key: (PathBuf, String),
+    pub(super) cert: (PathBuf, String),
+    pub(super) ca: (PathBuf, String),
+    pub(super) crl: (PathBuf, String),
 }
 
 impl Files {
@@ -157,7 +153,7 @@ impl Files {
         })
     }
 
-    fn auth(&self) -> Auth {
+    pub(super) fn auth(&self) -> Auth {
         Auth::Tls {
             cert_pem: self.cert.1.clone(),
             key_pem: self.key.1.clone(),
@@ -166,7 +162,7 @@ impl Files {
         }
     }
 
-    fn shown(self) -> HostKeys {
+    pub(super) fn shown(self) -> HostKeys {
         HostKeys {
             cert: self.cert.1,
             ca: self.ca.1,
@@ -212,44 +208,7 @@ pub fn at_start(config: &HostConfig) -> Result<Identity> {
     Ok(identity.of_build(&crate::build::name()))
 }
 
-/// Does what a person, by way of a daemon of the cluster, asks of this host's keys.
-pub fn step(daemon: &Daemon, step: KeysStep) -> Answer {
-    // One at a time, its files included.
-    let mut state = daemon.keys.state();
-    let host = &daemon.host;
-    let done = daemon.keys.files().and_then(|files| match step {
-        KeysStep::Show => Ok(files.shown()),
-        KeysStep::Begin => {
-            let (key_pem, request) = keys::request_host(&host.name)?;
-            state.pending = Some(key_pem);
-            Ok(HostKeys {
-                request: Some(request),
-                ..files.shown()
-            })
-        }
-        KeysStep::Finish { cert } => finish(&host.identity, files, &mut state, cert).inspect(|_| {
-            let text = "this host shows a new certificate from now on; links that stand go on";
-            host.events.push("", EventKind::KeysRenewed, text);
-        }),
-        KeysStep::Trust { ca, proof } => {
-            trust(&host.identity, files, ca, proof.as_deref()).inspect(|shown| {
-                let text = match keys::bundle(&shown.ca).len() {
-                    1 => "this host believes one authority",
-                    _ => "this host believes a new authority and the one before it",
-                };
-                host.events.push("", EventKind::AuthorityChanged, text);
-            })
-        }
-        KeysStep::Revoke { crl } => revoke(daemon, files, &crl),
-    });
-    state.certificates = certificates::of(&daemon.keys.trust);
-    match done {
-        Ok(shown) => Answer::Keys(Box::new(shown)),
-        Err(why) => Answer::refused(format!("host '{}': {why}", host.name)),
-    }
-}
-
-fn finish(
+pub(super) fn finish(
     identity: &Identity,
     mut files: Files,
     state: &mut State,
@@ -273,7 +232,7 @@ fn finish(
     Ok(files.shown())
 }
 
-fn trust(
+pub(super) fn trust(
     identity: &Identity,
     mut files: Files,
     ca: String,
@@ -310,84 +269,10 @@ fn trust(
     Ok(files.shown())
 }
 
-fn revoke(daemon: &Daemon, mut files: Files, crl: &str) -> Result<HostKeys, KeysError> {
-    if revocation::verified(crl, &files.ca.1).is_empty() {
-        return Err(KeysError::StrangeList);
-    }
-    let before = lists(&files.crl.1, &files.ca.1);
-    let now = lists(&format!("{before}{crl}"), &files.ca.1);
-    if before == now {
-        return Ok(files.shown());
-    }
-    files.crl.1 = now;
-    let (identity, events) = (&daemon.host.identity, &daemon.host.events);
-    let renewal = identity.prepare(&files.auth())?;
-    let (path, text) = &files.crl;
-    replace(path, text, 0o644).map_err(KeysError::of(path))?;
-    let ended_links = identity.renew(renewal);
-    let mut words = "certificates were revoked: whoever shows one is refused".to_owned();
-    if ended_links > 0 {
-        words = format!("{words}; {ended_links} links of a removed machine were ended");
-    }
-    events.push("", EventKind::CertificatesRevoked, words);
-    Ok(HostKeys {
-        ended_links,
-        ..files.shown()
-    })
-}
-
 /// The newest list of each of these authorities.
-fn lists(crl: &str, ca: &str) -> String {
+pub(super) fn lists(crl: &str, ca: &str) -> String {
     let lists = revocation::verified(crl, ca).into_iter();
     lists.map(|one| one.pem).collect()
-}
-
-/// Asks other hosts for their revocation lists, on a thread of its own: this host may have been away when a machine was removed.
-pub fn hear_of_revocations(daemon: &Arc<Daemon>) -> io::Result<()> {
-    if !matches!(daemon.keys.trust, Trust::Tls { .. }) {
-        return Ok(());
-    }
-    let daemon = daemon.clone();
-    let work = move || {
-        let all: BTreeSet<String> = daemon
-            .host
-            .cluster
-            .hosts
-            .iter()
-            .map(|host| host.name.clone())
-            .collect();
-        let mut hosts = all.clone();
-        loop {
-            hosts.remove(&daemon.host.name);
-            hosts.iter().for_each(|host| hear_of(&daemon, host));
-            let keys = &daemon.keys;
-            let mut to_ask = keys.to_ask.lock();
-            let timeout = keys
-                .asked
-                .wait_while_for(&mut to_ask, |hosts| hosts.is_empty(), ASK_AGAIN);
-            hosts = match timeout.timed_out() {
-                true => all.clone(),
-                false => std::mem::take(&mut *to_ask),
-            };
-        }
-    };
-    std::thread::Builder::new()
-        .name("revocations".into())
-        .spawn(work)?;
-    Ok(())
-}
-
-fn hear_of(daemon: &Daemon, host: &str) {
-    let request = Request::Keys {
-        host: host.to_owned(),
-        ask: KeysStep::Show,
-    };
-    // One that is not there is asked when it is.
-    if let Answer::Keys(shown) = peers::ask(daemon, host, &request)
-        && !shown.crl.is_empty()
-    {
-        step(daemon, KeysStep::Revoke { crl: shown.crl });
-    }
 }
 
 /// Where a new key waits until its certificate is in place.

@@ -6,7 +6,8 @@
 //!   wins, or none. 2. a log is on each host that it names, or nobody is told that it was made.
 //! * **Not here:** the log's loop and conversations (`crate::logs`).
 
-use super::{Daemon, peers, requests, reservations};
+use super::error::by_control_alone;
+use super::{Daemon, peers, reservations};
 use crate::control::server::AnswerTo;
 use crate::logs::session::{self, LEADER};
 use crate::logs::{LogHandle, LogPort, MOST_LOGS, MOST_SESSIONS, store};
@@ -78,7 +79,7 @@ pub fn converse(daemon: &Daemon, ask: LogRequest, to: &mut dyn Write) {
             Ok(port) => return drop(session::read(&port, from, follow, most, to)),
             Err(why) => why,
         },
-        LogRequest::Write { .. } => requests::by_control_alone(),
+        LogRequest::Write { .. } => by_control_alone(),
         LogRequest::Prepare { .. } | LogRequest::Install { .. } | LogRequest::Forget { .. } => {
             Answer::refused("this is for other hosts to ask")
         }

@@ -3,7 +3,8 @@
 //! **Flow**: a person asks one daemon ([`all`]) -> it asks every host of cluster.toml ([`this`]). **Invariants**: 1. a host that does not
 //! answer is told with the reason, and costs one bounded wait. **Not here**: how a VM is (`status`).
 
-use super::{Daemon, peers, requests};
+use super::telling::status;
+use super::{Daemon, peers};
 use crate::certificates;
 use crate::events::now_ms;
 use dunlin_api::{Answer, Member, Request, Role};
@@ -11,29 +12,34 @@ use dunlin_api::{Answer, Member, Request, Role};
 /// Asks every host, and gives what it says to `each`.
 pub fn all(daemon: &Daemon, each: &mut dyn FnMut(Answer)) -> Answer {
     for host in &daemon.host.cluster.hosts {
-        let mut said = None;
-        let mut hear = |answer: &Answer| {
-            if let Answer::Member(member) = answer {
-                said = Some(*member.clone());
-            }
+        let mut member = match host.name == daemon.host.name {
+            true => this(daemon),
+            false => other(daemon, &host.name),
         };
-        let last = match host.name == daemon.host.name {
-            true => requests::from_peer(daemon, Request::Member, &mut hear),
-            false => peers::converse(daemon, &host.name, &Request::Member, &mut hear),
-        };
-        let mut member = said.unwrap_or_default();
-        if let Answer::Failed { why, .. } = last {
-            member.problem = Some(why);
-        }
         (member.host, member.address) = (host.name.clone(), host.address.to_string());
         each(Answer::Member(Box::new(member)));
     }
     Answer::done("")
 }
 
+/// What another host says of itself, or why it does not.
+fn other(daemon: &Daemon, host: &str) -> Member {
+    let mut said = None;
+    let last = peers::converse(daemon, host, &Request::Member, &mut |answer| {
+        if let Answer::Member(member) = answer {
+            said = Some(*member.clone());
+        }
+    });
+    let mut member = said.unwrap_or_default();
+    if let Answer::Failed { why, .. } = last {
+        member.problem = Some(why);
+    }
+    member
+}
+
 /// What this host says of itself.
 pub fn this(daemon: &Daemon) -> Member {
-    let status = requests::status(daemon);
+    let status = status(daemon);
     let served = status.vms.iter().filter(|vm| vm.role == Role::Primary);
     Member {
         host: status.host.clone(),

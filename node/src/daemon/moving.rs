@@ -6,7 +6,6 @@
 //! Invariants: 1. nothing is changed before the new host has said that it is there and can take part. 2. said again after it broke off in the middle,
 //! it goes on where it was.
 
-use super::requests::sender;
 use super::{Daemon, peers, reservations};
 use crate::config::VmConfig;
 use crate::vm;
@@ -92,7 +91,7 @@ fn config(daemon: &Daemon, vm: &str) -> Result<VmConfig, Answer> {
 
 /// `config` is the VM's once `order` is carried out.
 fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> Answer {
-    let Some(to_loop) = sender(daemon, &config.name) else {
+    let Some(to_loop) = daemon.sender(&config.name) else {
         return Answer::refused(format!("there is no VM '{}' here any more", config.name));
     };
     let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {

@@ -1,18 +1,16 @@
 //! What people ask of a daemon, and other daemons in their name.
 
+use super::error::by_control_alone;
 use super::program::ExecutableError;
-use super::{Daemon, examine, identity, members, moving, peers, program, reservations, store};
-use crate::build;
+use super::telling::{last_events, status};
+use super::{Daemon, examine, members, moving, peers, program, renewal, reservations, store};
 use crate::config::{ProgramSpec, VmConfig};
 use crate::control::server::AnswerTo;
-use crate::logs::LogHandle;
-use crate::notify::Notify;
 use crate::vm;
 use crate::vm::disks;
-use crate::vm::event::{Command, LoopSender};
-use dunlin_api::{Answer, Event, HostStatus, Member, Request, Ticket};
+use crate::vm::event::Command;
+use dunlin_api::{Answer, Request, Ticket};
 use dunlin_core::agreed::Part;
-use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
 use dunlin_guest::probe::NoQemu;
@@ -22,9 +20,6 @@ use std::time::{Duration, Instant};
 
 /// How long a VM may take to leave this host after its end was agreed. Less than whoever tells it waits for the answer.
 const FORGOTTEN: Duration = Duration::from_secs(4);
-
-/// Events that are told at once to a host that asks how this one is.
-const MOST_EVENTS: u64 = 200;
 
 /// Answers what a person asks, line by line.
 ///
@@ -77,11 +72,6 @@ pub fn converse(daemon: &Arc<Daemon>, request: Request, to: &mut dyn Write) {
     let _ = to.answer(&answer);
 }
 
-/// What takes more than lines in answer to one request.
-pub fn by_control_alone() -> Answer {
-    Answer::refused("this is asked by the control socket alone")
-}
-
 fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, to: &mut dyn Write) {
     let (mut nudges, mut waits) = (0, false);
     loop {
@@ -108,27 +98,6 @@ fn events(daemon: &Daemon, follow: bool, mut next: u64, since_ms: u64, to: &mut 
     }
 }
 
-/// This host, and its VMs.
-pub fn status(daemon: &Daemon) -> HostStatus {
-    HostStatus {
-        host: daemon.host.name.clone(),
-        links: daemon.host.identity.protection().to_owned(),
-        version: build::name(),
-        protocol: PROTOCOL_VERSION,
-        oldest_protocol: OLDEST_PROTOCOL,
-        vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
-        logs: daemon.logs().values().map(LogHandle::status).collect(),
-        refused: daemon.refused(),
-        notify: daemon.notify.as_ref().map(Notify::status),
-        certificates: daemon.keys.certificates(),
-    }
-}
-
-/// What this host says of itself.
-pub fn member(daemon: &Daemon) -> Member {
-    members::this(daemon)
-}
-
 /// What another daemon asks. It is never passed on: the asker knows whom to ask.
 pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer)) -> Answer {
     match request {
@@ -149,10 +118,7 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             Answer::done("")
         }
         Request::Look { since } => look(daemon, since, each),
-        Request::Examine { text } => match examine::report(daemon, &text) {
-            Ok(report) => Answer::Report(Box::new(report)),
-            Err(why) => Answer::refused(why.to_string()),
-        },
+        Request::Examine { text } => examine::answer(daemon, &text),
         Request::Replace { vm, host } => moving::replace(daemon, &vm, &host),
         Request::Move {
             vm,
@@ -164,11 +130,11 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             (None, Some(host)) => moving::to(daemon, &vm, &host, true, unprotected_meanwhile),
             _ => Answer::refused("one host is named: the new backup's, or the new witness's"),
         },
-        Request::Left { vm, newest } => match sender(daemon, &vm) {
+        Request::Left { vm, newest } => match daemon.sender(&vm) {
             Some(to_loop) => vm::command(&to_loop, Command::Left { newest }),
             None => Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)),
         },
-        Request::Keys { host, ask } if host == daemon.host.name => identity::step(daemon, ask),
+        Request::Keys { host, ask } if host == daemon.host.name => renewal::step(daemon, ask),
         Request::Remove { vm } => remove(daemon, &vm),
         Request::Log(ask) => super::logs::from_peer(daemon, ask),
         Request::Standing { vm } => {
@@ -191,17 +157,6 @@ fn look(daemon: &Daemon, since: u64, each: &mut dyn FnMut(&Answer)) -> Answer {
         each(&Answer::Event(event));
     }
     Answer::done("")
-}
-
-/// What happened from that event on, and no more than the last few hundred of it.
-pub fn last_events(daemon: &Daemon, since: u64) -> Vec<Event> {
-    let next = daemon.host.events.next_seq();
-    // One that asks for what is still to come knows another list: this host has lost its own.
-    let since = if since > next { 0 } else { since };
-    daemon
-        .host
-        .events
-        .since(since.max(next.saturating_sub(MOST_EVENTS)), None, 0)
 }
 
 /// What a person asks about one VM: done here if this host serves it, else by the host that does.
@@ -232,7 +187,7 @@ pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answ
 
 /// The VM's end was agreed. Answered when nothing of it is left here, or after [`FORGOTTEN`].
 fn remove(daemon: &Daemon, vm: &str) -> Answer {
-    let Some(to_loop) = sender(daemon, vm) else {
+    let Some(to_loop) = daemon.sender(vm) else {
         return Answer::done("not here");
     };
     let events = &daemon.host.events;
@@ -261,10 +216,6 @@ fn fault_at(daemon: &Daemon, vm: &str, asked: Result<vm::Asked, vm::NoSuchFault>
         (Err(why), _) => Answer::refused(why.to_string()),
         (_, None) => Answer::refused(format!("there is no VM '{vm}' on this host")),
     }
-}
-
-pub(super) fn sender(daemon: &Daemon, vm: &str) -> Option<LoopSender> {
-    daemon.vms().get(vm).map(vm::VmHandle::sender)
 }
 
 fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> Answer {
@@ -300,7 +251,7 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
         },
         _ => return Answer::refused("this host does not know that request"),
     };
-    match sender(daemon, vm) {
+    match daemon.sender(vm) {
         Some(to_loop) => vm::converse(&to_loop, command, each),
         None => Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)),
     }
@@ -523,7 +474,7 @@ fn install(daemon: &Daemon, text: &str, newcomer: bool, ticket: Ticket) -> Answe
 /// A start came to nothing elsewhere: what that call made here is taken back, and nothing else.
 fn undo(daemon: &Daemon, vm: &str, ticket: Ticket) -> Answer {
     let was_started = daemon.reservations().give_back(vm, ticket);
-    match sender(daemon, vm).filter(|_| was_started) {
+    match daemon.sender(vm).filter(|_| was_started) {
         Some(to_loop) => vm::command(&to_loop, Command::Remove),
         None => Answer::done("nothing to undo"),
     }

@@ -16,7 +16,7 @@ use super::lines::{self, How};
 use super::shares::Full;
 use super::stream;
 use crate::daemon::roles::{Role, Who};
-use crate::daemon::{peers, requests};
+use crate::daemon::{peers, requests, telling};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -183,7 +183,7 @@ async fn one(State(web): App, Path(vm): Path<String>) -> Response {
 /// This host and its VMs, with every figure: what `dunlin status --json` says.
 #[utoipa::path(get, path = "/api/v1/status", responses((status = 200, body = HostStatus)))]
 async fn status(State(web): App) -> Response {
-    match spawn_blocking(move || requests::status(&web.daemon)).await {
+    match spawn_blocking(move || telling::status(&web.daemon)).await {
         Ok(status) => Json(status).into_response(),
         Err(_) => ends(),
     }

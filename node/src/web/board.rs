@@ -8,7 +8,7 @@
 
 use super::meaning;
 use super::view::{Heard, overview};
-use crate::daemon::{Daemon, requests};
+use crate::daemon::{Daemon, members, telling};
 use crate::vm::ask_host;
 use bytes::Bytes;
 use dunlin_api::{Answer, Event, HostStatus, Overview, Request};
@@ -229,9 +229,9 @@ impl Board {
     }
 
     fn see(&self, own_next: &mut u64) {
-        let status: HostStatus = requests::status(&self.daemon);
-        let member = requests::member(&self.daemon);
-        let mut news = requests::last_events(&self.daemon, *own_next);
+        let status: HostStatus = telling::status(&self.daemon);
+        let member = members::this(&self.daemon);
+        let mut news = telling::last_events(&self.daemon, *own_next);
         if let Some(last) = news.last() {
             *own_next = last.seq + 1;
         }

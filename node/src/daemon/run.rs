@@ -1,0 +1,202 @@
+//! A daemon from its first moment to its last.
+//!
+//! **Decides**: in which order all begins and ends. **Flow**: host.toml -> the [`Daemon`] -> its VMs and logs -> who listens -> a signal -> the VMs go to
+//! their backups -> the end. **Not here**: what any of them does.
+
+use super::identity::{self, OwnKeys};
+use super::roles::Roles;
+use super::service::Service;
+use super::{BadInput, Daemon, control, incoming, logs, priority, renewal, standby, store, switchover};
+use crate::config::{HostConfig, VmConfig};
+use crate::control::server::ControlSocket;
+use crate::events::Events;
+use crate::heartbeats;
+use crate::logs::LogHandle;
+use crate::metrics;
+use crate::notify::{Notify, Patience};
+use crate::vm::event::LoopEvent;
+use crate::vm::{self, Ended, Host, VmHandle};
+use crate::web;
+use anyhow::{Context, Result, anyhow};
+use crossbeam_channel::{Receiver, select, tick, unbounded};
+use dunlin_api::EventKind;
+use dunlin_fabric::link::{LinkError, Listener};
+use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How often certificates are looked at.
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// How long the end of a daemon may wait until its last events are posted.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Runs a host until a signal ends it.
+pub fn run(path: &Path) -> Result<()> {
+    die_whole();
+    priority::session_first();
+    let heartbeats = heartbeats::finding();
+    if !heartbeats.mend.is_empty() {
+        tracing::warn!("{}: {}", heartbeats.what, heartbeats.mend);
+    }
+    dunlin_guest::map_large_buffers();
+    let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
+    std::fs::create_dir_all(&config.state)
+        .with_context(|| format!("{}: the state folder", config.state.display()))?;
+    let _only_one = store::lock(&config.state).map_err(|error| BadInput(error.to_string()))?;
+    let identity = identity::at_start(&config)?;
+    let (ended, endings) = unbounded();
+    let host = Arc::new(Host {
+        name: config.name.clone(),
+        events: Events::open(&config.name, &config.state),
+        identity: identity.clone(),
+        state: config.state.clone(),
+        cluster: config.cluster.clone(),
+        ended,
+    });
+    let notify = config
+        .notify_url
+        .as_deref()
+        .map(|url| Notify::start(url, host.events.clone(), &config.state, Patience::default()))
+        .transpose()
+        .context("a thread for notify_url")?;
+    let daemon = Arc::new(Daemon {
+        host,
+        notify,
+        roles: Roles::new(&config).map_err(|error| BadInput(error.to_string()))?,
+        keys: OwnKeys::new(&config.trust),
+        vms: Mutex::default(),
+        logs: Mutex::default(),
+        changing_logs: Mutex::default(),
+        changing: Mutex::default(),
+        reservations: Mutex::default(),
+        refusals: OnceLock::new(),
+    });
+    let address = config
+        .cluster
+        .host(&config.name)
+        .map(|host| host.address)
+        .context("checked with the file")?;
+    let listener = Listener::bind_with(address, identity, incoming::policy(&daemon))
+        .map_err(|error| not_listening(address, &error))?;
+    listener.keep_places_for(config.cluster.hosts.iter().map(|host| host.address.ip()));
+    // Nobody else sets it.
+    let _ = daemon.refusals.set(listener.refusals());
+    let socket = ControlSocket::bind(&config.control, daemon.roles.is_open())
+        .map_err(|error| BadInput(error.to_string()))?;
+    if let Some(address) = config.metrics {
+        metrics::serve(address, &daemon)
+            .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
+    }
+    // Kept to the end: the socket's file goes with it.
+    let doors = web::Doors::open(&config, &daemon)?;
+    for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
+        match VmConfig::parse(&text, &name, &config.cluster) {
+            Ok(vm) => daemon
+                .start_vm(vm)
+                .unwrap_or_else(|why| daemon.host.events.push(&name, EventKind::Failed, why.to_string())),
+            Err(error) => daemon
+                .host
+                .events
+                .push(&name, EventKind::Failed, error.to_string()),
+        }
+    }
+    logs::start_all(&daemon);
+    daemon
+        .host
+        .events
+        .push("", EventKind::HostBegins, "this host's daemon begins");
+    daemon.tell_of_certificates();
+    incoming::accept(&daemon, listener)?;
+    renewal::hear_of_revocations(&daemon).context("a thread for revocation lists")?;
+    standby::watch(&daemon).context("a thread for standbys")?;
+    control::accept(
+        &daemon,
+        socket.listener.try_clone().context("the control socket")?,
+    )?;
+    // Nobody is told of a host without its VMs: whoever came before waits in the kernel's queue, as at the control socket.
+    web::serve(&doors, &daemon).context("the page and the API")?;
+    println!(
+        "ready: host {} of cluster {} at {address}, control socket {}",
+        config.name,
+        config.cluster.name,
+        config.control.display()
+    );
+    // Whoever waits for the line may be a pipe.
+    std::io::stdout()
+        .flush()
+        .context("saying that the host is ready")?;
+    let service = Service::ready(&format!(
+        "host {} of cluster {}",
+        config.name, config.cluster.name
+    ));
+    wait_for_end(&daemon, &endings, service)
+}
+
+/// An address that this machine has not may come yet, as while it starts: a service manager is to try again. All else is bad input.
+fn not_listening(address: SocketAddr, error: &LinkError) -> anyhow::Error {
+    let words = format!("{address}: {error}");
+    match error {
+        LinkError::Io { source, .. } if source.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            anyhow!("{words}: no interface of this host has that address (now)")
+        }
+        _ => BadInput(words).into(),
+    }
+}
+
+/// A host whose daemon has lost a thread is half dead: the others must see it dead, and take over.
+fn die_whole() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
+}
+
+fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service) -> Result<()> {
+    let (signalled, signals) = unbounded();
+    let mut watched = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("watching signals")?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in watched.forever() {
+                if signalled.send(signal).is_err() {
+                    break;
+                }
+            }
+        })?;
+    let daily = tick(DAY);
+    loop {
+        select! {
+            recv(daily) -> _ => daemon.tell_of_certificates(),
+            recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
+            recv(signals) -> _ => break,
+            recv(service.due) -> _ => if let Some(vm) = service.is_alive(daemon.turns()) {
+                daemon.host.events.push(&vm, EventKind::LoopStandsStill, "the VM's loop does not turn: systemd will end this daemon");
+            },
+        }
+    }
+    Service::ends();
+    daemon.host.events.push(
+        "",
+        EventKind::HostEnds,
+        "this host's daemon ends; its VMs go to their backups first",
+    );
+    switchover::all(daemon, &signals);
+    let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
+    handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
+    handles
+        .iter_mut()
+        .for_each(|handle| vm::join(handle.take_thread()));
+    if let Some(notify) = &daemon.notify {
+        notify.end(LAST_WORDS);
+    }
+    let logs = std::mem::take(&mut *daemon.logs());
+    logs.into_values().for_each(LogHandle::end);
+    Ok(())
+}
