@@ -2,7 +2,7 @@
 //!
 //! **Decides**: addresses, and which status an answer has. **Flow**: a request that `guard` let through, with who asks -> the same [`Request`] as on
 //! the control socket -> the same roles, the same answers. **Invariants**: 1. nothing is done here that the command line does not do, and nothing
-//! without `Roles::check`. 2. no more than [`WRITES`] requests that take long are under way, [`WRITES_EACH`] of them one user's, and none is waited for longer than [`ANSWER`]; whoever asks for
+//! without `Roles::check`. 2. no more than [`WRITES`](super::shares::WRITES) requests that take long are under way, [`WRITES_EACH`] of them one user's, and none is waited for longer than [`ANSWER`]; whoever asks for
 //! lines has a place in `lines`. 3. the document at `/api/v1/openapi.json` is made of these functions and types. **Not here**: what requests do
 //! (`daemon::requests`), which address a command asks (`control::address`).
 
@@ -11,16 +11,17 @@ mod logs;
 mod vms;
 
 use super::Web;
+use super::answers::{Done, Refused, busy, ends, later, refused, said};
 use super::board::Happened;
 use super::lines::{self, How};
-use super::shares::Full;
+use super::shares::{Full, WRITES_EACH};
 use super::stream;
 use crate::daemon::roles::{Role, Who};
 use crate::daemon::{peers, requests, telling};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -37,10 +38,6 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Requests that take long, at once: of administrators, and of all others.
-pub const WRITES: usize = 16;
-/// Of these, what one of the others may have.
-pub const WRITES_EACH: usize = 4;
 /// Nobody waits longer for an answer; what was begun goes on, and events tell of it.
 const ANSWER: Duration = Duration::from_secs(150);
 /// Events in one answer.
@@ -71,22 +68,6 @@ struct Me {
     host: String,
     /// Its program's version.
     version: &'static str,
-}
-
-/// It is done, or under way.
-#[derive(Serialize, ToSchema)]
-struct Done {
-    /// For a person.
-    text: String,
-}
-
-/// It is not done.
-#[derive(Serialize, ToSchema)]
-pub struct Refused {
-    /// One line that says what to do.
-    pub why: String,
-    /// The exit code that a command would have: 2 for bad input, 1 for the rest.
-    pub code: i32,
 }
 
 /// What happened.
@@ -352,42 +333,7 @@ async fn long(
     }
 }
 
-/// There is no place for another one.
-pub fn busy() -> Response {
-    let why = "too many requests are under way: say it again in a moment";
-    later(refused(StatusCode::SERVICE_UNAVAILABLE, why, 1))
-}
-
-/// With when to come again.
-fn later(mut response: Response) -> Response {
-    response
-        .headers_mut()
-        .insert(RETRY_AFTER, HeaderValue::from_static("5"));
-    response
-}
-
-/// A last answer.
-pub fn said(answer: Answer) -> Response {
-    match answer {
-        Answer::Done { text } => Json(Done { text }).into_response(),
-        Answer::Failed { why, code: 2 } => refused(StatusCode::BAD_REQUEST, &why, 2),
-        Answer::Failed { why, code } => refused(StatusCode::CONFLICT, &why, code),
-        _ => refused(StatusCode::CONFLICT, "the daemon answers something else", 1),
-    }
-}
-
-/// A refusal, as all of them are.
-pub fn refused(status: StatusCode, why: &str, code: i32) -> Response {
-    let why = why.to_owned();
-    (status, Json(Refused { why, code })).into_response()
-}
-
 fn unknown(vm: &str) -> Response {
     let why = format!("no host that is heard has a VM '{vm}'");
     refused(StatusCode::NOT_FOUND, &why, 2)
-}
-
-/// Nobody carries it out any more.
-pub fn ends() -> Response {
-    refused(StatusCode::SERVICE_UNAVAILABLE, "this host's daemon ends", 1)
 }

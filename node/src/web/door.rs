@@ -6,9 +6,10 @@
 //! but by TLS, with the keys that this host shows to the others; a certificate that counts no more ends its connections, too (`standing`).
 //! **Source**: RFC 8446; unix(7), SO_PEERCRED. **Not here**: what visitors may do (`daemon::roles`), what they ask for (`api`).
 
+use super::conversation::{KNOWN, Visitor, converse};
 use super::farewell::turn_away;
 use super::standing::Standing;
-use super::{AGAIN, FAREWELL_PERSON, KNOWN, SEND_BYTES, STRANGERS, Web, converse, owner};
+use super::{Web, owner};
 use crate::config::{HostConfig, PageAt, Trust};
 use crate::control::address::beside;
 use crate::control::server::ControlSocket;
@@ -16,7 +17,7 @@ use crate::daemon::{BadInput, Daemon};
 use anyhow::{Context, Result};
 use axum::Router;
 use dunlin_api::EventKind;
-use dunlin_fabric::keys::person::{self, Person};
+use dunlin_fabric::keys::person;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use std::future::Future;
 use std::io;
@@ -30,23 +31,16 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+/// Connections whose user is not known yet.
+const STRANGERS: usize = 32;
+/// A person whose certificate counts no more has so long to read why.
+const FAREWELL_PERSON: Duration = Duration::from_secs(5);
+/// When no connection could be taken.
+const AGAIN: Duration = Duration::from_millis(100);
+/// What the kernel holds of an answer for one who is slow.
+const SEND_BYTES: usize = 128 << 10;
 /// Whether a person's certificate still counts is looked at this often, besides before each request.
 const LOOK: Duration = Duration::from_secs(1);
-/// Whoever comes with no certificate for people.
-pub const STRANGER: &str = "this is for people who show a certificate of this cluster: 'dunlin cluster person NAME --role viewer', on the host \
-                            where the cluster was begun, makes one";
-
-/// Whose connection it is.
-pub enum Visitor {
-    /// A user of this machine, by a loopback address.
-    User(u32),
-    /// The same, by the socket: the kernel says the group, too.
-    Local(u32, u32),
-    /// A person with a certificate, by the network.
-    Person(Person, Arc<Standing>),
-    /// Somebody without one, by the network.
-    Stranger,
-}
 
 /// Where it is listened.
 pub struct Doors {

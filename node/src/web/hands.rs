@@ -1,6 +1,6 @@
 //! Threads for what a person orders by HTTP.
 //!
-//! **Decides**: on which thread an order is carried out. **Flow**: an order that has its place (`api::WRITES`) -> [`Hands::take`] -> a thread of its own.
+//! **Decides**: on which thread an order is carried out. **Flow**: an order that has its place (`shares::WRITES`) -> [`Hands::take`] -> a thread of its own.
 //! **Invariants**: 1. an order has the daemon's own priority and not the page's: a VM that it starts inherits it.
 
 use std::io;

@@ -6,7 +6,7 @@
 //! have places of their own. 3. an asker that does not read stops its own thread alone. **Source**: RFC 9110, "Accept"; NDJSON. **Not here**: what is answered.
 
 use super::Web;
-use super::api::{busy, ends, refused, said};
+use super::answers::{busy, ends, refused, said};
 use crate::daemon::requests;
 use crate::daemon::roles::Who;
 use axum::body::Body;

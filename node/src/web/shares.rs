@@ -9,6 +9,11 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Requests that take long, at once: of administrators, and of all others.
+pub const WRITES: usize = 16;
+/// Of these, what one of the others may have.
+pub const WRITES_EACH: usize = 4;
+
 /// All places.
 pub struct Shares {
     all: usize,

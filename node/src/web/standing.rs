@@ -5,7 +5,7 @@
 //! **Invariants**: 1. whether it counts is decided as at the door, by the authorities and the revocation lists of that moment. 2. whoever has counted no more
 //! once, on this connection never does again. **Not here**: TLS (`dunlin_fabric::link`), roles (`daemon::roles`).
 
-use super::api::refused;
+use super::answers::refused;
 use super::lines;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONNECTION, CONTENT_TYPE};
