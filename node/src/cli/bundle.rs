@@ -163,7 +163,7 @@ fn of_daemon(
     ask: impl FnOnce(&Path) -> Result<Vec<u8>, PartError> + Send + 'static,
 ) -> Result<Vec<u8>, PartError> {
     let socket = socket.to_owned();
-    within(PATIENCE, move || ask(&socket)).unwrap_or(Err(PartError::TooLate))
+    within(PATIENCE, move || ask(&socket)).unwrap_or(Err(PartError::TooLate(PATIENCE)))
 }
 
 fn status(socket: &Path) -> Result<Vec<u8>, PartError> {
@@ -195,7 +195,7 @@ fn lines(
         Some(Ok(Answer::Failed { why, .. })) => PartError::Refused(why),
         Some(Ok(_)) => return Ok(heard),
         Some(Err(error)) => PartError::Client(error),
-        None => PartError::TooLate,
+        None => PartError::TooLate(PATIENCE),
     };
     if heard.is_empty() {
         return Err(why);

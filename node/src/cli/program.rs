@@ -44,31 +44,10 @@ pub(super) struct Check {
     /// How long it waits for that, in milliseconds; a program may refuse to read, and owes no answer
     #[arg(long, default_value_t = 50, value_name = "MS")]
     patience_ms: u64,
-    /// Where the copies' time comes from: 'agreed' stands still between inputs, and ticks every 10 ms when none comes
-    #[arg(long, value_enum, default_value_t = Source::Own)]
-    clock: Source,
-    /// Where their chance comes from: getrandom, /dev/urandom, the bytes at a program's start
-    #[arg(long, value_enum, default_value_t = Source::Own)]
-    chance: Source,
-    /// What agreed chance comes from; one of each run's own if it is not given (it is printed)
-    #[arg(long, value_name = "NUMBER", requires = "chance")]
-    seed: Option<u64>,
-    /// A shell's command that speaks to the copies, in a network of its own: $SERVER is their address, $PORT what --port says.
-    /// The run ends with it. Without it whoever can reach the address speaks to them, until Ctrl-C
-    #[arg(long, value_name = "COMMAND", conflicts_with = "bridge")]
-    client: Option<String>,
-    /// The TCP port that the clients wait for; any, if it is not given
-    #[arg(long)]
-    port: Option<u16>,
-    /// The copies' address and network
-    #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = options::network)]
-    address: (Ipv4Addr, u8),
-    /// Clients come from this bridge of the host (root only); give the copies a free address of its network
-    #[arg(long)]
-    bridge: Option<String>,
-    /// The way to other networks
-    #[arg(long, value_name = "ADDRESS")]
-    gateway: Option<Ipv4Addr>,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    network: Network,
     /// The user that the program runs as (root only)
     #[arg(long)]
     user: Option<String>,
@@ -90,6 +69,41 @@ pub(super) struct Check {
     /// The program and its arguments; it has to stay in the foreground
     #[arg(last = true, required = true, value_name = "CMD")]
     program: Vec<String>,
+}
+
+/// Where what differs between two runs of a program comes from.
+#[derive(Args)]
+struct Sources {
+    /// Where the copies' time comes from: 'agreed' stands still between inputs, and ticks every 10 ms when none comes
+    #[arg(long, value_enum, default_value_t = Source::Own)]
+    clock: Source,
+    /// Where their chance comes from: getrandom, /dev/urandom, the bytes at a program's start
+    #[arg(long, value_enum, default_value_t = Source::Own)]
+    chance: Source,
+    /// What agreed chance comes from; one of each run's own if it is not given (it is printed)
+    #[arg(long, value_name = "NUMBER", requires = "chance")]
+    seed: Option<u64>,
+}
+
+/// Who speaks to the copies, and where.
+#[derive(Args)]
+struct Network {
+    /// A shell's command that speaks to the copies, in a network of its own: $SERVER is their address, $PORT what --port says.
+    /// The run ends with it. Without it whoever can reach the address speaks to them, until Ctrl-C
+    #[arg(long, value_name = "COMMAND", conflicts_with = "bridge")]
+    client: Option<String>,
+    /// The TCP port that the clients wait for; any, if it is not given
+    #[arg(long)]
+    port: Option<u16>,
+    /// The copies' address and network
+    #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = options::network)]
+    address: (Ipv4Addr, u8),
+    /// Clients come from this bridge of the host (root only); give the copies a free address of its network
+    #[arg(long)]
+    bridge: Option<String>,
+    /// The way to other networks
+    #[arg(long, value_name = "ADDRESS")]
+    gateway: Option<Ipv4Addr>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -149,12 +163,13 @@ fn run_check(arguments: Check) -> anyhow::Result<ExitCode> {
 }
 
 fn options_of(arguments: Check, say: &mut dyn FnMut(&str)) -> anyhow::Result<Options> {
-    let seed = (arguments.chance == Source::Agreed).then(|| arguments.seed.unwrap_or_else(fresh_seed));
+    let seed = (arguments.sources.chance == Source::Agreed)
+        .then(|| arguments.sources.seed.unwrap_or_else(fresh_seed));
     if let Some(seed) = seed {
         say(&format!("agreed chance: --seed {seed} repeats it"));
     }
-    let (address, prefix) = arguments.address;
-    let clients = match (arguments.client, arguments.bridge) {
+    let (address, prefix) = arguments.network.address;
+    let clients = match (arguments.network.client, arguments.network.bridge) {
         (Some(command), _) => Clients::Command(command),
         (None, Some(bridge)) => Clients::Bridge(bridge),
         (None, None) => Clients::Host(options::neighbour(address)),
@@ -177,14 +192,14 @@ fn options_of(arguments: Check, say: &mut dyn FnMut(&str)) -> anyhow::Result<Opt
         patience: Duration::from_millis(arguments.patience_ms),
         user: arguments.user.as_deref().map(options::user).transpose()?,
         scratch_mib: arguments.scratch_mib,
-        agreed_clock: arguments.clock == Source::Agreed,
+        agreed_clock: arguments.sources.clock == Source::Agreed,
         agreed_chance: seed,
-        port: arguments.port,
+        port: arguments.network.port,
         start_within: Duration::from_secs(arguments.start_within),
         clients,
         address,
         prefix,
-        gateway: arguments.gateway,
+        gateway: arguments.network.gateway,
         most: arguments.seconds.map(Duration::from_secs),
         logs: arguments.logs,
     })

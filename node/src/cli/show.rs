@@ -1,5 +1,6 @@
 //! `status` and `events`: for people and for programs.
 
+use super::talk::UNPROTECTED;
 use super::{talk, watch};
 use crate::events::{now_ms, utc};
 use anyhow::Result;
@@ -9,9 +10,6 @@ use std::io::{IsTerminal, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::UNIX_EPOCH;
-
-/// A VM asks for protection and has none.
-pub const UNPROTECTED: u8 = 3;
 
 /// Shows how this host's VMs are; the exit code says whether all are protected that ask for it.
 pub fn status(socket: &Path, watch: bool, json: bool) -> Result<ExitCode> {

@@ -1,6 +1,5 @@
 //! Commands that ask the daemon for something and wait for it.
 
-use super::show::UNPROTECTED;
 use super::teller::Teller;
 use crate::control::client::ClientError;
 use crate::control::http::Conversation;
@@ -10,6 +9,9 @@ use dunlin_api::{Answer, Event, HostStatus, Request, Role, State, VmStatus};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+
+/// A VM asks for protection and has none.
+pub const UNPROTECTED: u8 = 3;
 
 /// Asks, prints the answer, and turns it into an exit code.
 pub fn simple(socket: &Path, request: &Request) -> Result<ExitCode> {

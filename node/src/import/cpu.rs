@@ -1,6 +1,7 @@
 //! The CPU model of a domain, as QEMU's `-cpu` takes it.
 
-use super::{Import, attribute, child, children, shown, words};
+use super::parts::Import;
+use super::xml::{attribute, child, children, shown, words};
 use dunlin_guest::Accel;
 use roxmltree::Node;
 

@@ -1,6 +1,7 @@
 //! The disks of a domain: local raw and qcow2 images and block devices on virtio.
 
-use super::{Import, Options, attribute, child, children, is_path, shown};
+use super::parts::{Import, Options};
+use super::xml::{attribute, child, children, is_path, shown};
 use dunlin_guest::DiskSpec;
 use dunlin_guest::disk::DiskFormat;
 use roxmltree::Node;

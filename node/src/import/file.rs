@@ -1,6 +1,7 @@
 //! The VM's file of what was carried over, looked at by the parser that `dunlin up` has.
 
-use super::{Import, ImportError, Imported, Options};
+use super::parts::{Import, ImportError, Imported, Options};
+use super::xml::shown;
 use crate::config::{Cluster, ClusterHost, Durability, VmConfig};
 use dunlin_guest::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec};
 use serde::Serialize;
@@ -85,7 +86,7 @@ pub fn finish(mut import: Import, options: &Options) -> Result<Imported, ImportE
     let table = match table {
         Ok(table) => table,
         Err(error) => {
-            refused.push(super::shown(&error.to_string()));
+            refused.push(shown(&error.to_string()));
             return Err(ImportError::Refused(refused));
         }
     };
@@ -93,7 +94,7 @@ pub fn finish(mut import: Import, options: &Options) -> Result<Imported, ImportE
     if refused.is_empty()
         && let Err(error) = VmConfig::parse(&table, "the VM", &cluster_of(options))
     {
-        refused.push(super::shown(&error.to_string()));
+        refused.push(shown(&error.to_string()));
     }
     if !refused.is_empty() {
         return Err(ImportError::Refused(refused));

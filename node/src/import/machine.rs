@@ -1,6 +1,8 @@
 //! Name, memory, virtual CPUs, machine type, firmware and direct boot of a domain.
 
-use super::{Import, attribute, child, children, is_path, shown, variables, words};
+use super::parts::Import;
+use super::variables;
+use super::xml::{attribute, child, children, is_path, shown, words};
 use dunlin_guest::{Accel, FirmwareKind, Machine};
 use roxmltree::Node;
 use std::path::PathBuf;

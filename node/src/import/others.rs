@@ -1,6 +1,7 @@
 //! Network cards, and everything that a VM of Dunlin has not.
 
-use super::{Import, Options, attribute, child, children, shown};
+use super::parts::{Import, Options};
+use super::xml::{attribute, child, children, shown};
 use dunlin_guest::NicSpec;
 use roxmltree::Node;
 use std::collections::BTreeSet;

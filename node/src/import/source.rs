@@ -2,6 +2,7 @@
 //!
 //! **Decides**: how much is read, and how long `virsh` may take. **Not here**: what is in it.
 
+use super::xml::shown;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -124,7 +125,7 @@ fn dump(virsh: &Path, name: &str, patience: Duration) -> Result<String, SourceEr
     let xml = xml.map_err(SourceError::Text)?;
     if !status.success() {
         let first = said.lines().find(|line| !line.trim().is_empty());
-        let words = super::shown(first.unwrap_or("it fails and says nothing").trim());
+        let words = shown(first.unwrap_or("it fails and says nothing").trim());
         return Err(SourceError::Refused(words));
     }
     Ok(xml)

@@ -4,19 +4,12 @@
 //! them in `up`; on the VM's other host the first protection copies them. **Invariants**: 1. variables that Dunlin has are not replaced. 2. what does not fit
 //! is not copied, and a line says why. **Source**: libvirt's formatdomain.html, "BIOS bootloader". **Not here**: what fits (`dunlin_guest::uefi`).
 
-use super::{Import, attribute, child, is_path, shown};
+use super::parts::{Import, Nvram};
+use super::xml::{attribute, child, is_path, shown};
 use crate::vm::disks::variables;
 use dunlin_guest::uefi::{self, UefiError};
 use roxmltree::Node;
 use std::path::{Path, PathBuf};
-
-/// The file with a domain's variables.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nvram {
-    path: PathBuf,
-    /// As libvirt's newer versions have it.
-    is_qcow2: bool,
-}
 
 /// Of `<os>`.
 pub fn read(os: Node<'_, '_>, import: &mut Import) {

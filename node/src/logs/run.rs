@@ -67,6 +67,23 @@ struct Pending {
     since: Instant,
 }
 
+/// What is agreed and applied here, and how much of it is held.
+#[derive(Default)]
+struct Agreed {
+    /// How far each proposer has come at the entry before the first that is held (invariant 3), and now.
+    at_cut: Proposers,
+    now: Proposers,
+    cut: Index,
+    applied: Index,
+}
+
+/// Why the log does not go on here.
+#[derive(Default)]
+struct Trouble {
+    disk_full: Option<String>,
+    failed: Option<String>,
+}
+
 /// The loop.
 pub struct LogLoop {
     host: Arc<Host>,
@@ -77,15 +94,10 @@ pub struct LogLoop {
     proposals: Receiver<Asked>,
     orders: Receiver<Order>,
     connectors: BTreeMap<ReplicaId, Connector>,
-    /// How far each proposer has come at the entry before the first that is held (invariant 3), and now.
-    at_cut: Proposers,
-    now: Proposers,
-    cut: Index,
-    applied: Index,
+    agreed: Agreed,
     /// What this host proposed as the leader, by index.
     pending: BTreeMap<u64, Pending>,
-    disk_full: Option<String>,
-    failed: Option<String>,
+    trouble: Trouble,
     born: Instant,
     shown_us: u64,
     over: bool,
@@ -137,13 +149,9 @@ impl LogLoop {
             proposals,
             orders,
             connectors,
-            at_cut: Proposers::default(),
-            now: Proposers::default(),
-            cut: Index(0),
-            applied: Index(0),
+            agreed: Agreed::default(),
             pending: BTreeMap::new(),
-            disk_full: None,
-            failed: None,
+            trouble: Trouble::default(),
             born: Instant::now(),
             shown_us: 0,
             over: false,
@@ -157,9 +165,9 @@ impl LogLoop {
 
     fn begin_with(&mut self, snapshot: &Snapshot) -> Result<(), StartError> {
         let state = Proposers::decode(snapshot.state.clone())?;
-        (self.at_cut, self.now) = (state.clone(), state);
-        (self.cut, self.applied) = (snapshot.last.index, snapshot.last.index);
-        self.shared.retained.begin(self.cut.0 + 1);
+        (self.agreed.at_cut, self.agreed.now) = (state.clone(), state);
+        (self.agreed.cut, self.agreed.applied) = (snapshot.last.index, snapshot.last.index);
+        self.shared.retained.begin(self.agreed.cut.0 + 1);
         Ok(())
     }
 
@@ -241,7 +249,7 @@ impl LogLoop {
                     if let Err(why) = self.begin_with(&snapshot) {
                         self.fail(why.to_string());
                     }
-                    self.group.applied(self.applied);
+                    self.group.applied(self.agreed.applied);
                 }
                 GroupEvent::BecameLeader { .. } => {
                     self.event(EventKind::LogLeads, "this host leads the log".into())
@@ -250,14 +258,14 @@ impl LogLoop {
                     self.refuse_all("the log's leader has changed");
                     // Invariant 4, once the lead is handed over.
                     self.group
-                        .may_lead(self.disk_full.is_none() && self.failed.is_none());
+                        .may_lead(self.trouble.disk_full.is_none() && self.trouble.failed.is_none());
                 }
                 GroupEvent::LinkLost { peer, .. } => self.connect_again(peer),
                 GroupEvent::DiskFull(why) => {
                     let folder = self.host.state.display();
                     let text = format!("{why}: make room in {folder}; nothing that was agreed is lost");
                     self.event(EventKind::LogDiskFull, text.clone());
-                    self.disk_full = Some(text);
+                    self.trouble.disk_full = Some(text);
                     if self.group.is_leader() {
                         self.group.step_down();
                     } else {
@@ -265,7 +273,7 @@ impl LogLoop {
                     }
                 }
                 GroupEvent::DiskRoom => {
-                    self.disk_full = None;
+                    self.trouble.disk_full = None;
                     self.group.may_lead(true);
                     self.event(EventKind::LogDiskRoom, "the log's disk has room again".into());
                 }
@@ -289,7 +297,7 @@ impl LogLoop {
             format!("{why}: start this host's daemon again once it is mended"),
         );
         self.group.may_lead(false);
-        self.failed = Some(why);
+        self.trouble.failed = Some(why);
     }
 
     fn event(&self, kind: EventKind, text: String) {
@@ -299,13 +307,13 @@ impl LogLoop {
     /// Invariant 1.
     fn apply(&mut self, through: Index) {
         let mut news = Vec::new();
-        while self.applied < through {
-            let index = self.applied.next();
+        while self.agreed.applied < through {
+            let index = self.agreed.applied.next();
             let Some(entry) = self.group.entry(index) else {
                 self.fail(format!("the agreed entry {} is not held", index.0));
                 break;
             };
-            self.applied = index;
+            self.agreed.applied = index;
             let pending = self.pending.remove(&index.0);
             if entry.kind != EntryKind::Data {
                 continue;
@@ -320,7 +328,7 @@ impl LogLoop {
                     continue;
                 }
             };
-            let verdict = self.now.apply(index, &proposal);
+            let verdict = self.agreed.now.apply(index, &proposal);
             if let Some(Pending {
                 term, number, reply, ..
             }) = pending
@@ -342,8 +350,8 @@ impl LogLoop {
                 });
             }
         }
-        self.shared.retained.push(news, self.applied.0);
-        self.group.applied(self.applied);
+        self.shared.retained.push(news, self.agreed.applied.0);
+        self.group.applied(self.agreed.applied);
     }
 
     /// Whether what waits is to be looked at now.
@@ -383,7 +391,7 @@ impl LogLoop {
                     self.pending.insert(index.0, pending);
                 }
                 Err(why) => {
-                    let why = self.disk_full.clone().unwrap_or(why);
+                    let why = self.trouble.disk_full.clone().unwrap_or(why);
                     let again = fault.is_none();
                     let _ = reply.try_send(LogAnswer::Refused { number, why, again });
                 }
@@ -405,7 +413,7 @@ impl LogLoop {
             .first_key_value()
             .is_some_and(|(_, pending)| late(pending))
         {
-            let why = match &self.disk_full {
+            let why = match &self.trouble.disk_full {
                 Some(why) => why.clone(),
                 None => format!(
                     "no majority of the log's hosts has it on disk after {} s ({})",
@@ -444,23 +452,23 @@ impl LogLoop {
         if entries <= KEEP_ENTRIES + SLACK_ENTRIES && bytes <= KEEP_BYTES + SLACK_BYTES {
             return;
         }
-        let before = self.cut;
-        while self.cut < self.applied && (entries > KEEP_ENTRIES || bytes > KEEP_BYTES) {
-            let Some(entry) = self.group.entry(self.cut.next()) else {
+        let before = self.agreed.cut;
+        while self.agreed.cut < self.agreed.applied && (entries > KEEP_ENTRIES || bytes > KEEP_BYTES) {
+            let Some(entry) = self.group.entry(self.agreed.cut.next()) else {
                 break;
             };
-            self.cut = self.cut.next();
+            self.agreed.cut = self.agreed.cut.next();
             entries -= 1;
             bytes -= entry.payload.len();
             if entry.kind == EntryKind::Data
                 && let Ok(proposal) = Proposal::decode(entry.payload)
             {
-                self.at_cut.apply(self.cut, &proposal);
+                self.agreed.at_cut.apply(self.agreed.cut, &proposal);
             }
         }
-        if self.cut > before {
-            self.shared.retained.cut(self.cut.0);
-            self.group.truncate(self.cut, self.at_cut.encode());
+        if self.agreed.cut > before {
+            self.shared.retained.cut(self.agreed.cut.0);
+            self.group.truncate(self.agreed.cut, self.agreed.at_cut.encode());
         }
     }
 
@@ -472,7 +480,7 @@ impl LogLoop {
         self.shown_us = now_us.max(1);
         let leader = self.group.leader();
         let (first, last, entries, bytes) = self.shared.retained.figures();
-        let (state, why) = match (&self.failed, &self.disk_full, leader) {
+        let (state, why) = match (&self.trouble.failed, &self.trouble.disk_full, leader) {
             (Some(why), ..) => (LogState::Failed, why.clone()),
             (_, Some(why), _) => (LogState::DiskFull, why.clone()),
             (_, _, None) => {

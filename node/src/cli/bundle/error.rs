@@ -1,6 +1,5 @@
 //! Why a part of the bundle is not to be had: each is a line in the part's place.
 
-use super::PATIENCE;
 use crate::control::client::ClientError;
 use std::io;
 use std::net::SocketAddr;
@@ -10,9 +9,9 @@ use std::time::Duration;
 /// A part that cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum PartError {
-    /// The daemon hangs.
-    #[error("the daemon does not answer within {} s", PATIENCE.as_secs())]
-    TooLate,
+    /// The daemon hangs; it had so long.
+    #[error("the daemon does not answer within {} s", .0.as_secs())]
+    TooLate(Duration),
     /// It is not there, or broke off.
     #[error(transparent)]
     Client(#[from] ClientError),
