@@ -13,7 +13,6 @@ use dunlin_vmtest::paths;
 use syn::visit::{self, Visit};
 use syn::{Item, ItemStruct};
 
-use crate::imports::{EXEMPT, exempt};
 use crate::source::{Module, Source, for_tests};
 
 /// Fields of a structure.
@@ -21,10 +20,13 @@ const MOST_FIELDS: usize = 15;
 
 const FOLDER: &str = "node/src";
 
+/// Until issue 19's part in `node/src/config` (the files' shapes, `ProgramSpec`) is merged: REMOVE THIS LIST THEN.
+const EXEMPT: [&str; 1] = ["node/src/config/"];
+
 /// Every structure outside of tests.
 pub fn check() -> Result<()> {
     let mut modules = Source::read(&paths::workspace(), FOLDER)?.modules(FOLDER)?;
-    modules.retain(|module| !exempt(&module.file, EXEMPT));
+    modules.retain(|module| !EXEMPT.iter().any(|folder| module.file.starts_with(folder)));
     let (structures, large) = look(&modules);
     if !large.is_empty() {
         bail!("more than {MOST_FIELDS} fields:\n  {}", large.join("\n  "));

@@ -46,7 +46,7 @@ enum Task {
         #[arg(long, value_delimiter = ',', value_name = "NAMES")]
         services: Vec<String>,
     },
-    /// Check format, lints, links, licences and unit tests; changes nothing.
+    /// Check format, lints, links, licences, the source's shape (long files, knots of imports, large structures) and unit tests; changes nothing.
     Verify,
     /// Let rustfmt and clippy rewrite what they can.
     Fix,

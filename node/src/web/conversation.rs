@@ -30,7 +30,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower_service::Service;
 
 /// How long it may take until a connection's user is known.
-pub(super) const KNOWN: Duration = Duration::from_secs(10);
+pub const KNOWN: Duration = Duration::from_secs(10);
 /// A request's head: how long it may take, its size, its lines. A connection on which nothing is asked for so long ends.
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_BYTES: usize = 16 << 10;

@@ -1,4 +1,4 @@
-use super::{exempt, resolve, told};
+use super::{resolve, told};
 use crate::source::Source;
 
 /// What is wrong with a crate of these files.
@@ -119,12 +119,4 @@ fn tests_other_crates_and_visibilities_draw_nothing() {
         let found = edges(&[("c/lib.rs", text), other]);
         assert!(found.is_empty(), "{text}: {found:?}");
     }
-}
-
-#[test]
-fn a_folder_is_exempt_with_the_module_that_it_belongs_to() {
-    let folders = ["node/src/vm"];
-    assert!(exempt("node/src/vm.rs", &folders));
-    assert!(exempt("node/src/vm/run.rs", &folders));
-    assert!(!exempt("node/src/vms.rs", &folders));
 }
