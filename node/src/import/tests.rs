@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::VmConfig;
+use dunlin_guest::{Accel, FirmwareKind, Machine};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 

@@ -125,7 +125,8 @@ impl Names {
                 other => {
                     self.said(&mut path);
                     colons = 0;
-                    field = matches!(&other, TokenTree::Punct(sign) if sign.as_char() == '.');
+                    // What follows two dots is no field.
+                    field = !field && matches!(&other, TokenTree::Punct(sign) if sign.as_char() == '.');
                     if let TokenTree::Group(group) = other {
                         self.tokens(group.stream());
                     }
