@@ -1,4 +1,5 @@
-//! What is asked of a daemon, what it answers, and what it tells by itself: by HTTP, on the control socket, and between daemons.
+//! What is asked of a daemon, what it answers, and what it tells by itself: by HTTP, on the control socket, and between daemons; and the files that people write for
+//! it ([`files`]).
 //!
 //! **Decides**: the shapes, and what their words mean. **Flow**: a [`Request`] -> [`Answer`]s, one JSON object a line; by HTTP the same types lie behind
 //! addresses (docs/api.md), and the OpenAPI document is made of them. **Invariants**: 1. no state is a text to parse: a word of a closed set, and beside it a
@@ -10,6 +11,7 @@ mod answer;
 mod certificate;
 mod event;
 mod figures;
+pub mod files;
 pub mod keys;
 pub mod log;
 mod member;

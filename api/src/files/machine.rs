@@ -1,0 +1,203 @@
+//! `[vm]` of a VM's file: the virtual hardware, which both hosts build alike.
+
+use super::yes;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use utoipa::ToSchema;
+
+/// `[vm]`: the virtual hardware.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmTable {
+    /// Not used: the name stands at the file's top.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// How the guest's instructions are run.
+    #[serde(default)]
+    #[schema(default = Accel::default)]
+    pub accel: Accel,
+    /// QEMU's machine type.
+    #[serde(default)]
+    #[schema(default = Machine::default)]
+    pub machine: Machine,
+    /// What the machine begins with.
+    #[serde(default)]
+    #[schema(default = Firmware::default)]
+    pub firmware: Firmware,
+    /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub qemu: Option<PathBuf>,
+    /// QEMU's `-cpu`. Absent: `host` under KVM, `max,la57=off` under TCG. With unlike hosts name a common model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Number of virtual CPUs, 1 to 64.
+    #[serde(default = "one")]
+    #[schema(default = one)]
+    pub vcpus: u32,
+    /// Guest RAM in MiB.
+    pub memory_mib: u64,
+    /// The host may have less memory free than the guest may come to use: then that is said, and nothing is refused.
+    #[serde(default)]
+    #[schema(default = bool::default)]
+    pub memory_overcommit: bool,
+    /// Kernel for a direct boot; absent: the firmware boots the first disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk for the direct boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line for the direct boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub append: Option<String>,
+    /// Disks, in the guest's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskTable>,
+    /// Network cards, in the guest's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NicTable>,
+    /// How frames go between the cards and the daemon.
+    #[serde(default)]
+    #[schema(default = NicBackend::default)]
+    pub nic_backend: NicBackend,
+    /// User that QEMU runs as when the daemon is root. Absent: `dunlin` if there is one, else `nobody`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_as: Option<String>,
+    /// QEMU's system call filter (`-sandbox on,...`).
+    #[serde(default = "yes")]
+    #[schema(default = yes)]
+    pub sandbox: bool,
+    /// A further object for QEMU's `LD_PRELOAD`, for tests on hosts whose KVM is not the usual one. The same on both hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub preload: Option<PathBuf>,
+    /// The serial console is appended to this file (its end is kept in memory in any case).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub serial_log: Option<PathBuf>,
+}
+
+impl VmTable {
+    /// One of which nothing but this is said: it has nothing to boot yet.
+    #[must_use]
+    pub fn new(memory_mib: u64) -> Self {
+        Self {
+            name: String::new(),
+            accel: Accel::default(),
+            machine: Machine::default(),
+            firmware: Firmware::default(),
+            qemu: None,
+            cpu: None,
+            vcpus: one(),
+            memory_mib,
+            memory_overcommit: false,
+            kernel: None,
+            initrd: None,
+            append: None,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            nic_backend: NicBackend::default(),
+            run_as: None,
+            sandbox: yes(),
+            preload: None,
+            serial_log: None,
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// `[[vm.disks]]`: an image file or block device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskTable {
+    /// The image, the same path on each host.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// What is in the file.
+    #[serde(default)]
+    #[schema(default = DiskFormat::default)]
+    pub format: DiskFormat,
+}
+
+/// What is in a disk's image file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The disk's bytes: a plain file or a block device.
+    #[default]
+    Raw,
+    /// QEMU's format.
+    Qcow2,
+}
+
+/// `[[vm.nics]]`: one network card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicTable {
+    /// MAC address.
+    #[schema(example = "52:54:00:12:34:56")]
+    pub mac: String,
+    /// Bridge on the host that the TAP joins; absent: the TAP stands alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+    /// Name of the TAP; absent: the kernel chooses `dunlinN`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<String>,
+    /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
+    #[serde(default)]
+    #[schema(default = bool::default)]
+    pub promiscuous: bool,
+}
+
+/// How frames go between a card and the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NicBackend {
+    /// A socket to QEMU, whose main thread copies each frame to and from the card's rings.
+    #[default]
+    Stream,
+    /// The daemon serves the card's rings in the guest's memory itself.
+    VhostUser,
+}
+
+/// How the guest's instructions are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// KVM where it works, else TCG with a message.
+    #[default]
+    Auto,
+    /// Hardware virtualisation only.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+/// QEMU's machine type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Machine {
+    /// i440FX with PCI.
+    #[default]
+    Pc,
+    /// Q35 with PCI Express.
+    Q35,
+    /// The small machine with virtio-mmio devices.
+    Microvm,
+}
+
+/// What a machine begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Firmware {
+    /// QEMU's own: SeaBIOS, on microvm qboot.
+    #[default]
+    Bios,
+    /// OVMF, with variables of the VM's own that are replicated like a disk.
+    Uefi,
+}
