@@ -21,13 +21,13 @@ mod teller;
 mod top;
 mod watch;
 
-use crate::config::CONTROL;
 use crate::daemon;
 use crate::journal;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use dunlin_api::Request;
+use dunlin_api::files::CONTROL;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,24 +1,22 @@
 //! What a person writes: one file for the cluster, one for each host, one for each VM.
 //!
 //! Every unknown key is an error, every relative path is relative to the file that it stands in, and every message
-//! names the file.
-
-/// Where a daemon's control socket usually is.
-pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
+//! names the file. Which keys there are is in `dunlin_api::files`; here is which values make sense, and what the daemon makes of them.
 
 mod cluster;
 mod error;
 mod host;
 mod hosts;
+mod machine;
 mod program;
 mod vm;
 
-pub use cluster::Durability;
-pub use cluster::{Cluster, ClusterHost};
+pub use cluster::Cluster;
 pub use error::MoveError;
-pub use host::{HostConfig, HostFile, PageAt, Trust};
+pub use host::{HostConfig, PageAt, Trust, file_with_keys};
 pub use hosts::newest;
-pub use program::{ProgramSpec, RestartPolicy};
+pub use machine::vm_spec;
+pub use program::ProgramSpec;
 pub use vm::{DiskReplication, VmConfig};
 
 use serde::de::DeserializeOwned;

@@ -12,11 +12,12 @@ mod scrub;
 mod threads;
 
 use super::talk;
-use crate::config::{HostConfig, HostFile, Trust};
+use crate::config::{HostConfig, Trust};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::{Context, Result};
+use dunlin_api::files::HostFile;
 use dunlin_api::{Answer, Request};
 use error::PartError;
 use flate2::Compression;

@@ -1,12 +1,13 @@
 //! `check`: what this host lacks, or with a VM's file what all of its hosts lack, before anything is started.
 
 use crate::certificates;
-use crate::config::HostConfig;
+use crate::config::{HostConfig, vm_spec};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::heartbeats;
 use anyhow::{Result, bail};
 use dunlin_api::Found;
+use dunlin_api::files::VmTable;
 use dunlin_api::{Answer, Request};
 use dunlin_guest::VmSpec;
 use dunlin_guest::probe;
@@ -128,7 +129,9 @@ fn spec(vm: Option<&Path>) -> Result<VmSpec> {
     let vm = table
         .remove("vm")
         .ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
-    Ok(vm.try_into().map_err(bad)?)
+    let table: VmTable = vm.try_into().map_err(bad)?;
+    let name = table.name.clone();
+    Ok(vm_spec(&name, table))
 }
 
 #[cfg(test)]

@@ -11,11 +11,12 @@ use super::door;
 use super::init::host as named;
 use super::issued::Issued;
 use super::person;
-use crate::config::{CONTROL, Cluster, ClusterHost, HostFile};
+use crate::config::{Cluster, file_with_keys};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
 use anyhow::{Context, Result, bail};
+use dunlin_api::files::{CONTROL, ClusterFile, ClusterHost, HostFile};
 use dunlin_api::{Answer, Request};
 use dunlin_fabric::enroll::Token;
 use dunlin_fabric::keys::{self, Authority, KeyedCert};
@@ -331,7 +332,7 @@ fn wait_for(
         tokens.push(token);
     }
     std::io::stdout().flush().context("saying the tokens")?;
-    let text = toml::to_string(cluster).context("writing the cluster's file")?;
+    let text = toml::to_string(&cluster.file()).context("writing the cluster's file")?;
     let left = door::let_in((listener, issued), tokens, authority, keyed, &text, &mut |host| {
         println!("host {host} has joined")
     })?;
@@ -364,10 +365,8 @@ fn join(word: &str, dir: &Path, own: &Own) -> Result<ExitCode> {
     }
     let (key_pem, request) = keys::request_host(&token.host).map_err(|error| bad(error.to_string()))?;
     let welcome = door::come_in(&token, &request)?;
-    let cluster: Cluster = toml::from_str(&welcome.cluster).context("the cluster's file")?;
-    cluster
-        .check("the cluster's file")
-        .map_err(|error| bad(error.to_string()))?;
+    let file: ClusterFile = toml::from_str(&welcome.cluster).context("the cluster's file")?;
+    let cluster = Cluster::of(file, "the cluster's file").map_err(|error| bad(error.to_string()))?;
     let this = cluster
         .host(&token.host)
         .context("the cluster's file does not name this host")?;
@@ -425,8 +424,8 @@ fn write_all(
     more: &[(&str, &str)],
     own: &Own,
 ) -> Result<()> {
-    let host = HostFile::with_keys(&this.name, &own.control, &own.state);
-    let cluster = toml::to_string(cluster).context("writing the cluster's file")?;
+    let host = file_with_keys(&this.name, &own.control, &own.state);
+    let cluster = toml::to_string(&cluster.file()).context("writing the cluster's file")?;
     let host = toml::to_string(&host).context("writing the host's file")?;
     DirBuilder::new()
         .recursive(true)

@@ -1,7 +1,7 @@
 //! `init`: the files of a new cluster.
 
 use super::issued::Issued;
-use crate::config::{Cluster, HostFile};
+use crate::config::{Cluster, file_with_keys};
 use crate::daemon::BadInput;
 use anyhow::{Context, Result};
 use dunlin_fabric::keys;
@@ -56,12 +56,12 @@ pub fn run(
     let cluster = Cluster::begin(name, hosts, "dunlin init").map_err(|error| BadInput(error.to_string()))?;
     let authority = keys::make_ca(name).map_err(|error| BadInput(error.to_string()))?;
     folder(dir)?;
-    let cluster_text = toml::to_string(&cluster).context("writing the cluster's file")?;
+    let cluster_text = toml::to_string(&cluster.file()).context("writing the cluster's file")?;
     for (host, _) in hosts {
         let own = dir.join(host);
         folder(&own)?;
         let keyed = keys::make_host(&authority, host).map_err(|error| BadInput(error.to_string()))?;
-        let file = HostFile::with_keys(host, control, state);
+        let file = file_with_keys(host, control, state);
         write(&own.join("cluster.toml"), &cluster_text, 0o644)?;
         write(&own.join("ca.pem"), &authority.keys.cert_pem, 0o644)?;
         Issued::beside_key(dir).note(&keyed.cert_pem)?;

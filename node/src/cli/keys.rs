@@ -10,11 +10,11 @@
 use super::cluster::{AUTHORITY, First};
 use super::issued::Issued;
 use super::teller::Teller;
-use crate::config::ClusterHost;
 use crate::control::http::Conversation;
 use crate::daemon::{BadInput, identity::replace};
 use crate::events::now_ms;
 use anyhow::{Context, Result, bail};
+use dunlin_api::files::ClusterHost;
 use dunlin_api::keys::{HostKeys, KeysStep};
 use dunlin_api::{Answer, Request};
 use dunlin_fabric::keys::person::{PersonRole, full_name};

@@ -1,8 +1,8 @@
-//! host.toml: what one host needs to know of itself.
+//! host.toml, checked: what one host needs to know of itself.
 
 use super::error::PageError;
 use super::{Cluster, ConfigError, beside, parse, read};
-use serde::{Deserialize, Serialize};
+use dunlin_api::files::HostFile;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -83,78 +83,14 @@ pub enum Trust {
     Insecure,
 }
 
-/// The file's shape.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HostFile {
-    /// The host's name in the cluster.
-    pub host: String,
-    /// The cluster's file.
-    pub cluster: PathBuf,
-    /// The state folder.
-    pub state: PathBuf,
-    /// The control socket.
-    #[serde(default = "usual_control")]
-    pub control: PathBuf,
-    /// The metrics address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metrics: Option<SocketAddr>,
-    /// Where the page is served.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub page: Option<String>,
-    /// Where the API is served to other machines.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api: Option<SocketAddr>,
-    /// Where events are posted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub notify_url: Option<String>,
-    /// A group that may look.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub viewers: Option<String>,
-    /// A group that may start, stop and move VMs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub operators: Option<String>,
-    /// TLS key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<PathBuf>,
-    /// TLS certificate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cert: Option<PathBuf>,
-    /// TLS authority.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca: Option<PathBuf>,
-    /// A file with the shared secret, instead of TLS.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret: Option<PathBuf>,
-    /// Neither TLS nor a secret.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub insecure: bool,
-}
-
-fn usual_control() -> PathBuf {
-    super::CONTROL.into()
-}
-
-impl HostFile {
-    /// A host's file beside its keys, as `dunlin init` and `dunlin cluster` name them.
-    pub fn with_keys(host: &str, control: &Path, state: &Path) -> Self {
-        Self {
-            host: host.to_owned(),
-            cluster: "cluster.toml".into(),
-            state: state.to_owned(),
-            control: control.to_owned(),
-            metrics: None,
-            page: None,
-            api: None,
-            notify_url: None,
-            viewers: None,
-            operators: None,
-            key: Some("key.pem".into()),
-            cert: Some("cert.pem".into()),
-            ca: Some("ca.pem".into()),
-            secret: None,
-            insecure: false,
-        }
+/// A host's file beside its keys, as `dunlin init` and `dunlin cluster` name them.
+pub fn file_with_keys(host: &str, control: &Path, state: &Path) -> HostFile {
+    HostFile {
+        control: control.to_owned(),
+        key: Some("key.pem".into()),
+        cert: Some("cert.pem".into()),
+        ca: Some("ca.pem".into()),
+        ..HostFile::new(host, "cluster.toml".into(), state.to_owned())
     }
 }
 

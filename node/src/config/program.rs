@@ -4,13 +4,12 @@
 //! daemon's `program`), the namespaces (`dunlin_program`).
 
 use super::error::ProgramError;
+use dunlin_api::files::{self, ProgramNicTable, ProgramTable, RestartPolicy, Source};
 use dunlin_core::program::order::Order;
 use dunlin_guest::{Accel, FirmwareKind, Machine, NicBackend, NicSpec, VmSpec};
 use dunlin_program::data::Data;
 use dunlin_program::limits::Limits;
 use dunlin_program::options::network;
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -69,180 +68,59 @@ impl ProgramSpec {
     }
 }
 
-/// Whether a program that has ended on all of its hosts is begun again.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RestartPolicy {
-    /// A person begins it.
-    #[default]
-    Never,
-    /// Unless its exit code was 0.
-    OnFailure,
-    /// However it has ended.
-    Always,
-}
-
-impl RestartPolicy {
-    /// As in its file.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::OnFailure => "on-failure",
-            Self::Always => "always",
-        }
-    }
-}
-
-/// The table's shape.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ProgramFile {
-    command: Vec<String>,
-    #[serde(default = "root")]
-    root: PathBuf,
-    #[serde(default = "root")]
-    directory: PathBuf,
-    #[serde(default)]
-    environment: BTreeMap<String, String>,
-    #[serde(default)]
-    user: Option<String>,
-    #[serde(default)]
-    port: Option<u16>,
-    #[serde(default)]
-    order: OrderName,
-    #[serde(default = "patience_ms")]
-    patience_ms: u64,
-    #[serde(default)]
-    clock: Source,
-    #[serde(default = "own")]
-    chance: Source,
-    #[serde(default = "scratch_mib")]
-    scratch_mib: u32,
-    #[serde(default)]
-    data: Option<PathBuf>,
-    #[serde(default)]
-    data_at: Option<PathBuf>,
-    #[serde(default)]
-    data_mib: Option<u32>,
-    #[serde(default)]
-    memory_mib: Option<u32>,
-    #[serde(default)]
-    cpus: Option<f64>,
-    #[serde(default)]
-    tasks: Option<u32>,
-    #[serde(default = "start_within_s")]
-    start_within_s: u64,
-    #[serde(default)]
-    restart: RestartPolicy,
-    nics: Vec<ProgramNic>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ProgramNic {
-    mac: String,
-    #[serde(default)]
-    bridge: Option<String>,
-    #[serde(default)]
-    tap: Option<String>,
-    address: String,
-    #[serde(default)]
-    gateway: Option<Ipv4Addr>,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum OrderName {
-    Delivery,
-    #[default]
-    Read,
-    Batch,
-    Answer,
-}
-
-/// Where what no two hosts have alike comes from.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Source {
-    #[default]
-    Agreed,
-    Own,
-}
-
-fn own() -> Source {
-    Source::Own
-}
-
-fn root() -> PathBuf {
-    "/".into()
-}
-
-fn patience_ms() -> u64 {
-    500
-}
-
-fn scratch_mib() -> u32 {
-    256
-}
-
-fn start_within_s() -> u64 {
-    30
-}
-
-impl ProgramFile {
+impl ProgramSpec {
     /// What is meant, with the card as a VM has one.
-    pub(super) fn check(self, name: &str) -> Result<(VmSpec, ProgramSpec), ProgramError> {
+    pub(super) fn of(table: ProgramTable, name: &str) -> Result<(VmSpec, Self), ProgramError> {
         let range = |key, range, usual| Err(ProgramError::Range { key, range, usual });
-        match self.command.first() {
+        match table.command.first() {
             Some(executable) if executable.starts_with('/') => {}
             _ => return Err(ProgramError::NoExecutable),
         }
         let plain = |part| !matches!(part, std::path::Component::ParentDir);
-        if !self.root.is_absolute() || !self.root.components().all(plain) {
+        if !table.root.is_absolute() || !table.root.components().all(plain) {
             return Err(ProgramError::NoWholePath {
                 key: "root",
-                path: self.root,
+                path: table.root,
             });
         }
         if ["/proc", "/sys", "/dev"]
             .iter()
-            .any(|taken| self.root.starts_with(taken))
+            .any(|taken| table.root.starts_with(taken))
         {
             return Err(ProgramError::Kernels {
                 key: "root",
-                path: self.root,
+                path: table.root,
             });
         }
-        if self.root.to_string_lossy().contains([',', ':', '\\']) {
-            return Err(ProgramError::Character(self.root));
+        if table.root.to_string_lossy().contains([',', ':', '\\']) {
+            return Err(ProgramError::Character(table.root));
         }
-        if !self.directory.is_absolute() {
+        if !table.directory.is_absolute() {
             return Err(ProgramError::NoWholePath {
                 key: "directory",
-                path: self.directory,
+                path: table.directory,
             });
         }
-        if !(1..=10_000).contains(&self.patience_ms) {
+        if !(1..=10_000).contains(&table.patience_ms) {
             return range("patience_ms", "1 to 10000", "500");
         }
-        if !(1..=1 << 20).contains(&self.scratch_mib) {
+        if !(1..=1 << 20).contains(&table.scratch_mib) {
             return range("scratch_mib", "1 to 1048576", "256");
         }
-        if self.memory_mib.is_some_and(|mib| !(16..=1 << 24).contains(&mib)) {
+        if table.memory_mib.is_some_and(|mib| !(16..=1 << 24).contains(&mib)) {
             return range("memory_mib", "16 to 16777216", "no limit");
         }
-        if self.cpus.is_some_and(|cpus| !(0.01..=4096.0).contains(&cpus)) {
+        if table.cpus.is_some_and(|cpus| !(0.01..=4096.0).contains(&cpus)) {
             return range("cpus", "0.01 to 4096, such as 1.5", "no limit");
         }
-        if self.tasks.is_some_and(|tasks| !(1..=1 << 22).contains(&tasks)) {
+        if table.tasks.is_some_and(|tasks| !(1..=1 << 22).contains(&tasks)) {
             return range("tasks", "1 to 4194304", "no limit");
         }
-        if !(1..=3600).contains(&self.start_within_s) {
+        if !(1..=3600).contains(&table.start_within_s) {
             return range("start_within_s", "1 to 3600", "30");
         }
-        let data = data_of(self.data, self.data_at, self.data_mib)?;
-        let Ok([nic]) = <[ProgramNic; 1]>::try_from(self.nics) else {
+        let data = data_of(table.data, table.data_at, table.data_mib)?;
+        let Ok([nic]) = <[ProgramNicTable; 1]>::try_from(table.nics) else {
             return Err(ProgramError::OneCard);
         };
         let (address, prefix) = network(&nic.address).map_err(ProgramError::Address)?;
@@ -261,35 +139,35 @@ impl ProgramFile {
                 });
             }
         }
-        let mut environment = self.environment;
+        let mut environment = table.environment;
         environment
             .entry("PATH".to_owned())
             .or_insert_with(|| PATH.to_owned());
-        let program = ProgramSpec {
-            command: self.command,
-            root: self.root,
-            directory: self.directory,
+        let program = Self {
+            command: table.command,
+            root: table.root,
+            directory: table.directory,
             environment: environment.into_iter().collect(),
-            user: self.user,
-            port: self.port,
-            order: match self.order {
-                OrderName::Delivery => Order::Delivery,
-                OrderName::Read => Order::Read,
-                OrderName::Batch => Order::Batch,
-                OrderName::Answer => Order::Answer,
+            user: table.user,
+            port: table.port,
+            order: match table.order {
+                files::Order::Delivery => Order::Delivery,
+                files::Order::Read => Order::Read,
+                files::Order::Batch => Order::Batch,
+                files::Order::Answer => Order::Answer,
             },
-            patience: Duration::from_millis(self.patience_ms),
-            agreed_clock: self.clock == Source::Agreed,
-            agreed_chance: self.chance == Source::Agreed,
-            scratch_mib: self.scratch_mib,
+            patience: Duration::from_millis(table.patience_ms),
+            agreed_clock: table.clock == Source::Agreed,
+            agreed_chance: table.chance == Source::Agreed,
+            scratch_mib: table.scratch_mib,
             data,
             limits: Limits {
-                memory_mib: self.memory_mib,
-                cpus: self.cpus,
-                tasks: self.tasks,
+                memory_mib: table.memory_mib,
+                cpus: table.cpus,
+                tasks: table.tasks,
             },
-            start_within: Duration::from_secs(self.start_within_s),
-            restart: self.restart,
+            start_within: Duration::from_secs(table.start_within_s),
+            restart: table.restart,
             address,
             prefix,
             gateway: nic.gateway,

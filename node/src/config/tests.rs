@@ -1,4 +1,8 @@
 use super::*;
+use dunlin_api::files::{
+    ClusterFile, ClusterHost, DiskTable, HostFile, MemoryTable, NicTable, ProgramNicTable, ProgramTable,
+    RestartPolicy, SyncTable, VmFile, VmTable,
+};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -9,7 +13,7 @@ fn cluster() -> Cluster {
         "name = 't'\nid = '{ID}'\n[[hosts]]\nname = 'a'\naddress = '10.0.0.1:7700'\n\
          [[hosts]]\nname = 'b'\naddress = '10.0.0.2:7700'\n[[hosts]]\nname = 'c'\naddress = '10.0.0.3:7700'\n"
     );
-    parse(&text, "cluster.toml").expect("a good cluster file")
+    Cluster::parse(&text, "cluster.toml").expect("a good cluster file")
 }
 
 fn vm(top: &str) -> Result<VmConfig, ConfigError> {
@@ -98,12 +102,21 @@ fn every_mistake_is_one_line_that_names_the_file() {
 
 #[test]
 fn an_id_has_32_digits_and_hosts_differ() {
-    let mut wrong = cluster();
-    wrong.id = "12".into();
-    assert!(wrong.id_bytes().is_none());
-    wrong.id = "é".repeat(16);
-    assert!(wrong.id_bytes().is_none());
-    assert_eq!(cluster().id_bytes().map(|id| id[15]), Some(0xff));
+    for id in ["12", &"é".repeat(16), &"x".repeat(32)] {
+        let wrong = ClusterFile {
+            id: id.to_owned(),
+            ..cluster().file()
+        };
+        let said = Cluster::of(wrong, "cluster.toml").expect_err(id).to_string();
+        assert_eq!(
+            said,
+            "cluster.toml: id has to be 32 hexadecimal digits; 'dunlin init' makes one"
+        );
+    }
+    let mut twice = cluster().file();
+    twice.hosts[1].address = twice.hosts[0].address;
+    let said = Cluster::of(twice, "cluster.toml").expect_err("one address");
+    assert!(said.to_string().contains("the same name or address"), "{said}");
 }
 
 #[test]
@@ -150,6 +163,33 @@ fn a_vm_without_a_word_on_it_is_kept_by_what_pays() {
     assert_eq!(plain.policy, dunlin_core::policy::Policy::Dunlin);
 }
 
+#[test]
+fn a_cluster_is_written_as_it_was_read() {
+    let text = format!(
+        "name = 't'\nid = '{ID}'\ndurability = 'disk'\nelection_ms = 90\nhosts = [{{ name = 'a', address = '10.0.0.1:7700' }}]"
+    );
+    let read = Cluster::parse(&text, "cluster.toml").expect("a good file");
+    assert_eq!(read.file(), parse(&text, "cluster.toml").expect("a good file"));
+    let begun = Cluster::begin("new", &[("a".into(), ([10, 0, 0, 1], 7700).into())], "x").expect("a cluster");
+    let again = Cluster::of(begun.file(), "x").expect("a good file");
+    assert_eq!((again.id, again.name), (begun.id, begun.name));
+}
+
+#[test]
+fn the_words_of_a_vm_file_are_the_engine_s() {
+    use dunlin_api::files::{POLICIES, STORAGES};
+    let policies: BTreeSet<_> = dunlin_core::policy::Policy::ALL
+        .map(|policy| policy.name())
+        .into();
+    assert_eq!(policies, POLICIES.into());
+    let storages: BTreeSet<_> = dunlin_guest::disk::Storage::NAMES.map(|(name, _)| name).into();
+    assert_eq!(storages, STORAGES.into());
+    // What stands for a key that is left out is what the engine begins with.
+    let plain = vm(&GOOD.replace("policy = 'plover'", "")).expect("a good file");
+    assert_eq!(plain.disks.storage, dunlin_guest::disk::Storage::default());
+    assert_eq!(plain.sync.compare, dunlin_core::sync::compare::Compare::default());
+}
+
 /// What a type takes, in its own words: the error for a key that it does not know names all others.
 fn keys_of<T: serde::de::DeserializeOwned>() -> BTreeSet<String> {
     let error = parse::<T>("no_such_key = 1", "x")
@@ -180,17 +220,17 @@ fn keys_under(page: &str, heading: &str) -> BTreeSet<String> {
 fn every_key_is_in_the_documentation_and_no_other() {
     let page = include_str!("../../../docs/configuration.md");
     for (heading, keys) in [
-        ("## cluster.toml", keys_of::<Cluster>()),
+        ("## cluster.toml", keys_of::<ClusterFile>()),
         ("### Each `[[hosts]]`", keys_of::<ClusterHost>()),
         ("## host.toml", keys_of::<HostFile>()),
-        ("## A VM's file", keys_of::<vm::VmFile>()),
-        ("### `[sync]`", keys_of::<vm::SyncConfig>()),
-        ("### `[memory]`", keys_of::<vm::MemoryConfig>()),
-        ("### `[vm]`", keys_of::<dunlin_guest::VmSpec>()),
-        ("### Each `[[vm.disks]]`", keys_of::<dunlin_guest::DiskSpec>()),
-        ("### Each `[[vm.nics]]`", keys_of::<dunlin_guest::NicSpec>()),
-        ("### `[program]`", keys_of::<program::ProgramFile>()),
-        ("### Each `[[program.nics]]`", keys_of::<program::ProgramNic>()),
+        ("## A VM's file", keys_of::<VmFile>()),
+        ("### `[sync]`", keys_of::<SyncTable>()),
+        ("### `[memory]`", keys_of::<MemoryTable>()),
+        ("### `[vm]`", keys_of::<VmTable>()),
+        ("### Each `[[vm.disks]]`", keys_of::<DiskTable>()),
+        ("### Each `[[vm.nics]]`", keys_of::<NicTable>()),
+        ("### `[program]`", keys_of::<ProgramTable>()),
+        ("### Each `[[program.nics]]`", keys_of::<ProgramNicTable>()),
     ] {
         assert!(keys.len() > 1, "{heading}: {keys:?}");
         assert_eq!(keys_under(page, heading), keys, "{heading}");
@@ -199,7 +239,7 @@ fn every_key_is_in_the_documentation_and_no_other() {
 
 #[test]
 fn a_mistake_at_the_beginning_of_a_line_is_on_that_line() {
-    let message = parse::<Cluster>("name = 'c'\nid = '00'\nelektion = 1\n", "cluster.toml")
+    let message = Cluster::parse("name = 'c'\nid = '00'\nelektion = 1\n", "cluster.toml")
         .expect_err("an unknown key")
         .to_string();
     assert!(

@@ -1,8 +1,8 @@
-//! vm.toml: one VM, and how it is replicated.
+//! A VM's file, checked: one VM, and how it is replicated.
 
 use super::error::{MemoryError, StandbyError, VerifyEveryError};
-use super::program::{ProgramFile, ProgramSpec};
-use super::{Cluster, ConfigError, parse};
+use super::{Cluster, ConfigError, ProgramSpec, parse, vm_spec};
+use dunlin_api::files::{self, MemoryTable, SyncTable, VmFile};
 use dunlin_core::agreed::{MOST_HOSTS, Part};
 use dunlin_core::consensus::Member;
 use dunlin_core::policy::{Mode, Policy};
@@ -11,8 +11,6 @@ use dunlin_core::sync::trigger::Limits;
 use dunlin_core::units::ReplicaId;
 use dunlin_guest::VmSpec;
 use dunlin_guest::disk::{Limits as BufferLimits, Storage};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -143,8 +141,7 @@ impl DiskReplication {
 }
 
 /// When to sync, and how much may pile up.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone)]
 pub struct SyncConfig {
     /// No sync sooner than this after the last.
     pub shortest_ms: f64,
@@ -158,35 +155,31 @@ pub struct SyncConfig {
     /// Memory for a sync on its way into the backup.
     pub staging_mib: usize,
     /// How the two sides find out what differs.
-    #[serde(deserialize_with = "compare")]
     pub compare: Compare,
     /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
     pub audit: bool,
-}
-
-fn compare<'de, D: Deserializer<'de>>(from: D) -> Result<Compare, D::Error> {
-    String::deserialize(from)?.parse().map_err(D::Error::custom)
 }
 
 /// The longest interval while output waits for syncs, and while outputs are compared.
 const LONGEST_WAITING_MS: f64 = 100.0;
 const LONGEST_MATCHING_MS: f64 = 5_000.0;
 
-impl Default for SyncConfig {
-    fn default() -> Self {
+impl SyncConfig {
+    fn of(table: SyncTable) -> Self {
         Self {
-            shortest_ms: 1.0,
-            longest_ms: None,
-            quiet_ms: 1000.0,
-            period_ms: None,
-            staging_mib: 256,
-            compare: Compare::default(),
-            audit: false,
+            shortest_ms: table.shortest_ms,
+            longest_ms: table.longest_ms,
+            quiet_ms: table.quiet_ms,
+            period_ms: table.period_ms,
+            staging_mib: table.staging_mib,
+            compare: match table.compare {
+                files::Compare::List => Compare::List,
+                files::Compare::Tree => Compare::Tree,
+            },
+            audit: table.audit,
         }
     }
-}
 
-impl SyncConfig {
     /// The trigger's limits. A fixed period is a shortest interval that is also the longest; where outputs are
     /// compared a difference does not wait for it.
     #[must_use]
@@ -212,8 +205,7 @@ impl SyncConfig {
 }
 
 /// What the queues of one VM may take of each host's memory, beside the VM's own and its disks' (docs/budgets.md).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryConfig {
     /// Agreed inputs that a sync has not made superfluous yet; a follower may hold twice as much.
     pub log_mib: usize,
@@ -221,16 +213,6 @@ pub struct MemoryConfig {
     pub inbound_mib: usize,
     /// Frames of the VM that wait for a sync, for the backup's word or for a majority.
     pub outbound_mib: usize,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        Self {
-            log_mib: 64,
-            inbound_mib: 32,
-            outbound_mib: 64,
-        }
-    }
 }
 
 impl MemoryConfig {
@@ -250,87 +232,23 @@ impl MemoryConfig {
         self.outbound_mib << 20
     }
 
-    fn check(&self) -> Result<(), MemoryError> {
+    fn of(table: MemoryTable) -> Result<Self, MemoryError> {
         for (name, mib) in [
-            ("log_mib", self.log_mib),
-            ("inbound_mib", self.inbound_mib),
-            ("outbound_mib", self.outbound_mib),
+            ("log_mib", table.log_mib),
+            ("inbound_mib", table.inbound_mib),
+            ("outbound_mib", table.outbound_mib),
         ] {
             if !(Self::LEAST_MIB..=Self::MOST_MIB).contains(&mib) {
                 let (least, most) = (Self::LEAST_MIB, Self::MOST_MIB);
                 return Err(MemoryError { name, least, most });
             }
         }
-        Ok(())
+        Ok(Self {
+            log_mib: table.log_mib,
+            inbound_mib: table.inbound_mib,
+            outbound_mib: table.outbound_mib,
+        })
     }
-}
-
-/// The file's shape.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct VmFile {
-    name: String,
-    members: Vec<String>,
-    #[serde(default)]
-    witness: Option<String>,
-    #[serde(default)]
-    numbers: BTreeMap<String, u8>,
-    #[serde(default)]
-    standby: Option<String>,
-    #[serde(default = "standby_after")]
-    standby_after: String,
-    #[serde(default = "usual_policy")]
-    policy: String,
-    #[serde(default)]
-    speculative: bool,
-    #[serde(default = "gannet")]
-    storage: String,
-    #[serde(default)]
-    copy_mib_per_s: u64,
-    #[serde(default = "disk_memory_mib")]
-    disk_memory_mib: u64,
-    #[serde(default = "yes")]
-    settle_when_idle: bool,
-    #[serde(default = "weekly")]
-    verify_disks: String,
-    #[serde(default = "verify_mib_per_s")]
-    verify_mib_per_s: u64,
-    #[serde(default)]
-    sync: SyncConfig,
-    #[serde(default)]
-    memory: MemoryConfig,
-    #[serde(default)]
-    vm: Option<VmSpec>,
-    #[serde(default)]
-    program: Option<ProgramFile>,
-}
-
-fn gannet() -> String {
-    Storage::Gannet.name().to_owned()
-}
-
-fn standby_after() -> String {
-    "30s".to_owned()
-}
-
-fn disk_memory_mib() -> u64 {
-    512
-}
-
-fn weekly() -> String {
-    "weekly".to_owned()
-}
-
-fn verify_mib_per_s() -> u64 {
-    16
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn usual_policy() -> String {
-    Policy::Dunlin.name().to_owned()
 }
 
 impl VmConfig {
@@ -442,9 +360,7 @@ impl VmConfig {
         if sync.staging_mib == 0 {
             return senseless("sync.staging_mib has to be at least 1".into());
         }
-        file.memory
-            .check()
-            .map_err(|why| ConfigError::senseless(origin, why))?;
+        let memory = MemoryConfig::of(file.memory).map_err(|why| ConfigError::senseless(origin, why))?;
         let storage: Storage = file
             .storage
             .parse()
@@ -470,8 +386,7 @@ impl VmConfig {
         };
         let (spec, program) = match (file.vm, file.program) {
             (Some(vm), None) => {
-                let name = file.name.clone();
-                let spec = VmSpec { name, ..vm };
+                let spec = vm_spec(&file.name, vm);
                 spec.validate()
                     .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
                 (spec, None)
@@ -480,7 +395,7 @@ impl VmConfig {
                 return senseless("a program has no standby: its group stays as it began".into());
             }
             (None, Some(program)) if policy == Policy::Dunlin => {
-                let checked = program.check(&file.name);
+                let checked = ProgramSpec::of(program, &file.name);
                 let (spec, program) = checked.map_err(|why| ConfigError::senseless(origin, why))?;
                 (spec, Some(program))
             }
@@ -495,9 +410,9 @@ impl VmConfig {
             standby,
             policy,
             speculative: file.speculative,
-            sync: file.sync,
+            sync: SyncConfig::of(file.sync),
             disks,
-            memory: file.memory,
+            memory,
             spec,
             program,
         })

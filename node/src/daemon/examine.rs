@@ -330,11 +330,13 @@ fn processors(config: &VmConfig, (a, one): (&str, &Facts), (b, other): (&str, &F
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Cluster;
 
     fn config(cpu: &str) -> VmConfig {
-        let cluster = toml::from_str(
+        let cluster = Cluster::parse(
             "name = 't'\nid = '00112233445566778899aabbccddeeff'\nhosts = [{ name = 'a', address = '10.0.0.1:7700' }, \
              { name = 'b', address = '10.0.0.2:7700' }, { name = 'c', address = '10.0.0.3:7700' }]",
+            "cluster.toml",
         )
         .expect("a cluster");
         let text = format!(

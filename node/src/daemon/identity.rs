@@ -9,9 +9,9 @@
 use super::BadInput;
 use crate::certificates;
 use crate::config::{HostConfig, Trust};
-use anyhow::{Result, bail};
-use dunlin_api::Certificate;
-use dunlin_api::keys::HostKeys;
+use anyhow::Result;
+use dunlin_api::keys::{HostKeys, KeysStep};
+use dunlin_api::{Answer, Certificate, EventKind, Request};
 use dunlin_fabric::keys::{self, KeyError, revocation, succession};
 use dunlin_fabric::link::{Auth, Identity, LinkError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -194,17 +194,14 @@ pub fn at_start(config: &HostConfig) -> Result<Identity> {
         }
         Trust::Insecure => Auth::Insecure,
     };
-    let Some(id) = config.cluster.id_bytes() else {
-        bail!("the cluster's id was checked with its file")
-    };
     let names: Vec<String> = config
         .cluster
         .hosts
         .iter()
         .map(|host| host.name.clone())
         .collect();
-    let identity =
-        Identity::new(id, &config.name, &names, Some(auth)).map_err(|error| bad(error.to_string()))?;
+    let identity = Identity::new(config.cluster.id, &config.name, &names, Some(auth))
+        .map_err(|error| bad(error.to_string()))?;
     Ok(identity.of_build(&crate::build::name()))
 }
 

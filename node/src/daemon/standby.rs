@@ -132,8 +132,10 @@ fn away(status: &VmStatus) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Cluster, ClusterHost, Durability};
+    use crate::config::Cluster;
     use dunlin_api::PeerStatus;
+    use dunlin_api::files::ClusterHost;
+    use dunlin_core::consensus::Durability;
 
     const FILE: &str = "name = 'v'\nmembers = ['a', 'b']\nwitness = 'c'\nstandby = 'd'\nstandby_after = '30s'\n[vm]\nmemory_mib = 64\nkernel = '/k'\n";
 
@@ -145,7 +147,7 @@ mod tests {
         let hosts = ["a", "b", "c", "d"].iter().enumerate().map(host).collect();
         let cluster = Cluster {
             name: "t".into(),
-            id: "00112233445566778899aabbccddeeff".into(),
+            id: [7; 16],
             durability: Durability::Memory,
             election_ms: 150,
             hosts,

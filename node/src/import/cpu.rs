@@ -2,7 +2,7 @@
 
 use super::parts::Import;
 use super::xml::{attribute, child, children, shown, words};
-use dunlin_guest::Accel;
+use dunlin_api::files::Accel;
 use roxmltree::Node;
 
 /// Flags of one model; QEMU knows a few hundred.

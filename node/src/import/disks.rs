@@ -2,8 +2,7 @@
 
 use super::parts::{Import, Options};
 use super::xml::{attribute, child, children, is_path, shown};
-use dunlin_guest::DiskSpec;
-use dunlin_guest::disk::DiskFormat;
+use dunlin_api::files::{DiskFormat, DiskTable};
 use roxmltree::Node;
 use std::path::PathBuf;
 
@@ -124,7 +123,7 @@ fn one(disk: Node<'_, '_>, name: &str, options: &Options, import: &mut Import) {
         );
     }
     settings(disk, name, path, import);
-    import.disks.push(DiskSpec {
+    import.disks.push(DiskTable {
         path: PathBuf::from(path),
         format,
     });

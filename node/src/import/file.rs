@@ -2,8 +2,9 @@
 
 use super::parts::{Import, ImportError, Imported, Options};
 use super::xml::shown;
-use crate::config::{Cluster, ClusterHost, Durability, VmConfig};
-use dunlin_guest::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec};
+use crate::config::{Cluster, VmConfig};
+use dunlin_api::files::{Accel, ClusterHost, DiskTable, Firmware, Machine, NicTable};
+use dunlin_core::consensus::Durability;
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ struct Vm {
     memory_mib: u64,
     vcpus: u32,
     machine: Machine,
-    firmware: FirmwareKind,
+    firmware: Firmware,
     accel: Accel,
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<String>,
@@ -34,7 +35,7 @@ struct Vm {
     #[serde(skip_serializing_if = "Option::is_none")]
     append: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    disks: Vec<DiskSpec>,
+    disks: Vec<DiskTable>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nics: Vec<Nic>,
 }
@@ -48,8 +49,8 @@ struct Nic {
     tap: Option<String>,
 }
 
-impl From<NicSpec> for Nic {
-    fn from(nic: NicSpec) -> Self {
+impl From<NicTable> for Nic {
+    fn from(nic: NicTable) -> Self {
         Self {
             mac: nic.mac,
             bridge: nic.bridge,
@@ -138,8 +139,8 @@ fn cluster_of(options: &Options) -> Cluster {
     };
     Cluster {
         name: "import".into(),
-        id: "0".repeat(32),
-        durability: Durability::default(),
+        id: [0; 16],
+        durability: Durability::Memory,
         election_ms: 60,
         hosts: hosts.enumerate().map(host).collect(),
     }

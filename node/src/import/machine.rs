@@ -3,7 +3,7 @@
 use super::parts::Import;
 use super::variables;
 use super::xml::{attribute, child, children, is_path, shown, words};
-use dunlin_guest::{Accel, FirmwareKind, Machine};
+use dunlin_api::files::{Accel, Firmware, Machine};
 use roxmltree::Node;
 use std::path::PathBuf;
 
@@ -206,14 +206,14 @@ fn firmware(os: Node<'_, '_>, import: &mut Import) {
     let flash = loader.and_then(|loader| loader.attribute("type")) == Some("pflash");
     let named = ["OVMF", "edk2", "efi"].iter().any(|word| path.contains(word));
     if os.attribute("firmware") == Some("efi") || flash || named {
-        import.firmware = FirmwareKind::Uefi;
+        import.firmware = Firmware::Uefi;
     } else if !path.is_empty() && !path.contains("bios") {
         import.leave_out(
             format_args!("loader {}", shown(path)),
             "the firmware is QEMU's own BIOS",
         );
     }
-    if import.firmware != FirmwareKind::Uefi {
+    if import.firmware != Firmware::Uefi {
         return;
     }
     if !path.is_empty() && !path.ends_with("/OVMF_CODE_4M.fd") {

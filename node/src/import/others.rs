@@ -2,7 +2,7 @@
 
 use super::parts::{Import, Options};
 use super::xml::{attribute, child, children, shown};
-use dunlin_guest::NicSpec;
+use dunlin_api::files::NicTable;
 use roxmltree::Node;
 use std::collections::BTreeSet;
 
@@ -215,7 +215,7 @@ pub fn nics(devices: Node<'_, '_>, options: &Options, import: &mut Import) {
         let bridge = bridge(interface, &name, options, import);
         settings(interface, &name, import);
         let tap = attribute(interface, "target", "dev").filter(|tap| is_own_name(tap));
-        import.nics.push(NicSpec {
+        import.nics.push(NicTable {
             mac: mac.to_ascii_lowercase(),
             bridge,
             tap: tap.map(str::to_owned),

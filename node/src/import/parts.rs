@@ -2,7 +2,7 @@
 //!
 //! **Decides**: nothing; whoever reads a part of the domain says what is left out, and what is refused.
 
-use dunlin_guest::{Accel, DiskSpec, FirmwareKind, Machine, NicSpec};
+use dunlin_api::files::{Accel, DiskTable, Firmware, Machine, NicTable};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ pub struct Import {
     pub name: String,
     pub accel: Accel,
     pub machine: Machine,
-    pub firmware: FirmwareKind,
+    pub firmware: Firmware,
     pub nvram: Option<Nvram>,
     pub memory_mib: u64,
     pub vcpus: u32,
@@ -67,8 +67,8 @@ pub struct Import {
     pub kernel: Option<PathBuf>,
     pub initrd: Option<PathBuf>,
     pub append: Option<String>,
-    pub disks: Vec<DiskSpec>,
-    pub nics: Vec<NicSpec>,
+    pub disks: Vec<DiskTable>,
+    pub nics: Vec<NicTable>,
     pub left_out: Lines,
     pub refused: Lines,
 }

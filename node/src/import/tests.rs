@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::VmConfig;
+use crate::config::{Cluster, VmConfig};
 use dunlin_guest::{Accel, FirmwareKind, Machine};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -18,9 +18,10 @@ fn options() -> Options {
 
 /// What `dunlin up` makes of the text, in a cluster of a, b and c.
 fn up(text: &str) -> VmConfig {
-    let cluster = toml::from_str(
+    let cluster = Cluster::parse(
         "name = 't'\nid = '00112233445566778899aabbccddeeff'\nhosts = [{ name = 'a', address = '10.0.0.1:7700' }, \
          { name = 'b', address = '10.0.0.2:7700' }, { name = 'c', address = '10.0.0.3:7700' }]",
+        "cluster.toml",
     )
     .expect("a cluster");
     VmConfig::parse(text, "shop.toml", &cluster).unwrap_or_else(|error| panic!("{error}: {text}"))

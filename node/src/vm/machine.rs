@@ -207,7 +207,7 @@ mod tests {
             let file = std::fs::File::create(folder.join(image)).expect("an image");
             file.set_len(4 << 20).expect("room");
         }
-        let cluster: Cluster = toml::from_str(HOSTS).expect("a good file");
+        let cluster = Cluster::parse(HOSTS, "cluster.toml").expect("a good file");
         let text = format!(
             "name = 'v'\nmembers = ['a', 'b']\nwitness = 'c'\npolicy = 'plover'\n[vm]\nmemory_mib = 64\nkernel = '/k'\n\
              [[vm.disks]]\npath = '{}'\nformat = 'raw'\n",

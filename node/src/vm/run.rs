@@ -13,12 +13,18 @@ use super::state::cold::Cold;
 use super::state::ending::Ending;
 use super::state::hosts::Peers;
 use super::state::{DiskCare, Inbox, Network, Role, Shown, VmLoop};
-use crate::config::{Durability, VmConfig};
+use crate::config::VmConfig;
 use crate::events::now_ms;
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_api::{Answer, AnswerFigures, BadInput, EventKind, State, VmStatus};
 use dunlin_core::agreed::Life;
-use dunlin_core::units::ReplicaId;
+use dunlin_core::consensus::Durability;
+use dunlin_core::output::Output;
+use dunlin_core::output::announcements::Announcements;
+use dunlin_core::output::gate::Voice;
+use dunlin_core::units::{Epoch, ReplicaId, Term};
+use dunlin_core::watchdog::Watchdog;
+use dunlin_fabric::group::KeptGroup;
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::disk::Fault;
 use std::sync::Arc;
@@ -46,11 +52,10 @@ impl VmLoop {
             true => Vec::new(),
             false => config.group.iter().map(|host| host.member).collect(),
         };
-        let durability = match host.cluster.durability {
+        let durability = match config.policy.is_replicated() {
+            true => host.cluster.durability,
             // Its few entries are kept, so that its host boots it again: there is no second copy to ask.
-            _ if !config.policy.is_replicated() => dunlin_core::consensus::Durability::Disk,
-            Durability::Memory => dunlin_core::consensus::Durability::Memory,
-            Durability::Disk => dunlin_core::consensus::Durability::Disk,
+            false => Durability::Disk,
         };
         let folder = host.state.join("vms").join(&config.name);
         let compare_every = config.disks.verify_every.filter(|_| config.spec.images() > 0);

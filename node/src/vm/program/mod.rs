@@ -46,7 +46,7 @@ use super::group;
 use super::shared::{Ended, Host, Shared};
 use super::state::agreement::Agreement;
 use super::state::ending::Ending;
-use crate::config::{Durability, ProgramSpec, VmConfig};
+use crate::config::{ProgramSpec, VmConfig};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
 use difference::Compared;
@@ -89,12 +89,8 @@ impl ProgramLoop {
     ) -> Result<Self, StartError> {
         let member = config.member(&host.name).ok_or(StartError::NotInProgram)?;
         let members = config.group.iter().map(|host| host.member).collect();
-        let durability = match host.cluster.durability {
-            Durability::Memory => dunlin_core::consensus::Durability::Memory,
-            Durability::Disk => dunlin_core::consensus::Durability::Disk,
-        };
         let folder = host.state.join("vms").join(&config.name);
-        let group = group::open(&host, &config, member.id, members, durability)?;
+        let group = group::open(&host, &config, member.id, members, host.cluster.durability)?;
         let first = config.group[0].member.id;
         let agreement = Agreement::found(&group, &member, first)?;
         let connectors = group::connectors(&host, &config, member.id, &to_loop);

@@ -8,7 +8,7 @@
 //! * **Source:** systemd's `Restart=`, Docker's `--restart`. **Not here:** whose data count, and who is waited for (`images`).
 
 use super::state::ProgramLoop;
-use crate::config::RestartPolicy;
+use dunlin_api::files::RestartPolicy;
 
 /// The rest before the first beginning, and the longest one.
 const REST_US: (u64, u64) = (1_000_000, 60_000_000);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::ClusterHost;
+use dunlin_api::files::ClusterHost;
 use dunlin_api::{JoinProblem, PeerStatus, Progress};
 
 fn cluster() -> Cluster {
@@ -9,8 +9,8 @@ fn cluster() -> Cluster {
     };
     Cluster {
         name: "lab".into(),
-        id: "0".repeat(32),
-        durability: Default::default(),
+        id: [0; 16],
+        durability: dunlin_core::consensus::Durability::Memory,
         election_ms: 60,
         hosts: ["a", "b", "c"].into_iter().enumerate().map(host).collect(),
     }
