@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use daemon::{Host, OPERATOR, ROOT, STRANGER, User, VIEWER};
 use document::Document;
+use dunlin_api::files::{VmFile, VmTable};
 use dunlin_vmtest::is_root;
 use http::{Said, request, speak};
 use serde_json::{Value, json};
@@ -204,6 +205,36 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
         let token = served.token()?;
         let said = served.say(&request(method, path, &[("X-Dunlin-Token", &token)], ""))?;
         ensure!(said.status == status, "{method} {path}: {said:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_files_that_people_write_are_what_the_document_says() -> Result<()> {
+    let served = Served::start("")?;
+    let document = Document::of(served.get("/api/v1/openapi.json")?.json()?)?;
+    let host = served.host.file();
+    let cluster = host.with_file_name("cluster.toml");
+    let fits = |kind: &str, toml: &str| document.check_type(kind, &toml::from_str(toml)?);
+    fits("HostFile", &std::fs::read_to_string(&host)?)?;
+    fits("ClusterFile", &std::fs::read_to_string(cluster)?)?;
+    let vm = "name = \"v\"\nmembers = [\"a\"]\npolicy = \"none\"\n[sync]\nquiet_ms = 500\n[vm]\nmemory_mib = 64\nkernel = \"/k\"\n\
+              [[vm.disks]]\npath = \"/d\"\n[[vm.nics]]\nmac = \"52:54:00:12:34:56\"\n";
+    fits("VmFile", vm)?;
+    // What another program fills and writes is taken as well.
+    let filled = VmFile {
+        vm: Some(VmTable::new(64)),
+        ..VmFile::new("v", &["a"])
+    };
+    fits("VmFile", &toml::to_string(&filled)?)?;
+    document.check_type("VmFile", &serde_json::to_value(&filled)?)?;
+    for (good, bad) in [
+        ("memory_mib", "memroy_mib"),
+        ("\"none\"", "\"nobody\""),
+        ("[vm]", "[vm]\nmachine = \"mac\""),
+        ("name = \"v\"\n", ""),
+    ] {
+        ensure!(fits("VmFile", &vm.replace(good, bad)).is_err(), "{bad} is taken");
     }
     Ok(())
 }

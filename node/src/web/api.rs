@@ -25,6 +25,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use dunlin_api::files::{ClusterFile, HostFile, VmFile};
 use dunlin_api::{Answer, Event, HostStatus, Request};
 use dunlin_api::{Overview, VmView};
 use serde::de::DeserializeOwned;
@@ -49,9 +50,9 @@ const MOST_EVENTS: usize = 10_000;
     info(
         title = "Dunlin",
         version = "1",
-        description = "One host's daemon. Roles are those of the control socket. Whatever is no GET shows in the header X-Dunlin-Token what GET /api/v1/me says. Where application/x-ndjson is offered, that is one Answer a line, as they come, of this host alone; the last one is done, failed or keys. Else any host may be asked about any VM."
+        description = "One host's daemon. Roles are those of the control socket. Whatever is no GET shows in the header X-Dunlin-Token what GET /api/v1/me says. Where application/x-ndjson is offered, that is one Answer a line, as they come, of this host alone; the last one is done, failed or keys. Else any host may be asked about any VM. VmFile, HostFile and ClusterFile are what the TOML of a person's files has in it: a VM's file is sent as that text."
     ),
-    components(schemas(Happened))
+    components(schemas(Happened, VmFile, HostFile, ClusterFile))
 )]
 struct Head;
 

@@ -18,7 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// Its text, in TOML.
+    /// Its text, in TOML: read, it is a `VmFile`. What a person has written in it, comments too, stays as it is.
+    #[schema(content_media_type = "application/toml")]
     text: String,
     /// Its name, for messages.
     #[serde(default)]
