@@ -1,91 +1,67 @@
-//! What a VM is: the `[vm]` table of its TOML file.
+//! What a VM is: the `[vm]` table of its file.
 //!
 //! Decides:    which values make sense, before anything is started.
-//! Flow:       TOML -> [`VmSpec`] -> `qemu::command`.
-//! Invariants: 1. an unknown key is an error; 2. both hosts build the same virtual hardware from the same spec.
-//! Source:     CONTRACT of the node's `vm.toml`; stock-qemu.md.
-//! Not here:   who may run it and with which policy (node).
+//! Flow:       a VM's file (`dunlin_api::files`) -> [`VmSpec`] -> `qemu::command`.
+//! Invariants: both hosts build the same virtual hardware from the same spec.
+//! Source:     stock-qemu.md.
+//! Not here:   the file's keys (api), who may run it and with which policy (node).
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
-/// One VM, as its TOML file describes it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One VM, as its file describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
-    /// Name of the VM: letters, digits, `.`, `_`, `-`. The node fills it from the file's top level.
-    #[serde(default)]
+    /// Name of the VM: letters, digits, `.`, `_`, `-`. It stands at the file's top level.
     pub name: String,
     /// How the guest's instructions are run.
-    #[serde(default)]
     pub accel: Accel,
     /// QEMU's machine type.
-    #[serde(default)]
     pub machine: Machine,
     /// What the machine begins with.
-    #[serde(default)]
     pub firmware: FirmwareKind,
     /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
-    #[serde(default)]
     pub qemu: Option<PathBuf>,
     /// QEMU's `-cpu`. Absent: `host` under KVM, `max,la57=off` under TCG. With unlike hosts name a common model.
-    #[serde(default)]
     pub cpu: Option<String>,
     /// Number of virtual CPUs, 1 to 64.
-    #[serde(default = "one")]
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub memory_mib: u64,
     /// The host may have less memory free than the guest may come to use: then that is said, and nothing is refused.
-    #[serde(default)]
     pub memory_overcommit: bool,
     /// Kernel for a direct boot; absent: the firmware boots the first disk.
-    #[serde(default)]
     pub kernel: Option<PathBuf>,
     /// Initial RAM disk for the direct boot.
-    #[serde(default)]
     pub initrd: Option<PathBuf>,
     /// Kernel command line for the direct boot.
-    #[serde(default)]
     pub append: Option<String>,
     /// Disks, in the guest's order.
-    #[serde(default)]
     pub disks: Vec<DiskSpec>,
     /// Network cards, in the guest's order.
-    #[serde(default)]
     pub nics: Vec<NicSpec>,
     /// How frames go between the cards and the daemon.
-    #[serde(default)]
     pub nic_backend: NicBackend,
     /// User that QEMU runs as when the daemon is root. Absent: `dunlin` if there is one, else `nobody`.
-    #[serde(default)]
     pub run_as: Option<String>,
     /// QEMU's system call filter (`-sandbox on,...`).
-    #[serde(default = "yes")]
     pub sandbox: bool,
     /// A further object for QEMU's `LD_PRELOAD`, for tests on hosts whose KVM is not the usual one. The same on both hosts.
-    #[serde(default)]
     pub preload: Option<PathBuf>,
     /// The serial console is appended to this file (its end is kept in memory in any case).
-    #[serde(default)]
     pub serial_log: Option<PathBuf>,
 }
 
 /// One disk: an image file or block device that the host's NBD server serves to QEMU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskSpec {
     /// The image, the same path on each host.
     pub path: PathBuf,
     /// What is in the file.
-    #[serde(default)]
     pub format: DiskFormat,
 }
 
 /// What is in a disk's image file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DiskFormat {
     /// The disk's bytes: a plain file or a block device.
     #[default]
@@ -95,25 +71,20 @@ pub enum DiskFormat {
 }
 
 /// One network card.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicSpec {
     /// MAC address, as `52:54:00:12:34:56`.
     pub mac: String,
     /// Bridge on the host that the TAP joins; absent: the TAP stands alone.
-    #[serde(default)]
     pub bridge: Option<String>,
     /// Name of the TAP; absent: the kernel chooses `dunlinN`.
-    #[serde(default)]
     pub tap: Option<String>,
     /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
-    #[serde(default)]
     pub promiscuous: bool,
 }
 
 /// How frames go between a card and the daemon: QEMU's `-netdev`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NicBackend {
     /// A socket to QEMU, whose main thread copies each frame to and from the card's rings.
     #[default]
@@ -123,8 +94,7 @@ pub enum NicBackend {
 }
 
 /// How the guest's instructions are run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Accel {
     /// KVM where it works, else TCG with a message.
     #[default]
@@ -136,8 +106,7 @@ pub enum Accel {
 }
 
 /// QEMU's machine type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Machine {
     /// i440FX with PCI.
     #[default]
@@ -149,8 +118,7 @@ pub enum Machine {
 }
 
 /// What a machine begins with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FirmwareKind {
     /// QEMU's own: SeaBIOS, on microvm qboot.
     #[default]
@@ -167,14 +135,6 @@ pub struct SpecError {
     pub key: &'static str,
     /// What is wrong, and what would be right.
     pub problem: String,
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl NicBackend {
@@ -212,6 +172,32 @@ impl NicSpec {
 }
 
 impl VmSpec {
+    /// A VM with one vCPU, and with nothing to boot yet.
+    #[must_use]
+    pub fn new(name: &str, memory_mib: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            accel: Accel::default(),
+            machine: Machine::default(),
+            firmware: FirmwareKind::default(),
+            qemu: None,
+            cpu: None,
+            vcpus: 1,
+            memory_mib,
+            memory_overcommit: false,
+            kernel: None,
+            initrd: None,
+            append: None,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            nic_backend: NicBackend::default(),
+            run_as: None,
+            sandbox: true,
+            preload: None,
+            serial_log: None,
+        }
+    }
+
     /// Guest RAM in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_mib << 20
@@ -289,19 +275,18 @@ impl VmSpec {
 mod tests {
     use super::*;
 
-    fn spec(text: &str) -> Result<VmSpec, toml::de::Error> {
-        toml::from_str(text)
-    }
-
-    #[test]
-    fn an_unknown_key_is_refused_by_name() {
-        let error = spec("memory_mib = 64\nmemroy = 3").unwrap_err().to_string();
-        assert!(error.contains("memroy"), "{error}");
-    }
-
     #[test]
     fn what_cannot_work_is_named() {
-        let good = spec("name='a'\nmemory_mib=64\nkernel='/k'\n[[nics]]\nmac='52:54:00:12:34:56'").unwrap();
+        let good = VmSpec {
+            kernel: Some("/k".into()),
+            nics: vec![NicSpec {
+                mac: "52:54:00:12:34:56".into(),
+                bridge: None,
+                tap: None,
+                promiscuous: false,
+            }],
+            ..VmSpec::new("a", 64)
+        };
         assert_eq!(good.validate(), Ok(()));
         let wrong = |change: fn(&mut VmSpec)| {
             let mut bad = good.clone();

@@ -74,7 +74,7 @@ fn busy_and_idle(qemu: &Qemu) {
 fn bare(accel: Accel) -> VmSpec {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bare-metal-{accel:?}.bin"));
     std::fs::write(&path, program()).unwrap();
-    let mut spec: VmSpec = toml::from_str("name = 'bare'\nmemory_mib = 32").unwrap();
+    let mut spec = VmSpec::new("bare", 32);
     spec.accel = accel;
     spec.machine = Machine::Pc;
     spec.qemu = std::env::var_os("DUNLIN_TEST_QEMU").map(Into::into);

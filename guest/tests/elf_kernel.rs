@@ -59,7 +59,7 @@ fn keeps_its_variables(machine: Machine) {
     let _alone = one_at_a_time();
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("elf-kernel-{machine:?}"));
     std::fs::write(&path, elf()).unwrap();
-    let mut spec: VmSpec = toml::from_str("name = 'elf'\nmemory_mib = 32").unwrap();
+    let mut spec = VmSpec::new("elf", 32);
     spec.accel = Accel::Tcg;
     spec.machine = machine;
     spec.qemu = std::env::var_os("DUNLIN_TEST_QEMU").map(Into::into);

@@ -439,8 +439,11 @@ mod tests {
 
     #[test]
     fn each_thing_that_is_missing_is_found_and_has_a_remedy() {
-        let text = "name='v'\nmemory_mib=64\nkernel='/proc/self/exe'\naccel='tcg'";
-        let good: VmSpec = toml::from_str(text).unwrap();
+        let good = VmSpec {
+            kernel: Some("/proc/self/exe".into()),
+            accel: Accel::Tcg,
+            ..VmSpec::new("v", 64)
+        };
         let findings = host(&good);
         findings
             .iter()

@@ -193,10 +193,22 @@ fn kernel_command_line(spec: &VmSpec, accel: Accel) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{DiskFormat, DiskSpec, NicSpec};
+
+    fn disk(path: &str) -> DiskSpec {
+        DiskSpec {
+            path: path.into(),
+            format: DiskFormat::Raw,
+        }
+    }
 
     #[test]
     fn backup_and_primary_differ_only_in_incoming() {
-        let spec: VmSpec = toml::from_str("name='v'\nmemory_mib=64\nkernel='/k'\nmachine='q35'").unwrap();
+        let spec = VmSpec {
+            kernel: Some("/k".into()),
+            machine: Machine::Q35,
+            ..VmSpec::new("v", 64)
+        };
         let fds = Descriptors::default();
         let mut backup = arguments(&spec, Accel::Tcg, &fds, true);
         let at = backup.iter().position(|a| a == "-incoming").unwrap();
@@ -206,10 +218,21 @@ mod tests {
 
     #[test]
     fn no_argument_names_a_file_of_the_host() {
-        let text = "name='v'\nmemory_mib=64\nkernel='/secret/k'\ninitrd='/secret/i'\nserial_log='/secret/s'\n\
-                    [[disks]]\npath='/secret/d'\n[[nics]]\nmac='52:54:00:00:00:01'";
-        for machine in ["pc", "q35", "microvm"] {
-            let spec: VmSpec = toml::from_str(&format!("machine='{machine}'\n{text}")).unwrap();
+        for machine in [Machine::Pc, Machine::Q35, Machine::Microvm] {
+            let spec = VmSpec {
+                machine,
+                kernel: Some("/secret/k".into()),
+                initrd: Some("/secret/i".into()),
+                serial_log: Some("/secret/s".into()),
+                disks: vec![disk("/secret/d")],
+                nics: vec![NicSpec {
+                    mac: "52:54:00:00:00:01".into(),
+                    bridge: None,
+                    tap: None,
+                    promiscuous: false,
+                }],
+                ..VmSpec::new("v", 64)
+            };
             let fds = Descriptors {
                 kernel: Some(5),
                 initrd: Some(6),
@@ -229,8 +252,11 @@ mod tests {
 
     #[test]
     fn a_uefi_has_its_code_from_a_file_and_its_variables_behind_the_last_disk() {
-        let text = "name='v'\nmemory_mib=256\nfirmware='uefi'\n[[disks]]\npath='/d'";
-        let spec: VmSpec = toml::from_str(text).unwrap();
+        let spec = VmSpec {
+            firmware: FirmwareKind::Uefi,
+            disks: vec![disk("/d")],
+            ..VmSpec::new("v", 256)
+        };
         let fds = Descriptors {
             nbd: vec![8, 9],
             code: Some(10),

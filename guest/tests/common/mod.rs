@@ -34,7 +34,7 @@ pub fn syncs_or(usual: usize) -> usize {
 /// The Linux guest; $DUNLIN_TEST_QEMU names another executable.
 pub fn linux(machine: Machine, vcpus: u32) -> VmSpec {
     let image = image::image();
-    let mut spec: VmSpec = toml::from_str("memory_mib = 128\nname = 'test'").unwrap();
+    let mut spec = VmSpec::new("test", 128);
     spec.machine = machine;
     spec.vcpus = vcpus;
     spec.qemu = std::env::var_os("DUNLIN_TEST_QEMU").map(Into::into);

@@ -6,7 +6,7 @@
 use super::error::ProgramError;
 use dunlin_api::files::{self, ProgramNicTable, ProgramTable, RestartPolicy, Source};
 use dunlin_core::program::order::Order;
-use dunlin_guest::{Accel, FirmwareKind, Machine, NicBackend, NicSpec, VmSpec};
+use dunlin_guest::{NicSpec, VmSpec};
 use dunlin_program::data::Data;
 use dunlin_program::limits::Limits;
 use dunlin_program::options::network;
@@ -226,24 +226,7 @@ fn data_of(
 /// What a program has of a VM.
 fn only_a_card(name: &str, card: NicSpec) -> VmSpec {
     VmSpec {
-        name: name.to_owned(),
-        accel: Accel::Auto,
-        machine: Machine::Pc,
-        firmware: FirmwareKind::Bios,
-        qemu: None,
-        cpu: None,
-        vcpus: 1,
-        memory_mib: 0,
-        memory_overcommit: false,
-        kernel: None,
-        initrd: None,
-        append: None,
-        disks: Vec::new(),
         nics: vec![card],
-        nic_backend: NicBackend::Stream,
-        run_as: None,
-        sandbox: true,
-        preload: None,
-        serial_log: None,
+        ..VmSpec::new(name, 0)
     }
 }
