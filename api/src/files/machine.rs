@@ -1,6 +1,6 @@
 //! `[vm]` of a VM's file: the virtual hardware, which both hosts build alike.
 
-use super::yes;
+use super::usual;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -13,15 +13,15 @@ pub struct VmTable {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// How the guest's instructions are run.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Accel::default)]
     pub accel: Accel,
     /// QEMU's machine type.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Machine::default)]
     pub machine: Machine,
     /// What the machine begins with.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Firmware::default)]
     pub firmware: Firmware,
     /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
@@ -32,13 +32,13 @@ pub struct VmTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// Number of virtual CPUs, 1 to 64.
-    #[serde(default = "one")]
+    #[serde(default = "one", skip_serializing_if = "is_one")]
     #[schema(default = one)]
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub memory_mib: u64,
     /// The host may have less memory free than the guest may come to use: then that is said, and nothing is refused.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub memory_overcommit: bool,
     /// Kernel for a direct boot; absent: the firmware boots the first disk.
@@ -59,14 +59,14 @@ pub struct VmTable {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<NicTable>,
     /// How frames go between the cards and the daemon.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = NicBackend::default)]
     pub nic_backend: NicBackend,
     /// User that QEMU runs as when the daemon is root. Absent: `dunlin` if there is one, else `nobody`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_as: Option<String>,
     /// QEMU's system call filter (`-sandbox on,...`).
-    #[serde(default = "yes")]
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
     #[schema(default = yes)]
     pub sandbox: bool,
     /// A further object for QEMU's `LD_PRELOAD`, for tests on hosts whose KVM is not the usual one. The same on both hosts.
@@ -107,8 +107,9 @@ impl VmTable {
     }
 }
 
-fn one() -> u32 {
-    1
+usual! {
+    one, is_one: u32 = 1;
+    yes, is_yes: bool = true;
 }
 
 /// `[[vm.disks]]`: an image file or block device.
@@ -119,7 +120,7 @@ pub struct DiskTable {
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// What is in the file.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = DiskFormat::default)]
     pub format: DiskFormat,
 }
@@ -149,7 +150,7 @@ pub struct NicTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
     /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub promiscuous: bool,
 }

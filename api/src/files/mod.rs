@@ -3,7 +3,7 @@
 //! **Decides**: their keys, what stands for a key that is left out, and of which kind a value is. **Flow**: TOML -> [`VmFile`], [`HostFile`] or
 //! [`ClusterFile`] -> the daemon checks it and makes its own configuration of it; the other way round, whoever makes a file fills such a type and writes
 //! it as TOML. **Invariants**: 1. a key that is not known is an error, and the message has all that are. 2. what was read is written in such a way that
-//! it is read as the same. 3. what is written names its defaults: a build that has others means the same by it. **Not here**: which values make sense
+//! it is read as the same. 3. of a VM's file what is as it would be without a word is not written: an earlier build, which does not know the key, takes the file. **Not here**: which values make sense
 //! on a host (`config` in `node`, docs/configuration.md), where a path that is not absolute begins.
 
 mod cluster;
@@ -18,8 +18,23 @@ pub use machine::{Accel, DiskFormat, DiskTable, Firmware, Machine, NicBackend, N
 pub use program::{Order, ProgramNicTable, ProgramTable, RestartPolicy, Source};
 pub use vm::{Compare, MemoryTable, POLICIES, STORAGES, SyncTable, VmFile};
 
-fn yes() -> bool {
-    true
+/// What a key has that is left out, and whether a value is that.
+macro_rules! usual {
+    ($($key:ident, $is:ident: $type:ty = $value:expr;)+) => {$(
+        fn $key() -> $type {
+            $value
+        }
+
+        fn $is(value: &$type) -> bool {
+            *value == $key()
+        }
+    )+};
+}
+
+use usual;
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[cfg(test)]

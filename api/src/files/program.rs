@@ -1,5 +1,6 @@
 //! `[program]` of a VM's file: a bare server program in the VM's place.
 
+use super::usual;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -13,11 +14,11 @@ pub struct ProgramTable {
     /// The executable by its whole path, and its arguments.
     pub command: Vec<String>,
     /// The directory of each host that it sees as its root.
-    #[serde(default = "root")]
+    #[serde(default = "root", skip_serializing_if = "is_root")]
     #[schema(value_type = String, default = root)]
     pub root: PathBuf,
     /// Where it starts.
-    #[serde(default = "root")]
+    #[serde(default = "root", skip_serializing_if = "is_root")]
     #[schema(value_type = String, default = root)]
     pub directory: PathBuf,
     /// All of its environment; `PATH` has a value without this, too.
@@ -30,23 +31,23 @@ pub struct ProgramTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// What the next input waits for.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Order::default)]
     pub order: Order,
     /// How long it waits for that, in milliseconds.
-    #[serde(default = "patience_ms")]
+    #[serde(default = "patience_ms", skip_serializing_if = "is_patience_ms")]
     #[schema(default = patience_ms)]
     pub patience_ms: u64,
     /// Where its time comes from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Source::default)]
     pub clock: Source,
     /// Where its random bytes come from.
-    #[serde(default = "own")]
+    #[serde(default = "own", skip_serializing_if = "is_own")]
     #[schema(default = own)]
     pub chance: Source,
     /// What each copy may write to files, in memory.
-    #[serde(default = "scratch_mib")]
+    #[serde(default = "scratch_mib", skip_serializing_if = "is_scratch_mib")]
     #[schema(default = scratch_mib)]
     pub scratch_mib: u32,
     /// A file on each host with a file system that outlives the copies.
@@ -70,11 +71,11 @@ pub struct ProgramTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u32>,
     /// How long it may take until it serves, in seconds.
-    #[serde(default = "start_within_s")]
+    #[serde(default = "start_within_s", skip_serializing_if = "is_start_within_s")]
     #[schema(default = start_within_s)]
     pub start_within_s: u64,
     /// Whether it is begun again when it has ended on all of its hosts.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = RestartPolicy::default)]
     pub restart: RestartPolicy,
     /// Its card: one.
@@ -110,24 +111,12 @@ impl ProgramTable {
     }
 }
 
-fn root() -> PathBuf {
-    "/".into()
-}
-
-fn patience_ms() -> u64 {
-    500
-}
-
-fn own() -> Source {
-    Source::Own
-}
-
-fn scratch_mib() -> u32 {
-    256
-}
-
-fn start_within_s() -> u64 {
-    30
+usual! {
+    root, is_root: PathBuf = "/".into();
+    patience_ms, is_patience_ms: u64 = 500;
+    own, is_own: Source = Source::Own;
+    scratch_mib, is_scratch_mib: u32 = 256;
+    start_within_s, is_start_within_s: u64 = 30;
 }
 
 /// `[[program.nics]]`: a program's card.

@@ -287,26 +287,47 @@ fn a_word_that_is_none_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn what_is_as_it_would_be_without_a_word_is_not_written() {
+    for text in [VM, PROGRAM, WHOLE_VM, WHOLE_PROGRAM] {
+        let table: Table = toml::from_str(text).expect("a file");
+        let file: VmFile = toml::from_str(text).expect("a file");
+        let written: Table = toml::from_str(&toml::to_string(&file).expect("it is written")).expect("a file");
+        assert_eq!(written, table);
+    }
+}
+
+#[test]
 fn the_schema_says_every_default() {
-    fn hold<T: utoipa::ToSchema>(least: &impl serde::Serialize) {
-        let least = serde_json::to_value(least).expect("JSON");
+    fn hold<T: DeserializeOwned + PartialEq + std::fmt::Debug + utoipa::ToSchema>(least: &Table) {
+        let file: T = least.clone().try_into().expect("a file");
         let schema = serde_json::to_value(T::schema()).expect("JSON");
         let required = schema["required"].as_array().cloned().unwrap_or_default();
-        for (key, value) in least.as_object().expect("a table") {
-            let is_table = ["sync", "memory"].contains(&key.as_str());
-            let about = &schema["properties"][key];
-            let is_said = required.contains(&key.as_str().into()) || about.get("default") == Some(value);
-            assert!(is_table || is_said, "{key}: {about}, and not {value}");
+        for (key, about) in schema["properties"].as_object().expect("keys") {
+            let default = about.get("default").filter(|value| !value.is_null());
+            if let Some(default) = default {
+                let mut said = least.clone();
+                let value = Value::try_from(default).expect("a value");
+                said.insert(key.clone(), value);
+                assert_eq!(said.try_into::<T>().expect(key), file, "{key}");
+            }
+            // Tables, lists, and what is nothing if it is left out, need no word.
+            let is_empty =
+                ["object", "array"].map(Into::into).contains(&about["type"]) || about["type"].is_array();
+            let is_nothing =
+                is_empty || ["sync", "memory", "vm", "program", "insecure", "name"].contains(&key.as_str());
+            assert!(
+                required.contains(&key.as_str().into()) || default.is_some() || is_nothing,
+                "{key}: {about}"
+            );
         }
     }
-    let mut vm: VmFile = toml::from_str(VM).expect("a file");
-    vm.witness = None;
-    hold::<SyncTable>(&vm.sync);
-    hold::<MemoryTable>(&vm.memory);
-    hold::<VmTable>(&vm.vm.take());
+    let [vm, program, host, cluster] =
+        [VM, PROGRAM, HOST, CLUSTER].map(|text| toml::from_str::<Table>(text).expect("a file"));
     hold::<VmFile>(&vm);
-    let program: VmFile = toml::from_str(PROGRAM).expect("a file");
-    hold::<ProgramTable>(&program.program);
-    hold::<HostFile>(&toml::from_str::<HostFile>(HOST).expect("a file"));
-    hold::<ClusterFile>(&toml::from_str::<ClusterFile>(CLUSTER).expect("a file"));
+    hold::<VmTable>(vm["vm"].as_table().expect("a table"));
+    hold::<SyncTable>(&Table::new());
+    hold::<MemoryTable>(&Table::new());
+    hold::<ProgramTable>(program["program"].as_table().expect("a table"));
+    hold::<HostFile>(&host);
+    hold::<ClusterFile>(&cluster);
 }

@@ -1,6 +1,6 @@
 //! A VM's file: which hosts it has, how it is replicated, and the VM or bare program itself.
 
-use super::{ProgramTable, VmTable, yes};
+use super::{ProgramTable, VmTable, usual};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -30,46 +30,46 @@ pub struct VmFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<String>,
     /// So long that one has to be away.
-    #[serde(default = "standby_after")]
+    #[serde(default = "standby_after", skip_serializing_if = "is_standby_after")]
     #[schema(default = standby_after)]
     pub standby_after: String,
     /// How the copies are kept.
-    #[serde(default = "usual_policy")]
+    #[serde(default = "usual_policy", skip_serializing_if = "is_usual_policy")]
     #[schema(schema_with = policy)]
     pub policy: String,
     /// Its TCP connections are acknowledged before they may leave; under policy `remus` alone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub speculative: bool,
     /// What a backup does with the primary's disk writes.
-    #[serde(default = "usual_storage")]
+    #[serde(default = "usual_storage", skip_serializing_if = "is_usual_storage")]
     #[schema(schema_with = storage)]
     pub storage: String,
     /// The first copy of the disks to a backup takes no more than this, over all disks; 0: as fast as it goes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = u64::default)]
     pub copy_mib_per_s: u64,
     /// What a backup may hold in memory, for each disk.
-    #[serde(default = "disk_memory_mib")]
+    #[serde(default = "disk_memory_mib", skip_serializing_if = "is_disk_memory_mib")]
     #[schema(default = disk_memory_mib)]
     pub disk_memory_mib: u64,
     /// Equal writes of both VMs leave a backup's memory between two syncs.
-    #[serde(default = "yes")]
-    #[schema(default = yes)]
+    #[serde(default = "settle_when_idle", skip_serializing_if = "is_settle_when_idle")]
+    #[schema(default = settle_when_idle)]
     pub settle_when_idle: bool,
     /// How often both hosts' disks are compared by themselves: `never`, `daily`, `weekly`, `monthly`, or a time such as `36h`.
-    #[serde(default = "weekly")]
+    #[serde(default = "weekly", skip_serializing_if = "is_weekly")]
     #[schema(default = weekly)]
     pub verify_disks: String,
     /// No more is compared in a second then, over all disks.
-    #[serde(default = "verify_mib_per_s")]
+    #[serde(default = "verify_mib_per_s", skip_serializing_if = "is_verify_mib_per_s")]
     #[schema(default = verify_mib_per_s)]
     pub verify_mib_per_s: u64,
     /// When to sync.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     pub sync: SyncTable,
     /// What its queues may take of each host's memory.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     pub memory: MemoryTable,
     /// The VM itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,7 +95,7 @@ impl VmFile {
             storage: usual_storage(),
             copy_mib_per_s: 0,
             disk_memory_mib: disk_memory_mib(),
-            settle_when_idle: yes(),
+            settle_when_idle: settle_when_idle(),
             verify_disks: weekly(),
             verify_mib_per_s: verify_mib_per_s(),
             sync: SyncTable::default(),
@@ -106,28 +106,20 @@ impl VmFile {
     }
 }
 
-fn standby_after() -> String {
-    "30s".to_owned()
-}
-
-fn usual_policy() -> String {
-    "dunlin".to_owned()
-}
-
-fn usual_storage() -> String {
-    "gannet".to_owned()
-}
-
-fn disk_memory_mib() -> u64 {
-    512
-}
-
-fn weekly() -> String {
-    "weekly".to_owned()
-}
-
-fn verify_mib_per_s() -> u64 {
-    16
+usual! {
+    standby_after, is_standby_after: String = "30s".to_owned();
+    usual_policy, is_usual_policy: String = "dunlin".to_owned();
+    usual_storage, is_usual_storage: String = "gannet".to_owned();
+    disk_memory_mib, is_disk_memory_mib: u64 = 512;
+    settle_when_idle, is_settle_when_idle: bool = true;
+    weekly, is_weekly: String = "weekly".to_owned();
+    verify_mib_per_s, is_verify_mib_per_s: u64 = 16;
+    shortest_ms, is_shortest_ms: f64 = 1.0;
+    quiet_ms, is_quiet_ms: f64 = 1000.0;
+    staging_mib, is_staging_mib: usize = 256;
+    log_mib, is_log_mib: usize = 64;
+    inbound_mib, is_inbound_mib: usize = 32;
+    outbound_mib, is_outbound_mib: usize = 64;
 }
 
 fn policy() -> Object {
@@ -153,31 +145,36 @@ fn one_of(words: &[&str], usual: String, about: &str) -> Object {
 #[serde(deny_unknown_fields, default)]
 pub struct SyncTable {
     /// No sync sooner than this after the last.
+    #[serde(skip_serializing_if = "is_shortest_ms")]
     pub shortest_ms: f64,
     /// A sync at the latest this long after the last: while output waits for syncs 100 ms, while outputs are compared 5,000 ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_ms: Option<f64>,
     /// A sync even of a silent VM.
+    #[serde(skip_serializing_if = "is_quiet_ms")]
     pub quiet_ms: f64,
     /// Fixed period instead of idle moments; `str` and `colo` have one of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_ms: Option<f64>,
     /// Memory for a sync on its way into the backup.
+    #[serde(skip_serializing_if = "is_staging_mib")]
     pub staging_mib: usize,
     /// How the two sides find out what differs.
+    #[serde(skip_serializing_if = "super::is_default")]
     pub compare: Compare,
     /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
+    #[serde(skip_serializing_if = "super::is_default")]
     pub audit: bool,
 }
 
 impl Default for SyncTable {
     fn default() -> Self {
         Self {
-            shortest_ms: 1.0,
+            shortest_ms: shortest_ms(),
             longest_ms: None,
-            quiet_ms: 1000.0,
+            quiet_ms: quiet_ms(),
             period_ms: None,
-            staging_mib: 256,
+            staging_mib: staging_mib(),
             compare: Compare::default(),
             audit: false,
         }
@@ -212,19 +209,22 @@ impl TryFrom<String> for Compare {
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryTable {
     /// Agreed inputs that a sync has not made superfluous yet; a follower may hold twice as much.
+    #[serde(skip_serializing_if = "is_log_mib")]
     pub log_mib: usize,
     /// Frames for the VM that it has not read yet, over all its NICs.
+    #[serde(skip_serializing_if = "is_inbound_mib")]
     pub inbound_mib: usize,
     /// Frames of the VM that wait for a sync, for the backup's word or for a majority.
+    #[serde(skip_serializing_if = "is_outbound_mib")]
     pub outbound_mib: usize,
 }
 
 impl Default for MemoryTable {
     fn default() -> Self {
         Self {
-            log_mib: 64,
-            inbound_mib: 32,
-            outbound_mib: 64,
+            log_mib: log_mib(),
+            inbound_mib: inbound_mib(),
+            outbound_mib: outbound_mib(),
         }
     }
 }
