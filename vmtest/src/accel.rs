@@ -15,6 +15,7 @@ mod probe;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use dunlin_api::files::{Accel, Machine, VmTable};
 use dunlin_guest::qemu::{accel, spawn};
 
 use crate::image::GuestImage;
@@ -65,28 +66,37 @@ pub struct Assisted {
 }
 
 impl RunsUnder {
-    /// The lines of a VM file's `[vm]` table; `preload` is where the object of an assisted KVM lies for QEMU.
-    pub fn lines(&self, preload: &Path) -> String {
+    /// A VM file's `[vm]` table that runs under it; `preload` is where the object of an assisted KVM lies for QEMU.
+    pub fn table(&self, memory_mib: u64, preload: &Path) -> VmTable {
         // Where /dev/kvm is root's alone, as on a machine without udev.
         let closed = spawn::choose_user(None)
             .ok()
             .flatten()
             .is_some_and(|user| accel::is_for(&user).is_err());
-        let run_as = if closed { "run_as = \"root\"\n" } else { "" };
+        let table = VmTable::new(memory_mib);
+        let kvm = VmTable {
+            accel: Accel::Kvm,
+            run_as: closed.then(|| "root".to_owned()),
+            ..table.clone()
+        };
         match self {
-            Self::Tcg => "accel = \"tcg\"\n".to_owned(),
-            Self::Kvm => format!("accel = \"kvm\"\n{run_as}"),
-            Self::Assisted(_) => format!(
-                "accel = \"kvm\"\ncpu = \"host,arch-capabilities=off\"\npreload = \"{}\"\n{run_as}",
-                preload.display()
-            ),
+            Self::Tcg => VmTable {
+                accel: Accel::Tcg,
+                ..table
+            },
+            Self::Kvm => kvm,
+            Self::Assisted(_) => VmTable {
+                cpu: Some("host,arch-capabilities=off".to_owned()),
+                preload: Some(preload.to_owned()),
+                ..kvm
+            },
         }
     }
 
     /// Why such a VM cannot run under it.
-    pub fn refuses(&self, machine: &str, vcpus: u32) -> Option<&'static str> {
+    pub fn refuses(&self, machine: Machine, vcpus: u32) -> Option<&'static str> {
         match self {
-            Self::Assisted(_) if vcpus > 1 || machine == "microvm" => {
+            Self::Assisted(_) if vcpus > 1 || machine == Machine::Microvm => {
                 Some("the kernel for this software-assisted KVM has one vCPU, on pc and q35")
             }
             _ => None,
@@ -179,18 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_are_those_of_a_vm_file() {
+    fn the_table_is_one_of_a_vm_file() {
         let assisted = Assisted {
             kernel: "/k".into(),
             preload: "/p".into(),
         };
         for one in [RunsUnder::Tcg, RunsUnder::Kvm, RunsUnder::Assisted(assisted)] {
-            let text = format!("memory_mib = 64\n{}", one.lines(Path::new("/testbed/p")));
-            let spec: dunlin_guest::VmSpec = toml::from_str(&text).unwrap();
+            let table = one.table(64, Path::new("/testbed/p"));
             let preloads = matches!(one, RunsUnder::Assisted(_));
-            assert_eq!(spec.preload, preloads.then(|| "/testbed/p".into()));
-            assert_eq!(one.refuses("pc", 2).is_some(), preloads);
-            assert_eq!(one.refuses("pc", 1), None);
+            assert_eq!(table.memory_mib, 64);
+            assert_eq!(table.accel == Accel::Tcg, one == RunsUnder::Tcg);
+            assert_eq!(table.preload, preloads.then(|| "/testbed/p".into()));
+            assert_eq!(one.refuses(Machine::Pc, 2).is_some(), preloads);
+            assert_eq!(one.refuses(Machine::Pc, 1), None);
         }
     }
 }

@@ -32,7 +32,9 @@ mod windows;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use dunlin_api::files::VmFile;
 
+use crate::cluster::VmPlan;
 use crate::image::{self, GuestImage};
 use windows::Told;
 
@@ -130,7 +132,7 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
         let cluster = standing::cluster(&testbed, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
         for policy in policies {
-            let mut plan = standing::plan(spec, first.service, policy);
+            let mut plan = standing::plan(spec, first.service, policy)?;
             plan.name = format!("check-{policy}");
             let file = plan.write(&testbed, &standing::guest(spec, first.service)?)?;
             // Whether it boots and is protected is not asked here. One at a time: six guests that boot leave a host's share of the
@@ -151,6 +153,15 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
 }
 
 impl BenchSpec {
+    /// What the files of its VMs say beside name, hosts, policy and VM.
+    fn file(&self) -> Result<VmFile> {
+        let sync = toml::from_str(&self.sync.join("\n"));
+        Ok(VmFile {
+            sync: sync.context("lines for the [sync] table")?,
+            ..VmPlan::file()
+        })
+    }
+
     /// Where and how it is measured.
     fn machine(&self) -> Machine {
         Machine {

@@ -12,6 +12,7 @@ mod browser;
 pub mod watched;
 
 use dunlin_api::Role;
+use dunlin_api::files::{ProgramNicTable, ProgramTable, VmFile};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -270,16 +271,27 @@ fn refused(person: &mut Person<'_>, name: &str, what: &str, state: &str) -> Resu
 fn small(testbed: &Testbed, number: usize) -> Result<PathBuf> {
     let name = format!("service-{:02}", number + 1);
     let (members, witness) = match number {
-        0..ELSEWHERE => ("[\"a\", \"c\"]", "b"),
-        _ => ("[\"a\", \"b\"]", "c"),
+        0..ELSEWHERE => (["a", "c"], "b"),
+        _ => (["a", "b"], "c"),
     };
-    let text = format!(
-        "name = \"{name}\"\nmembers = {members}\nwitness = \"{witness}\"\n\n[program]\n\
-         command = [\"/bin/busybox\", \"httpd\", \"-f\", \"-p\", \"8080\", \"-h\", \"{}\"]\nport = 8080\n\n\
-         [[program.nics]]\nmac = \"52:54:00:12:35:{number:02x}\"\nbridge = \"br0\"\naddress = \"10.77.4.{}/16\"\n",
-        testbed.dir().display(),
-        number + 1
-    );
+    let home = testbed.dir().to_str().context("a path of text")?;
+    let command = ["/bin/busybox", "httpd", "-f", "-p", "8080", "-h", home];
+    let nic = ProgramNicTable {
+        mac: format!("52:54:00:12:35:{number:02x}"),
+        bridge: Some("br0".to_owned()),
+        tap: None,
+        address: format!("10.77.4.{}/16", number + 1),
+        gateway: None,
+    };
+    let program = ProgramTable {
+        port: Some(8080),
+        ..ProgramTable::new(command.map(str::to_owned).to_vec(), nic)
+    };
+    let text = toml::to_string(&VmFile {
+        witness: Some(witness.to_owned()),
+        program: Some(program),
+        ..VmFile::new(&name, &members)
+    })?;
     let file = testbed.dir().join(format!("{name}.toml"));
     std::fs::write(&file, text)?;
     Ok(file)

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::growth::Axis;
 use dunlin_vmtest::bench_vm::{self, BenchSpec};
+use dunlin_vmtest::cluster::Machine;
 use dunlin_vmtest::page::watched::{self, WatchSpec};
 use dunlin_vmtest::{bench_consensus, bench_disk, image, paths, program};
 
@@ -207,7 +208,7 @@ fn spec(
     let dunlin = super::ready(true)?;
     let (runs_under, _) = guest.accel.choose()?;
     let cards = guest.accel.nic_backend();
-    if let Some(why) = runs_under.refuses("pc", guest.vcpus) {
+    if let Some(why) = runs_under.refuses(Machine::Pc, guest.vcpus) {
         bail!("--vcpus {}: {why}: use --vcpus 1, or --accel tcg", guest.vcpus);
     }
     let (images, clients) =
@@ -244,7 +245,7 @@ fn growth(options: &Grow) -> Result<()> {
     spec.seconds = options.seconds;
     let image = spec.images.first().context("no image")?;
     if axes.contains(&Axis::Vcpus)
-        && let Some(why) = image.1.runs_under.refuses("pc", 2)
+        && let Some(why) = image.1.runs_under.refuses(Machine::Pc, 2)
     {
         bail!("--grow vcpus: {why}: use --accel tcg");
     }

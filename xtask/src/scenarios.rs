@@ -145,7 +145,7 @@ pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
                 "{:40} {} {}x{}{}",
                 one.name,
                 one.policy,
-                one.machine,
+                one.machine.name(),
                 one.vcpus,
                 if one.quick { " quick" } else { "" }
             );

@@ -192,6 +192,18 @@ pub enum Machine {
     Microvm,
 }
 
+impl Machine {
+    /// As in its file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pc => "pc",
+            Self::Q35 => "q35",
+            Self::Microvm => "microvm",
+        }
+    }
+}
+
 /// What a machine begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

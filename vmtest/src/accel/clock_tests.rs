@@ -106,7 +106,7 @@ fn clocks_timers_memory_and_registers_over_loads_in_place() {
         return;
     };
     let loads: u32 = std::env::var("DUNLIN_SYNCS").map_or(60, |n| n.parse().unwrap());
-    let spec = spec(&clock_guest(image)).unwrap();
+    let spec = spec(&clock_guest(image));
     let primary = Vm::start(&spec, Start::Boot).unwrap();
     let patience = Duration::from_secs(90);
     assert!(

@@ -8,8 +8,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use dunlin_api::files;
 use dunlin_guest::frames::FramePort;
-use dunlin_guest::{PAGE_BYTES, Ports, Qemu, Start, VmSpec};
+use dunlin_guest::{Accel, NicSpec, PAGE_BYTES, Ports, Qemu, Start, VmSpec};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::image::GuestImage;
@@ -68,23 +69,37 @@ impl Vm {
 }
 
 /// The VM of a probe.
-pub(super) fn spec(image: &GuestImage) -> Result<VmSpec> {
+pub(super) fn spec(image: &GuestImage) -> VmSpec {
     let preload = match &image.runs_under {
         super::RunsUnder::Assisted(assisted) => assisted.preload.as_path(),
         _ => std::path::Path::new(""),
     };
-    Ok(toml::from_str(&format!(
-        "name = \"probe\"\nmemory_mib = 128\n{}kernel = {:?}\ninitrd = {:?}\nappend = {:?}\n[[nics]]\nmac = \"52:54:00:77:00:02\"\n",
-        image.runs_under.lines(preload),
-        image.kernel,
-        image.initrd,
-        image.append
-    ))?)
+    let table = image.runs_under.table(128, preload);
+    VmSpec {
+        accel: match table.accel {
+            files::Accel::Auto => Accel::Auto,
+            files::Accel::Kvm => Accel::Kvm,
+            files::Accel::Tcg => Accel::Tcg,
+        },
+        cpu: table.cpu,
+        preload: table.preload,
+        run_as: table.run_as,
+        kernel: Some(image.kernel.clone()),
+        initrd: Some(image.initrd.clone()),
+        append: Some(image.append.clone()),
+        nics: vec![NicSpec {
+            mac: "52:54:00:77:00:02".to_owned(),
+            bridge: None,
+            tap: None,
+            promiscuous: false,
+        }],
+        ..VmSpec::new("probe", table.memory_mib)
+    }
 }
 
 /// Runs it; the answer is what was seen.
 pub fn run(image: &GuestImage) -> Result<String> {
-    let spec = spec(image)?;
+    let spec = spec(image);
     let begun = Instant::now();
     let mut primary = Vm::start(&spec, Start::Boot)?;
     let ready = "starting redis";

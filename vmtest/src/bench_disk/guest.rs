@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use dunlin_api::files::{SyncTable, VmFile};
 
 use super::{Options, Sample, fio_result};
 use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_testbed};
@@ -68,15 +69,17 @@ fn story(
         name: "fio".to_owned(),
         memory_mib: FIO.memory_mib,
         disk_mib: Some(DISK_MIB),
-        top: vec![
-            format!("storage = \"{kind}\""),
-            format!("settle_when_idle = {light}"),
-        ],
-        // A guest that starts writes much of its memory while the first copy of it is made.
-        sync: vec![
-            format!("quiet_ms = {}", options.sync_ms),
-            "staging_mib = 768".to_owned(),
-        ],
+        file: VmFile {
+            storage: kind.to_owned(),
+            settle_when_idle: light,
+            sync: SyncTable {
+                quiet_ms: options.sync_ms as f64,
+                // A guest that starts writes much of its memory while the first copy of it is made.
+                staging_mib: 768,
+                ..SyncTable::default()
+            },
+            ..VmPlan::file()
+        },
         ..VmPlan::redis(if storage == "none" { "none" } else { "plover" })
     };
     let file = plan.write(testbed, &world.image)?;

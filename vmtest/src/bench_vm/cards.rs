@@ -170,7 +170,7 @@ struct Plain<'testbed> {
 impl<'testbed> Plain<'testbed> {
     fn boot(spec: &BenchSpec, testbed: &'testbed Testbed, case: &Case) -> Result<Self> {
         let (host, image) = (testbed.node("a"), standing::guest(spec, case.service)?);
-        let plan = standing::plan(spec, case.service, BASELINE);
+        let plan = standing::plan(spec, case.service, BASELINE)?;
         for arguments in [
             &["tuntap", "add", "dev", TAP, "mode", "tap", "vnet_hdr"][..],
             &["link", "set", TAP, "master", "br0", "up"],

@@ -168,7 +168,7 @@ fn story(
 ) -> Result<FailoverRow> {
     let testbed = cluster.testbed();
     let client = testbed.node("client");
-    let plan = standing::plan(spec, "redis", policy);
+    let plan = standing::plan(spec, "redis", policy)?;
     let file = plan.write(testbed, &standing::guest(spec, "redis")?)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     await_service(client, service(), PATIENCE)?;

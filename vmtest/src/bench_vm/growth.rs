@@ -143,7 +143,7 @@ fn measure(spec: &BenchSpec, axis: Axis, value: u64, policy: &str) -> Result<Poi
     let plan = VmPlan {
         memory_mib: u32::try_from(memory_mib)?,
         vcpus: u32::try_from(vcpus)?,
-        sync: spec.sync.clone(),
+        file: spec.file()?,
         ..VmPlan::redis(policy)
     };
     let cases = case::choose(&["set".to_owned()], Some(&[1]))?;

@@ -52,17 +52,20 @@ pub fn cluster<'testbed>(testbed: &'testbed Testbed, spec: &BenchSpec) -> Result
 }
 
 /// The VM of a service.
-pub fn plan(spec: &BenchSpec, service: &str, policy: &str) -> VmPlan {
+///
+/// # Errors
+/// A line for its `[sync]` table is none.
+pub fn plan(spec: &BenchSpec, service: &str, policy: &str) -> Result<VmPlan> {
     let redis = VmPlan::redis(policy);
     let memory_mib = image::service(service).map_or(redis.memory_mib, |service| service.memory_mib);
-    VmPlan {
+    Ok(VmPlan {
         name: service.to_owned(),
         memory_mib,
         disk_mib: spec.disk_mib,
-        sync: spec.sync.clone(),
+        file: spec.file()?,
         vcpus: spec.vcpus,
         ..redis
-    }
+    })
 }
 
 /// The image of a service with the bench's further words for its kernel.
@@ -102,7 +105,7 @@ pub fn with_service<T>(
     measure: impl FnOnce(&Service<'_>) -> T,
 ) -> Result<(T, Result<()>)> {
     let first = cases.first().context("no case")?;
-    with_vm(spec, cases, plan(spec, first.service, policy), measure)
+    with_vm(spec, cases, plan(spec, first.service, policy)?, measure)
 }
 
 /// The same with a VM as `plan` has it.

@@ -32,6 +32,7 @@ use crate::paths;
 use crate::testbed::{Clock, Freezer, Node, SmallDisk, Testbed, TestbedSpec};
 use crate::traces;
 
+pub use dunlin_api::files::Machine;
 pub use dunlin_api::{Event, HostStatus, VmStatus};
 pub use events::Events;
 pub use log::Logged;

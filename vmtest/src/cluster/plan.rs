@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use dunlin_api::files::{self, DiskFormat, DiskTable, Firmware, Machine, NicTable, VmFile, VmTable};
 
 use crate::accel::RunsUnder;
 use crate::image::{GuestImage, NicBackend};
@@ -16,8 +17,8 @@ pub struct VmPlan {
     pub name: String,
     /// `none`, `remus` or `plover`.
     pub policy: String,
-    /// `pc`, `q35` or `microvm`.
-    pub machine: String,
+    /// QEMU's machine type.
+    pub machine: Machine,
     /// Virtual CPUs.
     pub vcpus: u32,
     /// Memory.
@@ -34,14 +35,12 @@ pub struct VmPlan {
     pub boots_from_disk: bool,
     /// It has a UEFI with variables, and no BIOS.
     pub uefi: bool,
-    /// Further lines for the `[sync]` table.
-    pub sync: Vec<String>,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
     pub members: [&'static str; 2],
     /// Tells several VMs in one testbed apart: their addresses and MACs.
     pub number: u8,
-    /// Further lines for the file's top.
-    pub top: Vec<String>,
+    /// What else its file says, beside name, hosts, policy and VM.
+    pub file: VmFile,
 }
 
 impl VmPlan {
@@ -50,7 +49,7 @@ impl VmPlan {
         Self {
             name: "redis".to_owned(),
             policy: policy.to_owned(),
-            machine: "pc".to_owned(),
+            machine: Machine::Pc,
             vcpus: 1,
             memory_mib: 256,
             memory_overcommit: false,
@@ -59,11 +58,15 @@ impl VmPlan {
             idle_cards: 0,
             boots_from_disk: false,
             uefi: false,
-            sync: Vec::new(),
             members: ["a", "b"],
             number: 0,
-            top: Vec::new(),
+            file: Self::file(),
         }
+    }
+
+    /// A file that says nothing else.
+    pub fn file() -> VmFile {
+        VmFile::new("", &[])
     }
 
     /// Where its redis listens.
@@ -91,7 +94,7 @@ impl VmPlan {
     /// A microvm has neither HPET nor PM timer, so the kernel measures its time stamp counter against the PIT, which
     /// fails when the host is busy; then it boots no further. Under TCG that counter is the host's, so tell it.
     fn clock_words(&self, runs_under: &RunsUnder) -> String {
-        if self.machine != "microvm" || *runs_under != RunsUnder::Tcg {
+        if self.machine != Machine::Microvm || *runs_under != RunsUnder::Tcg {
             return String::new();
         }
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -124,71 +127,35 @@ impl VmPlan {
             RunsUnder::Tcg | RunsUnder::Kvm => PathBuf::new(),
         };
         let initrd = copy(&image.initrd, "initrd.img")?;
-        let [first, second] = self.members;
-        let members = if self.policy == "none" {
-            format!("[\"{first}\"]")
-        } else {
-            format!("[\"{first}\", \"{second}\"]")
-        };
-        let mut text = format!("name = \"{}\"\nmembers = {members}\n", self.name);
-        if self.policy != "none" {
-            text.push_str("witness = \"c\"\n");
-        }
-        text.push_str(&format!("policy = \"{}\"\n", self.policy));
-        for line in &self.top {
-            text.push_str(line);
-            text.push('\n');
-        }
-        text.push_str("\n[sync]\n");
-        for line in &self.sync {
-            text.push_str(line);
-            text.push('\n');
-        }
-        text.push_str(&format!(
-            "\n[vm]\nmachine = \"{}\"\n{}",
-            self.machine,
-            image.runs_under.lines(&preload)
-        ));
-        text.push_str(&format!(
-            "vcpus = {}\nmemory_mib = {}\n",
-            self.vcpus, self.memory_mib
-        ));
-        if image.nic_backend == NicBackend::VhostUser {
-            text.push_str("nic_backend = \"vhost-user\"\n");
-        }
-        if self.uefi {
-            text.push_str("firmware = \"uefi\"\n");
-        }
-        if self.memory_overcommit {
-            text.push_str("memory_overcommit = true\n");
-        }
         let append = format!(
             "{}{}",
             image.append_for(&self.address()),
             self.clock_words(&image.runs_under)
         );
-        if !self.boots_from_disk {
-            text.push_str(&format!(
-                "kernel = \"{}\"\ninitrd = \"{}\"\nappend = \"{append}\"\n",
-                kernel.display(),
-                initrd.display()
-            ));
-        }
-        let serial = testbed.here().join(format!("serial-{}.log", self.name));
-        text.push_str(&format!("serial_log = \"{}\"\n", serial.display()));
-        for card in 0..=self.idle_cards {
-            let [first @ .., group, number] = self.mac();
-            let mac: Vec<u8> = first.into_iter().chain([group + card, number]).collect();
-            let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-            text.push_str(&format!(
-                "
-[[vm.nics]]
-mac = \"{}\"
-bridge = \"br0\"
-",
-                mac.join(":")
-            ));
-        }
+        let boot_kernel = !self.boots_from_disk;
+        let mut table = VmTable {
+            machine: self.machine,
+            vcpus: self.vcpus,
+            nic_backend: match image.nic_backend {
+                NicBackend::Stream => files::NicBackend::Stream,
+                NicBackend::VhostUser => files::NicBackend::VhostUser,
+            },
+            firmware: match self.uefi {
+                true => Firmware::Uefi,
+                false => Firmware::Bios,
+            },
+            memory_overcommit: self.memory_overcommit,
+            kernel: boot_kernel.then_some(kernel),
+            initrd: boot_kernel.then_some(initrd),
+            append: boot_kernel.then(|| append.clone()),
+            serial_log: Some(testbed.here().join(format!("serial-{}.log", self.name))),
+            nics: (0..=self.idle_cards).map(|card| self.nic(card)).collect(),
+            ..image.runs_under.table(self.memory_mib.into(), &preload)
+        };
+        let disk = |file: &str| DiskTable {
+            path: testbed.here().join(file),
+            format: DiskFormat::Raw,
+        };
         if self.boots_from_disk {
             let file = format!("{}-boot.img", self.name);
             for host in ["a", "b"] {
@@ -199,10 +166,7 @@ bridge = \"br0\"
                 };
                 make(&testbed.node(host).home().join(&file), image, &append)?;
             }
-            text.push_str(&format!(
-                "\n[[vm.disks]]\npath = \"{}\"\n",
-                testbed.here().join(&file).display()
-            ));
+            table.disks.push(disk(&file));
         }
         let sizes = self.disk_mib.into_iter();
         let sizes =
@@ -215,13 +179,38 @@ bridge = \"br0\"
             for host in ["a", "b"] {
                 crate::image::data_disk(&testbed.node(host).home().join(&file), size_mib)?;
             }
-            text.push_str(&format!(
-                "\n[[vm.disks]]\npath = \"{}\"\n",
-                testbed.here().join(&file).display()
-            ));
+            table.disks.push(disk(&file));
         }
+        let copies = match self.policy.as_str() {
+            "none" => 1,
+            _ => self.members.len(),
+        };
+        let file = VmFile {
+            name: self.name.clone(),
+            members: self.members[..copies]
+                .iter()
+                .map(|&host| host.to_owned())
+                .collect(),
+            witness: (copies > 1).then(|| "c".to_owned()),
+            policy: self.policy.clone(),
+            vm: Some(table),
+            ..self.file.clone()
+        };
         let path = testbed.dir().join(format!("{}.toml", self.name));
-        std::fs::write(&path, text)?;
+        std::fs::write(&path, toml::to_string(&file)?)?;
         Ok(path)
+    }
+
+    /// A card of that number; the guest sets up the first alone.
+    fn nic(&self, card: u8) -> NicTable {
+        let [first @ .., group, number] = self.mac();
+        let mac: Vec<u8> = first.into_iter().chain([group + card, number]).collect();
+        let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        NicTable {
+            mac: mac.join(":"),
+            bridge: Some("br0".to_owned()),
+            tap: None,
+            promiscuous: false,
+        }
     }
 }

@@ -29,8 +29,8 @@ const VM_MISTAKES: [(&str, Damage, &str); 9] = [
     ),
     (
         "unknown-key-in-vm",
-        |text| text.replace("vcpus = 1", "vcpuss = 1"),
-        "vcpuss",
+        |text| text.replace("memory_mib", "memroy_mib"),
+        "memroy_mib",
     ),
     ("not-toml", |text| format!("{text}\n]]"), "line"),
     (
@@ -60,7 +60,7 @@ const VM_MISTAKES: [(&str, Damage, &str); 9] = [
     ),
     (
         "uefi-on-a-machine-that-has-none",
-        |text| text.replace("machine = \"pc\"", "machine = \"microvm\"\nfirmware = \"uefi\""),
+        |text| text.replace("[vm]", "[vm]\nmachine = \"microvm\"\nfirmware = \"uefi\""),
         "microvm has no UEFI",
     ),
 ];

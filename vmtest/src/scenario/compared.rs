@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dunlin_api::files::VmFile;
 use nix::sys::signal::Signal;
 
 use super::World;
@@ -44,10 +45,11 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     cluster.start_hosts()?;
     let plan = VmPlan {
         disk_mib: Some(DISK_MIB),
-        top: vec![
-            format!("verify_disks = \"{}s\"", EVERY.as_secs()),
-            "verify_mib_per_s = 32".to_owned(),
-        ],
+        file: VmFile {
+            verify_disks: format!("{}s", EVERY.as_secs()),
+            verify_mib_per_s: 32,
+            ..VmPlan::file()
+        },
         ..VmPlan::redis("dunlin")
     };
     let vm = plan.name.as_str();

@@ -11,6 +11,7 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use dunlin_api::files::{MemoryTable, VmFile};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -53,7 +54,13 @@ pub fn run(world: &World) -> Result<Outcome> {
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
     cluster.start_host("a")?;
     let plan = VmPlan {
-        top: vec![format!("memory = {{ inbound_mib = {INBOUND_MIB} }}")],
+        file: VmFile {
+            memory: MemoryTable {
+                inbound_mib: INBOUND_MIB as usize,
+                ..MemoryTable::default()
+            },
+            ..VmPlan::file()
+        },
         ..VmPlan::redis("none")
     };
     let file = plan.write(cluster.testbed(), &world.image)?;

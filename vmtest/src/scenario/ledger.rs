@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use dunlin_api::files::{SyncTable, VmFile};
 use serde::Serialize;
 
 use super::run::no_oops;
@@ -83,9 +84,15 @@ fn play(cluster: &mut Cluster<'_>, spec: &LedgerSpec, say: &mut dyn FnMut(&str))
         name: "ledger".to_owned(),
         memory_mib: service.memory_mib,
         disk_mib: Some(spec.disk_mib),
-        // A database that starts writes much of its memory while the first copy of it is made.
-        sync: vec!["staging_mib = 768".to_owned()],
-        top: vec![format!("storage = \"{}\"", spec.storage)],
+        file: VmFile {
+            storage: spec.storage.clone(),
+            sync: SyncTable {
+                // A database that starts writes much of its memory while the first copy of it is made.
+                staging_mib: 768,
+                ..SyncTable::default()
+            },
+            ..VmPlan::file()
+        },
         ..VmPlan::redis("plover")
     };
     let file = plan.write(testbed, &spec.image)?;

@@ -35,6 +35,8 @@ pub mod upload;
 
 use std::time::Duration;
 
+use dunlin_api::files::{Compare, Machine, SyncTable};
+
 pub use run::{Outcome, World, run};
 pub use stories::all;
 
@@ -195,7 +197,7 @@ pub struct Scenario {
     /// Replication policy.
     pub policy: &'static str,
     /// Machine type.
-    pub machine: &'static str,
+    pub machine: Machine,
     /// Virtual CPUs.
     pub vcpus: u32,
     /// The guest's disk.
@@ -224,10 +226,15 @@ pub struct Scenario {
 
 impl Scenario {
     /// The VM file's `[sync]` table.
-    fn sync_lines(&self) -> Vec<String> {
-        let audit = self.audit.then_some("audit = true");
-        let tree = self.tree.then_some("compare = \"tree\"");
-        audit.into_iter().chain(tree).map(str::to_owned).collect()
+    fn sync(&self) -> SyncTable {
+        SyncTable {
+            audit: self.audit,
+            compare: match self.tree {
+                true => Compare::Tree,
+                false => Compare::List,
+            },
+            ..SyncTable::default()
+        }
     }
 
     fn new(name: &'static str, policy: &'static str, actions: &[Action]) -> Self {
@@ -235,7 +242,7 @@ impl Scenario {
             name,
             quick: false,
             policy,
-            machine: "pc",
+            machine: Machine::Pc,
             vcpus: 1,
             disk_mib: None,
             idle_cards: 0,

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use dunlin_api::files::{MemoryTable, VmFile};
 
 use super::World;
 use crate::client::upload::VALUE_BYTES;
@@ -59,7 +60,13 @@ pub fn run(world: &World) -> Result<Outcome> {
 fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
     cluster.start_hosts()?;
     let plan = VmPlan {
-        top: vec![format!("memory = {{ outbound_mib = {OUTBOUND_MIB} }}")],
+        file: VmFile {
+            memory: MemoryTable {
+                outbound_mib: OUTBOUND_MIB as usize,
+                ..MemoryTable::default()
+            },
+            ..VmPlan::file()
+        },
         // Everything that the VM says waits for a sync.
         ..VmPlan::redis("remus")
     };

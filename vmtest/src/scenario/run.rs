@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
+use dunlin_api::files::VmFile;
 use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
@@ -85,14 +86,19 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     }
     cluster.start_hosts()?;
     let plan = VmPlan {
-        machine: scenario.machine.to_owned(),
+        machine: scenario.machine,
         vcpus: scenario.vcpus,
         disk_mib: scenario.disk_mib,
         idle_cards: scenario.idle_cards,
         boots_from_disk: scenario.boots_from_disk,
         uefi: scenario.uefi,
-        sync: scenario.sync_lines(),
-        top: moves::standby_lines(scenario),
+        file: moves::with_standby(
+            scenario,
+            VmFile {
+                sync: scenario.sync(),
+                ..VmPlan::file()
+            },
+        ),
         ..VmPlan::redis(scenario.policy)
     };
     let file = plan.write(testbed, &world.image)?;

@@ -10,6 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dunlin_api::files::VmFile;
 
 use super::World;
 use crate::client::streams::{Streams, StreamsReport, StreamsSpec};
@@ -76,7 +77,10 @@ pub fn faults(world: &World, switchovers: u32, kills: u32) -> Result<StreamsRepo
 fn begin(cluster: &mut Cluster<'_>, world: &World, speculative: bool) -> Result<VmPlan> {
     cluster.start_hosts()?;
     let plan = VmPlan {
-        top: vec![format!("speculative = {speculative}")],
+        file: VmFile {
+            speculative,
+            ..VmPlan::file()
+        },
         memory_mib: 384,
         ..VmPlan::redis("remus")
     };

@@ -11,6 +11,7 @@ use dunlin_api::{EventKind, Reasons, Role};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use dunlin_api::files::{MemoryTable, VmFile};
 
 use super::World;
 use super::overload::Busy;
@@ -57,7 +58,13 @@ pub fn run(world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
 fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usize) -> Result<Outcome> {
     cluster.start_hosts()?;
     let plan = VmPlan {
-        top: vec![format!("memory = {{ log_mib = {LOG_MIB} }}")],
+        file: VmFile {
+            memory: MemoryTable {
+                log_mib: LOG_MIB as usize,
+                ..MemoryTable::default()
+            },
+            ..VmPlan::file()
+        },
         ..VmPlan::redis("dunlin")
     };
     let file = plan.write(cluster.testbed(), &world.image)?;

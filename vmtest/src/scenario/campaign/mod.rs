@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use dunlin_api::files::{SyncTable, VmFile};
 use serde::Serialize;
 
 use super::run::no_oops;
@@ -143,7 +144,7 @@ fn play(
     let mut terms = Terms::of(spec.seed);
     let runs_under = &spec.image.runs_under;
     if runs_under
-        .refuses(&VmPlan::redis(terms.policy).machine, terms.vcpus)
+        .refuses(VmPlan::redis(terms.policy).machine, terms.vcpus)
         .is_some()
     {
         terms.vcpus = 1;
@@ -271,8 +272,14 @@ pub(super) fn mixed(terms: &Terms) -> VmPlan {
         disk_mib: Some(DISK_MIB),
         vcpus: terms.vcpus,
         idle_cards: terms.idle_cards,
-        // A database that starts writes much of its memory while the first copy of it is made.
-        sync: vec!["staging_mib = 768".to_owned()],
+        file: VmFile {
+            sync: SyncTable {
+                // A database that starts writes much of its memory while the first copy of it is made.
+                staging_mib: 768,
+                ..SyncTable::default()
+            },
+            ..VmPlan::file()
+        },
         ..VmPlan::redis(terms.policy)
     }
 }

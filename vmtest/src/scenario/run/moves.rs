@@ -9,6 +9,7 @@ use crate::cluster::Cluster;
 use crate::scenario::{Action, Scenario};
 use anyhow::{Result, ensure};
 use dunlin_api::EventKind;
+use dunlin_api::files::VmFile;
 use std::time::Instant;
 
 /// Hosts that have no part in the VM at first.
@@ -26,12 +27,15 @@ fn has_standby(scenario: &Scenario) -> bool {
 }
 
 /// Of the VM's file: the first spare host is its standby, if the story has one.
-pub fn standby_lines(scenario: &Scenario) -> Vec<String> {
-    let lines = [
-        format!("standby = \"{}\"", SPARE_HOSTS[0]),
-        "standby_after = \"5s\"".to_owned(),
-    ];
-    lines.into_iter().filter(|_| has_standby(scenario)).collect()
+pub fn with_standby(scenario: &Scenario, file: VmFile) -> VmFile {
+    match has_standby(scenario) {
+        true => VmFile {
+            standby: Some(SPARE_HOSTS[0].to_owned()),
+            standby_after: "5s".to_owned(),
+            ..file
+        },
+        false => file,
+    }
 }
 
 /// A standby has disks for the VM before it is started.

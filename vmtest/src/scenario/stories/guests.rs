@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::Action::*;
 use super::super::{Action, Scenario};
 use super::ANSWERS;
+use crate::cluster::Machine;
 
 /// A guest that a take-over has brought to another host boots again there: after one, two and three.
 const BOOTS_ELSEWHERE: [Action; 18] = [
@@ -76,7 +77,7 @@ fn with_uefi() -> Vec<Scenario> {
     vec![
         story("reboot-elsewhere-uefi", "dunlin", &REMEMBERS_ELSEWHERE),
         Scenario {
-            machine: "q35",
+            machine: Machine::Q35,
             boots_from_disk: true,
             ..story("reboot-elsewhere-uefi-from-disk", "plover", &REMEMBERS_ELSEWHERE)
         },
@@ -92,11 +93,11 @@ fn with_uefi() -> Vec<Scenario> {
 pub fn all() -> Vec<Scenario> {
     let mut scenarios = Vec::new();
     for (name, policy, machine, from_disk) in [
-        ("reboot-elsewhere-pc", "dunlin", "pc", false),
-        ("reboot-elsewhere-q35", "plover", "q35", false),
-        ("reboot-elsewhere-microvm", "dunlin", "microvm", false),
-        ("reboot-elsewhere-from-disk", "dunlin", "pc", true),
-        ("reboot-elsewhere-passive", "remus", "pc", false),
+        ("reboot-elsewhere-pc", "dunlin", Machine::Pc, false),
+        ("reboot-elsewhere-q35", "plover", Machine::Q35, false),
+        ("reboot-elsewhere-microvm", "dunlin", Machine::Microvm, false),
+        ("reboot-elsewhere-from-disk", "dunlin", Machine::Pc, true),
+        ("reboot-elsewhere-passive", "remus", Machine::Pc, false),
     ] {
         let story = Scenario::new(name, policy, &BOOTS_ELSEWHERE).with_disk();
         scenarios.push(Scenario {
@@ -129,16 +130,16 @@ pub fn all() -> Vec<Scenario> {
         .quick(),
     );
     for (name, policy, machine, vcpus) in [
-        ("audited-pc-1", "plover", "pc", 1),
-        ("audited-pc-2", "plover", "pc", 2),
-        ("audited-q35-1", "plover", "q35", 1),
-        ("audited-q35-2", "plover", "q35", 2),
-        ("audited-microvm-1", "plover", "microvm", 1),
-        ("audited-microvm-2", "plover", "microvm", 2),
+        ("audited-pc-1", "plover", Machine::Pc, 1),
+        ("audited-pc-2", "plover", Machine::Pc, 2),
+        ("audited-q35-1", "plover", Machine::Q35, 1),
+        ("audited-q35-2", "plover", Machine::Q35, 2),
+        ("audited-microvm-1", "plover", Machine::Microvm, 1),
+        ("audited-microvm-2", "plover", Machine::Microvm, 2),
         // Its syncs have a round while both VMs run.
-        ("audited-ahead", "str", "pc", 1),
+        ("audited-ahead", "str", Machine::Pc, 1),
         // As GAIA's Algorithm 1 has it, in both rounds.
-        ("audited-tree", "str", "pc", 1),
+        ("audited-tree", "str", Machine::Pc, 1),
     ] {
         let actions = [AwaitProtected, AwaitAnswers(400), KillPrimary, ANSWERS];
         scenarios.push(Scenario {

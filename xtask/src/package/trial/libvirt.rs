@@ -31,7 +31,7 @@ pub fn give_domain(testbed: &Testbed, first: &Machine, plan: &VmPlan, image: &Gu
     for disk in DISKS {
         first.take(&first.node().home().join(disk), &format!("{FILES}/{disk}"))?;
     }
-    let VmPlan { name, machine, .. } = plan;
+    let (name, machine) = (&plan.name, plan.machine.name());
     if first.run(&format!("virsh domstate {name}")).is_ok() {
         return Ok(());
     }

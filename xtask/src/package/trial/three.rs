@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_vmtest::client::{Counter, CounterSpec};
-use dunlin_vmtest::cluster::{HostStatus, VmPlan};
+use dunlin_vmtest::cluster::{self, HostStatus, VmPlan};
 use dunlin_vmtest::testbed::Node;
 
 use super::libvirt::{self, DISKS, FILES};
@@ -24,7 +24,7 @@ pub const LOOK_AGAIN: Duration = Duration::from_millis(200);
 pub fn plan() -> VmPlan {
     VmPlan {
         name: "shop".to_owned(),
-        machine: "q35".to_owned(),
+        machine: cluster::Machine::Q35,
         boots_from_disk: true,
         disk_mib: Some(64),
         ..VmPlan::redis("dunlin")
