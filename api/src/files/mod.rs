@@ -3,8 +3,8 @@
 //! **Decides**: their keys, what stands for a key that is left out, and of which kind a value is. **Flow**: TOML -> [`VmFile`], [`HostFile`] or
 //! [`ClusterFile`] -> the daemon checks it and makes its own configuration of it; the other way round, whoever makes a file fills such a type and writes
 //! it as TOML. **Invariants**: 1. a key that is not known is an error, and the message has all that are. 2. what was read is written in such a way that
-//! it is read as the same. 3. of a VM's file what is as it would be without a word is not written: an earlier build, which does not know the key, takes the file. **Not here**: which values make sense
-//! on a host (`config` in `node`, docs/configuration.md), where a path that is not absolute begins.
+//! it is read as the same. 3. of a VM's file what is as it would be without a word is not written: a host of an earlier build, which does not know a newer
+//! key, takes it. **Not here**: which values make sense on a host (`config` in `node`, docs/configuration.md), where a path that is not absolute begins.
 
 mod cluster;
 mod host;
