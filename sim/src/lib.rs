@@ -19,6 +19,7 @@ mod owner;
 pub mod random;
 mod run;
 pub mod session;
+pub mod tcp;
 pub mod whole;
 pub mod world;
 pub mod worlds;

@@ -1,6 +1,6 @@
 //! What random conversations found, as short as it can be told.
 
-use super::frame::{ACK, FIN, RST, SYN, Seg, read, write};
+use super::tcp::frame::{ACK, FIN, RST, SYN, Seg, read, write};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::Epoch;

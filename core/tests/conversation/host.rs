@@ -1,7 +1,7 @@
 //! A host: a guest, its output, and the agreed inputs worked off at its own pace.
 
-use super::guest::Guest;
-use super::random::Random;
+use super::tcp::guest::Guest;
+use super::tcp::random::Random;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::Output;
 use dunlin_core::units::Epoch;
@@ -94,22 +94,6 @@ impl Host {
         }
         let timer = self.guest.timer()?;
         Some(timer.saturating_sub(self.clock_ahead).max(self.ready_at))
-    }
-
-    /// Whether the guest has heard what no TCP should ever hear.
-    pub fn no_trouble(&mut self, most_ahead: i32) -> Result<(), String> {
-        for served in &mut self.guest.served {
-            let ahead = std::mem::take(&mut served.tcp.echo_ahead);
-            if ahead > most_ahead {
-                return Err(format!(
-                    "a guest heard an echo {ahead} ticks ahead of its own clock"
-                ));
-            }
-            if let Some(trouble) = &served.tcp.trouble {
-                return Err(format!("a guest heard {trouble}"));
-            }
-        }
-        Ok(())
     }
 
     /// An input that goes to the guest without agreement.

@@ -1,24 +1,24 @@
 //! The model: clients, a network, agreed inputs, hosts, syncs and fail-overs, in virtual time (microseconds).
 
 mod cases;
-mod client;
-mod frame;
-mod guest;
 mod host;
-mod random;
+/// The simulator's, whose whole worlds have the same clients and guests.
+#[path = "../../../sim/src/tcp/mod.rs"]
+#[allow(dead_code, reason = "the simulator uses more of it")]
 mod tcp;
 
 use bytes::Bytes;
-use client::Client;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::Epoch;
-use frame::{RST, Seg, damaged, read, write};
-use guest::Guest;
 use host::{Entry, Host, Worked};
-use random::Random;
 use std::collections::BTreeMap;
+use tcp::client::{Client, Habits};
+use tcp::frame::{RST, Seg, read, write};
+use tcp::guest::Guest;
+use tcp::network;
+use tcp::random::Random;
 
 /// No more faults from here on.
 const CALM_US: u64 = 3_000_000;
@@ -165,13 +165,18 @@ pub fn converse(plan: &Plan) -> Result<Seen, String> {
 impl World {
     fn new(plan: &Plan) -> Self {
         let mut random = Random::new(plan.seed);
-        let mut own = || Random::new(random.next());
+        let mut own = || Random::new(random.draw());
         let output = Output::new(Voice::Alone, Epoch(1));
         let primary = Host::new(output, Guest::default(), own(), 0, false);
+        let habits = Habits {
+            differs_percent: plan.differs_percent,
+            counts_percent: 0,
+            resets: plan.resets,
+        };
         let (mut clients, mut first) = (vec![], vec![]);
         for number in 0..plan.clients {
             let options = (plan.stamps, plan.sack);
-            let (client, syn) = Client::new(number, options, plan, own());
+            let (client, syn) = Client::new(number, options, habits, own());
             clients.push(client);
             first.push(syn);
         }
@@ -293,7 +298,7 @@ impl World {
                     let seg = read(&frame).ok_or("a checksum of the model is wrong")?;
                     let early = match self.plan.broken {
                         Some(Broken::ReleasesAll) => true,
-                        Some(Broken::ReleasesAcks) => seg.len() == 0 && !seg.has(RST),
+                        Some(Broken::ReleasesAcks) => seg.seq_len() == 0 && !seg.has(RST),
                         _ => false,
                     };
                     if early && self.primary.output.voice() == Voice::Protected {
@@ -303,7 +308,7 @@ impl World {
                 }
             }
         }
-        self.primary.no_trouble(BEHIND_TICKS)
+        self.primary.guest.no_trouble(BEHIND_TICKS)
     }
 
     fn backup_works(&mut self) -> Result<(), String> {
@@ -332,7 +337,7 @@ impl World {
             }
         }
         if let Some(backup) = &mut self.backup {
-            backup.no_trouble(i32::MAX)?;
+            backup.guest.no_trouble(i32::MAX)?;
         }
         self.take_over_if_ready();
         Ok(())
@@ -341,28 +346,21 @@ impl World {
     fn send_to_vm(&mut self, seg: &Seg) {
         let frame = write(seg);
         for _ in 0..self.copies() {
-            let frame = match self.random.within(0, 199) {
-                0 if !self.is_calm() => damaged(&frame, self.random.next()),
-                _ => frame.clone(),
-            };
+            let is_calm = self.is_calm();
+            let frame = network::arriving(&mut self.random, is_calm, &frame);
             let delay = self.delay();
             self.after(delay, delay + 100, Event::ToVm(frame));
         }
     }
 
     fn copies(&mut self) -> u32 {
-        match self.is_calm() {
-            true => 1,
-            false if self.random.percent(self.plan.loss_percent) => 0,
-            false => 1 + u32::from(self.random.percent(3)),
-        }
+        let is_calm = self.is_calm();
+        network::copies(&mut self.random, is_calm, self.plan.loss_percent)
     }
 
     fn delay(&mut self) -> u64 {
-        match self.random.within(0, 19) {
-            0 if !self.is_calm() => self.random.within(500, 20_000),
-            _ => 200,
-        }
+        let is_calm = self.is_calm();
+        network::delay_us(&mut self.random, is_calm)
     }
 
     fn release(&mut self) -> Result<(), String> {

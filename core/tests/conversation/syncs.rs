@@ -66,7 +66,7 @@ impl World {
         if sync.joins {
             self.primary.output.set_voice(Voice::Protected);
             let output = Output::new(Voice::Backup, sync.epoch);
-            let random = Random::new(self.random.next());
+            let random = Random::new(self.random.draw());
             let mut backup = Host::new(output, Guest::default(), random, self.primary.read_to, true);
             backup.stand(self.now);
             self.backup = Some(backup);

@@ -6,7 +6,7 @@
 //! whole on both sides. Each copy of the VM answers other bytes after a take-over, so that whatever leaves too early is found.
 
 mod ends;
-#[path = "../conversation/random.rs"]
+#[path = "../../../sim/src/tcp/random.rs"]
 pub mod random;
 #[allow(dead_code, reason = "the transcripts use all of it")]
 pub mod seg;

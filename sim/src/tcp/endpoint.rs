@@ -337,7 +337,7 @@ impl Tcp {
             self.received,
             self.irs.wrapping_add(self.received as u32),
         );
-        let end = at + i64::from(seg.len());
+        let end = at + i64::from(seg.seq_len());
         let old = self.stamps
             && seg
                 .ticks
@@ -355,7 +355,7 @@ impl Tcp {
         if old || !inside || seg.has(SYN) {
             self.paws += u32::from(old);
             // An acknowledgement is not answered: two that are out of step would never end.
-            if seg.len() > 0 || inside && !old {
+            if seg.seq_len() > 0 || inside && !old {
                 said.push(self.pure_ack(now));
             }
             return;
@@ -363,7 +363,7 @@ impl Tcp {
         let ack = position(seg.ack, self.una, self.number(self.una));
         if !seg.has(ACK) || ack > self.max as i64 {
             // Linux throws it away whole.
-            if seg.len() > 0 {
+            if seg.seq_len() > 0 {
                 said.push(self.pure_ack(now));
             }
             return;
@@ -400,7 +400,7 @@ impl Tcp {
             if self.una < self.recover_to {
                 self.repeat(now, random, said);
             }
-        } else if ack == self.una as i64 && seg.len() == 0 && self.una < self.max {
+        } else if ack == self.una as i64 && seg.seq_len() == 0 && self.una < self.max {
             self.repeated_acks += 1;
             if self.repeated_acks == 3 {
                 self.recover_to = self.max;
@@ -410,11 +410,11 @@ impl Tcp {
     }
 
     fn take(&mut self, at: i64, seg: &Seg, now: u64, random: &mut Random, said: &mut Vec<Seg>) {
-        if seg.len() == 0 {
+        if seg.seq_len() == 0 {
             return;
         }
         if seg.has(FIN) {
-            self.peer_fin = Some((at + i64::from(seg.len())) as u64 - 1);
+            self.peer_fin = Some((at + i64::from(seg.seq_len())) as u64 - 1);
         }
         let before = self.received;
         let skip = usize::try_from(self.received as i64 - at).unwrap_or(0);
@@ -460,7 +460,7 @@ pub fn reset_for(seg: &Seg) -> Seg {
         ack: if seg.has(ACK) {
             0
         } else {
-            seg.seq.wrapping_add(seg.len())
+            seg.seq.wrapping_add(seg.seq_len())
         },
         flags: if seg.has(ACK) { RST } else { RST | ACK },
         ..Seg::default()

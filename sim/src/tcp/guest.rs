@@ -1,11 +1,11 @@
-//! A guest: a service whose answers depend on the bytes of their own connection only (but for clocks), on a TCP that
+//! A guest: a service whose answers depend on the bytes of their own connection only (but for clocks and a counter), on a TCP that
 //! picks its own numbers.
 //!
 //! A request is a kind, a length and so many bytes.
 
+use super::endpoint::{Tcp, reset_for};
 use super::frame::{ACK, RST, SYN, Seg, read, write};
 use super::random::{Random, mix};
-use super::tcp::{Tcp, reset_for};
 use dunlin_core::agreed::Frame;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,13 +18,20 @@ pub const QUIT: u8 = 2;
 /// The end without an answer: a reset.
 pub const ABORT: u8 = 3;
 
-/// How many bytes of an answer a clock takes.
-pub const CLOCK_BYTES: usize = 8;
+/// An answer that begins with how many of its kind there were, on all connections. Two VMs that were given the same in another
+/// order say something else.
+pub const COUNT: u8 = 4;
 
-/// What every copy of the service answers, but for the clock.
+/// How many bytes of an answer a clock takes, or the counter.
+pub const OWN_BYTES: usize = 8;
+
+/// How many connections of one client a guest remembers that are over.
+const REMEMBERED: usize = 2;
+
+/// What every copy of the service answers, but for the clock and the counter.
 pub fn answer(request: &[u8]) -> Vec<u8> {
     let seed = request.iter().fold(7, |seed, byte| mix(seed ^ u64::from(*byte)));
-    let length = CLOCK_BYTES + (seed % 500) as usize;
+    let length = OWN_BYTES + (seed % 500) as usize;
     (0..length).map(|n| mix(seed + n as u64 / 4) as u8).collect()
 }
 
@@ -41,6 +48,8 @@ pub struct Guest {
     pub served: Vec<Served>,
     live: BTreeMap<usize, usize>,
     ring: VecDeque<Frame>,
+    /// What it has counted.
+    counter: u64,
 }
 
 impl Guest {
@@ -62,6 +71,41 @@ impl Guest {
             .find(|tcp| tcp.client() == client && tcp.irs == iss)
     }
 
+    /// Forgets connections that are over, but for the newest: no client asks for an older one.
+    pub fn forget_history(&mut self) {
+        let mut newer = BTreeMap::<usize, usize>::new();
+        let mut is_kept: Vec<bool> = (self.served.iter().enumerate().rev())
+            .map(|(at, served)| {
+                let client = served.tcp.client();
+                let newer = newer.entry(client).or_default();
+                *newer += 1;
+                *newer <= REMEMBERED || self.live.get(&client) == Some(&at)
+            })
+            .collect();
+        is_kept.reverse();
+        for live in self.live.values_mut() {
+            *live = is_kept[..*live].iter().filter(|kept| **kept).count();
+        }
+        let mut each = is_kept.into_iter();
+        self.served.retain(|_| each.next().unwrap_or(true));
+    }
+
+    /// Whether it has heard what no TCP should ever hear. Echoes may be `most_ahead` ticks ahead of its clock.
+    pub fn no_trouble(&mut self, most_ahead: i32) -> Result<(), String> {
+        for served in &mut self.served {
+            let ahead = std::mem::take(&mut served.tcp.echo_ahead);
+            if ahead > most_ahead {
+                return Err(format!(
+                    "a guest heard an echo {ahead} ticks ahead of its own clock"
+                ));
+            }
+            if let Some(trouble) = &served.tcp.trouble {
+                return Err(format!("a guest heard {trouble}"));
+            }
+        }
+        Ok(())
+    }
+
     /// When it has to do something without an input.
     pub fn timer(&self) -> Option<u64> {
         self.live
@@ -81,7 +125,7 @@ impl Guest {
         }
         for at in self.live.values() {
             let served = &mut self.served[*at];
-            served.serve(now, random, &mut said);
+            served.serve(now, &mut self.counter, random, &mut said);
             served.tcp.poll(now, random, &mut said);
         }
         let served = &self.served;
@@ -114,7 +158,7 @@ impl Guest {
 }
 
 impl Served {
-    fn serve(&mut self, now: u64, random: &mut Random, said: &mut Vec<Seg>) {
+    fn serve(&mut self, now: u64, counter: &mut u64, random: &mut Random, said: &mut Vec<Seg>) {
         while let [kind, length, rest @ ..] = &self.tcp.incoming[self.read_to..]
             && let Some(request) = rest.get(..usize::from(*length))
             && !self.tcp.closing
@@ -126,7 +170,11 @@ impl Served {
             }
             let mut answer = answer(request);
             if *kind == CLOCK {
-                answer[..CLOCK_BYTES].copy_from_slice(&random.next().to_be_bytes());
+                answer[..OWN_BYTES].copy_from_slice(&random.draw().to_be_bytes());
+            }
+            if *kind == COUNT {
+                *counter += 1;
+                answer[..OWN_BYTES].copy_from_slice(&counter.to_be_bytes());
             }
             self.tcp.closing = *kind == QUIT;
             self.read_to += 2 + request.len();

@@ -32,7 +32,8 @@ impl Seg {
         self.flags & flag != 0
     }
 
-    pub fn len(&self) -> u32 {
+    /// The sequence numbers that it takes.
+    pub fn seq_len(&self) -> u32 {
         self.payload.len() as u32 + u32::from(self.has(SYN)) + u32::from(self.has(FIN))
     }
 }

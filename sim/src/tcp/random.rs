@@ -8,22 +8,22 @@ impl Random {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// From `from` to `to`, both included.
     pub fn within(&mut self, from: u64, to: u64) -> u64 {
-        from + self.next() % (to - from + 1)
+        from + self.draw() % (to - from + 1)
     }
 
     pub fn percent(&mut self, percent: u8) -> bool {
-        self.next() % 100 < u64::from(percent)
+        self.draw() % 100 < u64::from(percent)
     }
 
     pub fn number(&mut self) -> u32 {
-        self.next() as u32
+        self.draw() as u32
     }
 }
 

@@ -1,10 +1,22 @@
 //! A client: some conversations one after the other, and what it must see in them.
 
-use super::Plan;
+use super::endpoint::{Phase, Tcp, reset_for};
 use super::frame::{ACK, FIN, RST, SYN, Seg};
-use super::guest::{ABORT, ASK, CLOCK, CLOCK_BYTES, Guest, QUIT, answer};
+use super::guest::{ABORT, ASK, CLOCK, COUNT, Guest, OWN_BYTES, QUIT, answer};
 use super::random::Random;
-use super::tcp::{Phase, Tcp, reset_for};
+use super::told::Told;
+use std::collections::VecDeque;
+
+/// What a client asks for, and how it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// So many requests of a hundred are for the time.
+    pub differs_percent: u8,
+    /// Of the others, so many are for the counter.
+    pub counts_percent: u8,
+    /// Whether connections are reset on purpose, by either end.
+    pub resets: bool,
+}
 
 #[derive(Debug)]
 pub struct Client {
@@ -12,15 +24,18 @@ pub struct Client {
     random: Random,
     options: (bool, bool),
     tick_base: u32,
-    differs_percent: u8,
-    resets: bool,
+    habits: Habits,
     to_come: u64,
     /// Conversations that it has begun.
     pub had: u64,
     requests: u64,
     act_at: u64,
-    /// What the service must answer; none for a clock's byte.
+    /// What the service must answer; none for a byte of a clock's, or of the counter.
     expected: Vec<Option<u8>>,
+    /// Where the counter is to come, and what it has to be beyond.
+    counts: VecDeque<(usize, u64)>,
+    /// What the counter was when any client last heard of it: the world says so.
+    pub counted: u64,
     /// What came, from whichever host.
     seen: Vec<Option<u8>>,
     may_be_reset: bool,
@@ -28,6 +43,7 @@ pub struct Client {
     over: bool,
     pub finished: bool,
     wire: Wire,
+    told: Told,
 }
 
 /// A receiver to which every frame comes in the order in which it left.
@@ -50,29 +66,37 @@ impl Default for Wire {
 }
 
 impl Client {
-    pub fn new(number: usize, options: (bool, bool), plan: &Plan, mut random: Random) -> (Self, Seg) {
+    /// It connects at the beginning of time.
+    pub fn new(number: usize, options: (bool, bool), habits: Habits, mut random: Random) -> (Self, Seg) {
         let (iss, tick_base) = (random.number(), random.number());
         let (tcp, syn) = Tcp::connect(number, iss, tick_base, options, 0);
         let client = Self {
             tcp,
             options,
             tick_base,
-            differs_percent: plan.differs_percent,
-            resets: plan.resets,
+            habits,
             to_come: random.within(0, 3),
             had: 1,
             requests: random.within(1, 12),
             act_at: random.within(0, 30_000),
             expected: vec![],
             seen: vec![],
+            counts: VecDeque::new(),
+            counted: 0,
             may_be_reset: false,
             asked_at: 0,
             over: false,
             finished: false,
             wire: Wire::default(),
+            told: Told::default(),
             random,
         };
         (client, syn)
+    }
+
+    /// So many more conversations after this one.
+    pub fn has_to_come(&mut self, conversations: u64) {
+        self.to_come = conversations;
     }
 
     pub fn state(&self) -> String {
@@ -121,6 +145,8 @@ impl Client {
             (self.expected, self.seen) = (vec![], vec![]);
             (self.over, self.may_be_reset) = (false, false);
             self.wire = Wire::default();
+            self.told = Told::default();
+            self.counts.clear();
             said.push(syn);
         } else if self.may_be_reset {
             // The reset may have got lost, and nothing would ever ask for it again.
@@ -137,7 +163,7 @@ impl Client {
         if self.requests == 0 {
             // Not always only after the last answer: half-closed.
             match self.random.within(0, 9) {
-                0 if self.resets => {
+                0 if self.habits.resets => {
                     said.push(self.tcp.abort(now));
                     self.over = true;
                     self.act_at += 100_000;
@@ -149,9 +175,10 @@ impl Client {
         }
         self.requests -= 1;
         let kind = match self.random.within(0, 9) {
-            0 if self.requests == 0 && self.resets => ABORT,
+            0 if self.requests == 0 && self.habits.resets => ABORT,
             1..4 if self.requests == 0 => QUIT,
-            _ if self.random.percent(self.differs_percent) => CLOCK,
+            _ if self.random.percent(self.habits.differs_percent) => CLOCK,
+            _ if self.habits.counts_percent > 0 && self.random.percent(self.habits.counts_percent) => COUNT,
             _ => ASK,
         };
         let length = self.random.within(0, 255).min(self.random.within(0, 255));
@@ -161,9 +188,16 @@ impl Client {
         match kind {
             ABORT => (self.may_be_reset, self.asked_at) = (true, now),
             _ => {
-                let clock = if kind == CLOCK { CLOCK_BYTES } else { 0 };
+                if kind == COUNT {
+                    self.counts.push_back((self.expected.len(), self.counted));
+                }
+                let own = if matches!(kind, CLOCK | COUNT) {
+                    OWN_BYTES
+                } else {
+                    0
+                };
                 let answer = answer(&request);
-                let byte = |(n, byte)| (n >= clock).then_some(byte);
+                let byte = |(n, byte)| (n >= own).then_some(byte);
                 self.expected.extend(answer.into_iter().enumerate().map(byte));
             }
         }
@@ -185,6 +219,7 @@ impl Client {
             return Err(trouble.clone());
         }
         self.check_bytes(seg)?;
+        self.check_counts()?;
         if self.tcp.heard_reset && !self.may_be_reset {
             return Err(format!("a reset that nobody meant: {seg:?}"));
         }
@@ -234,6 +269,21 @@ impl Client {
         Ok(())
     }
 
+    /// The counter is beyond what any client had heard of it before it was asked for.
+    fn check_counts(&mut self) -> Result<(), String> {
+        while let Some((at, before)) = self.counts.front().copied()
+            && let Some(bytes) = self.tcp.incoming.get(at..at + OWN_BYTES)
+        {
+            let count = bytes.iter().fold(0, |count, byte| count << 8 | u64::from(*byte));
+            if count <= before {
+                return Err(format!("the counter goes back: {count} after {before}"));
+            }
+            self.counted = self.counted.max(count);
+            self.counts.pop_front();
+        }
+        Ok(())
+    }
+
     /// The position of the VM's segment; none if it is of another connection.
     fn place(&self, seg: &Seg) -> Option<u64> {
         let at = i64::from(seg.seq.wrapping_sub(self.tcp.irs) as i32);
@@ -247,13 +297,13 @@ impl Client {
         }
         if self.tcp.phase == Phase::SynSent {
             // Whatever else comes is of a former connection.
-            if seg.has(SYN)
-                && seg.ack == self.tcp.iss.wrapping_add(1)
-                && let Some(backup) = backup
-            {
-                backup
-                    .connection(self.tcp.client(), self.tcp.iss)
-                    .ok_or_else(|| format!("A: the backup has not accepted it: {seg:?}"))?;
+            if seg.has(SYN) && seg.ack == self.tcp.iss.wrapping_add(1) {
+                self.told.accepts();
+                if let Some(backup) = backup {
+                    backup
+                        .connection(self.tcp.client(), self.tcp.iss)
+                        .ok_or_else(|| format!("A: the backup has not accepted it: {seg:?}"))?;
+                }
             }
             return Ok(());
         }
@@ -268,6 +318,7 @@ impl Client {
         if self.may_be_reset {
             return Ok(());
         }
+        self.told.left(seg, at, heard as u64);
         let Some(backup) = backup else { return Ok(()) };
         let copy = backup
             .connection(self.tcp.client(), self.tcp.iss)
@@ -275,9 +326,9 @@ impl Client {
         if seg.has(RST) && !copy.said_reset {
             return Err(format!("A: the backup has not reset {seg:?}"));
         }
-        let end = at + u64::from(seg.len());
+        let end = at + u64::from(seg.seq_len());
         // Where a mere acknowledgement stands in the stream tells a client nothing.
-        if end > copy.max && seg.len() > 0 || seg.has(FIN) && !(copy.closing && end == copy.end()) {
+        if end > copy.max && seg.seq_len() > 0 || seg.has(FIN) && !(copy.closing && end == copy.end()) {
             return Err(format!("A: the backup has said {} of {end}: {seg:?}", copy.max));
         }
         let said = copy.out.get(at as usize - 1..).unwrap_or_default();
@@ -296,9 +347,19 @@ impl Client {
         Ok(())
     }
 
+    /// Whether a VM that begins to speak, `guest`, explains what has left for this client.
+    pub fn is_explained_by(&self, guest: &Guest) -> Result<(), String> {
+        if self.over || self.may_be_reset || self.tcp.is_dead() {
+            return Ok(());
+        }
+        let copy = guest.connection(self.tcp.client(), self.tcp.iss);
+        let told = self.told.is_explained_by(copy);
+        told.map_err(|why| format!("client {}: {why}", self.tcp.client()))
+    }
+
     /// Timestamps never go back: nothing new that leaves would be thrown away by a receiver who got all in order (PAWS).
     fn left_in_time(&mut self, seg: &Seg, at: u64, ack: u64) -> Result<(), String> {
-        let end = at + u64::from(seg.len());
+        let end = at + u64::from(seg.seq_len());
         let is_new = end > self.wire.next || ack > self.wire.ack;
         if let Some((value, _)) = seg.ticks
             && !seg.has(RST)
