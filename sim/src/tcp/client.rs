@@ -203,6 +203,14 @@ impl Client {
         }
     }
 
+    /// It says no more on this connection, and begins another one.
+    pub fn gives_up(&mut self, now: u64) {
+        self.tcp.abort(now);
+        self.over = true;
+        self.counted = 0;
+        self.act_at = self.act_at.max(now + 100_000);
+    }
+
     /// A segment that came. An error if it cannot be true.
     pub fn receive(&mut self, seg: &Seg, now: u64) -> Result<Vec<Seg>, String> {
         let mut said = Vec::new();

@@ -3,6 +3,7 @@
 use super::host::{BackupCopy, Copy, Staged, Word};
 use super::world::World;
 use dunlin_core::consensus::Consensus;
+use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::backup::{BackupEpochs, Phase};
 use dunlin_core::replica::leadership::Invited;
@@ -79,13 +80,16 @@ impl World {
             }
             Invited::Refuses => return self.close(stream),
         }
+        let epoch = self.host(id).leadership.state().epoch;
+        let machine = self.new_machine(Voice::Backup, epoch.next());
         let host = self.host(id);
         host.leadership.joins();
         host.leadership.keeps_output();
         host.copy = Some(Copy::Backup(Box::new(BackupCopy {
             vm: Default::default(),
+            machine,
             epochs: BackupEpochs::new(first).with_bugs(Bugs::with(bug)),
-            epoch: host.leadership.state().epoch,
+            epoch,
             session: stream,
             tenure: Tenure::new(primary, term),
             staged: None,
@@ -136,6 +140,10 @@ impl World {
                 };
                 backup.epochs.acknowledges(next);
                 let epoch = staged.epoch;
+                self.output_is_replaced(id, epoch, staged.line.as_deref());
+                let Some(backup) = self.host(id).backup() else {
+                    return;
+                };
                 backup.loading = Some((loads_at_us, staged));
                 self.say(stream, id, Word::Acknowledged(epoch));
             }
@@ -149,13 +157,14 @@ impl World {
             return;
         };
         let due = backup.loading.take_if(|(at_us, _)| *at_us <= now_us);
-        let Some((_, Staged { epoch, vm, .. })) = due else {
+        let Some((_, Staged { epoch, vm, line, .. })) = due else {
             return;
         };
         backup.vm = vm;
         backup.epoch = epoch.next();
         let stream = backup.session;
         backup.epochs.loaded();
+        self.vm_is_replaced(id, epoch, line);
         self.image_moves_on(id);
         self.drain(id);
         self.say(stream, id, Word::Loaded);

@@ -3,6 +3,7 @@
 use super::host::{Copy, PrimaryCopy, Vm};
 use super::world::{Next, WITNESS, World};
 use dunlin_core::consensus::{Consensus, Member, Role};
+use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::cold_start::{DiskMark, Holding, LivingCopy, Look, Sight};
 use dunlin_core::replica::leadership::Part;
 use dunlin_core::units::{Epoch, ReplicaId};
@@ -97,8 +98,13 @@ impl World {
         let epoch = host.leadership.state().epoch.next();
         let mut primary = PrimaryCopy::new(Vm::boots(&host.image), first, epoch);
         primary.boots_at_us = Some(boots_at_us);
+        primary.machine = self.new_machine(Voice::Shut, epoch);
+        let host = self.host(id);
         host.copy = Some(Copy::Primary(Box::new(primary)));
         self.tally.cold_starts += u64::from(has_lived);
+        if let Some(net) = self.net.as_mut().filter(|_| has_lived) {
+            net.forgets_connections(self.now_us);
+        }
         self.check_explains(id, "that boots");
     }
 

@@ -1,8 +1,9 @@
 //! What a host of a world consists of.
 
 use super::world::WITNESS;
+use super::tcp::machine::{Line, Machine};
 use crate::disk::Disk;
-use dunlin_core::agreed::Unsaid;
+use dunlin_core::agreed::{Frame, Unsaid};
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
 use dunlin_core::policy::Mode;
 use dunlin_core::replica::cold_start::{ColdStart, DiskMark, Holding};
@@ -85,6 +86,8 @@ pub enum Copy {
 #[derive(Debug)]
 pub struct PrimaryCopy {
     pub vm: Vm,
+    /// In a world with clients.
+    pub machine: Option<Box<Machine>>,
     pub epochs: PrimaryEpochs,
     /// The running epoch.
     pub epoch: Epoch,
@@ -106,6 +109,7 @@ impl PrimaryCopy {
     pub fn new(vm: Vm, first: Rules, epoch: Epoch) -> Self {
         Self {
             vm,
+            machine: None,
             epochs: PrimaryEpochs::new(first),
             epoch,
             held: VecDeque::new(),
@@ -124,6 +128,8 @@ impl PrimaryCopy {
 pub struct Staged {
     pub epoch: Epoch,
     pub vm: Vm,
+    /// In a world with clients.
+    pub line: Option<Box<Line>>,
     pub next: Mode,
     /// The log says where its epoch ends.
     pub agreed: bool,
@@ -133,6 +139,7 @@ pub struct Staged {
 #[derive(Debug)]
 pub struct BackupCopy {
     pub vm: Vm,
+    pub machine: Option<Box<Machine>>,
     pub epochs: BackupEpochs,
     pub epoch: Epoch,
     pub session: u64,
@@ -158,6 +165,8 @@ pub enum Word {
     NewTerm(Term),
     /// The backup's VM has said this.
     Said(Epoch, u64),
+    /// ... or, in a world with clients, these.
+    Frames(Epoch, Vec<Frame>),
     /// The backup holds the sync.
     Acknowledged(Epoch),
     /// It goes on from there.

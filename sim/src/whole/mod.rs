@@ -21,6 +21,7 @@ mod host;
 mod log;
 mod orders;
 mod primary;
+mod tcp;
 mod turn;
 mod world;
 
@@ -57,6 +58,10 @@ pub struct Tally {
     pub ended: u64,
     /// Hosts that served alone because a person said that the others were dead.
     pub promotions: u64,
+    /// Frames that have left because both VMs had said them.
+    pub matched: u64,
+    /// Conversations that clients have begun.
+    pub conversations: u64,
     /// Worlds in which no copy that may lead was left.
     pub lost: u64,
 }
@@ -76,6 +81,8 @@ impl worlds::Tally for Tally {
             (&mut self.cold_starts, other.cold_starts),
             (&mut self.ended, other.ended),
             (&mut self.promotions, other.promotions),
+            (&mut self.matched, other.matched),
+            (&mut self.conversations, other.conversations),
             (&mut self.lost, other.lost),
         ];
         for (sum, more) in sums {
@@ -93,10 +100,17 @@ pub fn run(seeds: u64, start: u64, bug: Option<Bug>) -> Report<Tally> {
 /// Plays one world; a panic is a failure.
 pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Tally, String> {
     worlds::caught(|| {
-        World::new(Random::new(seed), bug, is_cold(seed), trace)
-            .with_person(person(seed))
-            .play()
+        let world = World::new(Random::new(seed), bug, is_cold(seed), trace).with_person(person(seed));
+        match has_clients(seed) {
+            true => world.with_clients().play(),
+            false => world.play(),
+        }
     })
+}
+
+/// Whether clients speak TCP with the VM in this world.
+const fn has_clients(seed: u64) -> bool {
+    seed % 4 == 0
 }
 
 /// What a person wants in this world.

@@ -7,6 +7,7 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Mode;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::{Loaded, Phase};
+use dunlin_core::replica::sync::bugs::Bug;
 use dunlin_core::sync::tenure::Standing;
 use dunlin_core::units::{Epoch, ReplicaId};
 
@@ -56,8 +57,11 @@ impl World {
         if primary.session != Some(stream) {
             return;
         }
-        if !matches!(word, Word::Said(..)) {
+        if !matches!(word, Word::Said(..) | Word::Frames(..)) {
             self.note(|| format!("{id} hears {word:?}"));
+        }
+        if matches!(word, Word::Loaded) {
+            self.backup_has_loaded(id);
         }
         let Some(primary) = self.host(id).primary() else {
             return;
@@ -70,6 +74,11 @@ impl World {
             Word::Said(epoch, word) => {
                 if epoch == primary.epoch && primary.epochs.rules().compares() {
                     primary.matched.push_back(word);
+                }
+            }
+            Word::Frames(epoch, frames) => {
+                if let Some(machine) = self.host(id).machine() {
+                    machine.output.backup_said(epoch, frames);
                 }
             }
             Word::Acknowledged(epoch) => {
@@ -94,6 +103,7 @@ impl World {
             .find(|known| known.id == stream)
             .map(|known| known.backup);
         let Some(backup) = backup else { return };
+        self.output_is_covered(id, epoch, joins);
         if joins {
             let set = ReplicaSet::one(ReplicaId(id)).with(ReplicaId(backup));
             self.propose(id, &Agreed::Complete { set, epoch });
@@ -184,6 +194,7 @@ impl World {
     fn begin_due_sync(&mut self, id: u8) {
         let now_us = self.now_us;
         let now_and_then = self.random.chance(60_000);
+        let output_asks = self.output_asks_for_sync(id);
         let host = self.host(id);
         let leads = host.leadership.leads();
         let voice = host.leadership.voice();
@@ -197,7 +208,8 @@ impl World {
             .held
             .front()
             .is_some_and(|(epoch, _)| *epoch == primary.epoch);
-        let is_due = voice == Voice::Protected && primary.epochs.is_synced() && (now_and_then && waits);
+        let is_due =
+            voice == Voice::Protected && primary.epochs.is_synced() && (now_and_then && waits || output_asks);
         if leads && primary.epochs.may_begin() && (joins || refused || is_due) {
             self.begin_sync(id);
         }
@@ -206,7 +218,8 @@ impl World {
     fn begin_sync(&mut self, id: u8) {
         let (now_us, first) = (self.now_us, self.first);
         let drawn = self.random.pick(&Mode::ALL).map(|mode| Rules::of(mode, false));
-        let changes = self.random.chance(200_000);
+        // Where clients look on it is as the policies have it: one alone changes its mode.
+        let changes = self.random.chance(200_000) && (self.net.is_none() || first.compares());
         let Some(primary) = self.host(id).primary() else {
             return;
         };
@@ -248,16 +261,21 @@ impl World {
             return;
         }
         let run = primary.epochs.drained();
+        let line = self.draws_line(id, run.joins);
+        let speaks_on = self.bug == Some(Bug::SpeaksOnAfterTheLine);
+        let host = self.host(id);
+        let Some(primary) = host.primary() else { return };
         let last_of_join = primary.epochs.line_drawn();
         primary.epoch = primary.epoch.next();
         primary.epochs.resumed();
         let (vm, session) = (primary.vm.clone(), primary.session);
-        if last_of_join {
+        if last_of_join && !speaks_on {
             host.leadership.join_line_drawn();
         }
         let staged = Staged {
             epoch: run.epoch,
             vm,
+            line,
             next: run.next.mode(),
             agreed: run.agreed,
         };

@@ -26,6 +26,7 @@ impl World {
         self.set_may_lead(id);
         self.apply(id);
         self.propose_unsaid(id);
+        self.vm_works(id);
         match self.host(id).leadership.part() {
             Part::Primary => self.primary_turn(id),
             Part::Backup => self.backup_turn(id),
@@ -148,6 +149,7 @@ impl World {
         match entry {
             Agreed::Frames(frames) => {
                 for frame in frames {
+                    self.takes_frame(id, &frame);
                     let input = frame.bytes.as_ref().try_into().map_or(0, u64::from_be_bytes);
                     self.takes_input(id, input);
                 }
@@ -215,6 +217,7 @@ impl World {
             Settled::Alone => self.tally.drops += 1,
             Settled::Protected => {
                 self.tally.joins += 1;
+                self.output_is_protected(id, epoch);
                 if let Some(primary) = self.host(id).primary() {
                     primary.acknowledged = primary.acknowledged.max(epoch);
                     primary.epochs.backup_is_complete();
@@ -240,8 +243,14 @@ impl World {
         let Some(Copy::Backup(backup)) = host.copy.take() else {
             return self.verdict(format!("{id} speaks without a backup's copy"));
         };
-        let BackupCopy { vm, epoch, .. } = *backup;
-        host.copy = Some(Copy::Primary(Box::new(PrimaryCopy::new(vm, first, epoch))));
+        let BackupCopy {
+            vm, epoch, machine, ..
+        } = *backup;
+        host.copy = Some(Copy::Primary(Box::new(PrimaryCopy {
+            machine,
+            ..PrimaryCopy::new(vm, first, epoch)
+        })));
+        self.output_takes_over(id);
         self.tally.take_overs += 1;
         self.check_explains(id, "that took over");
     }
@@ -250,6 +259,9 @@ impl World {
         let Some(Copy::Primary(primary)) = &self.hosts[usize::from(id)].copy else {
             return;
         };
+        if let Some(why) = self.unexplained_frames(id) {
+            return self.verdict(format!("the VM {which}, on {id}, does not explain: {why}"));
+        }
         let unexplained = self.released.difference(&primary.vm.said).count();
         if unexplained > 0 {
             self.verdict(format!(
@@ -370,22 +382,24 @@ impl World {
         }
     }
 
+    /// Whether this host takes what clients say, and how it goes on to the VM.
+    pub(super) fn takes_inputs(&mut self, id: u8) -> Option<Inputs> {
+        let now_us = self.now_us;
+        let host = self.host(id);
+        let takes = host.leadership.leads()
+            && host.leadership.voice() != Voice::Shut
+            && host.asleep_until_us <= now_us
+            && host.node.as_ref().is_some_and(|node| node.role() == Role::Leader);
+        let primary = host.primary()?;
+        (takes && primary.boots_at_us.is_none()).then(|| primary.epochs.inputs())
+    }
+
     /// A client's input reaches whoever speaks for the VM.
     pub(super) fn input_arrives(&mut self) {
         for id in 0..self.hosts.len() as u8 {
-            let now_us = self.now_us;
-            let host = self.host(id);
-            let takes = host.leadership.leads()
-                && host.leadership.voice() != Voice::Shut
-                && host.asleep_until_us <= now_us
-                && host.node.as_ref().is_some_and(|node| node.role() == Role::Leader);
-            let Some(primary) = host
-                .primary()
-                .filter(|primary| takes && primary.boots_at_us.is_none())
-            else {
+            let Some(how) = self.takes_inputs(id) else {
                 continue;
             };
-            let how = primary.epochs.inputs();
             self.inputs += 1;
             self.tally.inputs += 1;
             let input = self.inputs;
@@ -416,6 +430,7 @@ impl World {
         if !may_speak {
             return;
         }
+        let frames = self.take_released(id);
         let mut words = Vec::new();
         if let Some(primary) = self.host(id).primary() {
             while let Some((epoch, word)) = primary.held.front().copied() {
@@ -432,7 +447,7 @@ impl World {
                 words.push(word);
             }
         }
-        if words.is_empty() {
+        if words.is_empty() && frames.is_empty() {
             return;
         }
         // Not when it begins to lead: one that stood still may have been deposed meanwhile, and says nothing any more.
@@ -451,5 +466,6 @@ impl World {
         self.spoken_in = self.spoken_in.max(term);
         self.tally.released += words.len() as u64;
         self.released.extend(words);
+        self.frames_leave(id, &frames);
     }
 }

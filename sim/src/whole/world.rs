@@ -3,6 +3,7 @@
 use super::Tally;
 use super::host::{Heard, Host, Image, Stream, Word};
 use super::orders::{Orders, Person, shutdown};
+use super::tcp::net::Net;
 use crate::disk::{Disk, Write};
 use crate::random::Random;
 use dunlin_core::agreed::{AgreedState, Unsaid};
@@ -44,6 +45,8 @@ pub enum Next {
     Turn(u8, u32),
     /// A client's input.
     Input,
+    /// Clients and their network have something to do.
+    Net,
     /// The next fault.
     Strike,
     /// A host dies.
@@ -97,6 +100,8 @@ pub struct World {
     pub(super) whims: u64,
     pub(super) next_stream: u64,
     pub(super) inputs: u64,
+    /// In a world with clients.
+    pub(super) net: Option<Box<Net>>,
     delay_us: u64,
     loss_ppm: u64,
     failed: Option<String>,
@@ -134,6 +139,7 @@ impl World {
             whims: [0, 20_000, 200_000][random.below(3) as usize],
             next_stream: 0,
             inputs: 0,
+            net: None,
             delay_us: [50, 500, 4_000][random.below(3) as usize],
             loss_ppm: [0, 1_000, 30_000][random.below(3) as usize],
             failed: None,
@@ -181,7 +187,10 @@ impl World {
 
     /// To its end.
     pub fn play(mut self) -> Result<Tally, String> {
-        self.plan(1_000, Next::Input);
+        match self.net {
+            Some(_) => self.plan_net(),
+            None => self.plan(1_000, Next::Input),
+        }
         self.plan(50_000, Next::Strike);
         let is_slow = self.cold || matches!(self.orders.person, Person::Ends { .. });
         let times = if is_slow { COLD_TIMES } else { 1 };
@@ -190,6 +199,7 @@ impl World {
         let before = self.tally.released;
         let until_us = self.now_us + times * CALM_US;
         self.advance(until_us, |world| world.is_well(before))?;
+        self.tally.conversations = self.net.as_ref().map_or(0, |net| net.conversations());
         if self.is_well(before) {
             return Ok(self.tally);
         }
@@ -200,8 +210,9 @@ impl World {
             return Ok(self.tally);
         }
         let states: Vec<_> = self.hosts.iter().map(described).collect();
+        let clients = self.net.as_ref().map(|net| net.state());
         Err(format!(
-            "the VM does not serve, protected, {} us after the last fault: {states:?}",
+            "the VM does not serve, protected, {} us after the last fault: {states:?}, clients {clients:?}",
             times * CALM_US
         ))
     }
@@ -291,6 +302,7 @@ impl World {
                 let after_us = self.random.between(500, 8_000);
                 self.plan(after_us, Next::Input);
             }
+            Next::Net => self.net_turn(),
             Next::Strike if !self.calm => self.strike(),
             Next::Strike => {}
             Next::Kill(id) if !self.calm => self.kill(id),
@@ -556,6 +568,9 @@ impl World {
         self.note(|| "calm".to_owned());
         self.calm = true;
         self.cut.clear();
+        if let Some(net) = &mut self.net {
+            net.be_calm();
+        }
         for id in 0..self.hosts.len() as u8 {
             let host = &mut self.hosts[usize::from(id)];
             host.asleep_until_us = host.asleep_until_us.min(self.now_us);
@@ -579,7 +594,8 @@ impl World {
                 && host.leadership.state().complete.len() == 2
                 && self.tally.released > before
         };
-        self.calm && self.hosts.iter().any(is_protected)
+        let served = self.net.as_ref().is_none_or(|net| net.is_done());
+        self.calm && served && self.hosts.iter().any(is_protected)
     }
 
     pub(super) fn note(&self, what: impl FnOnce() -> String) {

@@ -50,6 +50,18 @@ pub enum Bug {
     EndsUnagreed,
     /// A host with an order to end the VM is not elected without a living copy.
     EndNeedsCopy,
+    /// A host takes over without telling its output, which goes on in its own numbers and says nothing of what clients may not have heard.
+    TakesOverSilently,
+    /// A sync leaves the numbers of connections behind.
+    ForgetsNumbers,
+    /// A backup's VM hears what clients say in the primary's numbers.
+    HearsOthersNumbers,
+    /// What a VM said before it was replaced counts as said by the one that replaces it.
+    SaysOldWordsAnew,
+    /// Output leaves when its sync's line is drawn, and not when the backup holds it.
+    ReleasesAtTheLine,
+    /// After a join's line output leaves as before it, though the backup may be complete at any moment.
+    SpeaksOnAfterTheLine,
 }
 
 impl Bug {
@@ -60,8 +72,18 @@ impl Bug {
         Self::KeepsStaleCopy,
     ];
 
-    /// Those of whole hosts: the same, and those of a cold start and of the log's cut.
-    pub const OF_HOSTS: [Self; 9] = [
+    /// Those of what a host's loop does with its VM's output.
+    pub const OF_OUTPUT: [Self; 6] = [
+        Self::TakesOverSilently,
+        Self::ForgetsNumbers,
+        Self::HearsOthersNumbers,
+        Self::SaysOldWordsAnew,
+        Self::ReleasesAtTheLine,
+        Self::SpeaksOnAfterTheLine,
+    ];
+
+    /// Those of whole hosts: those of leadership and of output, of a cold start and of the log's cut.
+    pub const OF_HOSTS: [Self; 15] = [
         Self::SpeaksBeforeTheDrop,
         Self::SpeaksWhenDeposed,
         Self::KeepsStaleCopy,
@@ -71,6 +93,12 @@ impl Bug {
         Self::KeepsBrokenCut,
         Self::EndsUnagreed,
         Self::EndNeedsCopy,
+        Self::TakesOverSilently,
+        Self::ForgetsNumbers,
+        Self::HearsOthersNumbers,
+        Self::SaysOldWordsAnew,
+        Self::ReleasesAtTheLine,
+        Self::SpeaksOnAfterTheLine,
     ];
 
     /// Those of the session and its epochs.
