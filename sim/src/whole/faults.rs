@@ -11,7 +11,9 @@ use dunlin_core::units::ReplicaId;
 impl World {
     pub(super) fn strike(&mut self) {
         let after_us = self.random.between(5_000, 120_000);
-        self.plan(after_us, Next::Strike);
+        // A client's TCP has to come to its words between two of them.
+        let times = if self.net.is_some() { 3 } else { 1 };
+        self.plan(times * after_us, Next::Strike);
         let id = self.random.below(self.hosts.len() as u64) as u8;
         let speaker = (0..WITNESS).find(|id| self.hosts[usize::from(*id)].leadership.leads());
         let whom = match self.random.chance(500_000) {

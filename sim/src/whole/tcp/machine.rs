@@ -25,6 +25,8 @@ pub struct Machine {
     pub output: Output,
     random: Random,
     clock_ahead_us: u64,
+    /// The guest's clock, where it stands.
+    stood_us: Option<u64>,
 }
 
 /// The VM as it was at a sync's line.
@@ -44,11 +46,15 @@ impl Machine {
             output: Output::new(voice, epoch).with_budget(budget_bytes),
             random: Random::new(seed),
             clock_ahead_us: CLOCK_AHEAD_US,
+            stood_us: None,
         }
     }
 
     /// The guest does something, and may lose inputs inside.
     pub fn works(&mut self, now_us: u64, drop_percent: u8) -> Result<(), String> {
+        if let Some(stood_us) = self.stood_us.take() {
+            self.clock_ahead_us = stood_us - now_us;
+        }
         let clock_us = now_us + self.clock_ahead_us;
         for _ in 0..self.random.within(0, 6) {
             let due = self.guest.timer().is_some_and(|at_us| at_us <= clock_us);
@@ -74,14 +80,14 @@ impl Machine {
         Line {
             table: self.output.draw_line(),
             guest: self.guest.clone(),
-            clock_us: now_us + self.clock_ahead_us,
+            clock_us: self.stood_us.unwrap_or(now_us + self.clock_ahead_us),
         }
     }
 
-    /// The guest is the one at that line, and goes on from there.
-    pub fn becomes(&mut self, line: Line, now_us: u64) {
+    /// The guest is the one at that line, and goes on from there when it runs.
+    pub fn becomes(&mut self, line: Line) {
         self.guest = line.guest;
-        self.clock_ahead_us = line.clock_us - now_us;
+        self.stood_us = Some(line.clock_us);
     }
 
     /// Whether what is held and kept stays within its budgets.

@@ -25,6 +25,8 @@ pub struct Net {
     loss_percent: u8,
     /// Of the inputs, inside each VM.
     drop_percent: u8,
+    /// Of a hundred turns in which a VM has something to do, so many pass without.
+    idle_percent: u8,
     /// What outbound frames may take on each host.
     pub budget_bytes: usize,
     events: BTreeMap<(u64, u64), Event>,
@@ -51,6 +53,7 @@ impl Net {
         let mut net = Self {
             loss_percent: percent(&mut random, 20),
             drop_percent: percent(&mut random, 8),
+            idle_percent: percent(&mut random, 80),
             budget_bytes: if random.percent(30) {
                 SMALL_BUDGET_BYTES
             } else {
@@ -82,6 +85,12 @@ impl Net {
     /// How many of a hundred inputs a VM loses inside.
     pub fn drop_percent(&self) -> u8 {
         if self.calm { 0 } else { self.drop_percent }
+    }
+
+    /// Whether a VM does nothing in this turn.
+    pub fn idles(&mut self) -> bool {
+        let percent = if self.calm { 0 } else { self.idle_percent };
+        percent > 0 && self.random.percent(percent)
     }
 
     /// Whether something happens now and then, `of_thousand` times.
