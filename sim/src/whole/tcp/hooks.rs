@@ -5,13 +5,13 @@
 use super::machine::{Line, Machine};
 use super::net::Net;
 use crate::tcp::guest::Guest;
-use crate::whole::host::{Copy, Host, Word};
+use crate::whole::host::{BackupCopy, Copy, Host, Word};
 use crate::whole::world::{Next, WITNESS, World};
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::policy::Mode;
-use dunlin_core::replica::epoch::{Inputs, Rules};
 use dunlin_core::replica::epoch::backup::Phase;
+use dunlin_core::replica::epoch::{Inputs, Rules};
 use dunlin_core::replica::sync::bugs::Bug;
 use dunlin_core::units::{Epoch, ReplicaId};
 
@@ -38,9 +38,8 @@ impl Host {
         match &self.copy {
             Some(Copy::Primary(primary)) => primary.boots_at_us.is_none(),
             Some(Copy::Backup(backup)) => {
-                let stands = !matches!(backup.epochs.phase(), Phase::Synced | Phase::Orphaned);
                 let is_taken_over = self.leadership.take_over_is().1;
-                is_taken_over || backup.epochs.executes_inputs() && !stands
+                is_taken_over || backup.epochs.executes_inputs() && !stands_for_sync(backup)
             }
             None => false,
         }
@@ -60,6 +59,10 @@ impl Host {
             None => None,
         }
     }
+}
+
+fn stands_for_sync(backup: &BackupCopy) -> bool {
+    !matches!(backup.epochs.phase(), Phase::Synced | Phase::Orphaned)
 }
 
 impl World {
@@ -152,7 +155,7 @@ impl World {
             true => machine.works(now_us, drop_percent),
             false => Ok(()),
         };
-        if let Err(what) = worked.and_then(|()| machine.is_within_budgets()) {
+        if let Err(what) = worked {
             self.verdict(format!("the VM on {id}: {what}"));
         }
     }
@@ -161,8 +164,7 @@ impl World {
     pub fn read_socket(&mut self, id: u8) {
         let (now_us, late) = (self.now_us, self.bug == Some(Bug::SaysOldWordsAnew));
         let host = self.host(id);
-        let stands = |phase| !matches!(phase, Phase::Synced | Phase::Orphaned);
-        if late && host.backup().is_some_and(|backup| stands(backup.epochs.phase())) {
+        if late && host.backup().is_some_and(|backup| stands_for_sync(backup)) {
             return;
         }
         let (told_to, stops) = match &host.copy {
@@ -172,11 +174,16 @@ impl World {
         };
         let Some(machine) = host.machine() else { return };
         let (epoch, mut told) = (machine.output.epoch(), Vec::new());
+        let before = machine.output.held().0;
         while (stops || !machine.output.is_full())
             && let Some(frame) = machine.socket.pop_front()
         {
             told.extend(told_to.map(|_| frame.clone()));
             machine.output.said(frame, now_us);
+        }
+        let within = machine.is_within_budgets(before, stops);
+        if let Err(what) = within {
+            self.verdict(format!("the output on {id}: {what}"));
         }
         if let Some(stream) = told_to.filter(|_| !told.is_empty()) {
             self.say(stream, id, Word::Frames(epoch, told));

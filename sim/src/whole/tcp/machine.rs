@@ -14,8 +14,8 @@ use std::fmt;
 const CLOCK_AHEAD_US: u64 = 1 << 40;
 /// How far a guest may be behind the timestamps that it hears echoed: its clock stands in syncs, and a copy that did not run goes on from the last.
 const BEHIND_TICKS: i32 = 5_000;
-/// Before a sync the socket is read to its end, whatever is held. The guest has put no more into it than this.
-const SOCKET_BYTES: usize = 256 << 10;
+/// No frame of a guest takes more than this to hold.
+const MOST_FRAME_BYTES: usize = 1 << 10;
 
 /// A copy of the VM.
 pub struct Machine {
@@ -90,11 +90,17 @@ impl Machine {
         self.stood_us = Some(line.clock_us);
     }
 
-    /// Whether what is held and kept stays within its budgets.
-    pub fn is_within_budgets(&self) -> Result<(), String> {
-        let held = self.output.held();
+    /// Whether what is held and kept stays within its budgets, where `before` was held. Before a sync the socket is read to its end, and where
+    /// this host alone speaks nothing waits for long.
+    pub fn is_within_budgets(&self, before: usize, stops: bool) -> Result<(), String> {
+        let (held, budget, _) = self.output.held();
+        let most = match self.output.voice() {
+            Voice::Protected if !stops => before.max(budget + MOST_FRAME_BYTES),
+            Voice::Shut => before.max(budget),
+            _ => usize::MAX,
+        };
         let of = [
-            ("held", held.0, held.1 + SOCKET_BYTES),
+            ("held", held, most),
             (
                 "for retransmission",
                 self.output.retransmit().0,

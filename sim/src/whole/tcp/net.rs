@@ -10,7 +10,7 @@ use dunlin_core::output::HELD_BYTES;
 use std::collections::BTreeMap;
 
 /// So small a budget is full now and then.
-const SMALL_BUDGET_BYTES: usize = 48 << 10;
+const SMALL_BUDGET_BYTES: usize = 6 << 10;
 
 /// What is under way on the network.
 enum Event {
@@ -172,9 +172,7 @@ impl Net {
     /// The VM has booted from its disk, and its connections are gone: clients begin anew.
     pub fn forgets_connections(&mut self, now_us: u64) {
         self.counted = 0;
-        self.clients
-            .iter_mut()
-            .for_each(|client| client.gives_up(now_us));
+        self.clients.iter_mut().for_each(|client| client.gives_up(now_us));
     }
 
     /// The faults are over: each client has one more conversation.
