@@ -207,6 +207,7 @@ impl Client {
     pub fn gives_up(&mut self, now: u64) {
         self.tcp.abort(now);
         self.over = true;
+        self.to_come = self.to_come.max(1);
         self.counted = 0;
         self.act_at = self.act_at.max(now + 100_000);
     }
@@ -292,10 +293,13 @@ impl Client {
         Ok(())
     }
 
-    /// The position of the VM's segment; none if it is of another connection.
+    /// The position of the VM's segment; none if it is of another connection. One of a former connection may have a number near this one's, but
+    /// what it acknowledges lies before the SYN.
     fn place(&self, seg: &Seg) -> Option<u64> {
         let at = i64::from(seg.seq.wrapping_sub(self.tcp.irs) as i32);
-        (0..1 << 20).contains(&at).then_some(at as u64)
+        let ack = i64::from(seg.ack.wrapping_sub(self.tcp.iss) as i32);
+        let is_near = |number| (0..1 << 20).contains(&number);
+        (is_near(at) && (!seg.has(ACK) || is_near(ack))).then_some(at as u64)
     }
 
     /// A segment left for this client. Claims A and B: the backup has said it, and got what it acknowledges.

@@ -60,6 +60,8 @@ pub struct Tally {
     pub promotions: u64,
     /// Frames that have left because both VMs had said them.
     pub matched: u64,
+    /// Frames that nobody had agreed on, and that a host that took over had heard.
+    pub overheard: u64,
     /// Conversations that clients have begun.
     pub conversations: u64,
     /// Worlds in which no copy that may lead was left.
@@ -82,6 +84,7 @@ impl worlds::Tally for Tally {
             (&mut self.ended, other.ended),
             (&mut self.promotions, other.promotions),
             (&mut self.matched, other.matched),
+            (&mut self.overheard, other.overheard),
             (&mut self.conversations, other.conversations),
             (&mut self.lost, other.lost),
         ];

@@ -149,7 +149,7 @@ impl World {
         match entry {
             Agreed::Frames(frames) => {
                 for frame in frames {
-                    self.takes_frame(id, &frame);
+                    self.frame_is_agreed(id, &frame);
                     let input = frame.bytes.as_ref().try_into().map_or(0, u64::from_be_bytes);
                     self.takes_input(id, input);
                 }

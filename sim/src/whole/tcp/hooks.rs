@@ -107,19 +107,46 @@ impl World {
         let now_us = self.now_us;
         for id in 0..WITNESS {
             let Some(how) = self.takes_inputs(id) else {
+                self.overhears(id, frame);
                 continue;
             };
             self.tally.inputs += 1;
             if let Some(machine) = self.host(id).machine() {
                 machine.output.asked(frame, now_us);
             }
-            match how {
-                Inputs::Direct => self.takes_frame(id, frame),
-                Inputs::Agreed => {
-                    self.propose(id, &Agreed::Frames(vec![frame.clone()]));
-                }
+            self.take_in(id, how, frame);
+        }
+    }
+
+    fn take_in(&mut self, id: u8, how: Inputs, frame: &Frame) {
+        match how {
+            Inputs::Direct => self.takes_frame(id, frame),
+            Inputs::Agreed => {
+                self.propose(id, &Agreed::Frames(vec![frame.clone()]));
             }
         }
+    }
+
+    /// A host that does not speak for the VM keeps what the network brings to it as well.
+    fn overhears(&mut self, id: u8, frame: &Frame) {
+        let now_us = self.now_us;
+        let floods = self.net.as_ref().is_some_and(|net| net.floods);
+        let host = self.host(id);
+        let hears = floods && host.asleep_until_us <= now_us && host.backup().is_some();
+        if let Some(machine) = host.machine().filter(|_| hears) {
+            machine.overheard.heard(frame.clone(), now_us);
+        }
+    }
+
+    /// A frame is agreed.
+    pub fn frame_is_agreed(&mut self, id: u8, frame: &Frame) {
+        let now_us = self.now_us;
+        let host = self.host(id);
+        let is_backup = host.backup().is_some();
+        if let Some(machine) = host.machine().filter(|_| is_backup) {
+            machine.overheard.agreed(frame, now_us);
+        }
+        self.takes_frame(id, frame);
     }
 
     /// The VM gets an input, in its own numbers.
@@ -185,7 +212,8 @@ impl World {
         if let Err(what) = within {
             self.verdict(format!("the output on {id}: {what}"));
         }
-        if let Some(stream) = told_to.filter(|_| !told.is_empty()) {
+        let lost = self.net.as_mut().is_some_and(|net| net.loses_words());
+        if let Some(stream) = told_to.filter(|_| !told.is_empty() && !lost) {
             self.say(stream, id, Word::Frames(epoch, told));
         }
     }
@@ -299,6 +327,13 @@ impl World {
         {
             machine.output.take_over(now_us);
         }
+        let how = self.first.inputs();
+        let Some(machine) = self.host(id).machine() else {
+            return;
+        };
+        let overheard = machine.overheard.take(how == Inputs::Agreed, now_us);
+        self.tally.overheard += overheard.len() as u64;
+        overheard.iter().for_each(|frame| self.take_in(id, how, frame));
     }
 
     // Outside.

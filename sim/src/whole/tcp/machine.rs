@@ -6,6 +6,7 @@ use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
+use dunlin_core::overheard::Overheard;
 use dunlin_core::units::Epoch;
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,6 +15,8 @@ use std::fmt;
 const CLOCK_AHEAD_US: u64 = 1 << 40;
 /// How far a guest may be behind the timestamps that it hears echoed: its clock stands in syncs, and a copy that did not run goes on from the last.
 const BEHIND_TICKS: i32 = 5_000;
+/// What a backup's host may keep of the network.
+const OVERHEARD_BYTES: usize = 64 << 10;
 /// No frame of a guest takes more than this to hold.
 const MOST_FRAME_BYTES: usize = 1 << 10;
 
@@ -23,6 +26,8 @@ pub struct Machine {
     /// Said, and not read by the loop yet.
     pub socket: VecDeque<Frame>,
     pub output: Output,
+    /// What the network has brought while another host spoke for the VM.
+    pub overheard: Overheard,
     random: Random,
     clock_ahead_us: u64,
     /// The guest's clock, where it stands.
@@ -44,6 +49,7 @@ impl Machine {
             guest: Guest::default(),
             socket: VecDeque::new(),
             output: Output::new(voice, epoch).with_budget(budget_bytes),
+            overheard: Overheard::new(OVERHEARD_BYTES),
             random: Random::new(seed),
             clock_ahead_us: CLOCK_AHEAD_US,
             stood_us: None,
@@ -101,6 +107,7 @@ impl Machine {
         };
         let of = [
             ("held", held, most),
+            ("overheard", self.overheard.held().0, OVERHEARD_BYTES),
             (
                 "for retransmission",
                 self.output.retransmit().0,

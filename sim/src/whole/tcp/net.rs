@@ -27,6 +27,10 @@ pub struct Net {
     drop_percent: u8,
     /// Of a hundred turns in which a VM has something to do, so many pass without.
     idle_percent: u8,
+    /// Of a thousand times that a backup tells what its VM has said, so often that is lost: its primary does not read.
+    lost_words: u64,
+    /// The network brings the VM's frames to both of its hosts.
+    pub floods: bool,
     /// What outbound frames may take on each host.
     pub budget_bytes: usize,
     events: BTreeMap<(u64, u64), Event>,
@@ -54,6 +58,8 @@ impl Net {
             loss_percent: percent(&mut random, 20),
             drop_percent: percent(&mut random, 8),
             idle_percent: percent(&mut random, 80),
+            lost_words: u64::from(percent(&mut random, 100)),
+            floods: random.percent(40),
             budget_bytes: if random.percent(30) {
                 SMALL_BUDGET_BYTES
             } else {
@@ -91,6 +97,12 @@ impl Net {
     pub fn idles(&mut self) -> bool {
         let percent = if self.calm { 0 } else { self.idle_percent };
         percent > 0 && self.random.percent(percent)
+    }
+
+    /// Whether the backup's words are lost on their way.
+    pub fn loses_words(&mut self) -> bool {
+        let of_thousand = if self.calm { 0 } else { self.lost_words };
+        of_thousand > 0 && self.happens(of_thousand)
     }
 
     /// Whether something happens now and then, `of_thousand` times.
