@@ -272,4 +272,17 @@ impl Host {
     pub fn term(&self) -> Term {
         self.node.as_ref().map_or(Term(0), Consensus::term)
     }
+
+    /// For a verdict.
+    pub fn described(&self) -> String {
+        let node = self.node.as_ref();
+        format!(
+            "{:?} {:?}, applied {:?} of {:?}, {:?}",
+            node.map(Consensus::role),
+            node.map(Consensus::term),
+            self.applied,
+            node.map(Consensus::committed),
+            self.leadership
+        )
+    }
 }

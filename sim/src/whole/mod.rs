@@ -5,13 +5,14 @@
 //! and a loop around core's `replica::leadership` and `replica::epoch`, which takes its turns late. Between the two is a stream on which
 //! joins and syncs travel. Hosts die at any step and come back, sleep, and are cut off in one direction; streams break; leaders
 //! step down; copies do otherwise than each other. In one world of four all copies may die: then a host boots the VM from its disk, as core's
-//! `replica::cold_start` says.
+//! `replica::cold_start` says. In another one of four the VM is a TCP server: its clients, its guests and the production `Output` are in `tcp`. In
+//! all others it says words.
 //!
 //! Checked from outside: whatever a client was told is explained by every VM that speaks later, and is on the disk that a VM boots from; nobody speaks in a term after a later one
-//! has spoken; when the faults end the VM serves and is protected, if any copy is left that may lead.
+//! has spoken; when the faults end the VM serves and is protected, if any copy is left that may lead. Clients' connections outlive all of it.
 //!
-//! Not here, and so not proven: the work of a sync (the session's machines have worlds of their own, `crate::session`); comparison by
-//! packets, the cards, a disk's own work (it holds what its VM has said, to the last sync on a backup); shutdown, a person's orders; moves to
+//! Not here, and so not proven: the work of a sync (the session's machines have worlds of their own, `crate::session`); when one is due;
+//! datagrams, the cards, a disk's own work (it holds what its VM has said, to the last sync on a backup); shutdown, a person's orders; moves to
 //! other hosts.
 
 mod backup;

@@ -209,7 +209,7 @@ impl World {
             self.tally.lost += 1;
             return Ok(self.tally);
         }
-        let states: Vec<_> = self.hosts.iter().map(described).collect();
+        let states: Vec<_> = self.hosts.iter().map(Host::described).collect();
         let clients = self.net.as_ref().map(|net| net.state());
         Err(format!(
             "the VM does not serve, protected, {} us after the last fault: {states:?}, clients {clients:?}",
@@ -616,16 +616,4 @@ fn leadership(id: u8, bug: Option<Bug>, state: AgreedState) -> Leadership {
 /// What a snapshot stands for.
 pub fn state_of(snapshot: &Snapshot) -> AgreedState {
     agreed::decode_state(snapshot.state.clone()).expect("this world's own")
-}
-
-fn described(host: &Host) -> String {
-    let node = host.node.as_ref();
-    format!(
-        "{:?} {:?}, applied {:?} of {:?}, {:?}",
-        node.map(Consensus::role),
-        node.map(Consensus::term),
-        host.applied,
-        node.map(Consensus::committed),
-        host.leadership
-    )
 }
