@@ -20,7 +20,10 @@ fn a_vms_hosts_keep_every_promise() {
     assert!(tally.syncs > 1_000 && tally.released > 50_000, "{tally:?}");
     assert!(tally.cold_starts > 100, "{tally:?}");
     assert!(
-        tally.conversations > 800 && tally.matched > 5_000 && tally.overheard > 500,
+        tally.conversations > 800
+            && tally.matched > 5_000
+            && tally.overheard > 500
+            && tally.partial_acks > 100,
         "{tally:?}"
     );
     assert!(tally.lost * 4 < report.seeds, "{tally:?}");

@@ -167,6 +167,8 @@ pub enum Word {
     Said(Epoch, u64),
     /// ... or, in a world with clients, these.
     Frames(Epoch, Vec<Frame>),
+    /// ... and has nothing left to do of what was agreed up to there.
+    Idle(Index),
     /// The backup holds the sync.
     Acknowledged(Epoch),
     /// It goes on from there.

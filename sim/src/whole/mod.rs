@@ -61,6 +61,8 @@ pub struct Tally {
     pub promotions: u64,
     /// Frames that have left because both VMs had said them.
     pub matched: u64,
+    /// Acknowledgements of what the backup has got, where the primary has more.
+    pub partial_acks: u64,
     /// Frames that nobody had agreed on, and that a host that took over had heard.
     pub overheard: u64,
     /// Conversations that clients have begun.
@@ -85,6 +87,7 @@ impl worlds::Tally for Tally {
             (&mut self.ended, other.ended),
             (&mut self.promotions, other.promotions),
             (&mut self.matched, other.matched),
+            (&mut self.partial_acks, other.partial_acks),
             (&mut self.overheard, other.overheard),
             (&mut self.conversations, other.conversations),
             (&mut self.lost, other.lost),

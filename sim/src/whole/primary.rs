@@ -57,7 +57,7 @@ impl World {
         if primary.session != Some(stream) {
             return;
         }
-        if !matches!(word, Word::Said(..) | Word::Frames(..)) {
+        if !matches!(word, Word::Said(..) | Word::Frames(..) | Word::Idle(_)) {
             self.note(|| format!("{id} hears {word:?}"));
         }
         if matches!(word, Word::Loaded) {
@@ -79,6 +79,11 @@ impl World {
             Word::Frames(epoch, frames) => {
                 if let Some(machine) = self.host(id).machine() {
                     machine.output.backup_said(epoch, frames);
+                }
+            }
+            Word::Idle(applied) => {
+                if let Some(machine) = self.host(id).machine() {
+                    machine.syncs.backup_applied = applied;
                 }
             }
             Word::Acknowledged(epoch) => {

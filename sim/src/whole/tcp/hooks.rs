@@ -15,10 +15,6 @@ use dunlin_core::replica::epoch::{Inputs, Rules};
 use dunlin_core::replica::sync::bugs::Bug;
 use dunlin_core::units::{Epoch, ReplicaId};
 
-/// Of a thousand turns in which output waits, so many begin a sync: where outputs are compared, and where they wait for syncs alone.
-const SYNCS_COMPARED: u64 = 4;
-const SYNCS: u64 = 60;
-
 impl Host {
     /// The copy here, with the voice that this host has.
     pub fn machine(&mut self) -> Option<&mut Machine> {
@@ -172,6 +168,7 @@ impl World {
         let Some(net) = &mut self.net else { return };
         let (now_us, drop_percent, idles) = (self.now_us, net.drop_percent(), net.idles());
         self.read_socket(id);
+        self.tell_idle(id);
         let host = self.host(id);
         let runs = host.vm_runs() && !idles;
         let Some(machine) = host.machine().filter(|_| runs) else {
@@ -250,6 +247,7 @@ impl World {
                 false => machine.output.acknowledged(epoch),
             }
         }
+        self.synced_now(id);
     }
 
     /// The group counts the backup as complete since `epoch`.
@@ -259,6 +257,7 @@ impl World {
         {
             machine.output.acknowledged(epoch);
         }
+        self.synced_now(id);
     }
 
     /// The backup's words count from the sync under way on.
@@ -271,18 +270,6 @@ impl World {
         if let (Some(epoch), Some(machine)) = (epoch, host.machine()) {
             machine.output.backup_loaded(epoch);
         }
-    }
-
-    /// Whether a sync is due, where a backup follows.
-    pub fn output_asks_for_sync(&mut self, id: u8) -> bool {
-        let Some(machine) = self.hosts[usize::from(id)].machine() else {
-            return false;
-        };
-        let output = &machine.output;
-        let (now, waits) = (output.differs() || output.is_half_full(), output.waits());
-        let compares = output.counters().is_some();
-        let Some(net) = &mut self.net else { return false };
-        now || waits && net.happens(if compares { SYNCS_COMPARED } else { SYNCS })
     }
 
     // The backup.
@@ -344,11 +331,12 @@ impl World {
         let Some(machine) = self.host(id).machine() else {
             return Vec::new();
         };
-        let matched = |machine: &Machine| machine.output.tally().released - machine.output.tally().by_sync;
-        let before = matched(machine);
+        let before = *machine.output.tally();
         let frames: Vec<Frame> = std::iter::from_fn(|| machine.output.release(now_us)).collect();
-        let more = matched(machine) - before;
-        self.tally.matched += more;
+        let after = *machine.output.tally();
+        let (released, by_sync) = (after.released - before.released, after.by_sync - before.by_sync);
+        self.tally.matched += released - by_sync;
+        self.tally.partial_acks += frames.len() as u64 - released;
         frames
     }
 

@@ -1,5 +1,6 @@
 //! A host's copy of the VM as its loop sees it: a guest, the socket of its card, and the `Output` of what it says.
 
+use super::trigger::Syncs;
 use crate::tcp::guest::Guest;
 use crate::tcp::random::Random;
 use bytes::Bytes;
@@ -28,6 +29,7 @@ pub struct Machine {
     pub output: Output,
     /// What the network has brought while another host spoke for the VM.
     pub overheard: Overheard,
+    pub syncs: Syncs,
     random: Random,
     clock_ahead_us: u64,
     /// The guest's clock, where it stands.
@@ -50,6 +52,7 @@ impl Machine {
             socket: VecDeque::new(),
             output: Output::new(voice, epoch).with_budget(budget_bytes),
             overheard: Overheard::new(OVERHEARD_BYTES),
+            syncs: Syncs::default(),
             random: Random::new(seed),
             clock_ahead_us: CLOCK_AHEAD_US,
             stood_us: None,

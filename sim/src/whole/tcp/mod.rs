@@ -11,9 +11,11 @@
 //! meant to; what leaves under protection the other host's VM has said, and has got what it acknowledges; a VM that begins to speak
 //! explains all that has left; the counter never goes back; when the faults end all clients finish; what is held stays within its budget.
 //!
-//! Not here: worlds in which a VM boots from its disk (its connections are gone with it), when a sync is due (`sync::trigger`), inputs that
-//! the other host overheard.
+//! A VM that boots from its disk has lost its connections: then clients begin anew.
+//!
+//! Not here: datagrams, and what a mode costs (`sync::change_over`): modes change by a whim.
 
 pub mod hooks;
 pub mod machine;
 pub mod net;
+pub mod trigger;

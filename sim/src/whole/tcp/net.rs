@@ -29,6 +29,8 @@ pub struct Net {
     idle_percent: u8,
     /// Of a thousand times that a backup tells what its VM has said, so often that is lost: its primary does not read.
     lost_words: u64,
+    /// Syncs are due as core's trigger says, and not by a whim.
+    pub by_trigger: bool,
     /// The network brings the VM's frames to both of its hosts.
     pub floods: bool,
     /// What outbound frames may take on each host.
@@ -59,6 +61,7 @@ impl Net {
             drop_percent: percent(&mut random, 8),
             idle_percent: percent(&mut random, 80),
             lost_words: u64::from(percent(&mut random, 100)),
+            by_trigger: random.percent(50),
             floods: random.percent(40),
             budget_bytes: if random.percent(30) {
                 SMALL_BUDGET_BYTES
