@@ -74,8 +74,8 @@ impl Machine {
             self.socket
                 .extend(self.guest.work(clock_us, loses, &mut self.random));
         }
-        let speaks = self.output.voice() != Voice::Backup;
-        // A backup hears what the client says to the other one.
+        // Any other one, a deposed primary too, hears what clients say to the one that speaks.
+        let speaks = matches!(self.output.voice(), Voice::Alone | Voice::Protected);
         self.guest
             .no_trouble(if speaks { BEHIND_TICKS } else { i32::MAX })
     }
