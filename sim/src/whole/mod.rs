@@ -11,8 +11,8 @@
 //! Checked from outside: whatever a client was told is explained by every VM that speaks later, and is on the disk that a VM boots from; nobody speaks in a term after a later one
 //! has spoken; when the faults end the VM serves and is protected, if any copy is left that may lead. Clients' connections outlive all of it.
 //!
-//! Not here, and so not proven: the work of a sync (the session's machines have worlds of their own, `crate::session`); when one is due;
-//! datagrams, the cards, a disk's own work (it holds what its VM has said, to the last sync on a backup); shutdown, a person's orders; moves to
+//! Not here, and so not proven: the work of a sync (the session's machines have worlds of their own, `crate::session`); datagrams,
+//! the cards, a disk's own work (it holds what its VM has said, to the last sync on a backup); shutdown, a person's orders; moves to
 //! other hosts.
 
 mod backup;

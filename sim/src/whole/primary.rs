@@ -223,7 +223,7 @@ impl World {
     fn begin_sync(&mut self, id: u8) {
         let (now_us, first) = (self.now_us, self.first);
         let drawn = self.random.pick(&Mode::ALL).map(|mode| Rules::of(mode, false));
-        // Where clients look on it is as the policies have it: one alone changes its mode.
+        // With clients it is as with policies: only where outputs are compared at first does the mode change.
         let changes = self.random.chance(200_000) && (self.net.is_none() || first.compares());
         let Some(primary) = self.host(id).primary() else {
             return;
