@@ -1,7 +1,7 @@
 //! What a host of a world consists of.
 
-use super::world::WITNESS;
 use super::tcp::machine::{Line, Machine};
+use super::world::WITNESS;
 use crate::disk::Disk;
 use dunlin_core::agreed::{Frame, Unsaid};
 use dunlin_core::consensus::{Consensus, Role, Snapshot};
