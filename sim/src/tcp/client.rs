@@ -294,12 +294,12 @@ impl Client {
     }
 
     /// The position of the VM's segment; none if it is of another connection. One of a former connection may have a number near this one's, but
-    /// what it acknowledges lies before the SYN.
+    /// what it acknowledges lies just before the SYN.
     fn place(&self, seg: &Seg) -> Option<u64> {
         let at = i64::from(seg.seq.wrapping_sub(self.tcp.irs) as i32);
         let ack = i64::from(seg.ack.wrapping_sub(self.tcp.iss) as i32);
-        let is_near = |number| (0..1 << 20).contains(&number);
-        (is_near(at) && (!seg.has(ACK) || is_near(ack))).then_some(at as u64)
+        let is_former = seg.has(ACK) && (-(1 << 20)..0).contains(&ack);
+        ((0..1 << 20).contains(&at) && !is_former).then_some(at as u64)
     }
 
     /// A segment left for this client. Claims A and B: the backup has said it, and got what it acknowledges.
