@@ -222,6 +222,9 @@ impl Comparer {
     /// The sync is acknowledged: what was said before the line has left.
     pub fn sync_acknowledged(&mut self) {
         self.telling.clear();
+        // What was to be told in part is told whole now, and with a newer timestamp.
+        self.matched.retain(|next| matches!(next, Matched::Frame(_)));
+        self.partial_acks = 0;
         for flow in std::mem::take(&mut self.waiting).into_values() {
             let Some(key) = flow else { continue };
             if let Some(Flow {

@@ -138,3 +138,17 @@ fn partial_acknowledgements_that_wait_to_leave_are_bounded() {
     both.backup(ack(2000, 12, 80).frame());
     assert_eq!(both.only_partial(), [ack(2000, 20, 80)], "there is room again");
 }
+
+/// The sync's acknowledgement comes with the backup's last words of the epoch: the primary's own leaves first then, and what else the sync
+/// lets out. An older timestamp after that would go back.
+#[test]
+fn a_partial_acknowledgement_that_a_sync_has_overtaken_is_not_told() {
+    let mut both = Both::told_1000();
+    both.primary(ack(5000, 20, 80).frame())
+        .backup(ack(2000, 13, 60).frame())
+        .sync();
+    assert_eq!(both.only_partial(), []);
+    both.primary(ack(6000, 30, 80).frame())
+        .backup(ack(5500, 25, 80).frame());
+    assert_eq!(both.only_partial(), [ack(5500, 30, 80)]);
+}
