@@ -20,14 +20,14 @@ const MOST_FIELDS: usize = 15;
 
 const FOLDER: &str = "node/src";
 
-/// Until issue 19's part in `node/src/config` (the files' shapes, `ProgramSpec`) is merged: REMOVE THIS LIST THEN.
-const EXEMPT: [&str; 1] = ["node/src/config/"];
+/// Structures that are still to be split: what the check would say of them otherwise. REMOVE the last one with the list.
+const EXEMPT: [&str; 1] = ["node/src/config/program.rs: ProgramSpec has 19"];
 
 /// Every structure outside of tests.
 pub fn check() -> Result<()> {
-    let mut modules = Source::read(&paths::workspace(), FOLDER)?.modules(FOLDER)?;
-    modules.retain(|module| !EXEMPT.iter().any(|folder| module.file.starts_with(folder)));
-    let (structures, large) = look(&modules);
+    let modules = Source::read(&paths::workspace(), FOLDER)?.modules(FOLDER)?;
+    let (structures, mut large) = look(&modules);
+    large.retain(|found| !EXEMPT.contains(&found.as_str()));
     if !large.is_empty() {
         bail!("more than {MOST_FIELDS} fields:\n  {}", large.join("\n  "));
     }
