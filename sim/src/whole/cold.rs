@@ -1,7 +1,8 @@
 //! No copy is alive anywhere: who boots the VM from its disk.
 
 use super::host::{Copy, PrimaryCopy, Vm};
-use super::world::{Next, WITNESS, World};
+use super::next::Next;
+use super::world::{WITNESS, World};
 use dunlin_core::consensus::{Consensus, Member, Role};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::cold_start::{DiskMark, Holding, LivingCopy, Look, Sight};

@@ -4,7 +4,8 @@
 //! promised.
 
 use super::host::Host;
-use super::world::{Next, WITNESS, World};
+use super::next::Next;
+use super::world::{WITNESS, World};
 use dunlin_core::consensus::{Durability, Event, Role};
 use dunlin_core::units::ReplicaId;
 

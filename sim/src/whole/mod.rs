@@ -20,6 +20,7 @@ mod cold;
 mod faults;
 mod host;
 mod log;
+mod next;
 mod orders;
 mod primary;
 mod tcp;

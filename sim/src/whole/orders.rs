@@ -8,7 +8,8 @@
 //! have ended; a host that was promoted serves, takes the others back, and is protected in the end.
 
 use super::host::{Copy, Host};
-use super::world::{Next, WITNESS, World};
+use super::next::Next;
+use super::world::{WITNESS, World};
 use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::consensus::{Durability, Event, Member, Role};
 use dunlin_core::replica::promotion::{self, Ordered};
@@ -222,7 +223,7 @@ impl World {
     pub(super) fn is_at_its_end(&self) -> Option<bool> {
         let over = |host: &Host| {
             let knows = host.leadership.state().life == Life::Down;
-            host.forgotten || !(knows && host.copy.is_some()) && !host.shutdown.is_ordered()
+            host.forgotten || (!knows || host.copy.is_none()) && !host.shutdown.is_ordered()
         };
         let done = || self.calm && self.orders.ended_in.is_some() && self.hosts.iter().all(over);
         matches!(self.orders.person, Person::Ends { .. }).then(done)

@@ -2,6 +2,7 @@
 
 use super::Tally;
 use super::host::{Heard, Host, Image, Stream, Word};
+use super::next::Next;
 use super::orders::{Orders, Person, shutdown};
 use super::tcp::net::Net;
 use crate::disk::{Disk, Write};
@@ -26,54 +27,6 @@ const CALM_US: u64 = 5_000_000;
 const COLD_TIMES: u64 = 3;
 /// The witness.
 pub const WITNESS: u8 = 2;
-
-/// What is to come.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Next {
-    /// A message of the consensus: sender, receiver, its place in `mail`.
-    Mail(u8, u8, u64),
-    /// A deadline of the consensus.
-    Tick(u8),
-    /// A hard state, or writes, of this incarnation reached the disk.
-    HardStatePersisted(u8, u32),
-    Written(u8, u32),
-    /// A dead host's link is noticed.
-    LinkLost(u8, u8, u32),
-    /// A link to a host that has started stands.
-    LinkUp(u8, u8),
-    /// A loop's turn.
-    Turn(u8, u32),
-    /// A client's input.
-    Input,
-    /// Clients and their network have something to do.
-    Net,
-    /// The next fault.
-    Strike,
-    /// A host dies.
-    Kill(u8),
-    /// A host starts again.
-    Start(u8),
-    /// A cut is healed.
-    Heal(u8, u8),
-    /// A host of this incarnation asks another one what it holds of the VM.
-    Asked(u8, u32, u8),
-    /// It has all answers that it gets.
-    Judges(u8, u32),
-    /// A person wants the VM to end, and asks that host, or any.
-    Order(Option<u8>),
-    /// QEMU has answered whether its guest was asked to switch itself off.
-    GuestAsked(u8, u32),
-    /// The guest does so.
-    GuestLeaves(u8, u32),
-    /// A host tells another one of the VM's end.
-    EndTold(u8, u8),
-    /// It has told all that it can reach.
-    AllTold(u8, u32),
-    /// All hosts but one die.
-    Catastrophe,
-    /// A person says so to that one.
-    Promote(u8),
-}
 
 /// The world.
 pub struct World {

@@ -71,12 +71,12 @@ impl ProgramLoop {
         let late = self.ending.shutdown.overdue(now_us);
         if !late.is_empty() {
             let name = &self.config.name;
-            let why = format!(
+            let answer = Answer::failed(format!(
                 "program '{name}' is not ended: no majority of its hosts agrees to that now. If no host serves it any more, \
                  'dunlin down --force {name}' takes it away from host '{}' alone",
                 self.host.name
-            );
-            answer_all(late, &Answer::failed(why));
+            ));
+            answer_all(late, &answer);
         }
     }
 
