@@ -9,8 +9,8 @@ use dunlin_core::program::order::Order;
 use dunlin_guest::{NicSpec, VmSpec};
 use dunlin_program::data::Data;
 use dunlin_program::limits::Limits;
+use dunlin_program::message::Card;
 use dunlin_program::options::network;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,10 +36,8 @@ pub struct ProgramSpec {
     pub order: Order,
     /// How long it waits for that.
     pub patience: Duration,
-    /// Its clock is the same in all copies.
-    pub agreed_clock: bool,
-    /// So is its chance.
-    pub agreed_chance: bool,
+    /// What else is the same in all copies.
+    pub agreed: AgreedSources,
     /// What each copy may write, in memory, in MiB.
     pub scratch_mib: u32,
     /// Where what outlives the copies is, if there is such.
@@ -50,14 +48,17 @@ pub struct ProgramSpec {
     pub start_within: Duration,
     /// Whether it is begun again when it has ended on all hosts.
     pub restart: RestartPolicy,
-    /// Its address.
-    pub address: Ipv4Addr,
-    /// How many bits of that name the network.
-    pub prefix: u8,
-    /// The way to other networks.
-    pub gateway: Option<Ipv4Addr>,
-    /// Its card's hardware address.
-    pub mac: [u8; 6],
+    /// Its network card.
+    pub card: Card,
+}
+
+/// What of a program is agreed besides its inputs.
+#[derive(Debug, Clone, Copy)]
+pub struct AgreedSources {
+    /// Its clock.
+    pub clock: bool,
+    /// Its chance.
+    pub chance: bool,
 }
 
 impl ProgramSpec {
@@ -157,8 +158,10 @@ impl ProgramSpec {
                 files::Order::Answer => Order::Answer,
             },
             patience: Duration::from_millis(table.patience_ms),
-            agreed_clock: table.clock == Source::Agreed,
-            agreed_chance: table.chance == Source::Agreed,
+            agreed: AgreedSources {
+                clock: table.clock == Source::Agreed,
+                chance: table.chance == Source::Agreed,
+            },
             scratch_mib: table.scratch_mib,
             data,
             limits: Limits {
@@ -168,10 +171,12 @@ impl ProgramSpec {
             },
             start_within: Duration::from_secs(table.start_within_s),
             restart: table.restart,
-            address,
-            prefix,
-            gateway: nic.gateway,
-            mac,
+            card: Card {
+                address,
+                prefix,
+                gateway: nic.gateway,
+                mac,
+            },
         };
         Ok((only_a_card(name, card), program))
     }

@@ -257,7 +257,7 @@ fn a_program_stands_in_a_vms_place() {
     let program = config.program.expect("a program");
     assert_eq!(program.command.len(), 3);
     assert_eq!(
-        (program.address.to_string().as_str(), program.prefix),
+        (program.card.address.to_string().as_str(), program.card.prefix),
         ("10.0.0.57", 24)
     );
     assert_eq!(program.order, dunlin_core::program::order::Order::Read);

@@ -137,10 +137,10 @@ pub fn findings(config: &VmConfig, program: &ProgramSpec, runs: bool) -> Vec<(St
             "mend that, or take memory_mib, cpus and tasks out of program's file: then nothing limits it",
         );
     }
-    if program.agreed_clock || program.agreed_chance {
+    if program.agreed.clock || program.agreed.chance {
         let leads = Leads {
-            clock: program.agreed_clock,
-            chance: program.agreed_chance,
+            clock: program.agreed.clock,
+            chance: program.agreed.chance,
         };
         let can = page::can(leads);
         let what = can.as_ref().err().map_or_else(

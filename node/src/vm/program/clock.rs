@@ -55,14 +55,14 @@ impl ProgramLoop {
 
     /// The time, if it goes with inputs that are said now.
     pub(super) fn time_with_inputs(&mut self) -> Option<AgreedTime> {
-        let is_due = self.program.agreed_clock && self.own.agreed.pace.is_due_with_inputs(self.now_us());
+        let is_due = self.program.agreed.clock && self.own.agreed.pace.is_due_with_inputs(self.now_us());
         is_due.then(|| self.say_time())
     }
 
     /// Both copies are to begin (invariant 2).
     pub(super) fn say_first_time_and_seed(&mut self) -> bool {
-        (!self.program.agreed_clock || self.propose_time())
-            && (!self.program.agreed_chance || self.propose_seed())
+        (!self.program.agreed.clock || self.propose_time())
+            && (!self.program.agreed.chance || self.propose_seed())
     }
 
     fn propose_seed(&mut self) -> bool {
@@ -92,7 +92,7 @@ impl ProgramLoop {
 
     /// When the time is to be said although nothing comes; none where this host does not say it.
     pub(super) fn tick_due_us(&self) -> Option<u64> {
-        let says = self.program.agreed_clock && self.takes_inputs();
+        let says = self.program.agreed.clock && self.takes_inputs();
         says.then(|| self.own.agreed.pace.due_alone_us(self.net.door.is_none()))
     }
 

@@ -120,7 +120,7 @@ impl ProgramLoop {
             backup: Backup::default(),
             net: Network {
                 door: None,
-                announcer: Announcer::new(program.mac),
+                announcer: Announcer::new(program.card.mac),
                 announcements: Announcements::default(),
                 output: Output::new(Voice::Shut, Epoch(1)),
                 compared: Compared::default(),

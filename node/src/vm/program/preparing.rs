@@ -8,7 +8,7 @@ use dunlin_program::chance::{Seed, words};
 use dunlin_program::copy::{Copy, Inside, Prints};
 use dunlin_program::data::Image;
 use dunlin_program::limits::Group;
-use dunlin_program::message::{Card, Mounted, Spec, Walls};
+use dunlin_program::message::{Mounted, Spec, Walls};
 use dunlin_program::options::{self, CheckError};
 use dunlin_program::printed::Printed;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, CheckError> {
         agreed_chance: None,
         agreed_clock: false,
         data: None,
-        clock_page: program.agreed_clock,
+        clock_page: program.agreed.clock,
         chance: None,
     })
 }
@@ -63,7 +63,7 @@ pub(super) fn prepare(
     let attached = image.map(Image::attach).transpose();
     let attached = attached.map_err(DataError::Image)?;
     let mut walls = walls(program)?;
-    walls.chance = program.agreed_chance.then(|| words(seed, 1));
+    walls.chance = program.agreed.chance.then(|| words(seed, 1));
     walls.data = program
         .data
         .as_ref()
@@ -77,12 +77,7 @@ pub(super) fn prepare(
         command: program.command.clone(),
         directory: program.directory.clone(),
         environment: program.environment.clone(),
-        card: Card {
-            address: program.address,
-            prefix: program.prefix,
-            gateway: program.gateway,
-            mac: program.mac,
-        },
+        card: program.card.clone(),
         walls: Some(walls),
     };
     let inside = Inside {

@@ -160,7 +160,10 @@ impl ProgramLoop {
         }
         self.event(
             EventKind::Serves,
-            format!("the program serves at {} from this host", self.program.address),
+            format!(
+                "the program serves at {} from this host",
+                self.program.card.address
+            ),
         );
         if voice == Voice::Protected {
             self.event(
@@ -175,12 +178,12 @@ impl ProgramLoop {
         match GsoTap::open(card.tap.as_deref().unwrap_or("dunlin%d"), card.bridge.as_deref()) {
             Ok(door) => {
                 // What a segment floods is not the program's: its card has one address.
-                if let Err(error) = door.set_rx_filter(&[self.program.mac]) {
+                if let Err(error) = door.set_rx_filter(&[self.program.card.mac]) {
                     self.fails(&format!("TAP {:?}: its filter: {error}", door.name()));
                     return false;
                 }
                 self.net.door = Some(door);
-                self.net.announcer.add(self.program.address.into());
+                self.net.announcer.add(self.program.card.address.into());
                 self.announce();
                 true
             }

@@ -60,10 +60,10 @@ fn advice(program: &ProgramSpec) -> String {
     if program.order != Order::Answer {
         may_help.push("order = \"answer\"");
     }
-    if !program.agreed_clock {
+    if !program.agreed.clock {
         may_help.push("clock = \"agreed\"");
     }
-    if !program.agreed_chance {
+    if !program.agreed.chance {
         may_help.push("chance = \"agreed\"");
     }
     let vm =
