@@ -8,7 +8,8 @@
 //! Invariants:
 //! 1. A host with an order may be elected without a living copy, since a VM that failed or never ran has to end too; all that it does as
 //!    leader is to have the end agreed. An order lasts until then: without it the host would give up the lead with the end on its way.
-//! 2. Whoever ordered it has an answer within [`PATIENCE_US`], agreed or not; agreed, when the hosts that can be reached have forgotten the VM.
+//! 2. Whoever ordered it has an answer: within [`PATIENCE_US`] that nobody has agreed; agreed, when the hosts that can be reached have forgotten
+//!    the VM.
 //! 3. An end by force concerns one host alone, and is refused while a leader is known.
 //! 4. Nobody forgets the VM but by force before its end is agreed. Who led then tells each other host, and is the last to forget: one whose link
 //!    did not stand yet has to hear of it too, and no host may hear of it when the next VM of that name is there. The others forget when they
@@ -216,8 +217,12 @@ impl<T> Shutdown<T> {
         self.said_in.is_some()
     }
 
-    /// Invariant 2: those who have waited long enough.
-    pub fn overdue(&mut self, now_us: u64) -> Vec<T> {
+    /// Invariant 2: those who have waited long enough, and to whose order nobody has agreed. Once it is agreed they hear of that when the
+    /// others were told, which is bounded as well, and not that it came to nothing.
+    pub fn overdue(&mut self, now_us: u64, life: Life) -> Vec<T> {
+        if life == Life::Down {
+            return Vec::new();
+        }
         let due = |order: &mut Order<T>| order.until_us <= now_us;
         let late: Vec<T> = self.orders.extract_if(.., due).map(|order| order.asker).collect();
         if self.orders.is_empty() {

@@ -106,7 +106,10 @@ impl VmLoop {
                 }
             }
         }
-        let late = self.ending.shutdown.overdue(sight.now_us);
+        let late = self
+            .ending
+            .shutdown
+            .overdue(sight.now_us, self.agreement.state().life);
         if !late.is_empty() {
             answer_all(late, &Answer::failed(self.why_not_ended()));
         }

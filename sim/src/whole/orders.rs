@@ -123,7 +123,8 @@ impl World {
                 }
             }
         }
-        let late = self.host(id).shutdown.overdue(now_us);
+        let host = self.host(id);
+        let late = host.shutdown.overdue(now_us, host.leadership.state().life);
         self.answered(&late, None);
         let host = self.host(id);
         if host.shutdown.is_done(host.leadership.state().life) {

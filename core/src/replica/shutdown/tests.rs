@@ -104,7 +104,7 @@ fn invariant_1_an_order_lets_a_host_lead_until_it_is_agreed_and_a_witness_never(
     assert_eq!(shutdown.turn(&SIGHT), Turn::Says { unasked: false });
     shutdown.said(TERM);
     assert!(shutdown.leads_to_end(false, Life::Running), "it is on its way");
-    assert_eq!(shutdown.overdue(PATIENCE_US), [7]);
+    assert_eq!(shutdown.overdue(PATIENCE_US, Life::Running), [7]);
     assert!(!shutdown.leads_to_end(false, Life::Running));
 }
 
@@ -117,8 +117,8 @@ fn invariant_2_whoever_asked_is_answered_by_a_leader_elsewhere_or_when_it_is_lat
     };
     assert_eq!(shutdown.turn(&nobody), Turn::Nothing);
     shutdown.order(10, true, 8);
-    assert_eq!(shutdown.overdue(PATIENCE_US - 1), []);
-    assert_eq!(shutdown.overdue(PATIENCE_US), [7]);
+    assert_eq!(shutdown.overdue(PATIENCE_US - 1, Life::Running), []);
+    assert_eq!(shutdown.overdue(PATIENCE_US, Life::Running), [7]);
     let leader_elsewhere = Some(ReplicaId(1));
     let elsewhere = Sight {
         leader_elsewhere,
@@ -126,6 +126,20 @@ fn invariant_2_whoever_asked_is_answered_by_a_leader_elsewhere_or_when_it_is_lat
     };
     assert_eq!(shutdown.turn(&elsewhere), Turn::Refers(ReplicaId(1), vec![8]));
     assert!(!shutdown.is_ordered());
+}
+
+#[test]
+fn invariant_2_whoever_asked_does_not_hear_that_an_agreed_end_came_to_nothing() {
+    let mut shutdown = ordered(true);
+    assert_eq!(shutdown.agreed(0, true), AgreedEnd::Tells);
+    assert_eq!(
+        shutdown.overdue(u64::MAX, Life::Down),
+        [],
+        "however long the others take"
+    );
+    shutdown.forgets(Life::Down, false);
+    assert!(shutdown.is_done(Life::Down));
+    assert_eq!(shutdown.take_orders(), [7]);
 }
 
 #[test]
@@ -276,7 +290,7 @@ proptest! {
                 Happens::Term => term += 1,
                 Happens::CopyEnds => shutdown.copy_ended(),
             }
-            for one in shutdown.overdue(now_us) {
+            for one in shutdown.overdue(now_us, Life::Running) {
                 let at_us = open.remove(&one);
                 prop_assert!(at_us.is_some_and(|at_us| now_us >= at_us + PATIENCE_US));
             }

@@ -68,7 +68,7 @@ impl ProgramLoop {
                 }
             }
         }
-        let late = self.ending.shutdown.overdue(now_us);
+        let late = self.ending.shutdown.overdue(now_us, self.agreement.state().life);
         if !late.is_empty() {
             let name = &self.config.name;
             let answer = Answer::failed(format!(
