@@ -30,7 +30,7 @@ fn a_vms_hosts_keep_every_promise() {
 }
 
 /// Found by worlds that nobody chose, when something was wrong that the first ones do not meet.
-const ONCE_FOUND: [u64; 3] = [
+const ONCE_FOUND: [u64; 4] = [
     // A primary died just after it was agreed that its backup is complete, which that one had not heard: it might not lead, and its
     // living copy kept the dead host's disk from booting.
     1795739174293367,
@@ -38,6 +38,9 @@ const ONCE_FOUND: [u64; 3] = [
     1795742744809111,
     // A primary had said twice that it is alone, and the second time came late: it spoke as one that is alone during the next join's last sync.
     1795743576684677,
+    // At the end of a join, matched frames of the new epoch left before those of the old one, which waited until the backup counts as complete:
+    // a client's TCP throws away what comes with an older timestamp.
+    1795765826608296,
 ];
 
 #[test]

@@ -5,7 +5,8 @@
 //! Invariants:
 //! 1. (Output commit) A frame of epoch k leaves only after sync k was acknowledged, or when the backup has said the
 //!    same (`compare` decides that), or while no other host counts as holding a complete copy.
-//! 2. Frames leave in the order in which the VM sent them; one that the backup matched may leave before its turn.
+//! 2. Frames leave in the order in which the VM sent them. One that the backup matched may leave before its turn, but not before those of an
+//!    earlier epoch: a client throws away what comes with an older timestamp than it has heard (PAWS).
 //! 3. On the backup nothing leaves.
 //! 4. A gate that is shut (no majority) lets nothing pass, whatever else holds.
 //!
@@ -189,6 +190,22 @@ impl Gate {
         Some(self.leaving(frame, epoch, arrived_us))
     }
 
+    /// Whether a frame of an earlier epoch than this one's still waits. Without an id: than the epoch that runs now. Asked when nothing
+    /// leaves by a sync.
+    #[must_use]
+    pub fn waits_for_older(&self, id: Option<FrameId>) -> bool {
+        let first = self.next_id - self.held.len() as u64;
+        let place = id.and_then(|id| id.0.checked_sub(first)?.try_into().ok());
+        let epoch = match id {
+            Some(_) => place
+                .and_then(|place: usize| self.held.get(place))
+                .map(|held| held.epoch),
+            None => Some(self.epoch),
+        };
+        let oldest = self.held.front().map(|held| held.epoch);
+        oldest.zip(epoch).is_some_and(|(oldest, epoch)| oldest < epoch)
+    }
+
     fn leaving(&mut self, frame: Frame, epoch: Epoch, arrived_us: u64) -> Leaving {
         self.held_bytes -= cost(&frame);
         self.waiting -= 1;
@@ -286,6 +303,23 @@ mod tests {
         gate.end_epoch();
         gate.acknowledged(Epoch(1));
         assert_eq!(drain(&mut gate), vec![frame(3)]);
+    }
+
+    #[test]
+    fn a_matched_frame_waits_for_what_an_earlier_epoch_said() {
+        let mut gate = Gate::new(Voice::Protected, Epoch(1));
+        let older = gate.arrived(frame(1), 0);
+        let of_its_own = gate.arrived(frame(2), 0);
+        assert!(!gate.waits_for_older(Some(of_its_own)) && !gate.waits_for_older(None));
+        gate.end_epoch();
+        let newer = gate.arrived(frame(3), 0);
+        assert!(!gate.waits_for_older(Some(older)));
+        assert!(gate.waits_for_older(Some(newer)) && gate.waits_for_older(None));
+        gate.acknowledged(Epoch(1));
+        assert_eq!(drain(&mut gate), vec![frame(1), frame(2)]);
+        assert!(!gate.waits_for_older(Some(newer)) && !gate.waits_for_older(None));
+        // What has left waits for nothing.
+        assert!(!gate.waits_for_older(Some(older)));
     }
 
     #[test]

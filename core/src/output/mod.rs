@@ -274,7 +274,18 @@ impl Output {
             return None;
         }
         let comparer = &mut self.comparison.as_mut()?.comparer;
-        while let Some(matched) = comparer.next_matched() {
+        while let Some(matched) = comparer.peek_matched() {
+            // The end of a join: its line is drawn, and that its backup is complete is not agreed yet. (Gate, invariant 2.)
+            let id = match matched {
+                Matched::Frame(id) => Some(*id),
+                Matched::PartialAck(_) => None,
+            };
+            if self.gate.waits_for_older(id) {
+                return None;
+            }
+            let Some(matched) = comparer.next_matched() else {
+                return None;
+            };
             let id = match matched {
                 Matched::Frame(id) => id,
                 Matched::PartialAck(frame) => return Some(Next::PartialAck(frame)),

@@ -264,6 +264,12 @@ impl Comparer {
         self.kept_bytes
     }
 
+    /// What may leave next, where it is.
+    #[must_use]
+    pub fn peek_matched(&self) -> Option<&Matched> {
+        self.matched.front()
+    }
+
     /// The next frame that may leave.
     pub fn next_matched(&mut self) -> Option<Matched> {
         let next = self.matched.pop_front()?;
