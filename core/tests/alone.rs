@@ -2,8 +2,10 @@
 
 mod group;
 
+use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Config, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored, Role, Stand,
+    Action, Config, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored, Role,
+    Snapshot, Stand,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use group::{Group, three};
@@ -276,4 +278,66 @@ fn members_come_back_one_at_a_time() {
     let all: Vec<Member> = three();
     let changed = group.nodes.get_mut(&lone).unwrap().change_members(all);
     assert_eq!(changed, Err(Refusal::BadChange));
+}
+
+/// A replica's owner runs beside it: it hears of a snapshot after the log was forgotten for a newer order, and speaks of a state that is gone.
+#[test]
+fn what_an_owner_says_of_a_log_that_is_gone_is_not_heard() {
+    let snapshot = |term, index| Snapshot {
+        last: Viewstamp {
+            term: Term(term),
+            index: Index(index),
+        },
+        members: three(),
+        state: Bytes::from(format!("state of {index}")),
+    };
+    let says = |term, snapshot| Event::Received {
+        from: ReplicaId(0),
+        message: Message::Snapshot {
+            term: Term(term),
+            snapshot,
+            leads: true,
+        },
+    };
+    let mut node = Consensus::new(
+        Config::new(ReplicaId(1), Durability::Memory),
+        Restored::fresh(three()),
+        1,
+    );
+    let mut out = Vec::new();
+    node.step(1, says(2, snapshot(2, 176)), &mut out);
+    assert_eq!(node.committed(), Index(176));
+    let newer_order = {
+        let mut lone = Consensus::new(
+            Config::new(ReplicaId(0), Durability::Memory),
+            Restored::fresh(three()),
+            1,
+        );
+        lone.step(1, Event::StandAlone, &mut Vec::new());
+        lone.term().0
+    };
+    node.step(2, says(newer_order, snapshot(newer_order, 150)), &mut out);
+    let installed: Vec<Index> = out
+        .iter()
+        .filter_map(|action| match action {
+            Action::InstallSnapshot(snapshot) => Some(snapshot.last.index),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(installed, [Index(176), Index(0), Index(150)]);
+    let through = Index(176);
+    // The first is taken, the others are under way to the owner.
+    node.step(3, Event::SnapshotTaken, &mut out);
+    let state = Bytes::from_static(b"state of 176");
+    node.step(3, Event::Applied { through }, &mut out);
+    node.step(3, Event::Released { through }, &mut out);
+    node.step(3, Event::Truncate { through, state }, &mut out);
+    assert!(node.awaits_owner());
+    assert_eq!((node.applied(), node.released()), (Index(0), Index(0)));
+    assert_eq!(node.snapshot().state, Bytes::from_static(b"state of 150"));
+    node.step(3, Event::SnapshotTaken, &mut out);
+    node.step(3, Event::SnapshotTaken, &mut out);
+    assert!(!node.awaits_owner());
+    node.step(3, Event::Applied { through: Index(150) }, &mut out);
+    assert_eq!(node.applied(), Index(150));
 }

@@ -428,6 +428,10 @@ impl World {
                 self.checker
                     .on_state(ReplicaId(id), machine.through, machine.chain)?;
                 self.hosts[at].machine = machine;
+                if let Some(node) = &mut self.hosts[at].node {
+                    // At once: nothing that this owner says is older. It asks for nothing.
+                    node.step(0, Event::SnapshotTaken, &mut Vec::new());
+                }
                 events.push(Event::Applied {
                     through: snapshot.last.index,
                 });

@@ -94,6 +94,7 @@ impl Consensus {
             out.push(Action::SaveSnapshot(snapshot.clone()));
             out.push(Action::TruncateSuffix { from: Index(1) });
         }
+        self.untaken += 1;
         out.push(Action::InstallSnapshot(snapshot));
         self.rest(self.cfg.heartbeat_us);
     }

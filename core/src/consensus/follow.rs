@@ -356,6 +356,7 @@ impl Consensus {
         self.durable = Index(0);
         self.tickets.clear();
         self.following.matched = last.index;
+        self.untaken += 1;
         out.push(Action::InstallSnapshot(snapshot));
     }
 }

@@ -97,6 +97,8 @@ pub struct Consensus {
     saving: Option<Viewstamp>,
     /// The disk held entries that do not belong to the log: they are cut with the first step.
     refused: bool,
+    /// Installed snapshots that the owner has not taken.
+    untaken: u32,
     following: Following,
     votes: Votes,
     leading: Leading,
@@ -175,6 +177,7 @@ impl Consensus {
             next_ticket: 1,
             saving: None,
             refused,
+            untaken: 0,
             following: Following::new(log.base().index),
             votes: Votes::default(),
             leading: Leading::default(),
@@ -212,6 +215,8 @@ impl Consensus {
             Event::Persisted { ticket } => self.on_persisted(ticket, out),
             Event::HardStatePersisted(hard_state) => self.on_hard_state_persisted(hard_state, out),
             Event::SnapshotPersisted { last } => self.on_snapshot_persisted(last, out),
+            Event::SnapshotTaken => self.untaken = self.untaken.saturating_sub(1),
+            Event::Applied { .. } | Event::Released { .. } | Event::Truncate { .. } if self.untaken > 0 => {}
             Event::Applied { through } => self.order.apply(through, self.log.last().index),
             Event::Released { through } => self.order.release(through, self.log.last().index),
             Event::Truncate { through, state } => self.truncate(through, state, out),
@@ -533,6 +538,11 @@ impl Consensus {
     #[inline]
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)
+    }
+    /// Whether the owner has still to take a snapshot: entries do not follow on what it has applied.
+    #[must_use]
+    pub fn awaits_owner(&self) -> bool {
+        self.untaken > 0
     }
     /// How many entries are held.
     #[must_use]

@@ -145,6 +145,9 @@ pub enum Event {
         /// At most `applied`.
         through: Index,
     },
+    /// The owner's next words are of the state of an `InstallSnapshot`, one for each. Until then its `Applied`, `Released` and `Truncate`
+    /// are of a log that is gone, and not heard: it may run beside this replica, and know of the snapshot later.
+    SnapshotTaken,
     /// Entries up to here are not needed again (an acknowledged sync); `state` stands for them.
     Truncate {
         /// At most `applied`.
@@ -223,7 +226,7 @@ pub enum Action {
     /// Make this durable, then report `SnapshotPersisted`; after that (not before) log entries up to `last` may go.
     /// If the log on disk ends before `last`, it goes on at the index after `last`.
     SaveSnapshot(Snapshot),
-    /// For the state above: replace what you have with this; then report `Applied`.
+    /// For the state above: replace what you have with this; report `SnapshotTaken` before you do, and `Applied` afterwards.
     InstallSnapshot(Snapshot),
     /// Everything up to here is agreed.
     Committed {

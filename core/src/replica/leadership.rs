@@ -511,9 +511,12 @@ impl Leadership {
     /// Whether a lost backup can be dropped now. `answered`: somebody has promised lately who could agree. A host that stood still
     /// meanwhile finds on its socket what this one has proposed. Proposed to nobody, the drop would keep a backup from standing in for a
     /// primary that died before anybody agreed: so it waits for somebody who could.
+    ///
+    /// Nor is it dropped by who was elected and has not applied everything of earlier terms: the other host may have taken the VM over meanwhile, and
+    /// it would be its complete copy that counts no more. (Whoever leads for the VM's end alone may be such a one.)
     #[must_use]
     pub fn may_drop_backup(&self, answered: bool) -> bool {
-        self.voice != Voice::Protected || answered
+        self.leads && (self.voice != Voice::Protected || answered)
     }
 
     // The take-over.

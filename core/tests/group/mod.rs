@@ -143,6 +143,7 @@ impl Group {
                         disk.snapshot = snapshot;
                     }
                     Action::InstallSnapshot(snapshot) => {
+                        todo.push((id, Event::SnapshotTaken));
                         todo.push((
                             id,
                             Event::Applied {

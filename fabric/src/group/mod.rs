@@ -199,7 +199,7 @@ impl Group {
     /// Does what can be done now, without blocking (except for the disk with [`Mode::Inline`]), and tells what came of it.
     /// Call it until it says `None`. `now_us` is any clock that rises steadily.
     pub fn poll(&mut self, now_us: u64) -> Option<GroupEvent> {
-        if let Some(event) = self.events.pop_front() {
+        if let Some(event) = self.next_event() {
             return Some(event);
         }
         self.now_us = self.now_us.max(now_us);
@@ -231,11 +231,20 @@ impl Group {
             }
             self.idle_rounds = 0;
             if !self.events.is_empty() {
-                return self.events.pop_front();
+                return self.next_event();
             }
         }
         self.flush(true);
-        self.events.pop_front()
+        self.next_event()
+    }
+
+    /// From here on the owner speaks of the state that it is given.
+    fn next_event(&mut self) -> Option<GroupEvent> {
+        let event = self.events.pop_front();
+        if let Some(GroupEvent::SnapshotInstalled(_)) = event {
+            self.step(Event::SnapshotTaken);
+        }
+        event
     }
 
     /// What cannot wait for the owner ([`KeptGroup`]): hears the peers and the disk, acknowledges, votes, and as the leader lets the

@@ -8,9 +8,13 @@ use dunlin_core::units::{Index, ReplicaId, Term};
 
 /// What the owner looks at.
 impl Group {
-    /// An entry that is held; agreed only up to [`Self::committed`].
+    /// An entry that is held; agreed only up to [`Self::committed`]. None while a snapshot is installed that [`Self::poll`] has still to
+    /// tell of: what is held then does not follow on what the owner has applied.
     #[must_use]
     pub fn entry(&self, index: Index) -> Option<&Entry> {
+        if self.core.awaits_owner() {
+            return None;
+        }
         self.core.entry(index)
     }
 

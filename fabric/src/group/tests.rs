@@ -354,7 +354,7 @@ fn a_lost_leader_link_is_reported_and_another_leader_found_at_once() {
         });
         c.kill(leader);
         let at_us = c.now_us();
-        let heirs: Vec<u8> = (0..3).filter(|id| *id != leader).collect();
+        let others: Vec<u8> = (0..3).filter(|id| *id != leader).collect();
         // The clock stops before any election time-out, however long the system takes to carry a word.
         let until_us = at_us + ELECTION_MIN_US - 20 * ROUND_US;
         c.until("a new leader", |c| {
@@ -369,8 +369,8 @@ fn a_lost_leader_link_is_reported_and_another_leader_found_at_once() {
             c.now_us() - at_us < ELECTION_MIN_US,
             "no election time-out has passed: the closed link told them"
         );
-        for heir in heirs {
-            assert!(c.lost.contains(&(heir, leader)));
+        for other in others {
+            assert!(c.lost.contains(&(other, leader)));
         }
     }
 }

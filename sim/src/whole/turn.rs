@@ -60,6 +60,7 @@ impl World {
                     // Its copy never saw the inputs below it.
                     self.end_copy(id);
                     let through = snapshot.last.index;
+                    self.step(id, Event::SnapshotTaken);
                     self.step(id, Event::Applied { through });
                 }
             }
@@ -102,7 +103,7 @@ impl World {
     fn look_at_appended(&mut self, id: u8) {
         let host = self.host(id);
         let Some(node) = &host.node else { return };
-        let entry = |index| node.entry(index).cloned();
+        let entry = |index| node.entry(index).filter(|_| !node.awaits_owner()).cloned();
         host.leadership
             .look_at_appended(host.applied, node.appended(), entry);
     }
@@ -117,8 +118,10 @@ impl World {
                 return;
             }
             let index = host.applied.next();
+            if node.awaits_owner() {
+                return;
+            }
             let Some(entry) = node.entry(index).cloned() else {
-                // Below a snapshot that is about to be heard of.
                 return;
             };
             let leads = entry.stamp.term == node.term() && node.role() == Role::Leader;

@@ -358,6 +358,12 @@ fn a_lost_backup_is_dropped_when_somebody_could_agree() {
         alone().may_drop_backup(false),
         "a join that failed is not complete"
     );
+    // It was away, the other host has taken the VM over and has died, and this one is elected to have the end agreed.
+    let mut stale = protected();
+    stale.deposed();
+    stale.elected();
+    assert!(!stale.may_drop_backup(true), "it has not heard of that");
+    assert_eq!(agree(&mut stale, &[B]), Settled::EndedHere);
 }
 
 /// Anything that can happen to a host.
