@@ -70,6 +70,9 @@ pub struct Scenarios {
     /// Only these kinds of faults, by commas.
     #[arg(long, value_delimiter = ',')]
     kinds: Vec<String>,
+    /// Play the scenarios of this file, and no others (docs/campaign.md says how they are written).
+    #[arg(long, value_name = "FILE")]
+    file: Option<std::path::PathBuf>,
     #[command(flatten)]
     accel: Accel,
     /// Only these (a part of a name is enough); `bad-input` is the table of
@@ -95,6 +98,7 @@ impl Scenarios {
             seconds: 60,
             minutes: 60,
             kinds: Vec::new(),
+            file: None,
             accel: Accel::tcg(),
             names: Vec::new(),
         }
@@ -110,17 +114,26 @@ impl Scenarios {
         }
     }
 
-    fn chosen(&self) -> Vec<Scenario> {
-        let all = scenario::all().into_iter();
-        all.filter(|one| self.wants(one.name, one.quick)).collect()
+    fn chosen(&self) -> Result<Vec<Scenario>> {
+        let all = match &self.file {
+            Some(file) => scenario::read(file)?,
+            None => scenario::all()?,
+        };
+        let wanted = |one: &Scenario| self.means(&one.name) && (one.quick || !self.quick);
+        Ok(all.into_iter().filter(wanted).collect())
     }
 
+    /// Of the stories that no file has.
+
     fn wants(&self, name: &str, quick: bool) -> bool {
+        self.file.is_none() && self.means(name) && (quick || !self.quick)
+    }
+
+    fn means(&self, name: &str) -> bool {
         let means = |part: &String| {
             name == part || (!programs::ALONE.contains(&part.as_str()) && name.contains(part.as_str()))
         };
-        let by_name = self.names.is_empty() || self.names.iter().any(means);
-        by_name && (quick || !self.quick)
+        self.names.is_empty() || self.names.iter().any(means)
     }
 }
 
@@ -133,12 +146,12 @@ pub fn run_under_kvm() -> Result<Vec<String>> {
         let skipped = |name| format!("scenario {name} under KVM: no KVM runs a guest here");
         return Ok(UNDER_KVM.map(skipped).to_vec());
     }
-    play(&arguments, &arguments.chosen(), dunlin, &runs_under, image)
+    play(&arguments, &arguments.chosen()?, dunlin, &runs_under, image)
 }
 
 /// Plays them; an error if any failed. Returns what this machine cannot play, each with its reason.
 pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
-    let chosen = arguments.chosen();
+    let chosen = arguments.chosen()?;
     if arguments.list {
         for one in &chosen {
             println!(
@@ -375,7 +388,7 @@ fn play(
             }
             words
         });
-        tell(one.name, begun, outcome);
+        tell(&one.name, begun, outcome);
     }
     for size in &sizes::SIZES {
         if wanted(size.name, false) {

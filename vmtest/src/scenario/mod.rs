@@ -1,7 +1,7 @@
 //! Scenarios: lists of actions on real hosts, each with the check that belongs to it.
 //!
-//! * **Decides:** which stories are told, and which of them are quick enough for every commit.
-//! * **Flow:** [`all`] names them, the tables are in `stories` -> [`run::run`] plays one in a fresh testbed -> [`bad_input`] is a table of its own.
+//! * **Decides:** what can happen in a story. Which stories are told is in `vmtest/scenarios`.
+//! * **Flow:** [`all`] or [`read`] -> [`run::run`] plays one in a fresh testbed -> [`bad_input`] is a table of its own.
 //! * **Invariants:** (1) roles are asked for, never assumed: `KillPrimary` kills whoever is the primary then;
 //!   (2) clients count from the first to the last action, and every scenario ends with their verdict, with `down`
 //!   and with the check that nothing is left.
@@ -33,18 +33,20 @@ mod told;
 pub mod two_vms;
 pub mod upload;
 
-use std::time::Duration;
-
 use dunlin_api::files::{Compare, Machine, SyncTable};
+use serde::Deserialize;
 
 pub use run::{Outcome, World, run};
-pub use stories::all;
+pub use stories::{all, read};
 
-/// One step of a story.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One step of a story. In a file: its name with hyphens, and what belongs to it (`{ die-at = ["backup", "backup-acknowledged"] }`).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// Wait until the VM has a backup that could take over.
     AwaitProtected,
+    /// The clients have got on: a hundred further answers.
+    Answers,
     /// Wait until the clients have so many further answers.
     AwaitAnswers(u64),
     /// From now on the network brings what is for the VM to all hosts.
@@ -69,11 +71,11 @@ pub enum Action {
     Replace,
     /// `dunlin move VM --backup HOST`: to a host that has no part in the VM, and empty disks, or that has lost all. While the backup is well that is refused, and has to be
     /// said with `--unprotected-meanwhile`.
-    MoveBackup(&'static str),
+    MoveBackup(String),
     /// `dunlin move VM --witness HOST`.
-    MoveWitness(&'static str),
+    MoveWitness(String),
     /// A host whose part another one has got has nothing of the VM any more.
-    AwaitGone(&'static str),
+    AwaitGone(String),
     /// All hosts take part in the group.
     AwaitAllLinked,
     /// Pull the cable of the primary's host; then wait for the take-over. It must stop speaking.
@@ -83,11 +85,11 @@ pub enum Action {
     /// Plug all cables in.
     RestoreLinks,
     /// These roles' hosts stand still (all of their processes at once), and stay so.
-    Freeze(&'static [&'static str]),
+    Freeze(Vec<Role>),
     /// The standby has got the part of a host that is away: the VM is protected, and its backup is there.
-    AwaitBackup(&'static str),
+    AwaitBackup(String),
     /// One of the dead hosts comes back.
-    RestartHost(&'static str),
+    RestartHost(String),
     /// What needs a frozen backup's word stays where it is: until the group has agreed to go on without it.
     AwaitDropped,
     /// Backup and witness are frozen: nothing leaves, and the primary says that it has no majority.
@@ -105,17 +107,17 @@ pub enum Action {
     /// So many further syncs of one primary and one backup, none of which costs the VM its backup.
     AwaitSyncs(u64),
     /// The copies are kept in that mode. The clients count together as well, so that matching does not pay.
-    AwaitMode(&'static str),
+    AwaitMode(String),
     /// The daemon of that role dies at a line of its next sync (`dunlin inject VM die-at=LINE`).
-    DieAt(&'static str, &'static str),
+    DieAt(Role, String),
     /// The primary's host stands still for that many milliseconds, long enough to be deposed or not.
     PausePrimary(u64),
     /// The primary's host is away until the others have cut from their logs what it would need to follow them; then it is back.
     LosePrimaryFor(Away),
-    /// A switchover by `dunlin switchover`.
-    Failover,
+    /// By `dunlin switchover`.
+    Switchover,
     /// `dunlin policy VM NAME`, asked of the witness's host; the VM is then under that policy, and unprotected or protected as it says.
-    Policy(&'static str),
+    Policy(String),
     /// SIGINT to the primary's daemon, as Ctrl-C does: its VM goes to the backup first.
     InterruptPrimary,
     /// The same by SIGTERM, as a service manager does.
@@ -130,27 +132,29 @@ pub enum Action {
     BootFromDisk,
     /// The primary's disk misbehaves (a fault of `dunlin inject`): the backup goes on with the VM, and the old primary's events
     /// say why, with this word.
-    BreakPrimaryDisk(&'static str, &'static str),
+    BreakPrimaryDisk(String, String),
     /// The backup's disk misbehaves: the primary goes on without it, and both say why.
-    BreakBackupDisk(&'static str),
+    BreakBackupDisk(String),
     /// A fault in the disk of whoever has that role; nothing is expected of it yet.
-    Inject(&'static str, &'static str),
+    Inject(Role, String),
     /// No disk misbehaves any more, on any host that runs.
     MendDisks,
     /// An event of that kind is told by whoever has that role.
-    AwaitTold(&'static str, &'static str),
+    AwaitTold(Role, String),
+    /// An event of that kind is told by any host.
+    AwaitToldByAny(String),
     /// The guest is told to reboot, as by a person in it; then the clients are served again.
     Reboot,
     /// The same, and SIGKILL to the primary's host as soon as the guest has reset its machine.
     RebootAndKill,
     /// The guest is told to make a variable of that name in its UEFI.
-    Remember(&'static str),
+    Remember(String),
     /// The guest reboots, and then has these variables: its own, in that order, and no others.
-    RebootAndRecall(&'static [&'static str]),
+    RebootAndRecall(Vec<String>),
     /// The guest has booted anew and has these variables.
-    Recall(&'static [&'static str]),
+    Recall(Vec<String>),
     /// The primary is in that state.
-    AwaitState(&'static str),
+    AwaitState(String),
     /// The backup's session hangs in the middle of a sync; then it goes on.
     HangBackup,
     /// The primary's session hangs while its VM stands; then it goes on.
@@ -169,8 +173,33 @@ pub enum Action {
     AwaitBootOnLast,
 }
 
+/// A host by what it is for the VM at that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// It serves.
+    Primary,
+    /// It has the copy that would take over.
+    Backup,
+    /// It agrees.
+    Witness,
+}
+
+impl Role {
+    /// As in a status.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Primary => "primary",
+            Self::Backup => "backup",
+            Self::Witness => "witness",
+        }
+    }
+}
+
 /// Which of the frozen hosts go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Thawed {
     /// The witness.
     Witness,
@@ -179,7 +208,8 @@ pub enum Thawed {
 }
 
 /// In which way a host is away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Away {
     /// All of its processes stand still.
     Frozen,
@@ -187,41 +217,68 @@ pub enum Away {
     Mute,
 }
 
-/// A story.
-#[derive(Clone, Debug)]
+/// A story, as a file has it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// As on the command line and in `SPECIFICATION.md`.
-    pub name: &'static str,
+    pub name: String,
     /// Whether it is played for every commit.
+    #[serde(default)]
     pub quick: bool,
     /// Replication policy.
-    pub policy: &'static str,
+    pub policy: String,
     /// Machine type.
+    #[serde(default)]
     pub machine: Machine,
     /// Virtual CPUs.
+    #[serde(default = "one")]
     pub vcpus: u32,
     /// The guest's disk.
     pub disk_mib: Option<u64>,
     /// Cards that the guest never sets up; the client's network is full of broadcasts then.
+    #[serde(default)]
     pub idle_cards: u8,
     /// It boots from a disk with a boot loader, not from a kernel that QEMU is given.
+    #[serde(default)]
     pub boots_from_disk: bool,
     /// It has a UEFI with variables.
+    #[serde(default)]
     pub uefi: bool,
     /// After each sync both memories are hashed and compared (slow).
+    #[serde(default)]
     pub audit: bool,
-    /// `sync.compare = "tree"`.
-    pub tree: bool,
+    /// `sync.compare`.
+    #[serde(default)]
+    pub compare: Compare,
     /// Agreed inputs are on disk, so that the group survives the loss of all hosts.
+    #[serde(default)]
     pub durable: bool,
     /// Each host's share of the CPU, in percent of one core; none: as much as there is.
     pub cpu: Option<u32>,
     /// Counting clients.
+    #[serde(default = "two")]
     pub connections: usize,
-    /// The longest time without an answer that a fault may cost a client.
-    pub gap_limit: Duration,
+    /// The longest time without an answer that a fault may cost a client, in milliseconds.
+    #[serde(default = "a_second")]
+    pub gap_limit_ms: u64,
+    /// What happens is what the course of that name says.
+    course: Option<String>,
     /// What happens.
-    pub actions: Vec<Action>,
+    #[serde(default)]
+    pub steps: Vec<Action>,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+const fn two() -> usize {
+    2
+}
+
+const fn a_second() -> u64 {
+    1000
 }
 
 impl Scenario {
@@ -229,43 +286,8 @@ impl Scenario {
     fn sync(&self) -> SyncTable {
         SyncTable {
             audit: self.audit,
-            compare: match self.tree {
-                true => Compare::Tree,
-                false => Compare::List,
-            },
+            compare: self.compare,
             ..SyncTable::default()
-        }
-    }
-
-    fn new(name: &'static str, policy: &'static str, actions: &[Action]) -> Self {
-        Self {
-            name,
-            quick: false,
-            policy,
-            machine: Machine::Pc,
-            vcpus: 1,
-            disk_mib: None,
-            idle_cards: 0,
-            boots_from_disk: false,
-            uefi: false,
-            audit: false,
-            tree: false,
-            durable: false,
-            cpu: None,
-            connections: 2,
-            gap_limit: Duration::from_secs(1),
-            actions: actions.to_vec(),
-        }
-    }
-
-    fn quick(self) -> Self {
-        Self { quick: true, ..self }
-    }
-
-    fn with_disk(self) -> Self {
-        Self {
-            disk_mib: Some(64),
-            ..self
         }
     }
 }

@@ -19,7 +19,7 @@ use dunlin_api::files::VmFile;
 use nix::sys::signal::Signal;
 
 use super::secrets::Secrets;
-use super::{Action, Scenario, Thawed};
+use super::{Action, Role, Scenario, Thawed};
 use crate::client::{Answer, Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
 use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_testbed};
 use crate::demo::service;
@@ -74,7 +74,7 @@ pub fn run(world: &World, scenario: &Scenario) -> Result<Outcome> {
         },
         ..TestbedSpec::three_hosts()
     };
-    in_a_testbed(scenario.name, &spec, &world.dunlin, |cluster| {
+    in_a_testbed(&scenario.name, &spec, &world.dunlin, |cluster| {
         play(cluster, world, scenario)
     })
 }
@@ -99,7 +99,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
                 ..VmPlan::file()
             },
         ),
-        ..VmPlan::redis(scenario.policy)
+        ..VmPlan::redis(&scenario.policy)
     };
     let file = plan.write(testbed, &world.image)?;
     moves::make_ready(cluster, scenario)?;
@@ -113,11 +113,11 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
     let spec = CounterSpec {
         target: service(),
         connections: scenario.connections,
-        together: scenario.actions.contains(&Action::AwaitMode("passive")),
+        together: scenario.steps.contains(&Action::AwaitMode("passive".to_owned())),
         // A translated OVMF takes half a minute, two copies of it on one machine twice that, and a client waits for a boot to end.
         give_up: if scenario.uefi { PATIENCE } else { GIVE_UP },
     };
-    let boots_anew = scenario.actions.iter().any(|action| {
+    let boots_anew = scenario.steps.iter().any(|action| {
         use Action::{KillAll, KillUnprotectedAndThaw, Reboot, RebootAndKill, RebootAndRecall, StopAlone};
         matches!(
             action,
@@ -141,10 +141,10 @@ fn play(cluster: &mut Cluster<'_>, world: &World, scenario: &Scenario) -> Result
         frozen_at: SystemTime::UNIX_EPOCH,
         silences: Vec::new(),
     };
-    for (number, &action) in scenario.actions.iter().enumerate() {
+    for (number, action) in scenario.steps.iter().enumerate() {
         stage
             .act(action)
-            .with_context(|| format!("action {} ({action:?})", number + 1))?;
+            .with_context(|| format!("step {} ({action:?})", number + 1))?;
     }
     let Stage {
         cluster,
@@ -207,10 +207,11 @@ struct Stage<'cluster, 'testbed> {
 }
 
 impl Stage<'_, '_> {
-    fn act(&mut self, action: Action) -> Result<()> {
+    fn act(&mut self, action: &Action) -> Result<()> {
         match action {
             Action::AwaitProtected => self.cluster.await_protected(&self.vm, PATIENCE).map(drop),
-            Action::AwaitAnswers(count) => self.counter.await_more(count, PATIENCE),
+            Action::Answers => self.counter.await_more(100, PATIENCE),
+            Action::AwaitAnswers(count) => self.counter.await_more(*count, PATIENCE),
             Action::Flood => self.cluster.testbed().flood(self.cluster.hosts()),
             Action::HasOverheard => self.has_overheard(),
             Action::KillPrimary => {
@@ -232,14 +233,14 @@ impl Stage<'_, '_> {
                 self.taken_over(&primary, at)
             }
             Action::DieAt(role, line) => {
-                let host = self.with_role(role)?;
+                let host = self.with_role(role.as_str())?;
                 let fault = format!("die-at={line}");
                 self.cluster.dunlin(&host, &["inject", &self.vm, &fault])?;
                 self.cluster.await_death(&host, PATIENCE)?;
                 let at = Instant::now();
                 self.nothing_runs_on(&host)?;
                 self.dead.insert(host.clone());
-                if role == "primary" {
+                if *role == Role::Primary {
                     self.taken_over(&host, at)
                 } else {
                     self.unprotected(at)
@@ -318,7 +319,7 @@ impl Stage<'_, '_> {
             Action::BootFromDisk => self.boot_from_disk(),
             Action::Freeze(roles) => {
                 for role in roles {
-                    let host = self.with_role(role)?;
+                    let host = self.with_role(role.as_str())?;
                     self.cluster.freeze(&host)?;
                 }
                 self.frozen_at = SystemTime::now();
@@ -335,13 +336,13 @@ impl Stage<'_, '_> {
             Action::Thaw(which) => {
                 for host in self.cluster.frozen() {
                     // In this testbed the witness is always the same.
-                    if which == Thawed::All || host == WITNESS {
+                    if *which == Thawed::All || host == WITNESS {
                         self.cluster.thaw(&host);
                     }
                 }
                 Ok(())
             }
-            Action::Stutter(times, ms) => self.stutter(times, Duration::from_millis(ms)),
+            Action::Stutter(times, ms) => self.stutter(*times, Duration::from_millis(*ms)),
             Action::SlowBackup(percent) => {
                 // After a take-over nobody is the backup: whoever was slow is not to be it any more.
                 let hosts = match with_role(&self.cluster.statuses(), &self.vm, "backup") {
@@ -349,7 +350,7 @@ impl Stage<'_, '_> {
                     None => self.cluster.running(),
                 };
                 for host in hosts {
-                    let share = CpuShare::percent(percent);
+                    let share = CpuShare::percent(*percent);
                     self.cluster.testbed().node(&host).set_cpu_share(Some(share))?;
                 }
                 Ok(())
@@ -379,13 +380,13 @@ impl Stage<'_, '_> {
                 let at = Instant::now();
                 let frozen = self.cluster.testbed().node(&primary).freeze()?;
                 // The fault itself is a length of time; nothing is waited for here.
-                std::thread::sleep(Duration::from_millis(ms));
+                std::thread::sleep(Duration::from_millis(*ms));
                 drop(frozen);
                 self.counter.await_more(50, PATIENCE)?;
                 self.moments.push((at, Instant::now()));
                 Ok(())
             }
-            Action::LosePrimaryFor(away) => self.lose_primary(away),
+            Action::LosePrimaryFor(away) => self.lose_primary(*away),
             Action::BreakPrimaryDisk(fault, told) => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
@@ -408,7 +409,7 @@ impl Stage<'_, '_> {
                 self.told(&primary, "mirror-lost")
             }
             Action::Inject(role, fault) => {
-                let host = self.with_role(role)?;
+                let host = self.with_role(role.as_str())?;
                 self.cluster.dunlin(&host, &["inject", &self.vm, fault]).map(drop)
             }
             Action::MendDisks => {
@@ -419,24 +420,19 @@ impl Stage<'_, '_> {
                 }
                 Ok(())
             }
-            Action::AwaitTold(role, kind) => self.cluster.await_status(kind, PATIENCE, |hosts| {
-                // A host whose copy of the VM has just failed has no role, or that of a backup that is tried again.
-                let asked = hosts.iter().filter(|host| {
-                    role == "none" || host.vm(&self.vm).is_some_and(|vm| vm.role.as_str() == role)
-                });
-                let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
-                told.any(|count| count > 0).then_some(())
-            }),
-            Action::AwaitSyncs(more) => self.syncs_without_loss(more),
+            Action::AwaitTold(role, kind) => self.await_told(Some(*role), kind),
+            // A host whose copy of the VM has just failed has no role, or that of a backup that is tried again.
+            Action::AwaitToldByAny(kind) => self.await_told(None, kind),
+            Action::AwaitSyncs(more) => self.syncs_without_loss(*more),
             Action::AwaitMode(mode) => self.cluster.await_status(mode, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.sync.mode.as_str() == mode).then_some(())
+                (vm.sync.mode.as_str() == *mode).then_some(())
             }),
             Action::AwaitState(state) => self.cluster.await_status(state, PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;
                 let vm = hosts.iter().find(|status| status.host == host)?.vm(&self.vm)?;
-                (vm.state.as_str() == state).then_some(())
+                (vm.state.as_str() == *state).then_some(())
             }),
             Action::RotateKeys => self.rotate_keys(),
             Action::RevokeBackup => self.revoke_backup(),
@@ -444,7 +440,7 @@ impl Stage<'_, '_> {
             Action::HangPrimary => self.hang_primary(),
             Action::BreakSwitchover => self.break_switchover(),
             Action::HalfLoad => self.half_load(),
-            Action::NewTerms(times) => self.new_terms(times),
+            Action::NewTerms(times) => self.new_terms(*times),
             Action::Reboot => {
                 self.reboot()?;
                 self.counter.await_more(100, PATIENCE)
@@ -453,7 +449,7 @@ impl Stage<'_, '_> {
             Action::Remember(name) => self.remember(name),
             Action::RebootAndRecall(names) => self.reboot_and_recall(names),
             Action::Recall(names) => self.recall(names),
-            Action::Failover => {
+            Action::Switchover => {
                 let primary = self.with_role("primary")?;
                 let at = Instant::now();
                 self.cluster.dunlin(&primary, &["switchover", &self.vm])?;
@@ -474,6 +470,20 @@ impl Stage<'_, '_> {
                 Ok(())
             }
         }
+    }
+
+    fn await_told(&self, role: Option<Role>, kind: &str) -> Result<()> {
+        self.cluster.await_status(kind, PATIENCE, |hosts| {
+            let has_it = |host: &&HostStatus, role: Role| {
+                let vm = host.vm(&self.vm);
+                vm.is_some_and(|vm| vm.role.as_str() == role.as_str())
+            };
+            let asked = hosts
+                .iter()
+                .filter(|host| role.is_none_or(|role| has_it(host, role)));
+            let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
+            told.any(|count| count > 0).then_some(())
+        })
     }
 
     /// Each costs at most what an audit on a busy machine does.

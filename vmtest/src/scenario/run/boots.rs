@@ -40,19 +40,19 @@ impl Stage<'_, '_> {
     }
 
     /// The guest makes a variable in its UEFI, and says so.
-    pub(super) fn remember(&self, name: &'static str) -> Result<()> {
+    pub(super) fn remember(&self, name: &str) -> Result<()> {
         order_guest(self.cluster.testbed(), service(), &format!("remember-{name}"))?;
         self.await_variables(|names| names.contains(&name))
     }
 
     /// What is in the flash is read at a boot only.
-    pub(super) fn reboot_and_recall(&self, names: &[&str]) -> Result<()> {
+    pub(super) fn reboot_and_recall(&self, names: &[String]) -> Result<()> {
         self.reboot()?;
         self.recall(names)
     }
 
     /// The guest says that it has these variables, and they are in the image on its host.
-    pub(super) fn recall(&self, names: &[&str]) -> Result<()> {
+    pub(super) fn recall(&self, names: &[String]) -> Result<()> {
         self.counter.await_more(100, PATIENCE)?;
         self.await_variables(|found| found == names)?;
         let primary = self.with_role("primary")?;

@@ -18,12 +18,12 @@ pub const SPARE_HOSTS: [&str; 2] = ["d", "e"];
 /// Whether the story needs them.
 pub fn are_in(scenario: &Scenario) -> bool {
     let moves = |action: &Action| matches!(action, Action::MoveBackup(_) | Action::MoveWitness(_));
-    scenario.actions.iter().any(moves) || has_standby(scenario)
+    scenario.steps.iter().any(moves) || has_standby(scenario)
 }
 
 fn has_standby(scenario: &Scenario) -> bool {
     let awaits = |action: &Action| matches!(action, Action::AwaitBackup(_));
-    scenario.actions.iter().any(awaits)
+    scenario.steps.iter().any(awaits)
 }
 
 /// Of the VM's file: the first spare host is its standby, if the story has one.

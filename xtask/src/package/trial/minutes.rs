@@ -53,13 +53,13 @@ pub fn run(
     ));
     transcript.types(&machines[1 - primary], "dunlin events --since 1m")?;
     machines[primary].boot()?;
-    let heir = await_protected(machines, &plan.name)?;
+    let successor = await_protected(machines, &plan.name)?;
     ensure!(
-        heir != primary,
+        successor != primary,
         "the host that was switched off serves the VM again"
     );
     transcript.tells("It is switched on again.");
-    transcript.types(&machines[heir], "dunlin status")?;
+    transcript.types(&machines[successor], "dunlin status")?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     let (report, answers) = counter.finish()?;
     let seen = format!(
