@@ -145,10 +145,12 @@ pub struct ProgramNicTable {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
+    /// As `batch`, until a second copy has said something else while inputs were unread together; as `read` from then on.
+    #[default]
+    Auto,
     /// For nothing: the order of delivery alone.
     Delivery,
     /// Until every copy has read the last one.
-    #[default]
     Read,
     /// The same for a connection's next one; inputs of several connections may be unread together.
     Batch,

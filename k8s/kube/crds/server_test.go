@@ -121,7 +121,7 @@ var mistakes = []struct {
 	{"a root with a backslash", sessions, "port: 6379", `root: '/srv/a\b'`, "root has no comma, colon or backslash"},
 	{"a user by number", sessions, "user: nobody", `user: "0"`, "user is a user's name on each node, such as nobody, not 0"},
 	{"a port of a program that is none", sessions, "6379", "70000", "port is from 1 to 65535"},
-	{"an unknown order", sessions, "order: read", "order: sometimes", "order is delivery, read, batch or answer, not sometimes"},
+	{"an unknown order", sessions, "order: read", "order: sometimes", "order is auto, delivery, read, batch or answer, not sometimes"},
 	{"no patience", sessions, "port: 6379", "patienceMilliseconds: 0", "patienceMilliseconds is from 1 to 10000"},
 	{"nothing to write to", sessions, "port: 6379", "scratchMiB: 0", "scratchMiB is from 1 to 1048576 (1 TiB)"},
 	{"a program with no limit of memory", sessions, "memoryMiB: 256", "tasks: 9", "spec.program.memoryMiB: Required value"},

@@ -34,6 +34,8 @@ pub struct ProgramSpec {
     pub port: Option<u16>,
     /// What the next input waits for.
     pub order: Order,
+    /// Inputs go one at a time once they were read in another order: nobody has said that they are to be unread together.
+    pub order_adapts: bool,
     /// How long it waits for that.
     pub patience: Duration,
     /// What else is the same in all copies.
@@ -154,9 +156,10 @@ impl ProgramSpec {
             order: match table.order {
                 files::Order::Delivery => Order::Delivery,
                 files::Order::Read => Order::Read,
-                files::Order::Batch => Order::Batch,
+                files::Order::Auto | files::Order::Batch => Order::Batch,
                 files::Order::Answer => Order::Answer,
             },
+            order_adapts: table.order == files::Order::Auto,
             patience: Duration::from_millis(table.patience_ms),
             agreed: AgreedSources {
                 clock: table.clock == Source::Agreed,

@@ -260,7 +260,8 @@ fn a_program_stands_in_a_vms_place() {
         (program.card.address.to_string().as_str(), program.card.prefix),
         ("10.0.0.57", 24)
     );
-    assert_eq!(program.order, dunlin_core::program::order::Order::Read);
+    assert_eq!(program.order, dunlin_core::program::order::Order::Batch);
+    assert!(program.order_adapts);
     // Both copies have the same environment, whatever the daemons have.
     assert!(program.environment.iter().any(|(name, _)| name == "PATH"));
     assert_eq!(config.spec.nics[0].bridge.as_deref(), Some("br0"));

@@ -1,14 +1,14 @@
 //! Inputs of several connections that are unread together (`order = "batch"`): both copies read them in one order, kill after kill.
 //!
 //! * **Decides:** what passes: fifty clients count on one key, so that the order of reading is in each answer; no output differs, nothing is
-//!   lost, doubled or reset, and inputs did go together; a program that waits otherwise than in one `epoll` gets them one at a time, and says so.
+//!   lost, doubled or reset, and inputs did go together; a program that reads them otherwise gets them one at a time from then on; a program that waits otherwise than in one `epoll` gets them one at a time, and says so.
 //! * **Not here:** the rule (core's `program::order::batch`, and there its property test).
 
 use anyhow::{Context, Result, ensure};
 use dunlin_api::EventKind;
 
 use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, count, down, figure, oddities, up};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HostStatus};
 
 const CLIENTS: usize = 50;
 const KILLS: usize = 3;
@@ -57,6 +57,51 @@ pub(super) fn is_read_alike(cluster: &mut Cluster<'_>) -> Result<()> {
         clients.acknowledged, clients.lost, clients.resets
     );
     down(cluster, &primary)
+}
+
+/// Nobody has said in which order inputs are to be given. A program that answers last come, first served reads batches otherwise on each host:
+/// that costs the second copy once, and then its inputs are given one at a time, on whichever host.
+pub(super) fn are_kept_apart(cluster: &mut Cluster<'_>) -> Result<()> {
+    const CLIENTS: usize = 16;
+    let (primary, _) = up(cluster, &Plan::odd("backwards", &[])?)?;
+    let counter = count(cluster, CLIENTS)?;
+    let is_told = |hosts: &[HostStatus]| {
+        let events = hosts.iter().find(|host| host.host == primary)?;
+        events.vm(NAME)?;
+        let told = cluster.events(&primary).ok()?;
+        let apart = told.iter().find(|event| event.kind == EventKind::NotBatched)?;
+        apart.text.contains("one at a time").then_some(())
+    };
+    cluster.await_status("inputs that are kept apart", PATIENCE, is_told)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    let differing = figure(cluster, &primary, |program| program.differing)?;
+    let together = figure(cluster, &primary, |program| program.together)?;
+    counter.await_more(4 * ACKNOWLEDGED, PATIENCE)?;
+    ensure!(
+        figure(cluster, &primary, |program| program.differing)? == differing
+            && figure(cluster, &primary, |program| program.together)? == together,
+        "inputs were still unread together, or outputs differed"
+    );
+    // The other host knows it of the copy that it got.
+    cluster.kill_host(&primary)?;
+    let (took_over, _) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    cluster.start_host(&primary)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    counter.await_more(4 * ACKNOWLEDGED, PATIENCE)?;
+    let differing = figure(cluster, &took_over, |program| program.differing)?;
+    let together = figure(cluster, &took_over, |program| program.together)?;
+    ensure!(
+        (differing, together) == (0, 0),
+        "after the take-over {together} inputs were unread together, {differing} outputs differed"
+    );
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    println!(
+        "program: {CLIENTS} clients of a server that answers last come, first served: {} counted, {} lost, {} connections broken; inputs are kept \
+         apart since the first difference",
+        clients.acknowledged, clients.lost, clients.resets
+    );
+    down(cluster, &took_over)
 }
 
 /// A program to which batches would be wrong gets none.

@@ -164,7 +164,7 @@ fn ordered(plan: &mut Plan, order: Option<&str>) -> String {
         plan.lines.push(format!("{KEY}{order:?}"));
     }
     let own = plan.lines.iter().find_map(|line| line.strip_prefix(KEY));
-    own.unwrap_or("read").trim_matches('"').to_owned()
+    own.unwrap_or("auto").trim_matches('"').to_owned()
 }
 
 /// Requests per second, and the median of their times.
@@ -339,13 +339,13 @@ mod tests {
             (&own[..], None, "answer"),
             (&own[..], Some("batch"), "batch"),
             (&own[..1], Some("delivery"), "delivery"),
-            (&own[..1], None, "read"),
+            (&own[..1], None, "auto"),
         ] {
             let mut plan = with(lines);
             assert_eq!(ordered(&mut plan, asked), order);
             let table: toml::Table = plan.lines.join("\n").parse().expect("TOML");
             let said = table.get("order").and_then(toml::Value::as_str);
-            assert_eq!(said.unwrap_or("read"), order);
+            assert_eq!(said.unwrap_or("auto"), order);
         }
     }
 }

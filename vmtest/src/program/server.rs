@@ -4,6 +4,7 @@
 //!   can check it, and the commands of [`answer`].
 //! * **Not here:** what is expected of whom (`oddities`).
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -37,6 +38,9 @@ pub fn run(kind: &str, port: u16) -> Result<ExitCode> {
         Ok(number) => unsafe { TcpListener::from_raw_fd(number.parse()?) },
         Err(_) => TcpListener::bind(("0.0.0.0", port)).context("its port")?,
     };
+    if kind == "backwards" {
+        return backwards(&listener);
+    }
     let values = Values::default();
     let descriptor = listener.as_raw_fd();
     for stream in listener.incoming() {
@@ -62,10 +66,44 @@ pub fn run(kind: &str, port: u16) -> Result<ExitCode> {
             "threads" => {
                 std::thread::spawn(move || serve(stream, &values, descriptor));
             }
-            other => bail!("there is no kind {other:?}: threads, forks, deaf"),
+            other => bail!("there is no kind {other:?}: threads, forks, deaf, backwards"),
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// One thread that waits for all of its clients in one `epoll`, and answers first whom it was told of last.
+fn backwards(listener: &TcpListener) -> Result<ExitCode> {
+    let listener_fd = listener.as_raw_fd();
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    let told_of = |fd: i32| EpollEvent::new(EpollFlags::EPOLLIN, fd as u64);
+    epoll.add(listener, told_of(listener_fd))?;
+    let mut clients: HashMap<i32, BufReader<TcpStream>> = HashMap::new();
+    let values = Values::default();
+    let mut events = [EpollEvent::empty(); 64];
+    loop {
+        let count = epoll.wait(&mut events, EpollTimeout::NONE)?;
+        for event in events[..count].iter().rev() {
+            let fd = event.data() as i32;
+            if fd == listener_fd {
+                let (stream, _) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                epoll.add(&stream, told_of(stream.as_raw_fd()))?;
+                clients.insert(stream.as_raw_fd(), BufReader::new(stream));
+                continue;
+            }
+            let client = clients.get_mut(&fd).context("a client that it knows")?;
+            // A request comes whole, and one at a time.
+            let answered = request(client).and_then(|words| {
+                let said = answer(&words, &values, listener_fd)?;
+                Ok(client.get_mut().write_all(said.as_bytes())?)
+            });
+            if answered.is_err() {
+                // With its descriptor it leaves the epoll.
+                clients.remove(&fd);
+            }
+        }
+    }
 }
 
 fn serve(stream: TcpStream, values: &Values, listener: i32) -> Result<()> {

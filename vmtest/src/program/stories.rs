@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one testbed, one after the other.
-const STORIES: [Story; 37] = [
+const STORIES: [Story; 38] = [
     ("two primaries die, one after the other", guard::two_die),
     ("switchover after switchover", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -42,6 +42,10 @@ const STORIES: [Story; 37] = [
     ("answers that are drawn by agreed chance", time::is_drawn_alike),
     ("TLS handshakes by agreed chance", time::shakes_hands_alike),
     ("inputs of many clients at once", batch::is_read_alike),
+    (
+        "inputs that were not read alike are kept apart",
+        batch::are_kept_apart,
+    ),
     (
         "no batches where nobody waits in epoll",
         batch::is_not_for_threads,

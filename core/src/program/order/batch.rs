@@ -73,6 +73,14 @@ impl Gate {
         self.batch.alone_until_us = now_us + UNKNOWN_US;
     }
 
+    /// The copies did not read a batch alike: from here on inputs are unread one at a time.
+    pub fn keep_apart(&mut self) {
+        if self.order == Order::Batch {
+            self.order = Order::Read;
+            self.batch.is_over();
+        }
+    }
+
     /// Whether the next input is one of the open batch (invariants 2 to 4).
     pub(super) fn joins(&self) -> bool {
         self.batch.is_open

@@ -63,6 +63,9 @@ struct About {
     wall_ns: u64,
     chance: Option<(Seed, Drawn)>,
     adopted: Adopted,
+    /// A primary of an earlier version does not say it.
+    #[serde(default)]
+    one_at_a_time: bool,
 }
 
 /// The primary's.
@@ -180,6 +183,7 @@ impl Carrier {
             applied,
             connections,
             order,
+            one_at_a_time,
             time,
             chance,
         }) = self.words.recv_timeout(WORD_WITHIN)
@@ -206,6 +210,7 @@ impl Carrier {
                 neighbours,
                 last_pid: 0,
             },
+            one_at_a_time,
         };
         Ok((about, epoch, connections, order))
     }
@@ -335,6 +340,7 @@ impl Fetcher {
             epoch,
             connections,
             order,
+            one_at_a_time: about.one_at_a_time,
             time,
             answers,
             took: begun.elapsed(),

@@ -105,7 +105,7 @@ impl ProgramLoop {
         self.own.running = Some(Running {
             copy,
             _keeper: keeper,
-            gate: Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64),
+            gate: Gate::new(self.own.order, 1, self.program.patience.as_micros() as u64),
             time,
             answers: None,
             source,

@@ -210,7 +210,8 @@ impl ProgramLoop {
             .running
             .as_mut()
             .is_some_and(|running| !std::mem::replace(&mut running.told_unbatched, true));
-        if is_new {
+        // Who has not asked for it misses nothing.
+        if is_new && !self.program.order_adapts {
             self.event(
                 EventKind::NotBatched,
                 format!(

@@ -22,7 +22,7 @@ use dunlin_core::agreed::{AgreedTime, Frame, Life};
 use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::output::rewriter::TableError;
-use dunlin_core::program::order::Gate;
+use dunlin_core::program::order::{Gate, Order};
 use dunlin_core::units::{Index, ReplicaId};
 use dunlin_core::wire::WireError;
 use dunlin_core::wire::sync::SyncMessage;
@@ -187,7 +187,10 @@ impl ProgramLoop {
                 return self.expects_no_more(&why.to_string());
             }
         };
-        let mut gate = Gate::new(self.program.order, 1, self.program.patience.as_micros() as u64);
+        if brought.one_at_a_time && self.program.order_adapts {
+            self.own.order = Order::Read;
+        }
+        let mut gate = Gate::new(self.own.order, 1, self.program.patience.as_micros() as u64);
         let mut output = Output::new(Voice::Backup, brought.epoch);
         let adopt = || -> Result<(), AdoptError> {
             gate.load(brought.order)?;

@@ -20,6 +20,7 @@ use crossbeam_channel::bounded;
 use dunlin_api::{EventKind, JoinProblem};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::output::gate::Voice;
+use dunlin_core::program::order::Order;
 use dunlin_program::guard::Place;
 use std::sync::Arc;
 
@@ -229,6 +230,7 @@ impl ProgramLoop {
             applied: self.agreement.applied,
             connections,
             order: running.gate.table(),
+            one_at_a_time: self.program.order_adapts && self.own.order == Order::Read,
             time: running.time,
             chance: seed.zip(drawn),
         });

@@ -22,7 +22,7 @@ use dunlin_api::{Answer, FailoverStatus};
 use dunlin_core::agreed::{AgreedTime, ReplicaSet};
 use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
-use dunlin_core::program::order::Gate;
+use dunlin_core::program::order::{Gate, Order};
 use dunlin_core::program::pace::Pace;
 use dunlin_core::program::time::Clock;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
@@ -111,6 +111,8 @@ pub struct ProgramLoop {
 
 /// The copy on this host, or what is known of one.
 pub struct Own {
+    /// What the next input waits for: what the file says, or `read` where inputs are kept apart.
+    pub(super) order: Order,
     /// What was in the log when this loop began (invariant 5).
     pub(super) found: Index,
     /// It has run here in an earlier life of this daemon.
@@ -281,6 +283,8 @@ pub(super) enum Word {
         connections: Bytes,
         /// The order's own table.
         order: Bytes,
+        /// Inputs that were unread together were read in another order once.
+        one_at_a_time: bool,
         /// What time it is for the program.
         time: AgreedTime,
         /// What it draws its chance from, and how far it has, where that is agreed.

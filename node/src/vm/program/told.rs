@@ -46,6 +46,8 @@ pub struct Brought {
     pub connections: Bytes,
     /// The order's own table.
     pub order: Bytes,
+    /// Inputs that were unread together were read in another order once.
+    pub one_at_a_time: bool,
     /// What time it is for it.
     pub time: AgreedTime,
     /// What answers its threads, where its chance is agreed.

@@ -3,7 +3,8 @@
 //! Decides:    when it is no chance any more, and what a person can do about it.
 //! Flow:       `watch_backup` drops a copy -> [`Drops`] counts -> the event `cannot-be-matched`.
 //! Invariants: 1. (memory) the last [`MANY`] drops are kept; 2. it is told after [`MANY`] drops within [`WITHIN_US`], and not again before there
-//!             was none for so long.
+//!             was none for so long; 3. where nobody has said in which order inputs are given, those of several connections are unread together until
+//!             a second copy has said something else.
 //! Not here:   how long the program is left alone before the next copy (`joining`).
 
 use super::state::ProgramLoop;
@@ -84,6 +85,9 @@ impl ProgramLoop {
         if self.backup.dropping != Some(self.group.term()) {
             return;
         }
+        if why == Mismatch::Differed {
+            self.keep_inputs_apart();
+        }
         let now_us = self.now_us();
         if let Some(differed) = self.backup.drops.add(now_us, why) {
             let text = format!(
@@ -96,6 +100,27 @@ impl ProgramLoop {
             );
             self.event(EventKind::CannotBeMatched, text);
         }
+    }
+
+    /// Invariant 3.
+    fn keep_inputs_apart(&mut self) {
+        let Some(running) = &mut self.own.running else {
+            return;
+        };
+        if !self.program.order_adapts
+            || self.own.order != Order::Batch
+            || running.gate.counters().together == 0
+        {
+            return;
+        }
+        self.own.order = Order::Read;
+        running.gate.keep_apart();
+        self.event(
+            EventKind::NotBatched,
+            "the second copy has said something else, and inputs of several connections were unread together: from now on they are given one at \
+             a time, as by order = \"read\" (order = \"batch\" keeps them together)"
+                .to_owned(),
+        );
     }
 }
 

@@ -107,6 +107,40 @@ fn where_nobody_can_know_that_copies_are_quiet_or_they_are_not_for_long_inputs_g
 }
 
 #[test]
+fn inputs_that_are_kept_apart_wait_for_a_batch_that_is_unread_and_then_go_one_at_a_time() {
+    let mut gate = batching(&[1, 2, 3, 4]);
+    for port in 1..=4 {
+        assert_eq!(gate.arrived(client(port, ACK, 101, b"b")), None);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    for _ in 0..2 {
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+    gate.keep_apart();
+    let read = |gate: &mut Gate| loop {
+        match gate.next(0) {
+            Next::AskForQuiet => gate.are_quiet(),
+            Next::Ask(questions) => {
+                for question in questions {
+                    assert!(gate.told(&question, socket(2, 0)));
+                }
+            }
+            next => return next,
+        }
+    };
+    for port in [3, 4] {
+        assert_eq!(read(&mut gate), Next::Deliver(client(port, ACK, 101, b"b")));
+        assert!(
+            matches!(gate.next(0), Next::Ask(_)),
+            "nothing goes beside what is unread"
+        );
+    }
+    assert_eq!(read(&mut gate), Next::Idle);
+    assert_eq!(gate.counters().together, 1);
+}
+
+#[test]
 fn a_client_who_asks_alone_waits_for_no_batch() {
     let mut gate = batching(&[1]);
     for n in 0..3 {
