@@ -4,6 +4,7 @@
 //!   can check it, and the commands of [`answer`].
 //! * **Not here:** what is expected of whom (`oddities`).
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -82,7 +83,11 @@ fn backwards(listener: &TcpListener) -> Result<ExitCode> {
     let values = Values::default();
     let mut events = [EpollEvent::empty(); 64];
     loop {
-        let count = epoll.wait(&mut events, EpollTimeout::NONE)?;
+        let count = match epoll.wait(&mut events, EpollTimeout::NONE) {
+            // A copy of it was taken.
+            Err(Errno::EINTR) => continue,
+            told => told?,
+        };
         for event in events[..count].iter().rev() {
             let fd = event.data() as i32;
             if fd == listener_fd {

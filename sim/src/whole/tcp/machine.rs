@@ -74,10 +74,13 @@ impl Machine {
             self.socket
                 .extend(self.guest.work(clock_us, loses, &mut self.random));
         }
-        // Any other one, a deposed primary too, hears what clients say to the one that speaks.
-        let speaks = matches!(self.output.voice(), Voice::Alone | Voice::Protected);
-        self.guest
-            .no_trouble(if speaks { BEHIND_TICKS } else { i32::MAX })
+        // Any other one, a deposed primary too, hears what clients say to the one that speaks. What a deposed one made of it counts if it ever
+        // speaks again.
+        match self.output.voice() {
+            Voice::Shut => Ok(()),
+            Voice::Backup => self.guest.no_trouble(i32::MAX),
+            Voice::Alone | Voice::Protected => self.guest.no_trouble(BEHIND_TICKS),
+        }
     }
 
     /// The VM stands, its socket is read: what a backup needs to be its copy. `compares`: the backup's words count from here on.
