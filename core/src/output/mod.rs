@@ -283,9 +283,7 @@ impl Output {
             if self.gate.waits_for_older(id) {
                 return None;
             }
-            let Some(matched) = comparer.next_matched() else {
-                return None;
-            };
+            let matched = comparer.next_matched()?;
             let id = match matched {
                 Matched::Frame(id) => id,
                 Matched::PartialAck(frame) => return Some(Next::PartialAck(frame)),
