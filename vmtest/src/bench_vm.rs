@@ -18,6 +18,8 @@ mod clients;
 mod cost;
 pub mod failover;
 pub mod growth;
+mod link;
+pub mod links;
 mod machine;
 mod order;
 pub mod paired;
@@ -28,6 +30,7 @@ mod syscalls;
 mod table;
 mod window;
 mod windows;
+mod wish;
 
 use std::path::PathBuf;
 
@@ -38,13 +41,15 @@ use crate::cluster::VmPlan;
 use crate::image::{self, GuestImage};
 use windows::Told;
 
-pub use case::{Case, choose};
+pub use case::{Case, choose, over};
+pub use link::Link;
 pub use machine::Machine;
 pub use paired::Ratio;
 pub use plot::draw;
 pub use report::BenchReport;
 pub use syscalls::ready as strace_ready;
 pub use table::table;
+pub use wish::Wish;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -131,9 +136,9 @@ pub fn check_policies(spec: &BenchSpec) -> Result<()> {
     {
         let cluster = standing::cluster(&testbed, spec)?;
         let first = spec.cases.first().context("nothing to measure")?;
-        for policy in policies {
+        for (number, policy) in policies.into_iter().enumerate() {
             let mut plan = standing::plan(spec, first.service, policy)?;
-            plan.name = format!("check-{policy}");
+            plan.name = format!("check-{number}");
             let file = plan.write(&testbed, &standing::guest(spec, first.service)?)?;
             // Whether it boots and is protected is not asked here. One at a time: six guests that boot leave a host's share of the
             // CPU nothing to answer with.
@@ -245,8 +250,8 @@ fn take(row: &mut report::Row, policies: &[String], told: Told, say: &mut dyn Fn
             match *outcome {
                 Ok(mut sample) => {
                     say(&format!(
-                        "round {round} {of}: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs{}",
-                        sample.load.per_second,
+                        "round {round} {of}: {}/s, p50 {:.2} ms, p99 {:.2} ms, {} syncs{}",
+                        table::rate(sample.load.per_second),
                         sample.load.p50_ms,
                         sample.load.p99_ms,
                         sample.syncs.count,

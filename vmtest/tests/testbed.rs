@@ -2,13 +2,14 @@
 //!
 //! Needs root and what `cargo xtask setup` installs; told as skipped without root.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use dunlin_vmtest::client::{Connection, Counter, CounterSpec, load};
-use dunlin_vmtest::testbed::{Capture, CpuShare, Node, SmallDisk, Testbed, TestbedSpec};
+use dunlin_vmtest::testbed::{Capture, CpuShare, Node, Shape, SmallDisk, Testbed, TestbedSpec};
 use dunlin_vmtest::{image, is_root, paths};
 
 #[path = "../../guest/tests/common/skipped.rs"]
@@ -103,6 +104,153 @@ fn a_slow_cable_is_slow_until_it_is_mended_and_a_small_disk_is_full_until_it_is_
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     assert!(!mounts.contains(&*folder.to_string_lossy()), "{mounts}");
     Ok(())
+}
+
+/// How long a counter or a datagram is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `bytes` from a client to host a by one connection; what came, and how long the handshake took.
+fn carried(testbed: &Testbed, bytes: &[u8]) -> Result<(Vec<u8>, Duration)> {
+    let (host, client) = (testbed.node("a"), testbed.node("client"));
+    let address = host.address();
+    let (tell, told) = std::sync::mpsc::channel();
+    let taking = host.spawn("take", move || -> Result<Vec<u8>> {
+        let listener = std::net::TcpListener::bind((address, 0))?;
+        let _ = tell.send(listener.local_addr()?);
+        let (mut stream, _) = listener.accept()?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut came = Vec::new();
+        stream.read_to_end(&mut came)?;
+        Ok(came)
+    })?;
+    let target = told.recv_timeout(PATIENCE)?;
+    let bytes = bytes.to_vec();
+    let giving = client.spawn("give", move || -> Result<Duration> {
+        // The question for the address is not what is looked at.
+        let _ = std::net::UdpSocket::bind("0.0.0.0:0")?.send_to(b"who", target);
+        let begun = Instant::now();
+        let mut stream = std::net::TcpStream::connect_timeout(&target, PATIENCE)?;
+        let took = begun.elapsed();
+        stream.write_all(&bytes)?;
+        Ok(took)
+    })?;
+    let took = giving.join().unwrap()??;
+    Ok((taking.join().unwrap()??, took))
+}
+
+#[test]
+fn a_shaped_cable_delays_and_loses_and_the_plain_one_is_there_again() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let bytes: Vec<u8> = (0..4_000_000_u32).map(|at| (at * 7 + at / 251) as u8).collect();
+    let shape = Shape {
+        delay: Duration::from_millis(5),
+        lost_of_million: 0,
+        seed: 1,
+    };
+    let shaper = testbed.shape("client", shape)?;
+    let (came, took) = carried(&testbed, &bytes)?;
+    // Never sooner: each way takes at least as long as was asked for.
+    assert!(
+        came == bytes && took >= 2 * shape.delay,
+        "{} bytes, {took:?}",
+        came.len()
+    );
+    let counts = shaper.finish()?;
+    // What went in large frames is counted as a wire would carry it only where frames are lost.
+    assert!(
+        counts.came > 60 && (counts.lost, counts.crowded_out) == (0, 0),
+        "{counts:?}"
+    );
+
+    let lossy = Shape {
+        delay: Duration::ZERO,
+        lost_of_million: 20_000,
+        ..shape
+    };
+    let shaper = testbed.shape("client", lossy)?;
+    let (came, _) = carried(&testbed, &bytes)?;
+    assert!(came == bytes, "{} bytes", came.len());
+    let counts = shaper.finish()?;
+    // Each of 2,800 segments is drawn for. 56 are lost in the mean; as few as 10 once in 10^13 times.
+    assert!(
+        counts.came >= 2_700 && counts.lost > 10 && counts.crowded_out == 0,
+        "{counts:?}"
+    );
+
+    let (came, _) = carried(&testbed, &bytes)?;
+    assert!(came == bytes, "over the plain cable");
+    assert!(reaches(testbed.node("client"), testbed.node("b"))?);
+    // One that is not put back goes with the testbed all the same.
+    drop(testbed.shape("client", lossy)?);
+    testbed.close()
+}
+
+#[test]
+fn datagrams_over_a_lossy_cable_keep_their_order_and_as_many_are_missing_as_are_told() -> Result<()> {
+    if skip() {
+        return Ok(());
+    }
+    const DATAGRAMS: u64 = 200;
+    let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
+    let shaper = testbed.shape(
+        "client",
+        Shape {
+            delay: Duration::from_millis(1),
+            lost_of_million: 250_000,
+            seed: 3,
+        },
+    )?;
+    let (host, client) = (testbed.node("a"), testbed.node("client"));
+    let address = host.address();
+    let opened = host.spawn("datagrams", move || std::net::UdpSocket::bind((address, 0)))?;
+    let socket = opened.join().unwrap()??;
+    let target = socket.local_addr()?;
+    // Nobody need ask for the address: only what is sent here is to be lost.
+    let words = [
+        "neigh",
+        "replace",
+        &address.to_string(),
+        "lladdr",
+        "02:d0:00:00:01:01",
+        "dev",
+        "up0",
+    ];
+    assert!(client.command("ip")?.args(words).status()?.success());
+    let sending = client.spawn("send", move || -> Result<()> {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+        for number in 0..DATAGRAMS {
+            socket.send_to(&number.to_be_bytes(), target)?;
+        }
+        Ok(())
+    })?;
+    sending.join().unwrap()??;
+    let deadline = Instant::now() + PATIENCE;
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let (mut came, mut buffer): (Vec<u64>, [u8; 8]) = (Vec::new(), [0; 8]);
+    let missing = |came: &[u64]| {
+        let counts = shaper.counts();
+        // What else the client's system says of itself may be lost as well, so fewer datagrams may be.
+        counts.came < DATAGRAMS || (came.len() as u64) < DATAGRAMS - counts.lost
+    };
+    while missing(&came) {
+        assert!(
+            Instant::now() < deadline,
+            "{} came, {:?}",
+            came.len(),
+            shaper.counts()
+        );
+        if let Ok(length) = socket.recv(&mut buffer) {
+            assert_eq!(length, 8);
+            came.push(u64::from_be_bytes(buffer));
+        }
+    }
+    assert!(came.is_sorted() && came.len() < DATAGRAMS as usize, "{came:?}");
+    let counts = shaper.finish()?;
+    assert!(counts.lost > 0 && counts.crowded_out == 0, "{counts:?}");
+    testbed.close()
 }
 
 #[test]

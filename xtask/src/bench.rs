@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use dunlin_vmtest::bench_vm::growth::Axis;
-use dunlin_vmtest::bench_vm::{self, BenchSpec};
+use dunlin_vmtest::bench_vm::{self, BenchSpec, Link};
 use dunlin_vmtest::cluster::Machine;
 use dunlin_vmtest::page::watched::{self, WatchSpec};
 use dunlin_vmtest::{bench_consensus, bench_disk, image, paths, program};
@@ -26,6 +26,8 @@ pub enum Bench {
     Failover(Kills),
     /// What a guest's card costs: each of Dunlin's, unprotected and protected, beside a plain QEMU's on a TAP.
     Cards(Cards),
+    /// What a client's cable carries by itself, with delay or loss or neither: one TCP connection to a host, no VM.
+    Links(Links),
     /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
     /// Fails if the whole 95 % interval of p50's or p99's ratio lies above 1.05.
     Page(Watched),
@@ -117,6 +119,23 @@ pub struct Cards {
     json: Option<PathBuf>,
 }
 
+/// The options of `bench links`.
+#[derive(clap::Args)]
+pub struct Links {
+    /// By commas, as for `bench vm`; 0ms is a shaper that has nothing to do.
+    #[arg(long, value_delimiter = ',', default_value = "lan,0ms,5ms,20ms,1%")]
+    link: Vec<Link>,
+    /// How long bytes go in each direction.
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// From what it is drawn which frames are lost.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 /// The options of `bench growth`.
 #[derive(clap::Args)]
 pub struct Grow {
@@ -184,6 +203,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Growth(options) => growth(options),
         Bench::Failover(options) => failover(options),
         Bench::Cards(options) => cards(options),
+        Bench::Links(options) => links(options),
         Bench::Page(options) => page(options),
         Bench::Programs(options) => programs(options),
         Bench::Consensus { args } => bench_consensus::run(args),
@@ -202,9 +222,10 @@ fn spec(
     connections: Option<&[u32]>,
     policies: &[String],
     guest: &Guest,
+    links: &[Link],
 ) -> Result<BenchSpec> {
     // A wrong word is said before anything is built.
-    let cases = bench_vm::choose(words, connections)?;
+    let cases = bench_vm::over(&bench_vm::choose(words, connections)?, links);
     let dunlin = super::ready(true)?;
     let (runs_under, _) = guest.accel.choose()?;
     let cards = guest.accel.nic_backend();
@@ -241,7 +262,13 @@ fn spec(
 fn growth(options: &Grow) -> Result<()> {
     let named = options.grow.iter().map(|name| Axis::named(name));
     let axes: Vec<Axis> = named.collect::<Result<_>>()?;
-    let mut spec = spec(&["set".to_owned()], Some(&[1]), &options.policy, &options.guest)?;
+    let mut spec = spec(
+        &["set".to_owned()],
+        Some(&[1]),
+        &options.policy,
+        &options.guest,
+        &[],
+    )?;
     spec.seconds = options.seconds;
     let image = spec.images.first().context("no image")?;
     if axes.contains(&Axis::Vcpus)
@@ -269,6 +296,7 @@ fn cards(options: &Cards) -> Result<()> {
         connections,
         &["dunlin".to_owned()],
         &options.guest,
+        &[],
     )?;
     (spec.rounds, spec.seconds) = (options.rounds, options.seconds);
     let report = bench_vm::cards::run(&spec, &mut |line| println!("{line}"))?;
@@ -279,9 +307,20 @@ fn cards(options: &Cards) -> Result<()> {
     }
 }
 
+fn links(options: &Links) -> Result<()> {
+    let report = bench_vm::links::run(&options.link, options.seconds, options.seed, &mut |line| {
+        println!("{line}");
+    })?;
+    println!("\n{}", bench_vm::links::links_table(&report));
+    match &options.json {
+        Some(file) => write(file, &serde_json::to_string_pretty(&report)?),
+        None => Ok(()),
+    }
+}
+
 fn failover(options: &Kills) -> Result<()> {
     let redis = ["redis".to_owned()];
-    let spec = spec(&redis, None, &options.policy, &options.guest)?;
+    let spec = spec(&redis, None, &options.policy, &options.guest, &[])?;
     bench_vm::check_policies(&spec)?;
     let deaths = bench_vm::failover::Deaths {
         kills: options.kills,

@@ -57,8 +57,9 @@ impl Tap {
         Tap::make(name, bridge, false)
     }
 
-    /// The same with a header before each frame (`virtio_net_hdr`, 10 bytes), and the kernel leaves checksums and segmentation to us.
-    pub(super) fn open_with_offloads(name: &str, bridge: Option<&str>) -> Result<Tap, TapError> {
+    /// The same with a header before each frame (`virtio_net_hdr`, 10 bytes), and the kernel leaves checksums and segmentation to us: a read and a write
+    /// are a header and a frame.
+    pub fn open_with_offloads(name: &str, bridge: Option<&str>) -> Result<Tap, TapError> {
         Tap::make(name, bridge, true)
     }
 

@@ -3,6 +3,8 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::link::Link;
+
 /// What a case is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -30,6 +32,11 @@ pub enum Load {
     Http(&'static str),
     /// `wrk` on this path over TLS.
     Https(&'static str, Handshakes),
+    /// `wrk` on files of 2 to 60 KiB, whose order is the same in each window.
+    Short {
+        /// Else each request has a connection of its own.
+        keeps_connections: bool,
+    },
     /// OpenSSH's client: a line there and back.
     Ssh(Handshakes),
     /// Our own client: one thread for each connection. Its requests are MiB, its latencies those of whole transfers.
@@ -78,6 +85,8 @@ pub struct Case {
     pub kind: Kind,
     /// Who makes the load.
     pub load: Load,
+    /// What lies between the clients and the VM's network.
+    pub link: Link,
 }
 
 /// The eight services, in the order in which reports show them.
@@ -149,6 +158,10 @@ const BULK: [(&str, &str, Way, usize, bool); 10] = [
 const USUAL: [&str; 8] = [
     "set", "get-set", "tpcb", "oltp-rw", "static", "page", "json", "servlet",
 ];
+/// The answers of a web server that the paper of speculative communication measures (VEE'12, figure 8: SPECweb2005, 100 connections), in small. Not among
+/// `all`.
+const SHORT: [(&str, bool); 2] = [("http-short", true), ("http-short-fresh", false)];
+const SHORT_CONNECTIONS: u32 = 100;
 /// A transaction is many questions, and sixteen that wait for each other's rows end in crowds: less sees too few of them.
 const TRANSACTIONS_S: f64 = 3.0;
 
@@ -162,9 +175,17 @@ impl Case {
         }
     }
 
+    /// Its name in a report: `set`, and over another link than the plain one `set 5ms`.
+    pub fn label(&self) -> String {
+        match self.link == Link::Lan {
+            true => self.name.to_owned(),
+            false => format!("{} {}", self.name, self.link),
+        }
+    }
+
     /// `redis set c=16`
     pub fn title(&self) -> String {
-        format!("{} {} c={}", self.service, self.name, self.connections)
+        format!("{} {} c={}", self.service, self.label(), self.connections)
     }
 }
 
@@ -204,7 +225,22 @@ fn case(service: &'static str, name: &'static str, connections: u32, load: Load)
         connections,
         kind: Kind::Service,
         load,
+        link: Link::Lan,
     }
+}
+
+/// Each of `cases` over each of `links`: link by link for each service, so that a cable is changed seldom. No link is the plain one.
+pub fn over(cases: &[Case], links: &[Link]) -> Vec<Case> {
+    if links.is_empty() {
+        return cases.to_vec();
+    }
+    let services = cases.chunk_by(|a, b| a.service == b.service);
+    services
+        .flat_map(|cases| {
+            let over = |&link| cases.iter().map(move |case| Case { link, ..case.clone() });
+            links.iter().flat_map(over)
+        })
+        .collect()
 }
 
 /// The cases that `words` ask for: `all`, `usual` (one of each service), `hard`, services, or single cases such as `counter`; of them those with one
@@ -227,23 +263,34 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
             }),
         )
     });
-    every.extend(bulk);
+    let short = SHORT.map(|(name, keeps_connections)| Case {
+        kind: Kind::Hard,
+        ..case(
+            "nginx",
+            name,
+            SHORT_CONNECTIONS,
+            Load::Short { keeps_connections },
+        )
+    });
+    every.extend(bulk.into_iter().chain(short));
     let is_bulk = |case: &Case| matches!(case.load, Load::Bulk(_));
+    let is_asked_for_alone = |case: &Case| is_bulk(case) || matches!(case.load, Load::Short { .. });
     let matches = |case: &Case, word: &str| match word {
-        "all" => !is_bulk(case),
+        "all" => !is_asked_for_alone(case),
         "bulk" => is_bulk(case),
         "usual" => case.kind == Kind::Service && USUAL.contains(&case.name),
-        "hard" => case.kind == Kind::Hard && !is_bulk(case),
+        "hard" => case.kind == Kind::Hard && !is_asked_for_alone(case),
         _ => case.name == word || case.service == word && case.kind == Kind::Service,
     };
     for word in words {
         if !every.iter().any(|case| matches(case, word)) {
             let hard: Vec<&str> = HARD.iter().map(|(_, name, _)| *name).collect();
             bail!(
-                "no service or case '{word}': there are all, usual, {}, hard, {}, bulk, {}",
+                "no service or case '{word}': there are all, usual, {}, hard, {}, bulk, {}, {}",
                 SERVICES.join(", "),
                 hard.join(", "),
-                BULK.map(|(_, name, ..)| name).join(", ")
+                BULK.map(|(_, name, ..)| name).join(", "),
+                SHORT.map(|(name, _)| name).join(", ")
             );
         }
     }
@@ -261,7 +308,7 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
 
 #[cfg(test)]
 mod tests {
-    use super::{SERVICES, all, choose};
+    use super::{Link, SERVICES, all, choose, over};
 
     #[test]
     fn every_service_has_a_case_at_one_and_at_sixteen_connections() {
@@ -287,6 +334,11 @@ mod tests {
         assert_eq!(choose(&["hard"], None).unwrap().len(), 10);
         assert_eq!(choose(&["bulk"], None).unwrap().len(), 10);
         assert_eq!(choose(&["up-1m"], None).unwrap()[0].service, "redis");
+        let short = choose(&["http-short", "http-short-fresh"], None).unwrap();
+        assert_eq!(
+            short.iter().map(|case| case.connections).collect::<Vec<_>>(),
+            [100, 100]
+        );
         assert_eq!(choose(&["tls-handshake"], None).unwrap()[0].service, "nginx");
         let hard = choose(&["hard"], None).unwrap();
         assert_eq!((hard[0].service, hard.last().unwrap().service), ("redis", "ssh"));
@@ -304,5 +356,18 @@ mod tests {
             "{error}"
         );
         assert!(choose(&["nginx"], Some(&[48])).is_err());
+    }
+
+    #[test]
+    fn every_link_comes_once_for_each_service_and_a_plain_one_changes_no_name() {
+        let words = ["down-1m", "up-1m", "down-64m"].map(str::to_owned);
+        let cases = choose(&words, None).unwrap();
+        let links = ["lan", "5ms"].map(|word| word.parse::<Link>().unwrap());
+        let labels: Vec<String> = over(&cases, &links).iter().map(super::Case::label).collect();
+        let redis = ["up-1m", "up-1m 5ms"];
+        let nginx = ["down-64m", "down-1m", "down-64m 5ms", "down-1m 5ms"];
+        assert_eq!(labels, [&redis[..], &nginx[..]].concat());
+        let plain: Vec<String> = over(&cases, &[]).iter().map(super::Case::label).collect();
+        assert_eq!(plain, ["up-1m", "down-64m", "down-1m"]);
     }
 }

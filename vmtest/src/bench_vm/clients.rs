@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{Bulk, Case, Load, Way};
 use crate::testbed::Node;
+use http::Ask;
 
 /// A load of which nothing ended in its time, and nothing that ended was wrong.
 #[derive(Debug)]
@@ -133,8 +134,13 @@ impl Clients<'_> {
             Load::Memcached => memcached::run(self, connections, seconds),
             Load::Pgbench(words) => sql::pgbench(self, words, connections, seconds),
             Load::Sysbench => sql::sysbench(self, connections, seconds),
-            Load::Http(path) => http::run(self, path, None, connections, seconds),
-            Load::Https(path, handshakes) => http::run(self, path, Some(handshakes), connections, seconds),
+            Load::Http(path) => http::run(self, &Ask::pages(path), connections, seconds),
+            Load::Https(path, handshakes) => {
+                http::run(self, &Ask::over_tls(path, handshakes), connections, seconds)
+            }
+            Load::Short { keeps_connections } => {
+                http::run(self, &Ask::short(keeps_connections), connections, seconds)
+            }
             Load::Bulk(bulk) => bulk::run(self, bulk, connections, seconds),
             Load::Ssh(handshakes) => ssh::run(self, handshakes, connections, seconds),
         }
@@ -164,8 +170,9 @@ impl Clients<'_> {
 
 /// One question that only a service that is ready answers.
 fn probe(load: Load, target: SocketAddr) -> Result<()> {
+    let soon = Duration::from_millis(500);
     let ask = |question: &[u8], right: &dyn Fn(&[u8]) -> bool| -> Result<()> {
-        let mut stream = std::net::TcpStream::connect_timeout(&target, Duration::from_millis(500))?;
+        let mut stream = std::net::TcpStream::connect_timeout(&target, soon)?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         std::io::Write::write_all(&mut stream, question)?;
         let mut answer = vec![0; 512];
@@ -182,8 +189,10 @@ fn probe(load: Load, target: SocketAddr) -> Result<()> {
         Load::Pgbench(_) => ask(&postgresql_hello(), &|answer| answer.first() == Some(&b'R')),
         // The greeting: protocol version 10 behind a header of four bytes.
         Load::Sysbench => ask(b"", &|answer| answer.get(4) == Some(&10)),
-        Load::Bulk(Bulk { way: Way::Down, .. }) => http::page(target, "/").map(|_| ()),
-        Load::Http(path) | Load::Https(path, _) => http::page(target, path).map(|_| ()),
+        Load::Bulk(Bulk { way: Way::Down, .. }) | Load::Short { .. } => {
+            http::page(target, "/", soon).map(|_| ())
+        }
+        Load::Http(path) | Load::Https(path, _) => http::page(target, path, soon).map(|_| ()),
         Load::Ssh(_) => ask(b"", &|answer| answer.starts_with(b"SSH-2.0")),
     }
 }

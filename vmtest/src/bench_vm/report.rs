@@ -149,7 +149,7 @@ impl Row {
     pub fn new(case: &Case, policy: &str) -> Self {
         Self {
             service: case.service.to_owned(),
-            case: case.name.to_owned(),
+            case: case.label(),
             connections: case.connections,
             kind: case.kind,
             policy: policy.to_owned(),

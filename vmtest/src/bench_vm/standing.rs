@@ -3,6 +3,7 @@
 //! * **Flow:** [`Standing::up`] -> windows ([`super::windows`]) -> [`Standing::end`], whose own failure voids no figure.
 //! * **Not here:** what is measured ([`super::window`]).
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,10 +11,12 @@ use anyhow::{Context, Result};
 use super::BenchSpec;
 use super::case::Case;
 use super::clients::Clients;
+use super::link::Link;
 use super::report::BASELINE;
+use super::wish::Wish;
 use crate::cluster::{Cluster, VmPlan};
 use crate::image::{self, GuestImage};
-use crate::testbed::{CpuShare, Testbed, TestbedSpec};
+use crate::testbed::{CpuShare, Shaper, Testbed, TestbedSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -51,18 +54,19 @@ pub fn cluster<'testbed>(testbed: &'testbed Testbed, spec: &BenchSpec) -> Result
     Ok(cluster)
 }
 
-/// The VM of a service.
+/// The VM of a service under a policy, with what its label says of the VM's file.
 ///
 /// # Errors
-/// A line for its `[sync]` table is none.
-pub fn plan(spec: &BenchSpec, service: &str, policy: &str) -> Result<VmPlan> {
-    let redis = VmPlan::redis(policy);
+/// A line for its `[sync]` table is none, or the label's period.
+pub fn plan(spec: &BenchSpec, service: &str, label: &str) -> Result<VmPlan> {
+    let wish = Wish::of(label)?;
+    let redis = VmPlan::redis(wish.policy);
     let memory_mib = image::service(service).map_or(redis.memory_mib, |service| service.memory_mib);
     Ok(VmPlan {
         name: service.to_owned(),
         memory_mib,
         disk_mib: spec.disk_mib,
-        file: spec.file()?,
+        file: wish.into_file(spec.file()?),
         vcpus: spec.vcpus,
         ..redis
     })
@@ -144,6 +148,7 @@ pub fn with_vm<T>(
             cluster: &cluster,
             plan: &plan,
             clients,
+            cable: RefCell::new(Cable::default()),
         };
         let measured = measure(&service);
         let down = cluster.dunlin("a", &["down", "--now", &plan.name]).map(drop);
@@ -168,4 +173,43 @@ pub struct Service<'a> {
     pub plan: &'a VmPlan,
     /// Its clients.
     pub clients: Clients<'a>,
+    /// Theirs.
+    cable: RefCell<Cable<'a>>,
+}
+
+#[derive(Default)]
+struct Cable<'a> {
+    link: Link,
+    /// Of any link but the plain one.
+    shaper: Option<Shaper<'a>>,
+}
+
+impl Service<'_> {
+    /// From now on this link lies between the clients and the VM's network; connections that cross it end where it is another one.
+    ///
+    /// # Errors
+    /// When there is no such cable, or the one before did not work all the time.
+    pub fn over(&self, link: Link) -> Result<()> {
+        let mut cable = self.cable.borrow_mut();
+        if cable.link == link {
+            return Ok(());
+        }
+        if let Some(shaper) = std::mem::take(&mut *cable).shaper {
+            shaper.finish()?;
+        }
+        let client = self.clients.node.name();
+        let shape = link.shape(self.spec.seed);
+        let shaper = shape.map(|shape| self.testbed.shape(client, shape)).transpose()?;
+        *cable = Cable { link, shaper };
+        Ok(())
+    }
+
+    /// How many frames the link has lost for want of room, which was not asked of it.
+    pub fn crowded_out(&self) -> u64 {
+        let cable = self.cable.borrow();
+        cable
+            .shaper
+            .as_ref()
+            .map_or(0, |shaper| shaper.counts().crowded_out)
+    }
 }

@@ -56,7 +56,7 @@ fn note(report: &BenchReport) -> String {
 fn loads(text: &mut String, report: &BenchReport) {
     let _ = writeln!(
         text,
-        "{:10} {:9} {:>5} {:8} {:>9} {:>9} {:>9} {:>8}  cpu % of a, b, c    {:24} {:24} bound by",
+        "{:10} {:20} {:>5} {:14} {:>9} {:>9} {:>9} {:>8}  cpu % of a, b, c    {:24} {:24} bound by",
         "service",
         "case",
         "conns",
@@ -76,7 +76,7 @@ fn loads(text: &mut String, report: &BenchReport) {
         last = Some(row);
         let _ = write!(
             text,
-            "{:10} {:9} {:>5} {:8} ",
+            "{:10} {:20} {:>5} {:14} ",
             row.service, row.case, row.connections, row.policy
         );
         let Some(median) = &row.median else {
@@ -96,8 +96,8 @@ fn loads(text: &mut String, report: &BenchReport) {
         let about = if median.fewest < 100 { "~" } else { "" };
         let _ = write!(
             text,
-            "{:>9.0} {:>9.2} {:>9} {:>8.1}  {:>5.0} {:>5.0} {:>5.0}    {share:24} {times:24} {}",
-            median.per_second,
+            "{:>9} {:>9.2} {:>9} {:>8.1}  {:>5.0} {:>5.0} {:>5.0}    {share:24} {times:24} {}",
+            rate(median.per_second),
             median.p50_ms,
             format!("{about}{:.2}", median.p99_ms),
             median.syncs_per_second,
@@ -116,6 +116,14 @@ fn loads(text: &mut String, report: &BenchReport) {
     }
 }
 
+/// Whole numbers, but of few a second two places: of bulk they are MiB.
+pub fn rate(per_second: f64) -> String {
+    match per_second < 10.0 {
+        true => format!("{per_second:.2}"),
+        false => format!("{per_second:.0}"),
+    }
+}
+
 /// What a request costs.
 fn costs(text: &mut String, report: &BenchReport) {
     text.push_str(
@@ -123,7 +131,7 @@ fn costs(text: &mut String, report: &BenchReport) {
     );
     let _ = write!(
         text,
-        "{:10} {:9} {:>5} {:8}",
+        "{:10} {:20} {:>5} {:14}",
         "service", "case", "conns", "policy"
     );
     for group in GROUPS {
@@ -139,7 +147,7 @@ fn costs(text: &mut String, report: &BenchReport) {
         let cost = &median.cost;
         let _ = write!(
             text,
-            "{:10} {:9} {:>5} {:8}",
+            "{:10} {:20} {:>5} {:14}",
             row.service, row.case, row.connections, row.policy
         );
         for group in GROUPS {
@@ -206,7 +214,7 @@ fn syncs(text: &mut String, report: &BenchReport) {
     );
     let _ = write!(
         text,
-        "{:10} {:9} {:>5} {:8} {:>6} {:>6}",
+        "{:10} {:20} {:>5} {:14} {:>6} {:>6}",
         "service", "case", "conns", "policy", "p50", "pause"
     );
     for (name, _) in STEPS {
@@ -229,7 +237,7 @@ fn sync_line(text: &mut String, row: &Row) {
     let value = |name: &str| median.sync.get(name).copied().unwrap_or(0.0);
     let _ = write!(
         text,
-        "{:10} {:9} {:>5} {:8} {:>6.2} {:>6.2}",
+        "{:10} {:20} {:>5} {:14} {:>6.2} {:>6.2}",
         row.service,
         row.case,
         row.connections,

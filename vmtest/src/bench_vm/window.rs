@@ -103,6 +103,7 @@ pub struct Begun {
 /// # Errors
 /// When a client saw something wrong, or the VM has no primary.
 pub fn lead_in(service: &Service<'_>, case: &Case, policy: &str) -> Result<Begun, Lost> {
+    service.over(case.link)?;
     let begun = Instant::now();
     let piece_s = if policy == BASELINE { ALONE_S } else { SETTLED_S };
     let mut per_second = None;
@@ -150,6 +151,7 @@ fn has_settled(before: &VmStatus, after: &VmStatus) -> bool {
 /// When a client saw something wrong, or the VM was not protected all the time.
 pub fn one(service: &Service<'_>, case: &Case, policy: &str, round: u32, begun: Begun) -> Outcome {
     let before = begun.status;
+    let crowded_out = service.crowded_out();
     let counters = Reading::take(service.testbed)?;
     let (at, clock) = (Instant::now(), SystemTime::now());
     let load = service
@@ -160,6 +162,13 @@ pub fn one(service: &Service<'_>, case: &Case, policy: &str, round: u32, begun: 
     let counters_after = Reading::take(service.testbed)?;
     let after = primary(service)?;
     ensure_answered(load.per_second)?;
+    let crowded_out = service.crowded_out() - crowded_out;
+    if crowded_out > 0 {
+        return Err(anyhow::anyhow!(
+            "the link lost {crowded_out} frames for want of room, which was not asked of it"
+        )
+        .into());
+    }
     if policy != BASELINE {
         // A figure of a VM that lost its backup under way would be one of no replication at all.
         protected_since(service, clock, &before, &after)?;

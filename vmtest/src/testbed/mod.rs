@@ -21,6 +21,7 @@ mod faults;
 mod node;
 mod reaper;
 mod run_id;
+mod shaper;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,6 +37,7 @@ pub use clock::Clock;
 pub use faults::SmallDisk;
 pub use node::Node;
 pub use run_id::RunId;
+pub use shaper::{Counts, Shape, Shaper};
 
 const PREFIX_LENGTH: u8 = 16;
 const HERE: &str = "here";
@@ -122,32 +124,42 @@ impl Testbed {
     ) -> Result<()> {
         let namespace = self.run.namespace(name);
         ip(&["netns", "add", &namespace])?;
-        batch(
-            switch,
-            &format!(
-                "link add name {name} type veth peer name up0 netns {namespace}\nlink set dev {name} master br0\nlink set dev {name} up\n"
-            ),
-        )?;
-        let [_, _, group, number] = address.octets();
-        // A bridge takes over its lowest port's address unless it has one of its own: then a new TAP would move it.
-        let mac = format!("02:d0:00:00:{group:02x}:{number:02x}");
-        let mut lines = String::from("link set lo up\n");
+        connect(switch, name, &namespace)?;
         if bridged {
-            lines.push_str(&format!(
-                "link add br0 address {mac} type bridge mcast_snooping 0\n"
-            ));
-            lines.push_str("link set up0 master br0\nlink set br0 up\nlink set up0 up\n");
-            lines.push_str(&format!("addr add {address}/{PREFIX_LENGTH} dev br0\n"));
+            // A bridge takes over its lowest port's address unless it has one of its own: then a new TAP would move it.
+            let mac = mac_of(address);
+            batch(
+                &namespace,
+                &format!(
+                    "link set lo up\nlink add br0 address {mac} type bridge mcast_snooping 0\nlink set up0 master br0\nlink set br0 up\n\
+                     link set up0 up\naddr add {address}/{PREFIX_LENGTH} dev br0\n"
+                ),
+            )?;
         } else {
-            lines.push_str(&format!("link set up0 address {mac}\nlink set up0 up\n"));
-            lines.push_str(&format!("addr add {address}/{PREFIX_LENGTH} dev up0\n"));
+            batch(&namespace, "link set lo up\n")?;
+            address_cable(&namespace, address)?;
         }
-        batch(&namespace, &lines)?;
         let home = self.dir.join(name);
         fs::create_dir_all(&home)?;
         let node = Node::new(name, &self.run, address, home, self.here(), cpu)?;
         self.nodes.insert(name.to_owned(), node);
         Ok(())
+    }
+
+    /// Takes a client's cable away, whatever it is.
+    fn unplug(&self, client: &str) -> Result<()> {
+        batch(&self.switch(), &format!("link del dev {client}\n"))
+    }
+
+    /// Gives a client that has none a plain cable.
+    fn plug_in(&self, client: &str) -> Result<()> {
+        connect(&self.switch(), client, &self.run.namespace(client))?;
+        self.address_client(client)
+    }
+
+    /// A client's new cable gets the addresses that the one before had.
+    fn address_client(&self, client: &str) -> Result<()> {
+        address_cable(&self.run.namespace(client), self.node(client).address())
     }
 
     /// A host or client by its name.
@@ -232,6 +244,31 @@ impl Drop for Testbed {
 fn address(group: u8, index: usize) -> Ipv4Addr {
     let number = u8::try_from(index + 1).expect("at most 254 nodes");
     Ipv4Addr::new(10, 77, group, number)
+}
+
+/// The address of a node's card, or of a host's bridge.
+fn mac_of(address: Ipv4Addr) -> String {
+    let [_, _, group, number] = address.octets();
+    format!("02:d0:00:00:{group:02x}:{number:02x}")
+}
+
+/// A cable from a port of the switch, named like the node, to the node's `up0`.
+fn connect(switch: &str, name: &str, namespace: &str) -> Result<()> {
+    batch(
+        switch,
+        &format!(
+            "link add name {name} type veth peer name up0 netns {namespace}\nlink set dev {name} master br0\nlink set dev {name} up\n"
+        ),
+    )
+}
+
+/// The node's end of it, where that carries the address itself.
+fn address_cable(namespace: &str, address: Ipv4Addr) -> Result<()> {
+    let mac = mac_of(address);
+    batch(
+        namespace,
+        &format!("link set up0 address {mac}\nlink set up0 up\naddr add {address}/{PREFIX_LENGTH} dev up0\n"),
+    )
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {

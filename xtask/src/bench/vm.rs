@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec};
+use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec, Link, Wish};
 
 use super::{Guest, spec, write};
 
@@ -21,6 +21,8 @@ pub struct Vm {
     /// Policies, by commas.
     ///
     /// One that is named twice is measured against itself: 'none,none' must find nothing, and the exit code says whether it did.
+    /// 'remus+spec' is remus with speculative communication, 'remus@50' and 'remus+spec@50' have a sync each 50 ms; a VM's file alone says so, hence they
+    /// need --fresh.
     #[arg(long, value_delimiter = ',', default_value = "none,dunlin")]
     policy: Vec<String>,
     /// All six policies.
@@ -29,6 +31,10 @@ pub struct Vm {
     /// Only the cases with these numbers of parallel connections, by commas (1,16 where no --service is given).
     #[arg(long, value_delimiter = ',')]
     connections: Option<Vec<u32>>,
+    /// What lies between clients and VM, by commas: lan, 5ms (added to a round trip), 1% (of frames lost in each direction), 5ms+1%. Each case is measured
+    /// over each.
+    #[arg(long, value_delimiter = ',', default_value = "lan")]
+    link: Vec<Link>,
     /// Pairs of windows, each policy's beside the baseline's (10, with --fresh 3); the median of the pairs' shares is shown, with its interval.
     #[arg(long, visible_alias = "pairs")]
     rounds: Option<u32>,
@@ -138,6 +144,11 @@ fn what(options: &Vm) -> Result<BenchSpec> {
         true => MATRIX.map(str::to_owned).to_vec(),
         false => options.policy.clone(),
     };
+    for label in &policies {
+        if Wish::of(label)?.is_of_the_file() && !options.fresh {
+            bail!("--policy {label}: a VM that runs cannot be given it: add --fresh");
+        }
+    }
     let rounds = match (options.quick, options.fresh) {
         (true, _) => 6,
         (false, true) => 3,
@@ -151,7 +162,13 @@ fn what(options: &Vm) -> Result<BenchSpec> {
         append: options.append.clone(),
         syscalls: options.syscalls,
         seed: options.seed.unwrap_or(now.as_ref().map_or(0, Duration::as_secs)),
-        ..spec(&words, connections.as_deref(), &policies, &options.guest)?
+        ..spec(
+            &words,
+            connections.as_deref(),
+            &policies,
+            &options.guest,
+            &options.link,
+        )?
     })
 }
 

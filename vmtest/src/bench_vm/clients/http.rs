@@ -9,43 +9,96 @@ use anyhow::{Context, Result, bail, ensure};
 use super::super::case::Handshakes;
 use super::{Clients, Measured, finish, patience, too_slow};
 
-/// Asks for `path` over kept connections, or over TLS: with a handshake for each connection, kept or not.
-pub fn run(
-    clients: &Clients<'_>,
+/// A file of each of these sizes, in KiB, is as likely as another: nginx has them by their bytes.
+const SHORT_KIB: [u32; 6] = [2, 4, 8, 16, 32, 60];
+
+/// What `wrk` is to ask for.
+pub struct Ask {
     path: &'static str,
-    tls: Option<Handshakes>,
-    connections: u32,
-    seconds: f64,
-) -> Result<Measured> {
+    tls: bool,
+    keeps_connections: bool,
+    /// Files of [`SHORT_KIB`]; the path is only looked at before and after.
+    short: bool,
+}
+
+impl Ask {
+    /// A page over kept connections.
+    pub fn pages(path: &'static str) -> Self {
+        Self {
+            path,
+            tls: false,
+            keeps_connections: true,
+            short: false,
+        }
+    }
+
+    /// A page over TLS: with a handshake for each connection, kept or not.
+    pub fn over_tls(path: &'static str, handshakes: Handshakes) -> Self {
+        Self {
+            tls: true,
+            keeps_connections: handshakes == Handshakes::Kept,
+            ..Self::pages(path)
+        }
+    }
+
+    /// Many short answers.
+    pub fn short(keeps_connections: bool) -> Self {
+        Self {
+            keeps_connections,
+            short: true,
+            ..Self::pages("/")
+        }
+    }
+}
+
+/// Asks for it.
+pub fn run(clients: &Clients<'_>, ask: &Ask, connections: u32, seconds: f64) -> Result<Measured> {
+    let path = ask.path;
     let before = look(clients, path)?;
     let mut command = clients.command("/usr/bin/wrk")?;
     command
         .args(["-t", "1", "-c", &connections.to_string(), "-d"])
         .arg(format!("{}s", seconds.ceil() as u64))
         .args(["--latency", "--timeout", "30s"]);
-    if tls == Some(Handshakes::Each) {
+    if !ask.keeps_connections {
         command.args(["-H", "Connection: close"]);
     }
-    command.arg(match tls {
-        None => format!("http://{}:{}{path}", clients.guest, clients.port),
-        Some(_) => format!("https://{}{path}", clients.guest),
+    if ask.short {
+        const SCRIPT: &str = "short.lua";
+        std::fs::write(clients.node.home().join(SCRIPT), short_script())?;
+        command.args(["-s", &format!("/work/{SCRIPT}")]);
+    }
+    command.arg(match ask.tls {
+        false => format!("http://{}:{}{path}", clients.guest, clients.port),
+        true => format!("https://{}{path}", clients.guest),
     });
     let measured = parse(&finish(command, "wrk", patience(seconds))?)?;
     ensure!(look(clients, path)? == before, "the page at {path} has changed");
     Ok(measured)
 }
 
+/// Lua's chance begins with the same seed in each window.
+fn short_script() -> String {
+    let bytes = SHORT_KIB.map(|kib| (kib << 10).to_string()).join(", ");
+    format!(
+        "local bytes = {{{bytes}}}\nrequest = function() return wrk.format(\"GET\", \"/bulk/\" .. bytes[math.random(#bytes)]) end\n"
+    )
+}
+
 fn look(clients: &Clients<'_>, path: &'static str) -> Result<Vec<u8>> {
     let target = clients.target();
-    let asked = clients.node.spawn("look", move || page(target, path))?;
+    // A first SYN may be lost, and is sent again after a second.
+    let asked = clients
+        .node
+        .spawn("look", move || page(target, path, Duration::from_secs(10)))?;
     asked
         .join()
         .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
 }
 
-/// The page's body; an error unless the status is 200.
-pub fn page(target: SocketAddr, path: &str) -> Result<Vec<u8>> {
-    let mut stream = TcpStream::connect_timeout(&target, Duration::from_millis(500))?;
+/// The page's body; an error unless there is a connection within `patience`, and the status is 200.
+pub fn page(target: SocketAddr, path: &str, patience: Duration) -> Result<Vec<u8>> {
+    let mut stream = TcpStream::connect_timeout(&target, patience)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(
         format!("GET {path} HTTP/1.1\r\nHost: guest\r\nAccept: */*\r\nConnection: close\r\n\r\n").as_bytes(),

@@ -7,6 +7,7 @@ mkdir -p /srv/www/bulk
 cd /srv/www/bulk
 head -c 1048576 /dev/urandom > 1048576
 head -c 102400 1048576 > 102400
+for kib in 2 4 8 16 32 60; do head -c $((kib * 1024)) 1048576 > $((kib * 1024)); done
 for turn in 1 2 3 4 5 6 7 8; do cat 1048576; done > eight
 for turn in 1 2 3 4 5 6 7 8; do cat eight; done > 67108864
 rm eight

@@ -1,0 +1,124 @@
+//! What lies between the clients and the VM's network.
+//!
+//! * **Decides:** nothing; a link is what its word says. **Flow:** `--link` -> [`super::case::Case`] -> the testbed's shaper ([`Link::shape`]).
+//! * **Not here:** how frames are delayed and lost (`testbed/shaper`), what a link without a VM carries ([`super::links`]).
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::testbed::Shape;
+
+/// A client's cable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// The testbed's plain one.
+    #[default]
+    Lan,
+    /// One with a shaper, also where that has nothing to do (`0ms`).
+    Shaped {
+        /// What it adds to a round trip, half of it each way.
+        round_trip_ms: u32,
+        /// Of a hundred frames so many are lost, in each direction.
+        loss_percent: u32,
+    },
+}
+
+impl Link {
+    /// What the testbed's shaper is to do; nothing for the plain cable, where none is.
+    pub fn shape(self, seed: u64) -> Option<Shape> {
+        match self {
+            Self::Lan => None,
+            Self::Shaped {
+                round_trip_ms,
+                loss_percent,
+            } => Some(Shape {
+                delay: Duration::from_millis(round_trip_ms.into()) / 2,
+                lost_of_million: loss_percent * 10_000,
+                seed,
+            }),
+        }
+    }
+}
+
+impl FromStr for Link {
+    type Err = anyhow::Error;
+
+    fn from_str(words: &str) -> Result<Self> {
+        if words == "lan" {
+            return Ok(Self::Lan);
+        }
+        let (mut round_trip_ms, mut loss_percent) = (0, 0);
+        for word in words.split('+') {
+            let number = |digits: &str| -> Result<u32> {
+                let number = digits.parse();
+                number.with_context(|| format!("'{word}' has no whole number"))
+            };
+            if let Some(digits) = word.strip_suffix("ms") {
+                round_trip_ms = number(digits)?;
+            } else if let Some(digits) = word.strip_suffix('%') {
+                loss_percent = number(digits)?;
+            } else {
+                bail!(
+                    "no link '{word}': there are lan, 5ms (added to a round trip), 1% (lost in each direction), and 5ms+1%"
+                );
+            }
+        }
+        ensure!(
+            round_trip_ms <= 1000 && loss_percent <= 50,
+            "link '{words}': at most 1000ms and 50%"
+        );
+        Ok(Self::Shaped {
+            round_trip_ms,
+            loss_percent,
+        })
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Lan => f.write_str("lan"),
+            Self::Shaped {
+                round_trip_ms,
+                loss_percent: 0,
+            } => write!(f, "{round_trip_ms}ms"),
+            Self::Shaped {
+                round_trip_ms: 0,
+                loss_percent,
+            } => write!(f, "{loss_percent}%"),
+            Self::Shaped {
+                round_trip_ms,
+                loss_percent,
+            } => write!(f, "{round_trip_ms}ms+{loss_percent}%"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_links_and_links_words() {
+        for word in ["lan", "0ms", "5ms", "20ms", "1%", "5ms+1%"] {
+            assert_eq!(word.parse::<Link>().unwrap().to_string(), word);
+        }
+        for word in ["", "5", "ms", "wan", "5ms+", "1.5%", "1001ms", "51%", "lan+5ms"] {
+            assert!(word.parse::<Link>().is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn half_of_a_round_trip_is_each_way_and_a_plain_cable_has_no_shaper() {
+        assert_eq!(Link::Lan.shape(3), None);
+        assert!("0ms".parse::<Link>().unwrap().shape(3).is_some());
+        let shape = "5ms+1%".parse::<Link>().unwrap().shape(3).unwrap();
+        assert_eq!(
+            (shape.delay.as_micros(), shape.lost_of_million, shape.seed),
+            (2500, 10_000, 3)
+        );
+    }
+}
