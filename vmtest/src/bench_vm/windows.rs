@@ -142,6 +142,10 @@ pub fn fresh(spec: &BenchSpec, cases: &[Case], tell: &mut Tell<'_>) -> Result<()
                 for &case in &left {
                     let outcome = window::lead_in(service, &cases[case], policy)
                         .and_then(|begun| window::one(service, &cases[case], policy, round, begun));
+                    if outcome.is_err() {
+                        let name = format!("bench-{}-{}-{policy}", cases[case].service, cases[case].name);
+                        service.cluster.keep_logs(&name);
+                    }
                     let ended = failing[case].after(at, outcome.as_ref().err());
                     tell(case, at, Told::Window(round, None, Box::new(outcome)));
                     if let Some(why) = ended {

@@ -9,9 +9,13 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use super::super::case::{Bulk, Way};
-use super::{Clients, Measured};
+use super::{Clients, Measured, too_slow};
 
 const MIB: f64 = (1 << 20) as f64;
+/// A transfer that takes longer costs its window: over a link that loses frames a slow policy would take hours.
+const LONGEST: Duration = Duration::from_secs(120);
+/// So much is written or read before the time is looked at.
+const PIECE_BYTES: usize = 1 << 18;
 
 /// The load: each connection transfers one after the other, and the last one to its end.
 pub fn run(clients: &Clients<'_>, bulk: Bulk, connections: u32, seconds: f64) -> Result<Measured> {
@@ -67,7 +71,7 @@ fn repeat(
             Some(stream) => stream,
             None => connect(target)?,
         };
-        transfer.once(&mut stream, bulk)?;
+        transfer.once(&mut stream, bulk, began + LONGEST)?;
         latencies_us.push(u64::try_from(began.elapsed().as_micros())?);
         if bulk.keeps_connections {
             connection = Some(stream);
@@ -85,8 +89,18 @@ fn connect(target: SocketAddr) -> Result<BufReader<TcpStream>> {
     Ok(BufReader::with_capacity(1 << 18, stream))
 }
 
+fn in_time(until: Instant) -> Result<()> {
+    match Instant::now() < until {
+        true => Ok(()),
+        false => Err(too_slow(format!(
+            "a transfer takes longer than {} s",
+            LONGEST.as_secs()
+        ))),
+    }
+}
+
 trait Transfer {
-    fn once(&mut self, stream: &mut BufReader<TcpStream>, bulk: Bulk) -> Result<()>;
+    fn once(&mut self, stream: &mut BufReader<TcpStream>, bulk: Bulk, until: Instant) -> Result<()>;
 }
 
 /// Files of nginx's.
@@ -98,7 +112,7 @@ struct Down {
 }
 
 impl Transfer for Down {
-    fn once(&mut self, stream: &mut BufReader<TcpStream>, bulk: Bulk) -> Result<()> {
+    fn once(&mut self, stream: &mut BufReader<TcpStream>, bulk: Bulk, until: Instant) -> Result<()> {
         let question = format!("GET /bulk/{} HTTP/1.1\r\nHost: guest\r\n\r\n", bulk.bytes);
         stream.get_mut().write_all(question.as_bytes())?;
         let mut length = None;
@@ -120,7 +134,10 @@ impl Transfer for Down {
         }
         ensure!(length == Some(bulk.bytes), "a file of {length:?} bytes");
         self.body.resize(bulk.bytes, 0);
-        stream.read_exact(&mut self.body)?;
+        for piece in self.body.chunks_mut(PIECE_BYTES) {
+            stream.read_exact(piece)?;
+            in_time(until)?;
+        }
         // A hash of each would be what is measured: of the first ones, and of every hundredth.
         self.checked += 1;
         if self.checked <= 2 || self.checked.is_multiple_of(100) {
@@ -155,8 +172,11 @@ impl Up {
 }
 
 impl Transfer for Up {
-    fn once(&mut self, stream: &mut BufReader<TcpStream>, _bulk: Bulk) -> Result<()> {
-        stream.get_mut().write_all(&self.command)?;
+    fn once(&mut self, stream: &mut BufReader<TcpStream>, _bulk: Bulk, until: Instant) -> Result<()> {
+        for piece in self.command.chunks(PIECE_BYTES) {
+            stream.get_mut().write_all(piece)?;
+            in_time(until)?;
+        }
         let mut line = String::new();
         stream.read_line(&mut line).context("redis does not answer")?;
         match line.trim_end() {
