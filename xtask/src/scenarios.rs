@@ -124,7 +124,6 @@ impl Scenarios {
     }
 
     /// Of the stories that no file has.
-
     fn wants(&self, name: &str, quick: bool) -> bool {
         self.file.is_none() && self.means(name) && (quick || !self.quick)
     }

@@ -68,7 +68,7 @@ pub(super) fn are_kept_apart(cluster: &mut Cluster<'_>) -> Result<()> {
     let is_told = |hosts: &[HostStatus]| {
         let events = hosts.iter().find(|host| host.host == primary)?;
         events.vm(NAME)?;
-        let told = cluster.events(&primary).ok()?;
+        let told = oddities::events(cluster, &primary).ok()?;
         let apart = told.iter().find(|event| event.kind == EventKind::NotBatched)?;
         apart.text.contains("one at a time").then_some(())
     };
@@ -109,7 +109,7 @@ pub(super) fn is_not_for_threads(cluster: &mut Cluster<'_>) -> Result<()> {
     let (primary, _) = up(cluster, &Plan::odd("threads", &["order = \"batch\"".to_owned()])?)?;
     let counter = oddities::count(cluster)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
-    let events = cluster.events(&primary)?;
+    let events = oddities::events(cluster, &primary)?;
     let told = events.iter().find(|event| event.kind == EventKind::NotBatched);
     let told = told.context("nobody is told that there are no batches")?;
     ensure!(told.text.contains("epoll"), "{}", told.text);
