@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/scheduler"
 )
 
 const (
@@ -34,7 +33,7 @@ func pod(object v1alpha1.Protected, number, strength int, wish []string, image s
 	kind := kindOf(object)
 	labels := map[string]string{
 		kind.label: object.GetName(), NumberLabel: strconv.Itoa(number),
-		scheduler.StrengthLabel: strconv.Itoa(strength), scheduler.TaskLabel: object.GetName(), scheduler.CopyLabel: strconv.Itoa(number),
+		v1alpha1.StrengthLabel: strconv.Itoa(strength), v1alpha1.TaskLabel: object.GetName(), v1alpha1.CopyLabel: strconv.Itoa(number),
 	}
 	yes, no, nobody, now := true, false, int64(65534), int64(0)
 	made := &v1.Pod{
@@ -106,7 +105,7 @@ func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected) (map[
 			continue
 		}
 		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
-		ofNoUse := number < 0 || number >= strength || placement == nil && pod.Labels[scheduler.StrengthLabel] != fmt.Sprint(strength)
+		ofNoUse := number < 0 || number >= strength || placement == nil && pod.Labels[v1alpha1.StrengthLabel] != fmt.Sprint(strength)
 		if ofNoUse || isGone(pod) && pod.DeletionTimestamp == nil {
 			if err := placer.takeAway(ctx, pod); err != nil {
 				return nil, err

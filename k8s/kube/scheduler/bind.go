@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
 const (
@@ -187,7 +188,7 @@ func (cluster cluster) bound(ctx context.Context, binding allocation.Binding) (*
 	namespace, task := split(binding.Task)
 	for at := range pods {
 		pod := &pods[at]
-		if pod.Namespace != namespace || pod.Labels[TaskLabel] != task {
+		if pod.Namespace != namespace || pod.Labels[v1alpha1.TaskLabel] != task {
 			continue
 		}
 		of, err := readCopy(pod)

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
 // tries is how often a claim begins anew because somebody else has changed a Pod meanwhile.
@@ -95,7 +97,7 @@ func (claims claims) write(ctx context.Context, pod *v1.Pod, claim claim) (*v1.P
 
 // besideOthers looks at the task's other Pods, after the own claim is written.
 func (claims claims) besideOthers(ctx context.Context, own *v1.Pod, of copyOf, wanted claim) error {
-	selector := labels.SelectorFromSet(labels.Set{TaskLabel: own.Labels[TaskLabel]}).String()
+	selector := labels.SelectorFromSet(labels.Set{v1alpha1.TaskLabel: own.Labels[v1alpha1.TaskLabel]}).String()
 	// All that was written before the own claim is what counts, so the server may answer from what it has, once it has that: from etcd it would read every Pod of the
 	// namespace for each copy.
 	all, err := claims.client.CoreV1().Pods(own.Namespace).List(ctx, metav1.ListOptions{

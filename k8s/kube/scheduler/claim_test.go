@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/log/testbed"
 )
@@ -187,7 +188,7 @@ func (world *world) letGo(waiting []step) []step {
 }
 
 func (world *world) check(ctx context.Context) {
-	list, err := world.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: TaskLabel + "=" + world.task})
+	list, err := world.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.TaskLabel + "=" + world.task})
 	if err != nil {
 		world.fail("%v", err)
 	}

@@ -9,18 +9,11 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"dunlin.dev/k8s/allocation"
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
-const (
-	// StrengthLabel is R, on each Pod of a task. Pods without it, or with "1", are ordinary ones.
-	StrengthLabel = "dunlin.dev/strength"
-	// TaskLabel is the same on all Pods of a task, and in its namespace on no others.
-	TaskLabel = "dunlin.dev/task"
-	// CopyLabel tells a task's Pods apart: from 0 to R - 1.
-	CopyLabel = "dunlin.dev/copy"
-	// ClaimAnnotation is the newest ticket that the Pod's place is known by, and the node; "-" where it was taken back.
-	ClaimAnnotation = "dunlin.dev/claim"
-)
+// ClaimAnnotation is the newest ticket that the Pod's place is known by, and the node; "-" where it was taken back.
+const ClaimAnnotation = "dunlin.dev/claim"
 
 // taken is the node of a claim that was taken back.
 const taken = "-"
@@ -43,23 +36,23 @@ func (of copyOf) String() string { return fmt.Sprintf("copy %d of %s", of.copy, 
 
 // isCopy says whether a Pod wants to be one.
 func isCopy(pod *v1.Pod) bool {
-	strength, there := pod.Labels[StrengthLabel]
+	strength, there := pod.Labels[v1alpha1.StrengthLabel]
 	return there && strength != "1"
 }
 
 // readCopy returns what a Pod is a copy of, or why its labels are wrong.
 func readCopy(pod *v1.Pod) (copyOf, error) {
-	strength, err := strconv.Atoi(pod.Labels[StrengthLabel])
+	strength, err := strconv.Atoi(pod.Labels[v1alpha1.StrengthLabel])
 	if err != nil || strength < 2 || strength > allocation.MostStrength {
-		return copyOf{}, fmt.Errorf("label %s is from 1 to %d, not '%s'", StrengthLabel, allocation.MostStrength, pod.Labels[StrengthLabel])
+		return copyOf{}, fmt.Errorf("label %s is from 1 to %d, not '%s'", v1alpha1.StrengthLabel, allocation.MostStrength, pod.Labels[v1alpha1.StrengthLabel])
 	}
-	task := pod.Labels[TaskLabel]
+	task := pod.Labels[v1alpha1.TaskLabel]
 	if task == "" {
-		return copyOf{}, fmt.Errorf("label %s has to name the task: it is the same on all %d Pods", TaskLabel, strength)
+		return copyOf{}, fmt.Errorf("label %s has to name the task: it is the same on all %d Pods", v1alpha1.TaskLabel, strength)
 	}
-	number, err := strconv.Atoi(pod.Labels[CopyLabel])
+	number, err := strconv.Atoi(pod.Labels[v1alpha1.CopyLabel])
 	if err != nil || number < 0 || number >= strength {
-		return copyOf{}, fmt.Errorf("label %s is from 0 to %d, not '%s'", CopyLabel, strength-1, pod.Labels[CopyLabel])
+		return copyOf{}, fmt.Errorf("label %s is from 0 to %d, not '%s'", v1alpha1.CopyLabel, strength-1, pod.Labels[v1alpha1.CopyLabel])
 	}
 	return copyOf{pod.Namespace + "/" + task, number, strength}, nil
 }

@@ -202,7 +202,7 @@ func taskOf(object any) ([]string, error) {
 	if !ok || !isCopy(pod) {
 		return nil, nil
 	}
-	return []string{pod.Namespace + "/" + pod.Labels[TaskLabel]}, nil
+	return []string{pod.Namespace + "/" + pod.Labels[v1alpha1.TaskLabel]}, nil
 }
 
 func nodeOf(object any) ([]string, error) {

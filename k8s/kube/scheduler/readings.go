@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
 // To read what is agreed in etcd of all copies costs the API server a look at every Pod that there is. So it is done no more often than somebody needs it: once
@@ -39,7 +41,7 @@ func (cluster cluster) copies(ctx context.Context, newest uint64) ([]v1.Pod, err
 }
 
 func (cluster cluster) listCopies(ctx context.Context) ([]v1.Pod, error) {
-	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: StrengthLabel})
+	list, err := cluster.claims.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.StrengthLabel})
 	if err != nil {
 		return nil, err
 	}
