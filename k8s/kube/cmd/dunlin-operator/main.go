@@ -15,6 +15,9 @@ import (
 	"dunlin.dev/k8s/kube/operator"
 )
 
+// version is what 'cargo xtask k8s images' writes here.
+var version = "of no image"
+
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "dunlin-operator:", err)
@@ -25,6 +28,8 @@ func main() {
 func run() error {
 	var options operator.Options
 	var bridges, users string
+	var asked bool
+	flag.BoolVar(&asked, "version", false, "say the version, and end")
 	flag.StringVar(&options.Node, "node", os.Getenv("NODE_NAME"), "this Kubernetes node, which is its daemon's host; or NODE_NAME in the environment")
 	flag.StringVar(&options.Socket, "socket", control.Socket, "the daemon's control socket")
 	flag.StringVar(&options.Limits.Images, "images", "/var/lib/dunlin/images", "a folder with a folder for each namespace, in which kernels, initrds and disks of its VMs lie")
@@ -40,6 +45,10 @@ func run() error {
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("nobody knows what '%s' means; --help lists what there is", flag.Arg(0))
+	}
+	if asked {
+		fmt.Println("dunlin-operator", version)
+		return nil
 	}
 	words := func(text string) []string {
 		return strings.FieldsFunc(text, func(letter rune) bool { return letter == ',' || letter == ' ' })
