@@ -49,6 +49,10 @@ func begin(t *testing.T) *cluster { return beginWith(t, "5m") }
 
 // beginWith has further hosts, without schedulers.
 func beginWith(t *testing.T, lostAfter string, more ...string) *cluster {
+	t.Helper()
+	if testing.Short() {
+		testbed.Skip(t, "minutes with real daemons and guests, which 'cargo xtask k8s test' has")
+	}
 	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t, more...), operators: map[string]*testbed.Process{}, lostAfter: lostAfter}
 	cluster.plane.Install(t)
 	cluster.plane.Apply(t, deploy.RBAC)
@@ -125,7 +129,7 @@ func (cluster *cluster) operator(name string) {
 	if name == "a" {
 		metrics = cluster.metrics
 	}
-	process, err := testbed.Start(cluster.T, nil, testbed.Build(cluster.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
+	process, err := testbed.Start(cluster.T, nil, lab.Operator(cluster.T), "--kubeconfig", kubeconfig,
 		"--node", name, "--socket", cluster.hosts.Socket(name), "--images", cluster.images, "--programs", cluster.programs, "--users", "nobody,"+user(cluster.T), "--bridges", "br0", "--metrics", metrics, "--beat", "1s", "--grace", "5s",
 		"--lost-after", cluster.lostAfter)
 	if err != nil {

@@ -232,7 +232,7 @@ func (stage *stage) host(name string) {
 func (stage *stage) operator(name, address string) {
 	stage.Helper()
 	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, "dunlin-system", "dunlin-operator")
-	process, err := testbed.Start(stage.T, nil, testbed.Build(stage.T, "dunlin.dev/k8s/kube/cmd/dunlin-operator", "-trimpath"), "--kubeconfig", kubeconfig,
+	process, err := testbed.Start(stage.T, nil, lab.Operator(stage.T), "--kubeconfig", kubeconfig,
 		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m", "--lost-after", stage.lostAfter)
 	if err != nil {
 		stage.Fatal(err)

@@ -108,6 +108,16 @@ func (hosts *Hosts) Address(name string) string {
 	return ""
 }
 
+// Namespace is a host's network namespace, below /run/netns; it is for hosts that are [Apart].
+func (hosts *Hosts) Namespace(name string) string { return namespace(name) }
+
+// Client gives the switch an address in the network of all, and returns the namespace from which somebody reaches whatever runs on any host.
+func (hosts *Hosts) Client(t testing.TB) string {
+	t.Helper()
+	ip(t, "", "-n", namespace("switch"), "address", "add", "10.77.9.1/16", "dev", "br0")
+	return namespace("switch")
+}
+
 // Command is one that runs on a host; it is for hosts that are [Apart].
 func (hosts *Hosts) Command(name string, command ...string) *exec.Cmd {
 	inside := hosts.apart.inside(name, command)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -90,6 +91,10 @@ func Start(t testing.TB, environment []string, program string, arguments ...stri
 	}()
 	t.Cleanup(func() {
 		process.Kill()
+		// A program that is killed has no exit code that would tell of it.
+		if strings.Contains(process.Said(), "WARNING: DATA RACE") {
+			t.Errorf("%s has a race: %s", filepath.Base(program), process.Said())
+		}
 		if t.Failed() && testing.Verbose() {
 			t.Logf("%s said: %s", filepath.Base(program), process.Said())
 		}
@@ -153,11 +158,26 @@ func Build(t testing.TB, command string, flags ...string) string {
 	}
 	path := filepath.Join(built.dir, filepath.Base(command))
 	arguments := append(append([]string{"build", "-buildvcs=false"}, flags...), "-o", path, command)
-	if out, err := exec.Command("go", arguments...).CombinedOutput(); err != nil {
+	build := exec.Command("go", arguments...)
+	if !detectsRaces(flags) {
+		// As its image is built, whatever these tests are built with: all that it imports is compiled once.
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatal(fmt.Errorf("%w: %s", err, out))
 	}
 	built.paths[command] = path
 	return path
+}
+
+// detectsRaces is whether a program is built with the race detector, which is in C.
+func detectsRaces(flags []string) bool {
+	for _, flag := range flags {
+		if flag == "-race" {
+			return true
+		}
+	}
+	return false
 }
 
 // Main runs a package's tests, and removes what was built for them: it is what a TestMain does.
