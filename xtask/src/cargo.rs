@@ -63,7 +63,7 @@ pub fn build_dunlin_of(tree: &Path, release: bool) -> Result<PathBuf> {
 }
 
 /// The commit of a work tree; with `-dirty`, if something in it was changed since.
-fn commit(tree: &Path) -> Result<String> {
+pub fn commit(tree: &Path) -> Result<String> {
     let output = Command::new("git")
         .args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
         .current_dir(tree)

@@ -1,26 +1,23 @@
-//! `cargo xtask k8s`: Dunlin's resources, scheduler and operator against a real control plane of Kubernetes: etcd is Debian's package, unpacked and not
-//! installed; kube-apiserver is built from the module that `k8s/kube/go.mod` names. Both are kept under `target/tools`, by content. The operator's
-//! tests run the redis guest under QEMU's translator, and redis as a bare program, which CRIU copies.
+//! `cargo xtask k8s`: Dunlin's resources, scheduler and operator against a real control plane of Kubernetes ([`tools`]). The operator's
+//! tests run the redis guest under QEMU's translator, and redis as a bare program, which CRIU copies; all but these belong to every commit
+//! ([`every_commit`]).
 //!
 //! Not here: what needs no control plane (`go.rs`, a part of `verify`).
 
+mod images;
+mod tools;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use dunlin_vmtest::{image, paths};
-use sha2::{Digest, Sha256};
 
 use crate::{cargo, setup};
+use tools::{MODULE, succeeds};
 
-/// Where the Go module is that needs Kubernetes' own.
-const MODULE: &str = "k8s/kube";
-/// The first Go that builds Kubernetes, as (major, minor).
-const OLDEST_GO: (u32, u32) = (1, 24);
-/// The same for the server and the tests, so that what both are made of is compiled once. The tree's own version control is none of Go's business.
-const FLAGS: &str = "-buildvcs=false -trimpath";
 /// No test of the module takes longer, on a machine however busy.
 const PATIENCE: &str = "-timeout=20m";
 /// The same of what is measured with as many nodes and tasks as somebody asks for.
@@ -40,6 +37,14 @@ pub enum K8s {
         /// How often each test runs.
         #[arg(long, default_value_t = 1)]
         count: u32,
+    },
+    /// Four real nodes with a kubelet and a containerd each, and a `ProtectedVM` that serves redis: its primary's whole node is killed, and clients lose nothing.
+    Demo,
+    /// Make OCI images of scheduler, operator, and what a Pod runs that stands for a copy, under `target/images`: archives that 'ctr images import' takes.
+    Images {
+        /// Have Debian's containerd import and run them, in a place of its own (as root).
+        #[arg(long)]
+        check: bool,
     },
     /// Measure how many Pods a second are bound, and how long each waits, beside the plain kube-scheduler in the same run.
     Scale {
@@ -74,19 +79,28 @@ pub enum K8s {
 pub fn run(task: &K8s) -> Result<()> {
     let begun = Instant::now();
     setup::run()?;
-    go_is_new_enough()?;
-    let tools = tools()?;
+    if let Some(why) = tools::go_is_too_old()? {
+        bail!(why);
+    }
     let what = match task {
         K8s::Test { run, verbose, count } => {
-            test(&tools, run.as_deref(), *verbose, *count)?;
+            test(&tools::tools()?, run.as_deref(), *verbose, *count)?;
             "test"
+        }
+        K8s::Demo => {
+            print!("{}", demo()?);
+            return Ok(());
+        }
+        K8s::Images { check } => {
+            images::run(*check)?;
+            "images"
         }
         K8s::Scale {
             nodes,
             tasks,
             courses,
         } => {
-            scale(&tools, *nodes, *tasks, courses)?;
+            scale(&tools::tools()?, *nodes, *tasks, courses)?;
             "scale"
         }
         K8s::Figure {
@@ -94,7 +108,7 @@ pub fn run(task: &K8s) -> Result<()> {
             pairs,
             requests,
         } => {
-            figure(&tools, kinds, *pairs, *requests)?;
+            figure(&tools::tools()?, kinds, *pairs, *requests)?;
             "figure"
         }
     };
@@ -108,9 +122,8 @@ pub fn run(task: &K8s) -> Result<()> {
 fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()> {
     let dunlin = cargo::build_dunlin(false)?;
     let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
-    crate::go::format(&paths::workspace().join(MODULE))?;
     let count = format!("-count={count}");
-    // To vet is to look at all that is imported, too: the whole of Kubernetes.
+    // To vet, and to look at the format, belongs to every commit.
     let mut arguments = vec!["-vet=off", "-p=1", &count, PATIENCE];
     if verbose {
         arguments.push("-v");
@@ -121,7 +134,33 @@ fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()
     arguments.push("./...");
     let mut go = go_test(&arguments, tools, &dunlin);
     with_guest(&mut go, &guest);
+    with_nodes(&mut go, tools)?;
     succeeds(go)
+}
+
+/// Returns the last line.
+fn demo() -> Result<String> {
+    let tools = tools::tools()?;
+    let dunlin = cargo::build_dunlin(false)?;
+    let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
+    let says = paths::target().join("k8s-demo-says");
+    fs::write(&says, "")?;
+    let arguments = ["-vet=off", "-count=1", PATIENCE, "-v", "./nodes"];
+    let mut go = go_test(&arguments, &tools, &dunlin);
+    with_guest(&mut go, &guest);
+    with_nodes(&mut go, &tools)?;
+    go.env("DUNLIN_DEMO_SAYS", &says);
+    succeeds(go)?;
+    Ok(fs::read_to_string(&says)?)
+}
+
+/// What real nodes need: a kubelet, a containerd, and images of what runs on them.
+fn with_nodes(go: &mut Command, tools: &Path) -> Result<()> {
+    tools::build("kubelet", tools)?;
+    go.env("DUNLIN_IMAGES", images::make()?)
+        .env("DUNLIN_VERSION", images::VERSION)
+        .env("DUNLIN_CONTAINERD", images::containerd()?);
+    Ok(())
 }
 
 /// What VMs and programs need: the redis guest, and what copies a running program.
@@ -170,116 +209,42 @@ fn figure(tools: &Path, kinds: &[String], pairs: u32, requests: u32) -> Result<(
 }
 
 fn go_test(arguments: &[&str], tools: &Path, dunlin: &Path) -> Command {
-    println!("xtask: go test {} in {MODULE}", arguments.join(" "));
-    let mut go = Command::new("go");
-    go.arg("test")
-        .args(arguments)
-        .current_dir(paths::workspace().join(MODULE))
-        .env("DUNLIN", dunlin)
-        .env("DUNLIN_KUBE_TOOLS", tools)
-        .env("GOFLAGS", FLAGS);
+    let mut go = tools::go(MODULE, &[&["test"], arguments].concat());
+    go.env("DUNLIN", dunlin).env("DUNLIN_KUBE_TOOLS", tools);
     go
 }
 
-fn succeeds(mut go: Command) -> Result<()> {
-    if !go.status()?.success() {
-        bail!("failed: go test in {MODULE}");
-    }
-    Ok(())
-}
-
-/// Debian 12 has an older one.
-fn go_is_new_enough() -> Result<()> {
-    let text = go_output(&["env", "GOVERSION"])?;
-    let mut numbers = text
-        .trim()
-        .trim_start_matches("go")
-        .split('.')
-        .map(str::parse::<u32>);
-    let version = match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
-        _ => bail!("cannot read the version of Go: {}", text.trim()),
-    };
-    if version < OLDEST_GO {
-        bail!(
-            "Kubernetes needs Go {}.{} and this is {}: take one from https://go.dev/dl or Debian 13",
-            OLDEST_GO.0,
-            OLDEST_GO.1,
-            text.trim()
-        );
-    }
-    Ok(())
-}
-
-fn go_output(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("go")
-        .args(arguments)
-        .current_dir(paths::workspace().join(MODULE))
-        .env("GOTOOLCHAIN", "local")
-        .output()
-        .context("go is not here: 'cargo xtask setup' installs it")?;
-    if !output.status.success() {
-        bail!(
-            "go {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-/// The folder with etcd and kube-apiserver. Its name is made of all that the server is built from.
-fn tools() -> Result<PathBuf> {
-    let all = paths::target().join("tools");
-    let module = paths::workspace().join(MODULE);
-    let mut hash = Sha256::new();
-    for file in ["go.mod", "go.sum"] {
-        hash.update(fs::read(module.join(file))?);
-    }
-    hash.update(go_output(&["version"])?);
-    let sum = hash.finalize();
-    let key: String = sum.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    let folder = all.join(format!("kubernetes-{key}"));
-    fs::create_dir_all(&folder)?;
-    etcd(&all, &folder)?;
-    let server = folder.join("kube-apiserver");
-    if server.is_file() {
-        return Ok(folder);
-    }
-    println!("k8s: building kube-apiserver");
+/// What `cargo xtask test` runs: format, vet, and every test that needs no guest. The race detector is in those whose packages import nothing of
+/// Kubernetes' own programs: with it, all of that would be compiled a second time, which takes minutes. Returns what was not run, each with its reason.
+pub fn every_commit() -> Result<Vec<String>> {
     let begun = Instant::now();
-    // One that was begun and not ended has no name that counts.
-    let half_made = folder.join(format!("making-{}", std::process::id()));
-    let status = Command::new("go")
-        .args(["build", "-ldflags=-s -w", "-o"])
-        .arg(&half_made)
-        .arg("k8s.io/kubernetes/cmd/kube-apiserver")
-        .current_dir(&module)
-        .env("GOFLAGS", FLAGS)
-        .status()?;
-    if !status.success() {
-        let _ = fs::remove_file(&half_made);
-        bail!("kube-apiserver could not be built");
+    if let Some(why) = tools::go_is_too_old()? {
+        return Ok(vec![format!("all of {MODULE}: {why}")]);
     }
-    fs::rename(&half_made, &server)?;
+    let tools = tools::tools()?;
+    let dunlin = cargo::build_dunlin(false)?;
+    let told = paths::target().join("skipped-kube-tests");
+    fs::write(&told, "")?;
+    for module in [images::MODULE, MODULE] {
+        crate::go::format(&paths::workspace().join(module))?;
+        succeeds(tools::go(module, &["vet", "./..."]))?;
+    }
+    succeeds(images::tests(&["-skip", images::IN_CONTAINERD]))?;
+    let (raced, others): (Vec<_>, Vec<_>) = tools::packages()?
+        .into_iter()
+        .partition(|package| !package.imports_kubernetes);
+    for (detector, cgo, packages) in [(&["-race"][..], "1", raced), (&[][..], "0", others)] {
+        let names = packages.iter().map(|package| package.name.as_str());
+        let words = ["-vet=off", "-count=1", "-short", PATIENCE].into_iter();
+        let words: Vec<&str> = words.chain(detector.iter().copied()).chain(names).collect();
+        let mut go = go_test(&words, &tools, &dunlin);
+        // The detector is in C.
+        go.env("CGO_ENABLED", cgo).env("DUNLIN_SKIPPED", &told);
+        succeeds(go)?;
+    }
     println!(
-        "k8s: kube-apiserver was built in {:.0} s",
+        "xtask: {MODULE} was built and tested in {:.0} s",
         begun.elapsed().as_secs_f64()
     );
-    Ok(folder)
-}
-
-/// Its package is unpacked and not installed, since that would start a server.
-fn etcd(all: &Path, folder: &Path) -> Result<()> {
-    let unpacked = all.join("usr/bin/etcd");
-    if !unpacked.exists() {
-        println!("k8s: will unpack etcd-server: what Kubernetes keeps its objects in");
-        image::unpack("etcd-server", &paths::guest_images(), all)?;
-    }
-    let linked = folder.join("etcd");
-    if !linked.exists() {
-        let _ = fs::remove_file(&linked);
-        std::os::unix::fs::symlink("../usr/bin/etcd", &linked)?;
-    }
-    Ok(())
+    Ok(fs::read_to_string(&told)?.lines().map(str::to_owned).collect())
 }
