@@ -1,5 +1,5 @@
 //! What is in Go (`k8s`): format, vet and tests, also under the race detector, against the `dunlin` of this tree. Not here: what the
-//! Rust tests run of it themselves (`node/tests/shared_log.rs`).
+//! Rust tests run of it themselves (`node/tests/shared_log.rs`), and what is made of Kubernetes' own or belongs in a cluster (`k8s.rs`).
 
 use std::path::Path;
 use std::process::Command;

@@ -151,7 +151,11 @@ fn demo() -> Result<String> {
     with_nodes(&mut go, &tools)?;
     go.env("DUNLIN_DEMO_SAYS", &says);
     succeeds(go)?;
-    Ok(fs::read_to_string(&says)?)
+    let last = fs::read_to_string(&says)?;
+    if last.is_empty() {
+        bail!("the demo has ended, and says nothing");
+    }
+    Ok(last)
 }
 
 /// What real nodes need: a kubelet, a containerd, and images of what runs on them.

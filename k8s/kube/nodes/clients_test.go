@@ -32,13 +32,13 @@ func count(t *testing.T, namespace, address string, number int) *clients {
 	clients := &clients{news: make(chan struct{}), stop: make(chan struct{})}
 	for at := range number {
 		var conn net.Conn
-		err := nodes.InNamespace(namespace, func() (err error) {
-			conn, err = net.DialTimeout("tcp", address, testbed.Patience)
-			return err
+		// A VM may be protected before its guest has started redis.
+		testbed.Until(t, "redis listens", func() error {
+			return nodes.InNamespace(namespace, func() (err error) {
+				conn, err = net.DialTimeout("tcp", address, 10*time.Second)
+				return err
+			})
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		clients.all.Add(1)
 		go func() {
 			defer clients.all.Done()
