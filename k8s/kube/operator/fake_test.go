@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -277,7 +278,8 @@ func (stage *stage) all() []v1alpha1.ProtectedVM {
 		stage.mutex.Lock()
 		defer stage.mutex.Unlock()
 		all = append([]v1alpha1.ProtectedVM(nil), stage.history...)
-		if len(all) == 0 || all[len(all)-1].ResourceVersion != newest {
+		// It need not be the last: another one may have come since it was asked for.
+		if !slices.ContainsFunc(all, func(vm v1alpha1.ProtectedVM) bool { return vm.ResourceVersion == newest }) {
 			return fmt.Errorf("of %d versions none is %s", len(all), newest)
 		}
 		return nil
