@@ -187,6 +187,8 @@ fn every_row_names_where_it_is_made_its_limit_its_metric_and_its_test() {
     let mut scenarios = vec![root().join("xtask/src/scenarios.rs")];
     sources(&root().join("xtask/src/scenarios"), &mut scenarios);
     sources(&root().join("vmtest/src/scenario"), &mut scenarios);
+    let files = fs::read_dir(root().join("vmtest/scenarios")).expect("the scenarios");
+    scenarios.extend(files.map(|file| file.expect("a file").path()));
     let played: String = scenarios
         .iter()
         .map(|path| fs::read_to_string(path).expect("a source file"))

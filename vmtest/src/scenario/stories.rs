@@ -152,6 +152,14 @@ mod tests {
     }
 
     #[test]
+    fn the_documentations_example_can_be_played() {
+        let page = include_str!("../../../docs/campaign.md");
+        let (_, rest) = page.split_once("```toml\n").expect("an example");
+        let (example, _) = rest.split_once("```").expect("its end");
+        assert_eq!(of_text(example).unwrap().len(), 1);
+    }
+
+    #[test]
     fn a_wrong_file_is_refused_with_a_reason() {
         for (more, why) in [
             ("steps = ['kill-primry']", "unknown variant `kill-primry`"),
