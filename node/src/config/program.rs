@@ -32,12 +32,8 @@ pub struct ProgramSpec {
     pub user: Option<String>,
     /// The TCP port at which it serves; any, if none is named.
     pub port: Option<u16>,
-    /// What the next input waits for.
-    pub order: Order,
-    /// Inputs go one at a time once they were read in another order: nobody has said that they are to be unread together.
-    pub order_adapts: bool,
-    /// How long it waits for that.
-    pub patience: Duration,
+    /// How inputs wait for each other.
+    pub reading: Reading,
     /// What else is the same in all copies.
     pub agreed: AgreedSources,
     /// What each copy may write, in memory, in MiB.
@@ -52,6 +48,17 @@ pub struct ProgramSpec {
     pub restart: RestartPolicy,
     /// Its network card.
     pub card: Card,
+}
+
+/// How inputs wait for each other.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// What the next input waits for.
+    pub order: Order,
+    /// Inputs go one at a time once they were read in another order: nobody has said that they are to be unread together.
+    pub adapts: bool,
+    /// How long the next one waits.
+    pub patience: Duration,
 }
 
 /// What of a program is agreed besides its inputs.
@@ -153,14 +160,16 @@ impl ProgramSpec {
             environment: environment.into_iter().collect(),
             user: table.user,
             port: table.port,
-            order: match table.order {
-                files::Order::Delivery => Order::Delivery,
-                files::Order::Read => Order::Read,
-                files::Order::Auto | files::Order::Batch => Order::Batch,
-                files::Order::Answer => Order::Answer,
+            reading: Reading {
+                order: match table.order {
+                    files::Order::Delivery => Order::Delivery,
+                    files::Order::Read => Order::Read,
+                    files::Order::Auto | files::Order::Batch => Order::Batch,
+                    files::Order::Answer => Order::Answer,
+                },
+                adapts: table.order == files::Order::Auto,
+                patience: Duration::from_millis(table.patience_ms),
             },
-            order_adapts: table.order == files::Order::Auto,
-            patience: Duration::from_millis(table.patience_ms),
             agreed: AgreedSources {
                 clock: table.clock == Source::Agreed,
                 chance: table.chance == Source::Agreed,

@@ -260,8 +260,8 @@ fn a_program_stands_in_a_vms_place() {
         (program.card.address.to_string().as_str(), program.card.prefix),
         ("10.0.0.57", 24)
     );
-    assert_eq!(program.order, dunlin_core::program::order::Order::Batch);
-    assert!(program.order_adapts);
+    assert_eq!(program.reading.order, dunlin_core::program::order::Order::Batch);
+    assert!(program.reading.adapts);
     // Both copies have the same environment, whatever the daemons have.
     assert!(program.environment.iter().any(|(name, _)| name == "PATH"));
     assert_eq!(config.spec.nics[0].bridge.as_deref(), Some("br0"));
@@ -272,7 +272,7 @@ fn a_program_stands_in_a_vms_place() {
 fn a_program_may_have_its_inputs_in_batches() {
     let text = PROGRAM.replace("[program]", "[program]\norder = 'batch'");
     let config = VmConfig::parse(&text, "p.toml", &cluster()).expect("a good file");
-    let order = config.program.expect("a program").order;
+    let order = config.program.expect("a program").reading.order;
     assert_eq!(order, dunlin_core::program::order::Order::Batch);
 }
 

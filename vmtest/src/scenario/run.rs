@@ -6,6 +6,7 @@ mod keys;
 mod moves;
 mod stopped;
 mod stuck;
+mod told;
 mod verdict;
 
 use dunlin_api::SyncFigures;
@@ -472,20 +473,6 @@ impl Stage<'_, '_> {
         }
     }
 
-    fn await_told(&self, role: Option<Role>, kind: &str) -> Result<()> {
-        self.cluster.await_status(kind, PATIENCE, |hosts| {
-            let has_it = |host: &&HostStatus, role: Role| {
-                let vm = host.vm(&self.vm);
-                vm.is_some_and(|vm| vm.role.as_str() == role.as_str())
-            };
-            let asked = hosts
-                .iter()
-                .filter(|host| role.is_none_or(|role| has_it(host, role)));
-            let mut told = asked.map(|host| self.count_told(&host.host, kind).unwrap_or(0));
-            told.any(|count| count > 0).then_some(())
-        })
-    }
-
     /// Each costs at most what an audit on a busy machine does.
     fn syncs_without_loss(&self, more: u64) -> Result<()> {
         let (primary, _) = self.cluster.await_protected(&self.vm, PATIENCE)?;
@@ -502,27 +489,6 @@ impl Stage<'_, '_> {
             lost == 0,
             "the VM lost its backup {lost} times: {}",
             self.cluster.dunlin(&primary, &["events"])?
-        );
-        Ok(())
-    }
-
-    /// How many of a host's events are of that kind.
-    fn count_told(&self, host: &str, kind: &str) -> Result<usize> {
-        let events = self.cluster.dunlin(host, &["events"])?;
-        Ok(events
-            .lines()
-            .filter(|line| {
-                line.split_whitespace()
-                    .any(|word| word.trim_end_matches(':') == kind)
-            })
-            .count())
-    }
-
-    fn told(&self, host: &str, kind: &str) -> Result<()> {
-        ensure!(
-            self.count_told(host, kind)? > 0,
-            "no event '{kind}' on host {host}: {}",
-            self.cluster.dunlin(host, &["events"])?
         );
         Ok(())
     }

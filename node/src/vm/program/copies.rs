@@ -105,7 +105,11 @@ impl ProgramLoop {
         self.own.running = Some(Running {
             copy,
             _keeper: keeper,
-            gate: Gate::new(self.own.order, 1, self.program.patience.as_micros() as u64),
+            gate: Gate::new(
+                self.own.order,
+                1,
+                self.program.reading.patience.as_micros() as u64,
+            ),
             time,
             answers: None,
             source,

@@ -211,7 +211,7 @@ impl ProgramLoop {
             .as_mut()
             .is_some_and(|running| !std::mem::replace(&mut running.told_unbatched, true));
         // Who has not asked for it misses nothing.
-        if is_new && !self.program.order_adapts {
+        if is_new && !self.program.reading.adapts {
             self.event(
                 EventKind::NotBatched,
                 format!(
@@ -233,7 +233,7 @@ impl ProgramLoop {
                 format!(
                     "the program did not read an input within {} ms ({impatient} so far): the next one was delivered all the same, so \
                      the copies may read in another order ('patience_ms' in the program's file)",
-                    self.program.patience.as_millis()
+                    self.program.reading.patience.as_millis()
                 ),
             );
         }

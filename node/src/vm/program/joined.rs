@@ -187,10 +187,14 @@ impl ProgramLoop {
                 return self.expects_no_more(&why.to_string());
             }
         };
-        if brought.one_at_a_time && self.program.order_adapts {
+        if brought.one_at_a_time && self.program.reading.adapts {
             self.own.order = Order::Read;
         }
-        let mut gate = Gate::new(self.own.order, 1, self.program.patience.as_micros() as u64);
+        let mut gate = Gate::new(
+            self.own.order,
+            1,
+            self.program.reading.patience.as_micros() as u64,
+        );
         let mut output = Output::new(Voice::Backup, brought.epoch);
         let adopt = || -> Result<(), AdoptError> {
             gate.load(brought.order)?;

@@ -230,7 +230,7 @@ impl ProgramLoop {
             applied: self.agreement.applied,
             connections,
             order: running.gate.table(),
-            one_at_a_time: self.program.order_adapts && self.own.order == Order::Read,
+            one_at_a_time: self.program.reading.adapts && self.own.order == Order::Read,
             time: running.time,
             chance: seed.zip(drawn),
         });

@@ -100,7 +100,7 @@ impl ProgramLoop {
             me: member.id,
             witness: member.witness,
             own: Own {
-                order: program.order,
+                order: program.reading.order,
                 found: group.appended().index,
                 ran: folder.join(RAN).exists(),
                 begins_by_us: None,

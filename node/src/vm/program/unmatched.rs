@@ -58,7 +58,7 @@ impl Drops {
 /// What may help, of what its file does not say yet.
 fn advice(program: &ProgramSpec) -> String {
     let mut may_help = Vec::new();
-    if program.order != Order::Answer {
+    if program.reading.order != Order::Answer {
         may_help.push("order = \"answer\"");
     }
     if !program.agreed.clock {
@@ -107,7 +107,7 @@ impl ProgramLoop {
         let Some(running) = &mut self.own.running else {
             return;
         };
-        if !self.program.order_adapts
+        if !self.program.reading.adapts
             || self.own.order != Order::Batch
             || running.gate.counters().together == 0
         {
