@@ -257,7 +257,7 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 		t.Fatal(err)
 	}
 	runs := program.Spec.Program
-	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Root != "/" || runs.Directory != "/" || runs.Order != "read" ||
+	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Root != "/" || runs.Directory != "/" || runs.Order != "auto" ||
 		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 ||
 		runs.Clock != "agreed" || runs.Chance != "own" || runs.Restart != "never" || runs.Data != "" || runs.DataMiB != 0 {
 		t.Errorf("%+v", program.Spec)
