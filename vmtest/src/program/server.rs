@@ -98,11 +98,16 @@ fn backwards(listener: &TcpListener) -> Result<ExitCode> {
                 continue;
             }
             let client = clients.get_mut(&fd).context("a client that it knows")?;
-            // A request comes whole, and one at a time.
-            let answered = request(client).and_then(|words| {
-                let said = answer(&words, &values, listener_fd)?;
-                Ok(client.get_mut().write_all(said.as_bytes())?)
-            });
+            let answered = (|| -> Result<()> {
+                // What was read is told of no more: all that came with it is answered now.
+                loop {
+                    let said = answer(&request(client)?, &values, listener_fd)?;
+                    client.get_mut().write_all(said.as_bytes())?;
+                    if client.buffer().is_empty() {
+                        return Ok(());
+                    }
+                }
+            })();
             if answered.is_err() {
                 // With its descriptor it leaves the epoll.
                 clients.remove(&fd);
