@@ -59,7 +59,7 @@ func begin(t *testing.T) *demo {
 		t.Fatal(err)
 	}
 	demo.api = api
-	demo.guest()
+	demo.disk = lab.Guest(t)
 	demo.hosts.Start(t)
 	lab.BeginLog(t, demo.hosts)
 	for at, name := range demo.hosts.Names {
@@ -74,34 +74,6 @@ func begin(t *testing.T) *demo {
 		demo.isReady(name)
 	}
 	return demo
-}
-
-// guest gives all hosts the same kernel and initrd.
-func (demo *demo) guest() {
-	// QEMU runs as an ordinary user, who may look into this folder.
-	folder, err := os.MkdirTemp("/var/tmp", "dunlin-images-")
-	if err != nil {
-		demo.Fatal(err)
-	}
-	demo.Cleanup(func() { os.RemoveAll(folder) })
-	demo.disk = folder
-	for _, path := range []string{folder, filepath.Join(folder, "default")} {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			demo.Fatal(err)
-		}
-		if err := os.Chmod(path, 0o755); err != nil {
-			demo.Fatal(err)
-		}
-	}
-	for variable, name := range map[string]string{"DUNLIN_GUEST_KERNEL": "vmlinuz", "DUNLIN_GUEST_INITRD": "initrd.img"} {
-		data, err := os.ReadFile(os.Getenv(variable))
-		if err != nil {
-			demo.Fatalf("%s has to name a part of the redis guest: %v", variable, err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, "default", name), data, 0o644); err != nil {
-			demo.Fatal(err)
-		}
-	}
 }
 
 // pod is a manifest of one that belongs to a node, with folders of its own and of others.

@@ -95,30 +95,10 @@ func scheme(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// guest gives each host the same kernel and initrd, which the environment names: 'cargo xtask k8s test' does.
+// guest gives each host the same kernel and initrd.
 func (cluster *cluster) guest() {
-	// QEMU runs as an ordinary user, who may look into this folder.
-	folder, err := os.MkdirTemp("/var/tmp", "dunlin-images-")
-	if err != nil {
-		cluster.Fatal(err)
-	}
-	cluster.Cleanup(func() { os.RemoveAll(folder) })
-	cluster.images, cluster.programs = folder, filepath.Join(folder, "programs")
-	if err := os.MkdirAll(filepath.Join(folder, "default"), 0o755); err != nil {
-		cluster.Fatal(err)
-	}
-	if err := os.Chmod(folder, 0o755); err != nil {
-		cluster.Fatal(err)
-	}
-	for variable, name := range map[string]string{"DUNLIN_GUEST_KERNEL": "vmlinuz", "DUNLIN_GUEST_INITRD": "initrd.img"} {
-		data, err := os.ReadFile(os.Getenv(variable))
-		if err != nil {
-			cluster.Fatalf("%s has to name a part of the redis guest: %v", variable, err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, "default", name), data, 0o644); err != nil {
-			cluster.Fatal(err)
-		}
-	}
+	cluster.images = lab.Guest(cluster)
+	cluster.programs = filepath.Join(cluster.images, "programs")
 }
 
 // operator starts a host's, with no more rights than the manifest gives it.
