@@ -53,6 +53,12 @@ impl Past {
         let older = self.older.filter(|older| before(echo, older.until));
         older.map_or(self.ticks, |older| older.ticks)
     }
+
+    /// Whether `echo` is of a word that the host before this one said after its own take-over, whose first word this host
+    /// was not told of: that one may have been raised to `until`, and then more than `ticks` was added.
+    fn may_be_raised(&self, echo: u32) -> bool {
+        self.older.is_some_and(|older| !before(echo, older.until))
+    }
 }
 
 /// One connection, as far as this host knows. Numbers are the VM's own unless they say otherwise.
@@ -362,7 +368,8 @@ impl Connection {
         outside
     }
 
-    /// The VM's name for the timestamp `echo` that the client repeats: never one that the VM here has not yet said.
+    /// The VM's name for the timestamp `echo` that the client repeats: never one that the VM here has not yet said. Where
+    /// that cannot be told it is 0, which is no echo.
     pub(super) fn ticks_in(&mut self, echo: u32, raise: u32) -> u32 {
         // Before the first word here, it can be another host's only that has spoken since the take-over.
         let old = self
@@ -375,6 +382,7 @@ impl Connection {
         let inside = echo.wrapping_sub(ticks);
         match self.said_ticks {
             Some(said) if ticks != 0 && before(said, inside) => said,
+            None if old.is_some_and(|past| past.may_be_raised(echo)) => 0,
             _ => inside,
         }
     }

@@ -252,6 +252,37 @@ fn an_echo_is_never_of_a_time_that_the_vm_has_not_said() {
 }
 
 #[test]
+fn an_echo_of_a_word_that_a_dead_host_may_have_raised_is_none() {
+    // The clock of the first host is far ahead of the second's, which takes over in the handshake.
+    const FIRST: u32 = 5_000_000;
+    let mut second = SequenceRewriter::new();
+    second.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
+    second.take_over();
+    into(&mut second, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, FIRST));
+    let mut third = SequenceRewriter::new();
+    third.load(&second.table()).unwrap();
+    // Its first word leaves after the sync, raised above what the client had heard.
+    let word = out(
+        &mut second,
+        &Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(130, 11),
+    );
+    assert_eq!(word.ticks, Some((FIRST + MARGIN_TICKS, 11)));
+    third.take_over();
+    let echoed = |third: &mut SequenceRewriter, echo| {
+        into(third, &Seg::to_vm(ACK, C + 1, P + 1).ticks(12, echo)).ticks
+    };
+    assert_eq!(echoed(&mut third, FIRST), Some((12, 100)), "of the first host");
+    assert_eq!(
+        echoed(&mut third, FIRST + MARGIN_TICKS),
+        Some((12, 0)),
+        "of the second"
+    );
+    // What the VM here has said is an upper bound, once it has said anything.
+    third.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(140, 12).frame());
+    assert_eq!(echoed(&mut third, FIRST + MARGIN_TICKS), Some((12, 140)));
+}
+
+#[test]
 fn fragments_and_other_protocols_pass_as_they_are() {
     let mut rewriter = accepted();
     rewriter.take_over();
