@@ -369,7 +369,10 @@ impl Tcp {
             return;
         }
         if let Some((value, echo)) = seg.ticks.filter(|_| self.stamps) {
-            self.echo_ahead = self.echo_ahead.max(echo.wrapping_sub(self.ticks(now)) as i32);
+            // 0 is no echo, as in Linux.
+            if echo != 0 {
+                self.echo_ahead = self.echo_ahead.max(echo.wrapping_sub(self.ticks(now)) as i32);
+            }
             if at <= self.acked_to as i64 {
                 self.recent = value;
             }
