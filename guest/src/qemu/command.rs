@@ -113,6 +113,16 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         Machine::Microvm => "device",
         Machine::Pc | Machine::Q35 => "pci",
     };
+    // KVM takes each queue's doorbell out at a stop and puts it in when the VM runs on, and waits a grace period of its SRCU for each: most of a
+    // pause. Without them the vCPU that rings tells the device itself. A device in another process (vhost-user) cannot do without.
+    let ioeventfd = accel != Accel::Kvm;
+    let backend = spec.nic_backend;
+    if !ioeventfd
+        && spec.machine == Machine::Microvm
+        && (spec.nics.is_empty() || backend == NicBackend::Stream)
+    {
+        add("-global", "virtio-mmio.ioeventfd=off".into());
+    }
     let nbd = |name: &str, fd: &RawFd| {
         json!({"driver": "nbd", "node-name": name, "discard": "unmap", "server": {"type": "fd", "str": fd.to_string()}})
             .to_string()
@@ -128,6 +138,9 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         add("-blockdev", nbd(&format!("disk{i}"), fd));
         let mut device = json!({"driver": format!("virtio-blk-{bus}"), "drive": format!("disk{i}"),
                                 "id": format!("blk{i}")});
+        if bus == "pci" {
+            device["ioeventfd"] = json!(ioeventfd);
+        }
         if spec.kernel.is_none() {
             // A direct boot takes index 0 for itself.
             device["bootindex"] = json!(i);
@@ -135,7 +148,7 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
         add("-device", device.to_string());
     }
     for (i, (nic, fd)) in spec.nics.iter().zip(&fds.frames).enumerate() {
-        let netdev = match spec.nic_backend {
+        let netdev = match backend {
             NicBackend::Stream => json!({"type": "stream", "id": format!("net{i}"), "server": false,
                                          "addr": {"type": "fd", "str": fd.to_string()}}),
             NicBackend::VhostUser => {
@@ -148,7 +161,8 @@ pub fn arguments(spec: &VmSpec, accel: Accel, fds: &Descriptors, incoming: bool)
                                 "mac": nic.mac, "id": format!("nic{i}")});
         if bus == "pci" {
             device["romfile"] = json!("");
-            if spec.nic_backend == NicBackend::VhostUser && accel != Accel::Kvm {
+            device["ioeventfd"] = json!(ioeventfd || backend == NicBackend::VhostUser);
+            if backend == NicBackend::VhostUser && accel != Accel::Kvm {
                 // QEMU 7.2 ends with SIGSEGV when it unmasks such a card's vectors without KVM's irqfd.
                 device["vectors"] = json!(0);
             }
@@ -248,6 +262,54 @@ mod tests {
                 "{line}"
             );
         }
+    }
+
+    #[test]
+    fn kvm_has_doorbells_of_its_own_for_vhost_user_alone() {
+        let nic = NicSpec {
+            mac: "52:54:00:00:00:01".into(),
+            bridge: None,
+            tap: None,
+            promiscuous: false,
+        };
+        let of = |machine, nic_backend, accel| {
+            let spec = VmSpec {
+                machine,
+                nic_backend,
+                disks: vec![disk("/d")],
+                nics: vec![nic.clone()],
+                ..VmSpec::new("v", 64)
+            };
+            let fds = Descriptors {
+                frames: vec![7],
+                nbd: vec![8],
+                ..Default::default()
+            };
+            let args = arguments(&spec, accel, &fds, false);
+            let has = |driver: &str| {
+                let device = args
+                    .iter()
+                    .find(|a| a.contains(&format!("\"driver\":\"{driver}\"")));
+                device.is_some_and(|a| !a.contains("\"ioeventfd\":false"))
+            };
+            let mmio = args.iter().any(|a| a == "virtio-mmio.ioeventfd=off");
+            let bus = if machine == Machine::Microvm {
+                "device"
+            } else {
+                "pci"
+            };
+            (
+                has(&format!("virtio-blk-{bus}")) && !mmio,
+                has(&format!("virtio-net-{bus}")) && !mmio,
+            )
+        };
+        use Machine::{Microvm, Pc};
+        use NicBackend::{Stream, VhostUser};
+        assert_eq!(of(Pc, Stream, Accel::Kvm), (false, false));
+        assert_eq!(of(Pc, VhostUser, Accel::Kvm), (false, true));
+        assert_eq!(of(Microvm, Stream, Accel::Kvm), (false, false));
+        assert_eq!(of(Microvm, VhostUser, Accel::Kvm), (true, true));
+        assert_eq!(of(Pc, Stream, Accel::Tcg), (true, true));
     }
 
     #[test]
