@@ -19,10 +19,11 @@
 //!    behind it. So a copy that is still at an input sees the time that the other one saw.
 //!
 //! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at; what a copy of a running
-//! program needs to go on from here (`carried`).
+//! program needs to go on from here (`carried`); what a driver may look at (`standing`).
 
 mod batch;
 mod carried;
+mod standing;
 
 use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, PSH, Parsed, Segment, UDP, parse};
@@ -173,8 +174,10 @@ struct Heard {
     opening: bool,
     /// Some copy did not read within the patience: that is not waited for again before it has.
     refused: bool,
-    /// Every copy has read it at least once.
-    was_read: bool,
+    /// So many inputs in a row were found read by every copy, as far as [`batch::SURE`].
+    was_read: u8,
+    /// Inputs that were believed to be read, since it was last asked.
+    believed: u8,
     /// The batch that it had its last input in.
     batch: u64,
     /// The client has ended it: it may be forgotten.
@@ -247,6 +250,10 @@ struct Waiting {
     unread: Vec<bool>,
     /// Which copies have not answered it.
     unanswered: Vec<bool>,
+    /// No copy has said anything on its connection since.
+    is_silent: bool,
+    /// That it was read is believed: every copy was quiet.
+    is_believed: bool,
 }
 
 impl Gate {
@@ -268,30 +275,6 @@ impl Gate {
             restless: false,
             counters: Counters::default(),
         }
-    }
-
-    /// What was seen so far.
-    #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// Whether nothing waits.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.waiting.is_empty() && self.resting.is_none()
-    }
-
-    /// What waits to be delivered.
-    #[must_use]
-    pub fn waiting_bytes(&self) -> usize {
-        self.queue_bytes
-    }
-
-    /// What may wait.
-    #[must_use]
-    pub fn most_waiting_bytes(&self) -> usize {
-        MOST_WAITING_BYTES
     }
 
     /// A frame of a client arrived. Given back where it is no input: every copy gets it now (invariant 3).
@@ -362,7 +345,8 @@ impl Gate {
                     beyond: BTreeMap::new(),
                     opening: true,
                     refused: false,
-                    was_read: false,
+                    was_read: 0,
+                    believed: 0,
                     batch: 0,
                     ended: false,
                 };
@@ -439,6 +423,7 @@ impl Gate {
     pub fn answered(&mut self, copy: usize, key: &FlowKey) {
         if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.key == *key) {
             waiting.unanswered[copy] = false;
+            waiting.is_silent = false;
         }
     }
 
@@ -519,6 +504,8 @@ impl Gate {
                 is_alone,
                 unread: vec![true; self.copies],
                 unanswered: vec![wants_answer; self.copies],
+                is_silent: true,
+                is_believed: false,
             });
         }
         Next::Deliver(input.frame)
@@ -569,7 +556,11 @@ impl Gate {
             }
             if let Some(heard) = self.heard.get_mut(&waiting.key) {
                 heard.refused = unread;
-                heard.was_read |= !unread && waiting.of == Of::Connection;
+                if unread {
+                    heard.was_read = 0;
+                } else if waiting.of == Of::Connection && !waiting.is_believed {
+                    heard.was_read = (heard.was_read + 1).min(batch::SURE);
+                }
             }
         }
     }

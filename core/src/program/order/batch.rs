@@ -20,15 +20,24 @@
 //! Source: fs/eventpoll.c (`ep_poll_callback`, `ep_send_events`, `ep_done_scan`), as modelled in `epoll_tests`. Not here: how quiet is found (the
 //! driver's); programs with several threads that read, or that wait otherwise: the driver knows none of these to be quiet, as far as it can see.
 
-use super::{End, Gate, Input, Order, Queued, REFUSED_SHARE};
+use super::{End, Gate, Input, Of, Order, Queued, REFUSED_SHARE};
 use crate::output::packet::FlowKey;
 
+/// After so many inputs in a row that were found read, a connection's next ones are believed to be read where every copy is quiet: it waits, nothing is
+/// ready for it, and it was never seen to leave there what it was told of.
+pub(super) const SURE: u8 = 4;
+/// Each such input of a connection is asked after.
+const ASKED_EACH: u8 = 16;
 /// The inputs of a batch that are not known to be read.
 const MOST_UNREAD: usize = 128;
 /// What a program reads at once: a segment of an ordinary network.
 const MOST_BYTES: u32 = 1460;
 /// Of what waits this much is looked at for another connection.
 const LOOKED_THROUGH: usize = 8;
+/// After it has waited for a batch in vain inputs go alone for this part of the patience, and twice as long each time in a row, so often at most: a busy
+/// host may have had no processor for a program that is fit for batches.
+const ALONE_SHARE: u64 = 8;
+const MOST_DOUBLED: u32 = 5;
 /// Where nobody can know whether a copy is quiet it is not asked again for so long.
 const UNKNOWN_US: u64 = 1_000_000;
 
@@ -44,6 +53,8 @@ pub(super) struct Batch {
     until_us: Option<u64>,
     /// Inputs go alone until then.
     alone_until_us: u64,
+    /// How often in a row the program was not quiet in time.
+    unquiet: u32,
     /// Whose the last input was.
     last: Option<FlowKey>,
 }
@@ -66,6 +77,22 @@ impl Gate {
     /// Every copy waits in its `epoll` and has been told of all that was delivered: what [`super::Next::AskForQuiet`] asked.
     pub fn are_quiet(&mut self) {
         self.batch.is_quiet = true;
+        self.batch.unquiet = 0;
+        for waiting in self
+            .waiting
+            .iter_mut()
+            .filter(|waiting| waiting.of == Of::Connection)
+        {
+            let heard = self.heard.get_mut(&waiting.key);
+            if let Some(heard) = heard.filter(|heard| heard.was_read >= SURE) {
+                // Now and then it is asked all the same.
+                heard.believed = (heard.believed + 1) % ASKED_EACH;
+                if heard.believed > 0 {
+                    waiting.unread.fill(false);
+                    waiting.is_believed = true;
+                }
+            }
+        }
     }
 
     /// Nobody can know whether the copies are quiet: they do not wait in one `epoll` each. For a while their inputs go alone.
@@ -107,7 +134,7 @@ impl Gate {
         };
         let goes_on = from == heard.isn.wrapping_add(1).wrapping_add(heard.said_to as u32);
         let is_small = (1..=MOST_BYTES).contains(&to.wrapping_sub(from));
-        let reads = heard.was_read && !heard.opening && !heard.refused && !heard.ended;
+        let reads = heard.was_read > 0 && !heard.opening && !heard.refused && !heard.ended;
         goes_on && is_small && reads && heard.beyond.is_empty()
     }
 
@@ -126,10 +153,13 @@ impl Gate {
             return false;
         }
         // A program that is at work for long gets the next input alone: that is right at any time.
-        let share_us = self.patience_us / REFUSED_SHARE;
-        let until_us = *self.batch.until_us.get_or_insert(now_us + share_us);
+        let until_us = *self
+            .batch
+            .until_us
+            .get_or_insert(now_us + self.patience_us / REFUSED_SHARE);
         if now_us >= until_us {
-            self.batch.alone_until_us = now_us + self.patience_us;
+            self.batch.alone_until_us = now_us + ((self.patience_us / ALONE_SHARE) << self.batch.unquiet);
+            self.batch.unquiet = (self.batch.unquiet + 1).min(MOST_DOUBLED);
             return false;
         }
         true
@@ -142,10 +172,14 @@ impl Gate {
             || self.queue.iter().take(LOOKED_THROUGH).any(is_another)
     }
 
-    /// Whether quiet is asked for before the sockets of the batch are: one look for all of them, and if it is quiet only those are unread that the
-    /// program does not want to read. Not where it is late: then it is asked what it has read.
+    /// Whether quiet is asked for before the sockets of the batch are: one look for all of them, which the next batch needs as well, and if it is
+    /// quiet only those are unread that the program does not want to read. Not where it is late: then it is asked what it has read.
     pub(super) fn is_quiet_asked_first(&self, now_us: u64, until_us: u64) -> bool {
-        self.waiting.len() > 1
+        let wants_batch = |input: &Input| self.is_fit(input) && self.is_worth_it(input);
+        let is_followed = self.order == Order::Batch
+            && self.waiting.front().is_some_and(|first| !first.is_alone)
+            && self.next_input().is_some_and(wants_batch);
+        (self.waiting.len() > 1 || is_followed)
             && !self.batch.is_quiet
             && now_us >= self.batch.alone_until_us
             && now_us + self.patience_us / 2 < until_us

@@ -59,7 +59,8 @@ impl Gate {
                 opening: flags & OPENING != 0,
                 refused: flags & REFUSED != 0,
                 // The first input here goes alone.
-                was_read: false,
+                was_read: 0,
+                believed: 0,
                 batch: 0,
                 ended: flags & ENDED != 0,
             };

@@ -1,6 +1,7 @@
 //! What goes into a batch and what goes alone, frame by frame, as the driver would play it.
 
 use crate::output::packet::{ACK, FIN, SYN};
+use crate::program::order::batch::{ALONE_SHARE, ASKED_EACH, MOST_DOUBLED, SURE};
 use crate::program::order::tests::{PATIENCE_US, answer, client, connected, key, socket};
 use crate::program::order::{Gate, Next, Of, Order, REFUSED_SHARE};
 
@@ -187,4 +188,116 @@ fn a_batch_is_bounded() {
     gate.are_quiet();
     let delivered = std::iter::from_fn(|| matches!(gate.next(0), Next::Deliver(_)).then_some(())).count();
     assert_eq!(delivered, 128);
+}
+
+/// Two clients' next inputs; the first opens a batch, if there is to be one.
+fn both_say(gate: &mut Gate, seq: u32) {
+    for port in [1, 2] {
+        assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
+    }
+}
+
+#[test]
+fn a_program_that_is_never_quiet_is_waited_for_more_and_more_seldom() {
+    let mut gate = batching(&[1, 2]);
+    let (mut now_us, mut seq) = (0, 101);
+    for doubled in (0..=MOST_DOUBLED).chain([MOST_DOUBLED]) {
+        both_say(&mut gate, seq);
+        assert_eq!(gate.next(now_us), Next::AskForQuiet);
+        now_us += PATIENCE_US / REFUSED_SHARE;
+        // Until then they go alone.
+        for at_us in [now_us, now_us + ((PATIENCE_US / ALONE_SHARE) << doubled) - 1] {
+            for _ in 0..2 {
+                assert!(matches!(gate.next(at_us), Next::Deliver(_)));
+                let received = u64::from(seq) - 99;
+                answer(&mut gate, at_us, &[socket(received, 0); 2], Of::Connection);
+            }
+            seq += 1;
+            if at_us == now_us {
+                both_say(&mut gate, seq);
+            }
+        }
+        now_us += (PATIENCE_US / ALONE_SHARE) << doubled;
+    }
+    assert_eq!(gate.counters().together, 0);
+    both_say(&mut gate, seq);
+    assert_eq!(gate.next(now_us), Next::AskForQuiet);
+    gate.are_quiet();
+    for _ in 0..2 {
+        assert!(matches!(gate.next(now_us), Next::Deliver(_)));
+    }
+    assert_eq!(gate.counters().together, 1);
+}
+
+#[test]
+fn who_has_always_read_is_believed_where_the_copies_are_quiet_and_asked_now_and_then() {
+    let mut gate = batching(&[1, 2]);
+    let mut asked = Vec::new();
+    for turn in 0..40 {
+        both_say(&mut gate, 101 + turn);
+        let mut delivered = 0;
+        while delivered < 2 {
+            match gate.next(0) {
+                Next::AskForQuiet => gate.are_quiet(),
+                Next::Deliver(_) => delivered += 1,
+                Next::Ask(questions) => {
+                    asked.push(turn);
+                    for question in questions {
+                        assert!(gate.told(&question, socket(1 + u64::from(turn), 0)));
+                    }
+                }
+                next => panic!("{next:?}"),
+            }
+        }
+    }
+    // Each asks after the inputs of the turn before.
+    let (sure, each) = (u32::from(SURE), u32::from(ASKED_EACH));
+    let mut expected: Vec<u32> = (1..sure).collect();
+    expected.extend([sure + each - 1, sure + 2 * each - 1]);
+    assert_eq!(asked, expected);
+    assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
+fn who_was_found_not_to_read_is_believed_no_more() {
+    let mut gate = batching(&[1, 2]);
+    for heard in gate.heard.values_mut() {
+        // The next one is asked after.
+        (heard.was_read, heard.believed) = (SURE, ASKED_EACH - 1);
+    }
+    both_say(&mut gate, 101);
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    for _ in 0..2 {
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    let Next::Ask(questions) = gate.next(0) else {
+        panic!("no question");
+    };
+    for question in questions {
+        gate.told(&question, socket(2, u32::from(question.key == key(2))));
+    }
+    assert_eq!(gate.next(PATIENCE_US), Next::Idle);
+    assert_eq!(gate.counters().impatient, 1);
+    assert_eq!(gate.heard[&key(1)].was_read, SURE);
+    assert_eq!(gate.heard[&key(2)].was_read, 0);
+}
+
+#[test]
+fn what_a_program_has_answered_it_does_not_owe() {
+    let mut gate = batching(&[1, 2]);
+    both_say(&mut gate, 101);
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    assert!(gate.has_more() && gate.owed() == 0);
+    gate.are_quiet();
+    for _ in 0..2 {
+        assert!(matches!(gate.next(0), Next::Deliver(_)));
+    }
+    assert!(!gate.has_more() && gate.owed() == 2);
+    gate.answered(0, &key(2));
+    assert_eq!(gate.owed(), 1);
+    gate.answered(0, &key(1));
+    assert_eq!(gate.owed(), 0);
 }
