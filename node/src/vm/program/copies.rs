@@ -116,6 +116,7 @@ impl ProgramLoop {
             brought_at: Index(0),
             look_again_us: 0,
             look_at_us: u64::MAX,
+            card_at_us: 0,
             told_unbatched: false,
             ready: false,
             until_us: now_us + self.program.start_within.as_micros() as u64,
@@ -124,6 +125,11 @@ impl ProgramLoop {
 
     /// What its keeper has to say.
     pub(super) fn hear_copy(&mut self) {
+        // One that has ended is not watched any more, and may have left processes that end later.
+        let has_ended = |running: &Running| running.copy.ended().is_some();
+        if !self.inbox.ready.keeper && !self.own.running.as_ref().is_some_and(has_ended) {
+            return;
+        }
         loop {
             let Some(running) = &mut self.own.running else {
                 return;

@@ -8,6 +8,7 @@
 
 use super::backlog::Input;
 use super::state::{ProgramLoop, Role, Running};
+use crate::vm::session::reader::Lent;
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
@@ -35,12 +36,21 @@ const INPUTS_UNDER_WAY: u64 = 1024;
 const MOST_WAITING_BYTES: usize = 4 << 20;
 /// Frames of the copy that are read in one turn.
 const FRAMES_A_TURN: usize = 256;
+/// A program that owes an answer gives it before that, as a rule, and is looked at then.
+const LOOK_FIRST_US: u64 = 60;
+/// The same where nothing waits for that.
+const LOOK_IDLE_US: u64 = 1000;
 /// So long is waited before an unread socket is looked at again, at first and at most.
 const LOOK_AGAIN_US: (u64, u64) = (20, 500);
 /// Inputs that were not read in time are told of once in this time.
 const QUIET_US: u64 = 60_000_000;
 
 impl Running {
+    /// Something waits for the program to have read what it got, and it has answered all of that: it most likely has.
+    fn is_worth_a_look(&self) -> bool {
+        self.gate.has_more() && self.gate.owed() == 0
+    }
+
     fn look_a_little_later(&mut self, now_us: u64) {
         self.look_at_us = now_us + self.look_again_us;
         self.look_again_us = (self.look_again_us * 2).min(LOOK_AGAIN_US.1);
@@ -64,11 +74,14 @@ impl ProgramLoop {
                 .is_some_and(|running| running.gate.waiting_bytes() < MOST_WAITING_BYTES)
     }
 
-    pub(super) fn read_door(&mut self) {
-        if !self.takes_inputs() {
-            return;
+    /// Takes what has come from the network; whether there was something.
+    pub(super) fn read_door(&mut self) -> bool {
+        if !self.is_door_due(self.now_us()).0 {
+            return false;
         }
-        let Some(door) = &mut self.net.door else { return };
+        let Some(door) = &mut self.net.door else {
+            return false;
+        };
         let (mut frames, mut bytes) = (Vec::new(), 0);
         // What is read at once may be as many segments.
         while frames.len() + MOST_SEGMENTS <= MOST_FRAMES && bytes < BATCH_BYTES {
@@ -83,13 +96,17 @@ impl ProgramLoop {
             // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
             let Ok(true) = read else { break };
         }
-        if !frames.is_empty() {
-            let entry = match self.time_with_inputs() {
-                Some(time) => Agreed::Timed { time, frames },
-                None => Agreed::Frames(frames),
-            };
-            self.propose(&entry);
+        if frames.is_empty() {
+            return false;
         }
+        let count = frames.len();
+        let entry = match self.time_with_inputs() {
+            Some(time) => Agreed::Timed { time, frames },
+            None => Agreed::Frames(frames),
+        };
+        self.were_taken(count);
+        self.propose(&entry);
+        true
     }
 
     /// An agreed input, in log order.
@@ -156,6 +173,7 @@ impl ProgramLoop {
                 }
                 Next::Deliver(frame) => {
                     running.look_again_us = LOOK_AGAIN_US.0;
+                    running.look_at_us = u64::MAX;
                     self.deliver(&frame);
                 }
                 Next::Set(time) => {
@@ -163,6 +181,16 @@ impl ProgramLoop {
                     if let Err(error) = running.set_clock(time) {
                         return self.fails(&format!("the program's clock: {error}"));
                     }
+                }
+                Next::AskForRest | Next::AskForQuiet | Next::Ask(_)
+                    if now_us < running.look_at_us && !running.is_worth_a_look() =>
+                {
+                    let look_us = match running.gate.has_more() {
+                        true => LOOK_FIRST_US,
+                        false => LOOK_IDLE_US,
+                    };
+                    running.look_at_us = running.look_at_us.min(now_us + look_us);
+                    break;
                 }
                 Next::AskForRest => match running.copy.is_at_rest() {
                     Ok(true) => running.gate.are_at_rest(),
@@ -199,6 +227,9 @@ impl ProgramLoop {
                     }
                 }
             }
+        }
+        if let Some(running) = &mut self.own.running {
+            running.waits_for_several(now_us);
         }
         self.tell_unread(now_us);
     }
@@ -241,7 +272,9 @@ impl ProgramLoop {
 
     /// What the copy here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_card(&mut self) {
-        self.read_frames(FRAMES_A_TURN);
+        if self.inbox.ready.card {
+            self.read_frames(FRAMES_A_TURN);
+        }
     }
 
     /// All that it has sent so far: it stands still.
@@ -286,6 +319,40 @@ impl ProgramLoop {
             for frames in parts::frames(told) {
                 // Dropped where the primary does not read: it misses them, and drops this copy.
                 talker.say(SyncMessage::Said { epoch, frames });
+            }
+        }
+    }
+
+    /// The stream of the backup's words is the loop's to read; one of an earlier session goes back at once.
+    pub(super) fn stream_lent(&mut self, id: u64, stream: Lent) {
+        let session = self.backup.session.as_mut();
+        if let Some(session) = session.filter(|session| session.id == id) {
+            session.lent = Some(stream);
+            self.inbox.ready.words = true;
+        }
+    }
+
+    /// What the backup's copy has said.
+    pub(super) fn hear_words(&mut self) {
+        let session = self.backup.session.as_mut().filter(|_| self.inbox.ready.words);
+        let Some((id, lent)) = session.and_then(|session| Some((session.id, session.lent.as_mut()?))) else {
+            return;
+        };
+        let mut heard = Vec::new();
+        lent.hear(|message| heard.push(message));
+        if lent.fd().is_none()
+            && let Some(session) = &mut self.backup.session
+        {
+            session.lent = None;
+        }
+        for message in heard {
+            match message {
+                SyncMessage::Said { epoch, frames } if self.role == Role::Primary => {
+                    self.net.output.backup_said(epoch, frames);
+                }
+                SyncMessage::Idle { .. } => self.backup_listens(id),
+                // All others are the session's thread's.
+                _ => {}
             }
         }
     }

@@ -72,7 +72,7 @@ impl ProgramLoop {
         }
         self.inbox.next_session += 1;
         let session = self.inbox.next_session;
-        let begun = self.opened(session, stream).and_then(|(link, closer)| {
+        let begun = self.opened(session, stream, false).and_then(|(link, closer)| {
             let talker = Talker::start(link.writer.clone())?;
             let (keeper, kept) = bounded::<()>(0);
             let marks = self.marks();
@@ -98,6 +98,7 @@ impl ProgramLoop {
                 link,
                 closer,
                 talker: Some(talker),
+                lent: None,
             };
             Ok((session, keeper))
         });
@@ -223,6 +224,7 @@ impl ProgramLoop {
             brought_at: brought.applied,
             look_again_us: 0,
             look_at_us: u64::MAX,
+            card_at_us: 0,
             told_unbatched: false,
             ready: true,
             until_us: self.inbox.born.elapsed().as_micros() as u64,

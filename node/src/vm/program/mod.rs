@@ -40,6 +40,7 @@ pub(in crate::vm) mod state;
 mod status;
 pub mod told;
 mod unmatched;
+mod waiting;
 use super::error::StartError;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::group;
@@ -62,18 +63,12 @@ use poison::LastInputs;
 pub use preparing::PRINTED;
 use preparing::RAN;
 use restart::Restart;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use state::{Backup, Images, Inbox, Network, Own, ProgramLoop, Role, Shown, TimeAndChance};
-use std::os::fd::{AsFd, BorrowedFd};
+use state::{Backup, Images, Inbox, Network, Own, ProgramLoop, Ready, Role, Shown, TimeAndChance};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The longest sleep: a bound on what a forgotten deadline could cost.
-const LONGEST_SLEEP_US: u64 = 100_000;
-/// While a copy begins it is looked at so often.
-const BEGINNING_LOOK_US: u64 = 5_000;
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
 
@@ -128,6 +123,8 @@ impl ProgramLoop {
                 frames_in: 0,
                 frames_out: 0,
                 impatient_told: (0, None),
+                not_agreed: 0,
+                door_at_us: 0,
                 buffer: vec![0; frames::FRAME_BYTES],
             },
             ending: Ending::default(),
@@ -137,6 +134,7 @@ impl ProgramLoop {
                 next_session: 0,
                 connectors,
                 born: Instant::now(),
+                ready: Ready::default(),
             },
             shown: Shown::default(),
             shared,
@@ -151,11 +149,12 @@ impl ProgramLoop {
     /// Runs until the program is ended or the daemon ends.
     pub fn run(mut self) {
         while !self.is_over() {
-            let (woken, group_is_readable) = self.wait();
-            if woken {
+            let ready = self.wait();
+            if ready.waker {
                 self.inbox.to_loop.clear();
             }
-            self.group.woke(group_is_readable);
+            self.group.woke(ready.group);
+            self.inbox.ready = ready;
             while let Ok(event) = self.inbox.events.try_recv() {
                 self.handle(event);
             }
@@ -176,8 +175,8 @@ impl ProgramLoop {
 
     /// Everything that is not an event: descriptors and deadlines.
     fn step(&mut self) {
+        self.hear_words();
         self.read_card();
-        self.read_door();
         self.tick();
         self.follow_group();
         self.apply_agreed_entries();
@@ -196,6 +195,12 @@ impl ProgramLoop {
         self.apply_agreed_entries();
         self.pass();
         self.release();
+        // Last: whoever was answered just now may have asked again.
+        if self.read_door() {
+            self.follow_group();
+            self.apply_agreed_entries();
+            self.pass();
+        }
         self.net.compared.saw(self.net.output.counters());
         let now_us = self.now_us();
         if self.shown.told.take() {
@@ -205,54 +210,6 @@ impl ProgramLoop {
         } else {
             self.show(now_us);
         }
-    }
-
-    /// Waits for what can happen; whether it was woken, and whether the group's descriptor is readable.
-    fn wait(&mut self) -> (bool, bool) {
-        // Armed: a peer's write after this rings a doorbell. What is there already must not be slept on.
-        let idle = self.group.arm() && self.inbox.events.is_empty();
-        let sleep_us = if idle { self.sleep_us() } else { 0 };
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: (sleep_us * 1000) as i64,
-        };
-        let mut fds = vec![
-            PollFd::new(self.inbox.to_loop.waker(), PollFlags::IN),
-            watch(self.group.as_fd()),
-        ];
-        if let Some(running) = &self.own.running {
-            if !self.net.output.is_full() {
-                fds.push(watch(running.copy.card().as_fd()));
-            }
-            if running.copy.ended().is_none() {
-                fds.push(watch(running.copy.socket()));
-            }
-        }
-        if let Some(door) = self.net.door.as_ref().filter(|_| self.takes_inputs()) {
-            fds.push(watch(door.as_fd()));
-        }
-        // Interrupted: everything is looked at.
-        if poll(&mut fds, Some(&timeout)).is_err() {
-            return (true, true);
-        }
-        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        (is_ready(&fds[0]), is_ready(&fds[1]))
-    }
-
-    fn sleep_us(&self) -> u64 {
-        let now_us = self.now_us();
-        let copy_us = self.own.running.as_ref().map(|running| match running.ready {
-            true => running.look_at_us,
-            false => now_us + BEGINNING_LOOK_US,
-        });
-        let deadlines = [
-            self.group.next_deadline_us(),
-            copy_us,
-            self.net.announcements.due_us(),
-            self.tick_due_us(),
-        ];
-        let deadline_us = deadlines.into_iter().flatten().min().unwrap_or(u64::MAX);
-        deadline_us.saturating_sub(now_us).min(LONGEST_SLEEP_US)
     }
 
     /// What this host keeps of the program.
@@ -300,6 +257,7 @@ impl ProgramLoop {
             }
             LoopEvent::ProgramPrepared(result) => self.prepared(result),
             LoopEvent::SessionConnected { session, result } => self.session_connected(session, result),
+            LoopEvent::StreamLent { session, stream } => self.stream_lent(session, stream),
             LoopEvent::SessionStreamEnded { session } => self.session_ended(session),
             LoopEvent::BackupSaid {
                 session,
@@ -375,8 +333,4 @@ impl ProgramLoop {
             .map(|member| member.id)
             .next()
     }
-}
-
-fn watch(fd: BorrowedFd<'_>) -> PollFd<'_> {
-    PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }

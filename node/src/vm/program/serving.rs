@@ -221,7 +221,7 @@ impl ProgramLoop {
             return;
         }
         let opened = match result {
-            Ok(stream) => self.opened(id, stream).map_err(|error| error.to_string()),
+            Ok(stream) => self.opened(id, stream, true).map_err(|error| error.to_string()),
             Err(why) => Err(why.to_string()),
         };
         match opened {
@@ -232,6 +232,7 @@ impl ProgramLoop {
                     link,
                     closer,
                     talker: None,
+                    lent: None,
                 });
             }
             Err(why) => self.backup_cannot_be_reached(&why),
@@ -245,8 +246,9 @@ impl ProgramLoop {
         }
     }
 
-    pub(super) fn opened(&self, id: u64, stream: Stream) -> io::Result<(SyncLink, Closer)> {
-        SyncLink::open(stream, id, self.inbox.to_loop.clone(), false)
+    /// `lent`: the loop itself reads what the other host's copy says, a wake-up less for each word.
+    pub(super) fn opened(&self, id: u64, stream: Stream, lent: bool) -> io::Result<(SyncLink, Closer)> {
+        SyncLink::open(stream, id, self.inbox.to_loop.clone(), lent)
     }
 
     pub(super) fn backup_listens(&mut self, id: u64) {
@@ -380,13 +382,14 @@ impl ProgramLoop {
         }
         self.inbox.next_session += 1;
         let id = self.inbox.next_session;
-        let talking = self.opened(id, stream).and_then(|(link, closer)| {
+        let talking = self.opened(id, stream, false).and_then(|(link, closer)| {
             let talker = Talker::start(link.writer.clone())?;
             Ok(Session {
                 id,
                 link,
                 closer,
                 talker: Some(talker),
+                lent: None,
             })
         });
         match talking {

@@ -12,6 +12,7 @@ use crate::config::{ProgramSpec, VmConfig};
 use crate::vm::connect::Connector;
 use crate::vm::event::{LoopEvent, LoopSender};
 use crate::vm::session::link::{Closer, SyncLink};
+use crate::vm::session::reader::Lent;
 use crate::vm::session::talker::Talker;
 use crate::vm::shared::{Host, Shared};
 use crate::vm::state::agreement::Agreement;
@@ -61,6 +62,8 @@ pub(super) struct Running {
     /// How long an unread socket is left alone before the next look, and when that is over.
     pub(super) look_again_us: u64,
     pub(super) look_at_us: u64,
+    /// Until then what it says does not wake the loop: more is about to come.
+    pub(super) card_at_us: u64,
     /// It was told why its inputs are not given to it in batches.
     pub(super) told_unbatched: bool,
     /// It listens.
@@ -75,6 +78,8 @@ pub(super) struct Session {
     pub(super) closer: Closer,
     /// A backup's.
     pub(super) talker: Option<Talker>,
+    /// A primary's: what comes on it is the loop's to read.
+    pub(super) lent: Option<Lent>,
 }
 
 impl Drop for Session {
@@ -177,6 +182,10 @@ pub struct Network {
     pub(super) frames_out: u64,
     /// Inputs that were not read in time, as far as that was told.
     pub(super) impatient_told: (u64, Option<u64>),
+    /// Frames that were taken from it and are not agreed.
+    pub(super) not_agreed: usize,
+    /// Until then it is left alone while many inputs are under way.
+    pub(super) door_at_us: u64,
     pub(super) buffer: Vec<u8>,
 }
 
@@ -188,6 +197,29 @@ pub struct Inbox {
     pub(super) next_session: u64,
     pub(super) connectors: Vec<(ReplicaId, Connector)>,
     pub(super) born: Instant,
+    /// What the system said when the loop last waited.
+    pub(super) ready: Ready,
+}
+
+/// Which of what the loop waits for was readable: only that is worth a system call of its own.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ready {
+    pub(super) waker: bool,
+    pub(super) group: bool,
+    pub(super) card: bool,
+    pub(super) keeper: bool,
+    pub(super) words: bool,
+}
+
+impl Ready {
+    /// The system could not be asked.
+    pub(super) const ALL: Self = Self {
+        waker: true,
+        group: true,
+        card: true,
+        keeper: true,
+        words: true,
+    };
 }
 
 /// What people are told.
