@@ -5,5 +5,5 @@ import "embed"
 
 // Files are all of them.
 //
-//go:embed *.yaml
+//go:embed dunlinhost.yaml protectedprogram.yaml protectedvm.yaml replicaquota.yaml
 var Files embed.FS

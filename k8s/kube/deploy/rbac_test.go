@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/k8s/kube/operator"
 	"dunlin.dev/log/testbed"
@@ -87,7 +86,7 @@ func TestNobodyWithoutRightsMakesReadsOrEndsAProgram(t *testing.T) { nobodyWitho
 func nobodyWithoutRights(t *testing.T, kind kind) {
 	plane := lab.Begin(t)
 	plane.Install(t)
-	plane.Apply(t, deploy.RBAC)
+	plane.Rights(t)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	admin, err := kubernetes.NewForConfig(plane.Config())
@@ -179,21 +178,25 @@ func nobodyWithoutRights(t *testing.T, kind kind) {
 	}
 }
 
-func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
+// right is something that an account asks for: verb, group, resource, subresource, namespace, name.
+type right [6]string
+
+// mayNot fails where an account may do what it does not need. What it needs is what all other tests have of it.
+func mayNot(t *testing.T, account lab.Account, rights ...right) {
 	plane := lab.Begin(t)
 	plane.Install(t)
-	plane.Apply(t, deploy.RBAC)
+	plane.Rights(t)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	admin, err := kubernetes.NewForConfig(plane.Config())
 	if err != nil {
 		t.Fatal(err)
 	}
-	may := func(verb, group, resource, subresource, namespace, name string) bool {
+	may := func(right right) bool {
 		review := &authorization.SubjectAccessReview{Spec: authorization.SubjectAccessReviewSpec{
-			User: "system:serviceaccount:dunlin-system:dunlin-operator", Groups: []string{"system:serviceaccounts", "system:authenticated"},
+			User: "system:serviceaccount:dunlin-system:" + string(account), Groups: []string{"system:serviceaccounts", "system:authenticated"},
 			ResourceAttributes: &authorization.ResourceAttributes{
-				Verb: verb, Group: group, Resource: resource, Subresource: subresource, Namespace: namespace, Name: name,
+				Verb: right[0], Group: right[1], Resource: right[2], Subresource: right[3], Namespace: right[4], Name: right[5],
 			},
 		}}
 		said, err := admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
@@ -202,13 +205,18 @@ func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
 		}
 		return said.Status.Allowed
 	}
-	testbed.Until(t, "the operator has its rights", func() error {
-		if !may("list", "", "pods", "", "shops", "") {
-			return apierrors.NewForbidden(v1.Resource("pods"), "", nil)
+	if !may(right{"list", "", "pods", "", "shops", ""}) {
+		t.Fatalf("%s may not even list Pods, so that nothing below says anything", account)
+	}
+	for _, no := range rights {
+		if may(no) {
+			t.Errorf("%s may %v", account, no)
 		}
-		return nil
-	})
-	for _, no := range [][]string{
+	}
+}
+
+func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
+	mayNot(t, lab.OperatorAccount, []right{
 		{"get", "", "secrets", "", "shops", ""}, {"list", "", "secrets", "", "dunlin-system", ""}, {"create", "dunlin.dev", "protectedvms", "", "shops", ""},
 		{"delete", "dunlin.dev", "protectedvms", "", "shops", ""}, {"create", "dunlin.dev", "protectedprograms", "", "shops", ""},
 		{"delete", "dunlin.dev", "protectedprograms", "", "shops", ""}, {"delete", "dunlin.dev", "dunlinhosts", "", "", "a"}, {"patch", "dunlin.dev", "dunlinhosts", "", "", "a"},
@@ -216,9 +224,17 @@ func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
 		{"delete", "", "nodes", "", "", "a"}, {"update", "coordination.k8s.io", "leases", "", "dunlin-system", "another"},
 		{"update", "coordination.k8s.io", "leases", "", "kube-system", "dunlin-operator"}, {"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""},
 		{"impersonate", "", "users", "", "", "admin"}, {"create", "", "pods", "binding", "shops", "shop-0"},
-	} {
-		if may(no[0], no[1], no[2], no[3], no[4], no[5]) {
-			t.Errorf("the operator may %v", no)
-		}
-	}
+	}...)
+}
+
+func TestTheSchedulerMayNoMoreThanItNeeds(t *testing.T) {
+	mayNot(t, lab.SchedulerAccount, []right{
+		{"get", "", "secrets", "", "shops", ""}, {"list", "", "secrets", "", "dunlin-system", ""}, {"get", "", "configmaps", "", "kube-system", ""},
+		{"create", "", "pods", "", "shops", ""}, {"update", "", "pods", "", "shops", "shop-0"}, {"create", "", "pods", "exec", "shops", "shop-0"},
+		{"create", "", "pods", "eviction", "shops", "shop-0"}, {"patch", "", "nodes", "", "", "a"}, {"patch", "", "nodes", "status", "", "a"}, {"delete", "", "nodes", "", "", "a"},
+		{"list", "dunlin.dev", "protectedvms", "", "shops", ""}, {"patch", "dunlin.dev", "protectedvms", "status", "shops", "shop"},
+		{"patch", "dunlin.dev", "dunlinhosts", "status", "", "a"}, {"create", "dunlin.dev", "replicaquotas", "", "shops", ""}, {"patch", "dunlin.dev", "replicaquotas", "", "shops", "quota"},
+		{"update", "coordination.k8s.io", "leases", "", "kube-system", "kube-scheduler"}, {"create", "authentication.k8s.io", "tokenreviews", "", "", ""},
+		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""}, {"impersonate", "", "users", "", "", "admin"},
+	}...)
 }

@@ -13,11 +13,13 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/log/testbed"
 )
 
@@ -55,6 +57,34 @@ func (plane *Plane) Apply(t testing.TB, manifest []byte) {
 	}
 }
 
+// Account is a service account of Dunlin's.
+type Account string
+
+const (
+	// OperatorAccount is that of operators.
+	OperatorAccount Account = "dunlin-operator"
+	// SchedulerAccount is that of schedulers.
+	SchedulerAccount Account = "dunlin-scheduler"
+)
+
+// Rights gives accounts and users what they may do, as 'kubectl apply -k' does, and waits until the server knows of it.
+func (plane *Plane) Rights(t testing.TB) {
+	t.Helper()
+	plane.Apply(t, deploy.RBAC)
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
+	defer end()
+	for _, account := range []Account{OperatorAccount, SchedulerAccount} {
+		client, err := kubernetes.NewForConfig(plane.As("system:serviceaccount:dunlin-system:"+string(account), "system:authenticated"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		testbed.Until(t, string(account)+" has its rights", func() error {
+			_, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		})
+	}
+}
+
 // As is somebody else's config: the server judges what they ask by their own rights.
 func (plane *Plane) As(user string, groups ...string) *rest.Config {
 	config := plane.Config()
@@ -63,7 +93,7 @@ func (plane *Plane) As(user string, groups ...string) *rest.Config {
 }
 
 // KubeconfigAs writes one with which a program is a service account, for a server at this address.
-func (plane *Plane) KubeconfigAs(t testing.TB, name, address, namespace, account string) string {
+func (plane *Plane) KubeconfigAs(t testing.TB, name, address string, account Account) string {
 	t.Helper()
 	path := plane.Kubeconfig(t, name, address)
 	config, err := clientcmd.LoadFromFile(path)
@@ -71,7 +101,7 @@ func (plane *Plane) KubeconfigAs(t testing.TB, name, address, namespace, account
 		t.Fatal(err)
 	}
 	for _, who := range config.AuthInfos {
-		impersonate(who, namespace, account)
+		impersonate(who, "dunlin-system", string(account))
 	}
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/k8s/kube/nodes"
 	"dunlin.dev/k8s/kube/operator"
@@ -47,7 +46,7 @@ func begin(t *testing.T) *demo {
 	}
 	demo := &demo{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t, "d"), nodes: map[string]*nodes.Node{}}
 	demo.plane.Install(t)
-	demo.plane.Apply(t, deploy.RBAC)
+	demo.plane.Rights(t)
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -100,7 +99,7 @@ spec:
 }
 
 func (demo *demo) operator(node *nodes.Node, name string) string {
-	kubeconfig := node.Keep(demo.plane.KubeconfigAs(demo.T, "operator-"+name, node.Address(), "dunlin-system", "dunlin-operator"))
+	kubeconfig := node.Keep(demo.plane.KubeconfigAs(demo.T, "operator-"+name, node.Address(), lab.OperatorAccount))
 	return pod(demo.T, "dunlin-operator", []string{
 		"--kubeconfig", kubeconfig, "--node", name, "--socket", demo.hosts.Socket(name), "--images", demo.disk, "--bridges", "br0",
 		"--image", "dunlin.dev/dunlin-pause:" + nodes.Version(demo.T), "--beat", "1s", "--lost-after", "10s", "--grace", "5s",
@@ -108,8 +107,8 @@ func (demo *demo) operator(node *nodes.Node, name string) string {
 }
 
 func (demo *demo) scheduler(node *nodes.Node, name string) string {
-	kubeconfig := node.Keep(demo.plane.Kubeconfig(demo.T, "scheduler-"+name, node.Address()))
-	config := lab.SchedulerConfig(kubeconfig, lab.SchedulerArgs(name, []string{demo.hosts.Socket(name)}))
+	kubeconfig := node.Keep(demo.plane.KubeconfigAs(demo.T, "scheduler-"+name, node.Address(), lab.SchedulerAccount))
+	config := lab.SchedulerConfig(demo.T, kubeconfig, lab.SchedulerArgs(name, []string{demo.hosts.Socket(name)}))
 	return pod(demo.T, "dunlin-scheduler", []string{"--config", node.Write("scheduler.yaml", config), "--secure-port", `"0"`}, demo.hosts.Folder(name), node.Folder())
 }
 

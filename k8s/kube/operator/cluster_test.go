@@ -22,7 +22,6 @@ import (
 
 	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/k8s/kube/operator"
 	"dunlin.dev/log/testbed"
@@ -55,7 +54,7 @@ func beginWith(t *testing.T, lostAfter string, more ...string) *cluster {
 	}
 	cluster := &cluster{T: t, plane: lab.Begin(t), hosts: testbed.Apart(t, more...), operators: map[string]*testbed.Process{}, lostAfter: lostAfter}
 	cluster.plane.Install(t)
-	cluster.plane.Apply(t, deploy.RBAC)
+	cluster.plane.Rights(t)
 	api, err := client.New(cluster.plane.Config(), client.Options{Scheme: scheme(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +75,7 @@ func beginWith(t *testing.T, lostAfter string, more ...string) *cluster {
 			cluster.operator(name)
 			continue
 		}
-		scheduler := lab.Scheduler(t, cluster.plane.Kubeconfig(t, "scheduler-"+name, cluster.plane.Address()), lab.SchedulerArgs(name, cluster.hosts.Sockets(name)))
+		scheduler := lab.Scheduler(t, cluster.plane.KubeconfigAs(t, "scheduler-"+name, cluster.plane.Address(), lab.SchedulerAccount), lab.SchedulerArgs(name, cluster.hosts.Sockets(name)))
 		scheduler.Until(t, "has read what is agreed")
 		cluster.operator(name)
 	}
@@ -104,7 +103,7 @@ func (cluster *cluster) guest() {
 // operator starts a host's, with no more rights than the manifest gives it.
 func (cluster *cluster) operator(name string) {
 	cluster.Helper()
-	kubeconfig := cluster.plane.KubeconfigAs(cluster.T, "operator-"+name, cluster.plane.Address(), "dunlin-system", "dunlin-operator")
+	kubeconfig := cluster.plane.KubeconfigAs(cluster.T, "operator-"+name, cluster.plane.Address(), lab.OperatorAccount)
 	metrics := "0"
 	if name == "a" {
 		metrics = cluster.metrics

@@ -18,7 +18,6 @@ import (
 
 	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
-	"dunlin.dev/k8s/kube/deploy"
 	"dunlin.dev/k8s/kube/lab"
 	"dunlin.dev/log/testbed"
 )
@@ -183,7 +182,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, lostAfter: "5m"}
 	stage.plane.Install(t)
-	stage.plane.Apply(t, deploy.RBAC)
+	stage.plane.Rights(t)
 	api, err := client.NewWithWatch(stage.plane.Config(), client.Options{Scheme: scheme(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +231,7 @@ func (stage *stage) host(name string) {
 // daemon or the object has changed, and at no other time.
 func (stage *stage) operator(name, address string) {
 	stage.Helper()
-	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, "dunlin-system", "dunlin-operator")
+	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, lab.OperatorAccount)
 	process, err := testbed.Start(stage.T, nil, lab.Operator(stage.T), "--kubeconfig", kubeconfig,
 		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m", "--lost-after", stage.lostAfter)
 	if err != nil {

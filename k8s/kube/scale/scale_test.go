@@ -92,12 +92,13 @@ func TestEveryPodIsBoundAndHowFast(t *testing.T) {
 	fmt.Printf("\n%d nodes, %d tasks, %d processors\n\n", nodes, tasks, runtime.NumCPU())
 
 	before := course.plainly("before", tasks)
+	course.plane.Rights(t)
 	course.hosts.Start(t)
 	lab.BeginLog(t, course.hosts)
 	schedulers := map[string]*testbed.Process{}
 	for _, name := range course.hosts.Names {
 		args := fmt.Sprintf("{controller: %s, sockets: [%s]}", name, strings.Join(course.hosts.Sockets(name), ", "))
-		schedulers[name] = lab.Scheduler(t, course.plane.Kubeconfig(t, "scheduler-"+name, course.plane.Address()), args)
+		schedulers[name] = lab.Scheduler(t, course.plane.KubeconfigAs(t, "scheduler-"+name, course.plane.Address(), lab.SchedulerAccount), args)
 		schedulers[name].Until(t, "has read what is agreed")
 	}
 	ours := processes{"schedulers": nil, "daemons": nil}

@@ -52,6 +52,7 @@ func beginWithoutSchedulers(t *testing.T, nodes int) *cluster {
 	cluster := &cluster{
 		t: t, plane: lab.Begin(t), hosts: testbed.OnLoopback(t), proxies: map[string]*lab.Proxy{}, schedulers: map[string]*testbed.Process{}, wanted: map[string]*v1.Pod{},
 	}
+	cluster.plane.Rights(t)
 	client, err := kubernetes.NewForConfig(cluster.plane.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +91,7 @@ func (cluster *cluster) scheduler(name string) {
 
 func (cluster *cluster) run(name, args string) *testbed.Process {
 	cluster.t.Helper()
-	return lab.Scheduler(cluster.t, cluster.plane.Kubeconfig(cluster.t, "kubeconfig-"+name, cluster.proxies[name].Address), args)
+	return lab.Scheduler(cluster.t, cluster.plane.KubeconfigAs(cluster.t, "kubeconfig-"+name, cluster.proxies[name].Address, lab.SchedulerAccount), args)
 }
 
 // guard looks at every state of the Pods that there ever is, and does a kubelet's and an owner's work.

@@ -42,7 +42,7 @@ const Name = "Tripod"
 
 // Arguments are the plugin's, in the scheduler's configuration.
 type Arguments struct {
-	// Controller tells this one from the others; each has another one.
+	// Controller tells this one from the others; each has another one. What NODE_NAME says in the environment, if it is left out.
 	Controller string `json:"controller"`
 	// Log is the shared log that the controllers agree in.
 	Log string `json:"log,omitempty"`
@@ -62,7 +62,10 @@ func read(object runtime.Object) (Arguments, allocation.Timing, error) {
 		}
 	}
 	if arguments.Controller == "" {
-		return arguments, timing, fmt.Errorf("plugin %s: args.controller has to name this controller", Name)
+		arguments.Controller = os.Getenv("NODE_NAME")
+	}
+	if arguments.Controller == "" {
+		return arguments, timing, fmt.Errorf("plugin %s: args.controller, or NODE_NAME in the environment, has to name this controller", Name)
 	}
 	if arguments.AliveMilliseconds != 0 || arguments.DeadMilliseconds != 0 {
 		timing = allocation.Timing{

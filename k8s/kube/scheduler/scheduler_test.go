@@ -311,7 +311,7 @@ func TestWrongLabelsAreSaidOnThePod(t *testing.T) {
 func TestMistakesInTheConfigurationGetOneLine(t *testing.T) {
 	cluster := beginWithoutSchedulers(t, 0)
 	for args, says := range map[string]string{
-		`{}`:                           "plugin Tripod: args.controller has to name this controller",
+		`{}`:                           "plugin Tripod: args.controller, or NODE_NAME in the environment, has to name this controller",
 		`{controller: a, sokets: [x]}`: `unknown field`,
 		`{controller: a, aliveMilliseconds: 100, deadMilliseconds: 100}`: "deadMilliseconds at least twice that",
 	} {

@@ -1,5 +1,5 @@
-//! What the tests at a real control plane need: Go, etcd (Debian's package, unpacked and not installed) and kube-apiserver, which is built from the module
-//! that `k8s/kube/go.mod` names. All of it is kept under `target/tools`, by content.
+//! What the tests at a real control plane need: Go, etcd (Debian's package, unpacked and not installed), and kube-apiserver and kubectl, which are built from the
+//! module that `k8s/kube/go.mod` names. All of it is kept under `target/tools`, by content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,36 +57,6 @@ pub fn go_is_too_old() -> Result<Option<String>> {
     }))
 }
 
-/// A package of the module's.
-pub struct Package {
-    pub name: String,
-    /// Whether its tests are made of Kubernetes' own programs, too, and not of its libraries alone.
-    pub imports_kubernetes: bool,
-}
-
-/// All that there are, with what each one's tests import.
-pub fn packages() -> Result<Vec<Package>> {
-    let format = "{{if not .ForTest}}{{.ImportPath}} {{join .Deps \" \"}}{{end}}";
-    let text = go_output(&["list", "-test", "-f", format, "./..."])?;
-    let mut packages: Vec<Package> = Vec::new();
-    for line in text.lines().filter(|line| !line.is_empty()) {
-        let mut words = line.split(' ');
-        let name = words.next().unwrap_or_default();
-        let imports_kubernetes = words.any(|import| import.starts_with("k8s.io/kubernetes/"));
-        // A test program, which go calls PACKAGE.test.
-        if let Some(name) = name.strip_suffix(".test") {
-            packages.push(Package {
-                name: name.to_owned(),
-                imports_kubernetes,
-            });
-        }
-    }
-    if packages.is_empty() {
-        bail!("{MODULE} has no tests");
-    }
-    Ok(packages)
-}
-
 fn go_output(arguments: &[&str]) -> Result<String> {
     let output = Command::new("go")
         .args(arguments)
@@ -104,7 +74,7 @@ fn go_output(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The folder with etcd and kube-apiserver. Its name is made of all that the server is built from.
+/// The folder with etcd, kube-apiserver and kubectl. Its name is made of all that the server is built from.
 pub fn tools() -> Result<PathBuf> {
     let all = paths::target().join("tools");
     let module = paths::workspace().join(MODULE);
@@ -118,7 +88,9 @@ pub fn tools() -> Result<PathBuf> {
     let folder = all.join(format!("kubernetes-{key}"));
     fs::create_dir_all(&folder)?;
     etcd(&all, &folder)?;
-    build("kube-apiserver", &folder)?;
+    for program in ["kube-apiserver", "kubectl"] {
+        build(program, &folder)?;
+    }
     Ok(folder)
 }
 
