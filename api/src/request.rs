@@ -73,16 +73,22 @@ pub enum Request {
         /// The host's name.
         host: String,
     },
-    /// A host that has no part in the VM's group gets the one of its backup's host, or of its witness.
+    /// A host that has no part in the VM's group gets the one of its backup's host, or of its witness, or is its standby. One of the four.
     Move {
         /// Which VM.
         vm: String,
-        /// The new backup's host. This one or `witness`.
+        /// The new backup's host.
         #[serde(default)]
         backup: Option<String>,
         /// The new witness.
         #[serde(default)]
         witness: Option<String>,
+        /// The new standby.
+        #[serde(default)]
+        standby: Option<String>,
+        /// There is to be no standby any more.
+        #[serde(default)]
+        no_standby: bool,
         /// Though the backup is well, and the VM not protected until the new one has its copy.
         #[serde(default)]
         unprotected_meanwhile: bool,

@@ -84,6 +84,16 @@ pub enum Part {
     Witness,
     /// Nothing any more. Its number stays with it.
     Gone,
+    /// Nothing, and it gets the part of a copy's host that stays away. Its number stays with it.
+    Standby,
+}
+
+impl Part {
+    /// Whether such a host has none.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        matches!(self, Self::Gone | Self::Standby)
+    }
 }
 
 impl HostPart {

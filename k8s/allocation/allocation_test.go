@@ -355,7 +355,7 @@ func TestWhatIsNoEntryIsLeftOut(t *testing.T) {
 	if _, err := Decode([]byte(`{"version":1,"by":"a"}`)); err != nil {
 		t.Errorf("an entry of an earlier version: %v", err)
 	}
-	if _, err := Decode([]byte(`{"version":3,"by":"a","news":true}`)); err != (ErrLater{3}) {
+	if _, err := Decode([]byte(`{"version":4,"by":"a","news":true}`)); err != (ErrLater{4}) {
 		t.Errorf("an entry of a later version: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package allocation
 
 import (
+	"reflect"
 	"testing"
 	"time"
 )
@@ -124,7 +125,7 @@ func TestATaskThatIsMadeAgainAsAnotherOneIsPlacedAsThat(t *testing.T) {
 		if placed == nil || placed.Strength != made.Strength || placed.Demand != made.Demand || len(placed.Copies) != made.Strength {
 			t.Fatalf("%+v is placed as %+v", made, placed)
 		}
-		// All of it is bound, and stays so whatever its Pods say that they are now.
+		// All of it is bound, and stays where it is whatever its Pods say that they are now: it only gets another R, and no smaller one while its copies are there.
 		var words []Change
 		for at, copy := range placed.Copies {
 			cluster.Bound = append(cluster.Bound, Binding{"again", at, copy.Node, copy.Ticket})
@@ -134,8 +135,11 @@ func TestATaskThatIsMadeAgainAsAnotherOneIsPlacedAsThat(t *testing.T) {
 		other := made
 		other.Strength = 5 - made.Strength
 		cluster.Tasks = []Task{other}
-		if changes := proposed(t, controller, now, cluster); len(changes) > 0 || controller.State().Tasks["again"] != placed {
-			t.Fatalf("what is bound is ended: %+v", changes)
+		before := append([]Copy(nil), placed.Copies...)
+		changes := proposed(t, controller, now, cluster)
+		is := controller.State().Tasks["again"]
+		if is == nil || is.Ending || is.Strength != 3 || len(is.Copies) != 3 || !reflect.DeepEqual(is.Copies[:len(before)], before) {
+			t.Fatalf("what is bound is ended or moved: %+v, %+v", changes, is)
 		}
 	}
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others. 2: what applications have beside.
-const Version = 2
+// Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others. 2: what applications have beside. 3: tasks that
+// get another R.
+const Version = 3
 
 // Entry is what controllers agree on: a value in the shared log. Each of its changes is judged by itself.
 type Entry struct {
@@ -37,6 +38,7 @@ type Change struct {
 	Assign          *Assignment  `json:"assign,omitempty"`
 	Move            *Move        `json:"move,omitempty"`
 	Reassign        *Reassign    `json:"reassign,omitempty"`
+	Resize          *Resize      `json:"resize,omitempty"`
 	End             string       `json:"end,omitempty"`
 
 	// Facts.
@@ -103,6 +105,12 @@ type Reassign struct {
 	Task       string `json:"task"`
 	Copy       int    `json:"copy"`
 	Controller string `json:"controller"`
+}
+
+// Resize gives a task with R > 1 another R > 1 while it is placed. What comes on top has no place yet, as a copy that is lost; what goes has none any more.
+type Resize struct {
+	Task     string `json:"task"`
+	Strength int    `json:"strength"`
 }
 
 // Placed tells of a task with R = 1 that was bound at once, without agreement.

@@ -32,6 +32,11 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 	controller.planner.beside, controller.planner.wishes, controller.planner.nodes = controller.beside, controller.cluster.Wishes, controller.cluster.Nodes
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
+	for name, task := range controller.state.Tasks {
+		if wanted, is := controller.wanted[name]; is && wanted.Strength > task.Strength && !task.Ending {
+			controller.waits[name] = controller.state.mayResize(Resize{name, wanted.Strength})
+		}
+	}
 	used, others := controller.capacities(plan)
 	changes = append(changes, used...)
 	for at := range plan.Moves {
@@ -159,6 +164,8 @@ func (controller *Controller) follow() (changes, beside []Change) {
 		another := is && !bound[name] && (wanted.Strength != task.Strength || wanted.Demand != task.Demand)
 		if (!is || another) && !task.Ending {
 			changes = append(changes, Change{End: name})
+		} else if resize := (Resize{name, wanted.Strength}); is && wanted.Strength != task.Strength && controller.state.mayResize(resize) == nil {
+			changes = append(changes, Change{Resize: &resize})
 		}
 	}
 	return changes, beside

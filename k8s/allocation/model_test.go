@@ -46,7 +46,7 @@ type world struct {
 	office uint64
 
 	// What nodes refused that the allocation must not have asked for.
-	twins, noRoom                      int
+	twins, noRoom, resized             int
 	kills, pausesDone, deaths, refused int
 }
 
@@ -377,7 +377,7 @@ func (world *world) submit() {
 func (world *world) fault() {
 	process := world.procs[world.random.Intn(len(world.procs))]
 	node := world.nodes[world.names()[world.random.Intn(len(world.nodes))]]
-	switch world.random.Intn(12) {
+	switch world.random.Intn(13) {
 	case 0, 1, 2, 3:
 		world.submit()
 	case 4, 5:
@@ -418,6 +418,39 @@ func (world *world) fault() {
 			if world.nodeDeaths && world.random.Intn(8) == 0 {
 				delete(node.bound, binding)
 				break
+			}
+		}
+	case 12:
+		world.resizeOne()
+	}
+}
+
+// resizeOne gives a task that has been placed another R > 1; of a smaller one, whoever runs the copies takes away what is beyond it.
+func (world *world) resizeOne() {
+	var names []string
+	for _, name := range world.arrived {
+		if task, wanted := world.wanted[name]; wanted && task.Strength > 1 && world.procs[0].controller.State().Tasks[name] != nil {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	task := world.wanted[names[world.random.Intn(len(names))]]
+	most := 1
+	for _, application := range world.applications {
+		if application.Name == task.Application {
+			most = application.MostStrength
+		}
+	}
+	task.Strength = 2 + world.random.Intn(most-1)
+	world.wanted[task.Name] = task
+	delete(world.served, task.Name)
+	world.resized++
+	for _, node := range world.nodes {
+		for binding := range node.bound {
+			if binding.Task == task.Name && binding.Copy >= task.Strength {
+				delete(node.bound, binding)
 			}
 		}
 	}

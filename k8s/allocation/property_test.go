@@ -158,6 +158,9 @@ func (world *world) settled() bool {
 				}
 				continue
 			}
+			if known.Strength != task.Strength && state.mayResize(Resize{task.Name, task.Strength}) == nil {
+				return false
+			}
 			for at, copy := range known.Copies {
 				if copy.Phase != Bound {
 					return false
@@ -181,7 +184,7 @@ func (world *world) settled() bool {
 }
 
 func run(t *testing.T, fixed, fresh int, prepare func(*world), judge func(*world) error) {
-	var kills, pauses, deaths, refused, tasks, served int
+	var kills, pauses, deaths, refused, tasks, served, resized int
 	for _, seed := range seeds(t, fixed, fresh) {
 		world, err := play(seed, prepare)
 		if err == nil {
@@ -192,10 +195,11 @@ func run(t *testing.T, fixed, fresh int, prepare func(*world), judge func(*world
 			t.Fatalf("seed %d: %v\nto repeat it: ALLOCATION_SEED=%d go test -run '^%s$' ./allocation", seed, err, seed, t.Name())
 		}
 		kills, pauses, deaths = kills+world.kills, pauses+world.pausesDone, deaths+world.deaths
+		resized += world.resized
 		refused, tasks, served = refused+world.refused, tasks+len(world.arrived), served+len(world.served)
 	}
-	t.Logf("%d tasks (%d had all their copies), %d deaths of controllers, %d pauses, %d deaths of nodes, %d binds refused",
-		tasks, served, kills, pauses, deaths, refused)
+	t.Logf("%d tasks (%d had all their copies, %d got another R), %d deaths of controllers, %d pauses, %d deaths of nodes, %d binds refused",
+		tasks, served, resized, kills, pauses, deaths, refused)
 }
 
 func TestCopiesAreApartAndFitWhoeverDies(t *testing.T) {

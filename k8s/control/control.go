@@ -231,6 +231,14 @@ func (client *Client) Move(ctx context.Context, vm string, place Place, to strin
 	return client.order(ctx, map[string]any{"do": "move", "vm": vm, string(place): to, "unprotected_meanwhile": unprotected})
 }
 
+// Standby has another host be the VM's standby, one without a part, or none if it is empty. When it returns the group has agreed to that.
+func (client *Client) Standby(ctx context.Context, vm, host string) error {
+	if host == "" {
+		return client.order(ctx, map[string]any{"do": "move", "vm": vm, "no_standby": true})
+	}
+	return client.order(ctx, map[string]any{"do": "move", "vm": vm, "standby": host})
+}
+
 // Says is its state for people: the word, and why.
 func (vm VM) Says() string {
 	if vm.Why == "" {

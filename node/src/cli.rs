@@ -221,13 +221,15 @@ enum Command {
         /// The host's name
         host: String,
     },
-    /// Gives the part of a VM's backup, or of its witness, to another host of the cluster, while the VM runs
+    /// Gives the part of a VM's backup, of its witness, or of its standby to another host of the cluster, while the VM runs
     ///
     /// The host that has the part now may be dead or alive. It leaves the group, and takes its copy of the VM away when it hears of that; its
     /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin switchover' first.
+    ///
+    /// A standby has nothing until it gets the part of a host that stays away: it is only asked whether it could.
     #[command(
         group = clap::ArgGroup::new("part").required(true),
-        after_help = "Examples:\n  dunlin move shop --backup d\n  dunlin move shop --witness e"
+        after_help = "Examples:\n  dunlin move shop --backup d\n  dunlin move shop --witness e\n  dunlin move shop --standby f"
     )]
     Move {
         /// The VM
@@ -238,6 +240,12 @@ enum Command {
         /// The host of the new witness
         #[arg(long, value_name = "HOST", group = "part")]
         witness: Option<String>,
+        /// The new standby
+        #[arg(long, value_name = "HOST", group = "part")]
+        standby: Option<String>,
+        /// No standby any more
+        #[arg(long, group = "part")]
+        no_standby: bool,
         /// Though the backup is well: the VM is NOT protected until the new one has its copy
         #[arg(long, requires = "backup")]
         unprotected_meanwhile: bool,
@@ -467,16 +475,22 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             vm,
             backup,
             witness,
+            standby,
+            no_standby,
             unprotected_meanwhile,
         } => {
+            // Nothing is copied to a standby.
+            let is_copied = standby.is_none() && !no_standby;
             let request = Request::Move {
                 vm: vm.clone(),
                 backup,
                 witness,
+                standby,
+                no_standby,
                 unprotected_meanwhile,
             };
             match talk::simple(socket, &request)? {
-                ExitCode::SUCCESS => talk::wait_until_up(socket, &vm, None),
+                ExitCode::SUCCESS if is_copied => talk::wait_until_up(socket, &vm, None),
                 code => Ok(code),
             }
         }

@@ -14,7 +14,7 @@ mod vm;
 pub use cluster::Cluster;
 pub use error::MoveError;
 pub use host::{HostConfig, PageAt, Trust, file_with_keys};
-pub use hosts::newest;
+pub use hosts::{NAMES_STANDBY_SINCE, newest, readable_by};
 pub use machine::vm_spec;
 pub use program::ProgramSpec;
 pub use vm::{DiskReplication, VmConfig};

@@ -42,7 +42,11 @@ pub enum K8s {
         count: u32,
     },
     /// Four real nodes with a kubelet and a containerd each, and a `ProtectedVM` that serves redis: its primary's whole node is killed, and clients lose nothing.
-    Demo,
+    Demo {
+        /// After it the same nodes once more: a drained node, another strength while it runs, a standby that gets a dead node's part, and a deletion.
+        #[arg(long)]
+        all: bool,
+    },
     /// Make OCI images of scheduler, operator, and what a Pod runs that stands for a copy, under `target/images`: archives that 'ctr images import' takes.
     Images {
         /// Have Debian's containerd import and run them, in a place of its own (as root).
@@ -100,8 +104,8 @@ pub fn run(task: &K8s) -> Result<()> {
             test(&tools::tools()?, run.as_deref(), *verbose, *count)?;
             "test"
         }
-        K8s::Demo => {
-            print!("{}", demo()?);
+        K8s::Demo { all } => {
+            print!("{}", demo(*all)?);
             return Ok(());
         }
         K8s::Images { check } => {
@@ -151,22 +155,31 @@ fn test(tools: &Path, run: Option<&str>, verbose: bool, count: u32) -> Result<()
     succeeds(go)
 }
 
-/// Returns the last line.
-fn demo() -> Result<String> {
+/// Returns the last lines.
+fn demo(all: bool) -> Result<String> {
     let tools = tools::tools()?;
     let dunlin = cargo::build_dunlin(false)?;
     let guest = image::ensure(&paths::guest_images(), &mut |line| println!("{line}"))?;
-    let says = paths::target().join("k8s-demo-says");
-    fs::write(&says, "")?;
-    let arguments = ["-vet=off", "-count=1", PATIENCE, "-v", "./nodes"];
-    let mut go = go_test(&arguments, &tools, &dunlin);
-    with_guest(&mut go, &guest);
-    with_nodes(&mut go, &tools)?;
-    go.env("DUNLIN_DEMO_SAYS", &says);
-    succeeds(go)?;
-    let last = fs::read_to_string(&says)?;
-    if last.is_empty() {
-        bail!("the demo has ended, and says nothing");
+    let parts = [
+        ("TestANodeDiesAndClientsLoseNothing", "DUNLIN_DEMO_SAYS"),
+        ("TestPersonsDrainChangeAndDelete", "DUNLIN_UPKEEP_SAYS"),
+    ];
+    let mut last = String::new();
+    for (test, variable) in &parts[..if all { 2 } else { 1 }] {
+        let says = paths::target().join("k8s-demo-says");
+        fs::write(&says, "")?;
+        let only = format!("^{test}$");
+        let arguments = ["-vet=off", "-count=1", PATIENCE, "-run", &only, "-v", "./nodes"];
+        let mut go = go_test(&arguments, &tools, &dunlin);
+        with_guest(&mut go, &guest);
+        with_nodes(&mut go, &tools)?;
+        go.env(variable, &says);
+        succeeds(go)?;
+        let line = fs::read_to_string(&says)?;
+        if line.is_empty() {
+            bail!("{test} has ended, and says nothing");
+        }
+        last += &line;
     }
     Ok(last)
 }

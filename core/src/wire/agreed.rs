@@ -124,6 +124,7 @@ fn put_hosts(out: &mut BytesMut, hosts: &[HostPart]) {
             Part::Copy => 0,
             Part::Witness => 1,
             Part::Gone => 2,
+            Part::Standby => 3,
         });
         out.put_u8(name.len() as u8);
         out.put_slice(name);
@@ -142,6 +143,7 @@ fn hosts(reader: &mut Reader) -> Result<Hosts, WireError> {
             0 => Part::Copy,
             1 => Part::Witness,
             2 => Part::Gone,
+            3 => Part::Standby,
             _ => return Err(WireError::Invalid("part")),
         };
         let len = usize::from(reader.u8()?);
@@ -269,7 +271,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_hosts() -> impl Strategy<Value = Hosts> {
-        let part = prop::sample::select(vec![Part::Copy, Part::Witness, Part::Gone]);
+        let part = prop::sample::select(vec![Part::Copy, Part::Witness, Part::Gone, Part::Standby]);
         let host = (0..MOST_HOSTS as u8, "[a-z0-9.-]{1,40}", part).prop_map(|(id, name, part)| HostPart {
             id: ReplicaId(id),
             name,

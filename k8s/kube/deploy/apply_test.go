@@ -28,22 +28,10 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 // overlay is what docs/kubernetes.md has a stranger apply.
 const overlay = "overlays/example"
 
-// kubectl runs the real one, as an administrator.
-func kubectl(t *testing.T, plane *lab.Plane, arguments ...string) (string, error) {
-	t.Helper()
-	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
-	defer end()
-	command := exec.CommandContext(ctx, lab.Tool(t, "kubectl"), append([]string{"--kubeconfig", plane.Kubeconfig(t, "kubectl", plane.Address())}, arguments...)...)
-	// Its caches are the test's.
-	command.Env = append(os.Environ(), "HOME="+t.TempDir())
-	out, err := command.CombinedOutput()
-	return string(out), err
-}
-
 // What 'kubectl apply -k' gives a cluster that knows nothing of Dunlin is accepted by the server, all of it, and again without a change; and what its Pods name is there.
 func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 	plane := lab.Begin(t)
-	rendered, err := kubectl(t, plane, "kustomize", overlay)
+	rendered, err := plane.Kubectl(t, "kustomize", overlay)
 	if err != nil {
 		t.Fatalf("%v: %s", err, rendered)
 	}
@@ -59,7 +47,7 @@ func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 		names = append(names, object.GetName())
 	}
 	for _, word := range []string{"created", "unchanged"} {
-		said, err := kubectl(t, plane, "apply", "-k", overlay)
+		said, err := plane.Kubectl(t, "apply", "-k", overlay)
 		if err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}

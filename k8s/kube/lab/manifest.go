@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"os/exec"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,6 +57,18 @@ func (plane *Plane) Apply(t testing.TB, manifest []byte) {
 			t.Fatalf("%s '%s': %v", kind.Kind, object.GetName(), err)
 		}
 	}
+}
+
+// Kubectl runs the real one, as an administrator, and returns what it says.
+func (plane *Plane) Kubectl(t testing.TB, arguments ...string) (string, error) {
+	t.Helper()
+	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
+	defer end()
+	command := exec.CommandContext(ctx, Tool(t, "kubectl"), append([]string{"--kubeconfig", plane.Kubeconfig(t, "kubectl", plane.Address())}, arguments...)...)
+	// Its caches are the test's.
+	command.Env = append(os.Environ(), "HOME="+t.TempDir())
+	out, err := command.CombinedOutput()
+	return string(out), err
 }
 
 // Account is a service account of Dunlin's.

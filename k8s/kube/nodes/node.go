@@ -248,6 +248,31 @@ evictionHard: { memory.available: 1Mi }
 		"--hostname-override", node.name, "--node-ip", address, "--root-dir", filepath.Join(node.dir, "kubelet"), "--cert-dir", filepath.Join(node.dir, "certificates"))
 }
 
+// Runs are the containers with this image that run on the node; a Pod's own, which hold its network, are not among them. One that has ended is the kubelet's to sweep away.
+func (node *Node) Runs(image string) (ids []string) {
+	node.t.Helper()
+	list := func(arguments ...string) []string {
+		node.t.Helper()
+		said, err := node.try("ctr", append([]string{"--address", node.socket, "--namespace", "k8s.io"}, arguments...)...)
+		if err != nil {
+			node.t.Fatalf("%v: %v: %s", arguments, err, said)
+		}
+		return strings.Split(said, "\n")[1:]
+	}
+	made := map[string]bool{}
+	for _, line := range list("containers", "list", `labels."io.cri-containerd.kind"==container`) {
+		if words := strings.Fields(line); len(words) > 1 && strings.HasPrefix(words[1], image+":") {
+			made[words[0]] = true
+		}
+	}
+	for _, line := range list("tasks", "list") {
+		if words := strings.Fields(line); len(words) == 3 && made[words[0]] && words[2] == "RUNNING" {
+			ids = append(ids, words[0])
+		}
+	}
+	return ids
+}
+
 // Kill is SIGKILL to everything that the node has, at once: kubelet, containerd, and whatever runs in its Pods.
 func (node *Node) Kill() { node.first.Kill() }
 

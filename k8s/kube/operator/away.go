@@ -103,7 +103,7 @@ func (placer *placer) see(ctx context.Context, object v1alpha1.Protected, pods m
 			view.away[name] = why
 		}
 	}
-	if len(view.away) == 0 {
+	if len(view.away) == 0 && !grows(object) {
 		return view, nil
 	}
 	var err error
@@ -183,6 +183,9 @@ func (placer *placer) free(ctx context.Context, taken []string, hosts map[string
 // wish is where the Pod of a placed copy is to be: where the copy is or goes, or on one of the hosts where it could go.
 func (view view) wish(object v1alpha1.Protected, number int) []string {
 	status := object.Seen()
+	if grows(object) && number == status.Placement.Strength {
+		return view.free
+	}
 	home := status.Placement.Homes()[number]
 	switch {
 	case view.keepsPod(object, home):

@@ -70,9 +70,10 @@ func (daemon *daemon) answer(conn net.Conn) {
 		return
 	}
 	var request struct {
-		Do, VM, Policy  string
-		Backup, Witness string
-		Unprotected     bool `json:"unprotected_meanwhile"`
+		Do, VM, Policy           string
+		Backup, Witness, Standby string
+		Unprotected              bool `json:"unprotected_meanwhile"`
+		NoStandby                bool `json:"no_standby"`
 	}
 	if json.Unmarshal(line, &request) != nil {
 		return
@@ -97,6 +98,12 @@ func (daemon *daemon) answer(conn net.Conn) {
 		order := "backup to " + request.Backup
 		if request.Witness != "" {
 			order = "witness to " + request.Witness
+		}
+		if request.Standby != "" {
+			order = "standby " + request.Standby
+		}
+		if request.NoStandby {
+			order = "no standby"
 		}
 		if request.Unprotected {
 			order += ", unprotected meanwhile"

@@ -99,7 +99,7 @@ func (follower *follower) follow(ctx context.Context) error {
 			if vm.JoinProblem != nil {
 				joins = vm.JoinProblem.Why
 			}
-			now[vm.Name] = fmt.Sprint(vm.Role, vm.State, vm.Why, vm.Leader, vm.Term, vm.Protected, vm.Policy, vm.Peers, joins)
+			now[vm.Name] = fmt.Sprint(vm.Role, vm.State, vm.Why, vm.Leader, vm.Term, vm.Protected, vm.Policy, vm.Peers, vm.Standby, joins)
 		}
 		follower.host.setLed(led)
 		for name := range seen {

@@ -176,6 +176,7 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 	before, moving, placement, kind := object.Seen().Primary, object.Seen().Moving, object.Seen().Placement, kindOf(object)
 	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		host.followGroup(here, stays, status)
+		shrink(object.Asked().Strength, here, status)
 		host.tell(object, here, asAsked, status)
 	})
 	if err != nil {
@@ -273,12 +274,18 @@ func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here 
 		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
 	}
 	switch {
+	case grows(object):
+		cannot = append(cannot, "it has no standby yet: that waits for a node with room whose host is heard and has no part in it")
 	case object.Asked().Strength == 3 && placement.Strength == 3 && placement.Standby == "":
 		cannot = append(cannot, "there is no standby, because no fourth host could be the witness when it was placed")
 	case object.Asked().Strength > placement.Strength && object.Asked().Strength > len(placement.Members):
 		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))
 	}
-	return cannot, again
+	refused, sooner := host.nameStandby(ctx, object, here)
+	if refused != "" {
+		cannot = append(cannot, refused)
+	}
+	return cannot, earlier(again, sooner)
 }
 
 // drain hands a VM over that this host serves when its node is being drained: it is cordoned, and the Pod that stood for the copy is gone from it; or when its

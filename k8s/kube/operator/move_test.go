@@ -85,7 +85,8 @@ func (stage *stage) bind(name, node string) {
 // asks waits until a Pod is there that has no node and asks for these.
 func (stage *stage) asks(name string, nodes ...string) {
 	stage.Helper()
-	strength := fmt.Sprint(stage.get().Status.Placement.Strength)
+	vm := stage.get()
+	strength := fmt.Sprint(max(vm.Status.Placement.Strength, vm.Spec.Strength))
 	testbed.Until(stage.T, fmt.Sprintf("Pod '%s' asks for %v", name, nodes), func() error {
 		pod, err := stage.pod(name)
 		if err != nil {

@@ -180,6 +180,9 @@ func (placer *placer) leastBusy(ctx context.Context, free []string) string {
 // look has parts go to other hosts where theirs are away, and says of a VM that has its hosts what nobody says who serves it: that its Pods are there, and
 // that nobody serves it.
 func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) error {
+	if changed, err := placer.grow(ctx, object, pods, seen); changed || err != nil {
+		return err
+	}
 	if changed, err := placer.move(ctx, object, pods, seen); changed || err != nil {
 		return err
 	}

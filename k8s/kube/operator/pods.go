@@ -98,15 +98,30 @@ func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected) (map[
 		return nil, err
 	}
 	pods, placement, strength := map[int]*v1.Pod{}, object.Seen().Placement, strengthOf(object)
+	useless := func(pod *v1.Pod) bool {
+		number := numberOf(pod)
+		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
+		return number < 0 || number >= strength || placement == nil && pod.Labels[v1alpha1.StrengthLabel] != fmt.Sprint(strength)
+	}
+	if slices.ContainsFunc(list.Items, func(pod v1.Pod) bool { return metav1.IsControlledBy(&pod, object) && useless(&pod) }) {
+		// A task that gets a smaller R says so before its copies go, or they would be taken for lost ones.
+		left := map[int]*v1.Pod{}
+		for at := range list.Items {
+			if pod := &list.Items[at]; metav1.IsControlledBy(pod, object) && !useless(pod) {
+				left[numberOf(pod)] = pod
+			}
+		}
+		if err := placer.relabel(ctx, object, left); err != nil {
+			return nil, err
+		}
+	}
 	for at := range list.Items {
 		pod := &list.Items[at]
 		number := numberOf(pod)
 		if !metav1.IsControlledBy(pod, object) {
 			continue
 		}
-		// Another strength was asked for before it was placed, or there is another number of copies: those Pods are of no use.
-		ofNoUse := number < 0 || number >= strength || placement == nil && pod.Labels[v1alpha1.StrengthLabel] != fmt.Sprint(strength)
-		if ofNoUse || isGone(pod) && pod.DeletionTimestamp == nil {
+		if useless(pod) || isGone(pod) && pod.DeletionTimestamp == nil {
 			if err := placer.takeAway(ctx, pod); err != nil {
 				return nil, err
 			}
@@ -117,12 +132,33 @@ func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected) (map[
 	return pods, nil
 }
 
-// strengthOf is how many Pods it has: what was asked for when it was placed.
+// strengthOf is how many Pods it has: what was asked for when it was placed, or one more where it is to get a standby.
 func strengthOf(object v1alpha1.Protected) int {
-	if placement := object.Seen().Placement; placement != nil {
-		return placement.Strength
+	placement := object.Seen().Placement
+	switch {
+	case placement == nil:
+		return object.Asked().Strength
+	case grows(object):
+		return placement.Strength + 1
 	}
-	return object.Asked().Strength
+	return placement.Strength
+}
+
+// relabel has all Pods of a placed task say the R that it has now, the first copy's last: by that one schedulers go.
+func (placer *placer) relabel(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod) error {
+	strength := fmt.Sprint(strengthOf(object))
+	for number := len(pods) - 1; number >= 0; number-- {
+		pod := pods[number]
+		if pod == nil || pod.Labels[v1alpha1.StrengthLabel] == strength || object.Seen().Placement == nil {
+			continue
+		}
+		before := pod.DeepCopy()
+		pod.Labels[v1alpha1.StrengthLabel] = strength
+		if err := placer.Patch(ctx, pod, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // takeAway deletes a Pod, if it is still as it was seen: another one may have got a node meanwhile. Nothing in it needs time to end, and a node that is gone
@@ -148,13 +184,18 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 		if pods[number] != nil {
 			continue
 		}
+		if grows(object) && number == object.Seen().Placement.Strength && len(wish) == 0 {
+			// There is no other host, and [host.carryOut] says so.
+			continue
+		}
 		made, missing, err := placer.make(ctx, object, number, wish)
 		if err != nil || missing != "" {
 			return nil, missing, err
 		}
 		pods[number] = made
 	}
-	return pods, "", nil
+	// After the Pod is there that comes on top: where its copy may go is its to say.
+	return pods, "", placer.relabel(ctx, object, pods)
 }
 
 // fits says whether a Pod may stay as it is.

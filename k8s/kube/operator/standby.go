@@ -7,9 +7,11 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
@@ -18,6 +20,93 @@ import (
 //
 // The operator names it when it places the VM, follows what the group says, and gives it parts itself only where daemons do not see that a host is away:
 // because it answers.
+
+// A changed strength is carried out while the VM runs. 2 -> 3: a third Pod is made for a host without a part -> where that has a place, the elected operator writes that
+// host as the standby -> its operator remembers the VM -> the operator on the host that leads has the daemons name it. 3 -> 2: the daemons are told that there is
+// none any more -> when they say so, the placement has none, and the Pod goes.
+
+// grows says whether it is to get a standby that it does not have.
+func grows(object v1alpha1.Protected) bool {
+	placement := object.Seen().Placement
+	return placement != nil && kindOf(object).moves && object.Asked().Strength == 3 && placement.Strength == 2 && len(placement.Members) == 2 &&
+		object.Seen().Primary != "" && object.GetDeletionTimestamp() == nil
+}
+
+// grow writes which host is to be the standby, when its Pod has a node; and whether it has written it.
+func (placer *placer) grow(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (bool, error) {
+	if !grows(object) || object.Seen().Moving != nil {
+		return false, nil
+	}
+	placement := object.Seen().Placement
+	pod := pods[placement.Strength]
+	if pod == nil || isGone(pod) || !has(seen.free, pod.Spec.NodeName) {
+		return false, nil
+	}
+	name := pod.Spec.NodeName
+	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+		status.Placement.Standby, status.Placement.Copies, status.Placement.Strength = name, append(slices.Clone(placement.Members), name), placement.Strength+1
+		// What that host says of itself from now on is said by one that knows that it may have a part.
+		status.Gone = without(status.Gone, name)
+	})
+	if err == nil {
+		placer.events.Eventf(object, v1.EventTypeNormal, "GetsStandby", "host %s is to be its standby", name)
+	}
+	return true, err
+}
+
+// shrink takes the standby out of a placement where it is not asked for any more, and the daemons know of none. The copies' numbers are those of their hosts' Pods, as
+// far as they are small enough.
+func shrink(asked int, here control.VM, status *v1alpha1.ProtectedStatus) {
+	placement := status.Placement
+	if asked != 2 || placement.Standby == "" || here.Standby != "" {
+		return
+	}
+	number := func(name string) int { return slices.Index(placement.Copies, name) }
+	slices.SortFunc(placement.Members, func(one, other string) int { return number(one) - number(other) })
+	status.Gone = without(status.Gone, placement.Standby)
+	placement.Standby, placement.Copies, placement.Strength = "", nil, 2
+}
+
+// nameStandby has the daemons name the standby that is asked for, or none. Where they know of one and another one is written, theirs is the one. It returns why they do
+// not, and when to look again.
+func (host *host) nameStandby(ctx context.Context, object v1alpha1.Protected, here control.VM) (refused string, again time.Duration) {
+	want := object.Seen().Placement.Standby
+	if object.Asked().Strength == 2 {
+		want = ""
+	}
+	if here.Role != "primary" || object.Asked().Strength == 1 || want == here.Standby || want != "" && here.Standby != "" || inGroup(here, want) || want == host.name {
+		return "", 0
+	}
+	if want != "" {
+		there := &v1alpha1.DunlinHost{}
+		if err := host.Get(ctx, client.ObjectKey{Name: want}, there); err != nil {
+			return fmt.Sprintf("host '%s' is not its standby yet: %v", want, err), later
+		}
+		if !remembers(there, object) {
+			return fmt.Sprintf("host '%s' is not its standby yet: it has not been heard since it is to be", want), soon
+		}
+	}
+	ctx, end := context.WithTimeout(ctx, longest)
+	defer end()
+	err := host.daemon.Standby(ctx, here.Name, want)
+	switch {
+	case err == nil && want == "":
+		host.events.Eventf(object, v1.EventTypeNormal, "NoStandby", "its strength is 2: host %s is its standby no more", here.Standby)
+	case err == nil:
+		host.events.Eventf(object, v1.EventTypeNormal, "HasStandby", "its strength is 3: host %s is its standby", want)
+	case want == "":
+		return fmt.Sprintf("host '%s' is its standby still: %v", here.Standby, err), later
+	default:
+		return fmt.Sprintf("host '%s' is not its standby yet: %v", want, err), later
+	}
+	// The daemon tells of it.
+	return "", soon
+}
+
+// remembers says whether a host knows that it may have something of it.
+func remembers(host *v1alpha1.DunlinHost, object v1alpha1.Protected) bool {
+	return slices.ContainsFunc(host.Status.VMs, func(vm v1alpha1.HostVM) bool { return vm.VM == NameOnHosts(object) })
+}
 
 // itsHosts says them for a person.
 func itsHosts(placement *v1alpha1.Placement) string {
@@ -88,9 +177,8 @@ func (host *host) waitsForStandby(ctx context.Context, object v1alpha1.Protected
 	if err := host.Get(ctx, client.ObjectKey{Name: standby}, there); err != nil && !apierrors.IsNotFound(err) {
 		return 0, err
 	}
-	remembers := func(vm v1alpha1.HostVM) bool { return vm.VM == NameOnHosts(object) }
 	switch {
-	case slices.ContainsFunc(there.Status.VMs, remembers):
+	case remembers(there, object):
 		return 0, nil
 	case isHeard(there):
 		return soon, nil

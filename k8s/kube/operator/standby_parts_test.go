@@ -78,7 +78,7 @@ func TestAFourthHostMakesTheThirdTheStandby(t *testing.T) {
 		if err != nil || strings.Contains(written, "standby") != (one.file != "") || !strings.Contains(written, one.file) {
 			t.Errorf("%s are heard: %v: %s", one.heard, err, written)
 		}
-		cannot, _ := (&host{name: "a"}).carryOut(context.Background(), vm, control.VM{Policy: "dunlin", Role: "primary"})
+		cannot, _ := (&host{name: "a"}).carryOut(context.Background(), vm, control.VM{Policy: "dunlin", Role: "primary", Standby: placement.Standby})
 		if sentences(cannot) != one.says {
 			t.Errorf("%s are heard: '%s'", one.heard, sentences(cannot))
 		}
@@ -87,9 +87,9 @@ func TestAFourthHostMakesTheThirdTheStandby(t *testing.T) {
 		}
 	}
 	later := shop()
-	later.Spec.Strength = 3
+	later.Spec.Strength, later.Status.Primary = 3, "a"
 	cannot, _ := (&host{name: "a"}).carryOut(context.Background(), later, control.VM{Policy: "dunlin", Role: "primary"})
-	if said := sentences(cannot); said != "it was placed with strength 2, and gets no further hosts while it exists" {
+	if said := sentences(cannot); said != "it has no standby yet: that waits for a node with room whose host is heard and has no part in it" {
 		t.Errorf("a standby is asked for later: '%s'", said)
 	}
 }

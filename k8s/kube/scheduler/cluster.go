@@ -62,7 +62,7 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 			continue
 		}
 		if tasks[of.task] == nil {
-			tasks[of.task] = &task{since: pod.CreationTimestamp, strength: of.strength, copies: map[int]bool{}}
+			tasks[of.task] = &task{since: pod.CreationTimestamp, first: of.copy, strength: of.strength, copies: map[int]bool{}}
 		}
 		tasks[of.task].add(pod, of)
 		applications[pod.Namespace] = true
@@ -130,7 +130,9 @@ func (cluster cluster) await(ctx context.Context) {
 
 // task is what Pods say of one.
 type task struct {
-	since    metav1.Time
+	since metav1.Time
+	// strength is R by the first copy's Pod. Where that gets another one while the task is placed, the others' labels follow.
+	first    int
 	strength int
 	copies   map[int]bool
 	demand   allocation.Resources
@@ -143,6 +145,9 @@ func (task *task) add(pod *v1.Pod, of copyOf) {
 		task.since = pod.CreationTimestamp
 	}
 	task.unlike = task.unlike || of.strength != task.strength
+	if of.copy < task.first {
+		task.first, task.strength = of.copy, of.strength
+	}
 	task.demand = most(task.demand, demand(pod))
 	if pod.DeletionTimestamp == nil {
 		task.copies[of.copy] = true
@@ -152,7 +157,7 @@ func (task *task) add(pod *v1.Pod, of copyOf) {
 
 // wanted says whether a task is to be placed, or stay so: all its Pods are there, or some are placed and the others are being made anew.
 func (task *task) wanted() bool {
-	return !task.unlike && (task.placed || len(task.copies) == task.strength)
+	return task.placed || !task.unlike && len(task.copies) == task.strength
 }
 
 // look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave. The whole is what copies might take if there were none of

@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"syscall"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"dunlin.dev/k8s/allocation"
@@ -323,6 +325,46 @@ func TestMistakesInTheConfigurationGetOneLine(t *testing.T) {
 		}
 		if said := process.Said(); !strings.Contains(said, says) {
 			t.Errorf("%s: %s", args, said)
+		}
+	}
+}
+
+// A placed task gets another R: its Pods say so one after the other, the first copy's last. What is there stays where it is, and all schedulers agree on the new R, which
+// is counted to the namespace's quota.
+func TestAPlacedTaskGetsAnotherR(t *testing.T) {
+	cluster := begin(t, 4)
+	cluster.submit("shop", 2)
+	cluster.settled()
+	before := cluster.places()
+	relabel := func(strength int, pods ...string) {
+		t.Helper()
+		for _, name := range pods {
+			change := []byte(fmt.Sprintf(`{"metadata":{"labels":{%q:"%d"}}}`, v1alpha1.StrengthLabel, strength))
+			if _, err := cluster.client.CoreV1().Pods("default").Patch(context.Background(), name, types.MergePatchType, change, metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			cluster.mutex.Lock()
+			cluster.wanted[name].Labels[v1alpha1.StrengthLabel] = fmt.Sprint(strength)
+			cluster.mutex.Unlock()
+		}
+	}
+	for range 2 {
+		cluster.create(lab.Copy("shop", 2, 3, "1", "512Mi"))
+		relabel(3, "shop-1", "shop-0")
+		cluster.agreedUntil("its R is 3, and its new copy is bound", func(state *allocation.State) bool {
+			task := state.Tasks["default/shop"]
+			return task != nil && task.Strength == 3 && len(task.Copies) == 3 && task.Copies[2].Phase == allocation.Bound
+		})
+		cluster.settled()
+		relabel(2, "shop-1", "shop-0")
+		cluster.end("shop-2")
+		cluster.agreedUntil("its R is 2", func(state *allocation.State) bool {
+			task := state.Tasks["default/shop"]
+			return task != nil && task.Strength == 2 && len(task.Copies) == 2
+		})
+		cluster.settled()
+		if now := cluster.places(); !maps.Equal(now, before) {
+			t.Errorf("its copies were on %v, and are on %v", before, now)
 		}
 	}
 }

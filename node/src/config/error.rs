@@ -50,7 +50,7 @@ pub enum PageError {
     NoAddress(String),
 }
 
-/// Why a part does not go to another host.
+/// Why a part does not go to another host, or why that host is no standby.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// Nobody knows its address.

@@ -1,11 +1,12 @@
 //! Who has a part in a VM's group, in its file: as it was written, and as hosts have moved since.
 //!
-//! Flow: a file names hosts, whose numbers are their places in it -> `dunlin move` gives a part to another host: [`VmConfig::moved`] -> the group
-//! agrees on that list -> each host writes its VM's file anew: [`VmConfig::with_hosts`].
+//! Flow: a file names hosts, whose numbers are their places in it -> `dunlin move` gives a part to another host ([`VmConfig::moved`]), or has another
+//! standby ([`VmConfig::with_standby`]) -> the group agrees on that list -> each host writes its VM's file anew: [`VmConfig::with_hosts`].
 //!
 //! Invariants: 1. a number is never used again. 2. of two lists the one with the larger newest number is the later one. 3. what a person has
 //! written in the file stays as it is, comments too, but for `members`, `witness`, `numbers` and `standby`. 4. a standby that has got a part leaves its place
-//! to the host whose part that was.
+//! to the host whose part that was. 5. a list that names a standby says who it is, whatever a file says. A group in which an older version of the protocol is
+//! spoken knows no such list ([`readable_by`]): there each host goes by its own file, and by 4.
 //!
 //! Not here: how it is agreed (`vm::primary::moving`), and followed (`vm::hosts`).
 
@@ -22,6 +23,7 @@ impl VmConfig {
         let part = |name: &str| match self.member(name) {
             Some(member) if member.witness => Part::Witness,
             Some(_) => Part::Copy,
+            None if self.standby_host() == Some(name) => Part::Standby,
             None => Part::Gone,
         };
         let parts = self.numbers.iter().map(|(name, number)| HostPart {
@@ -48,31 +50,69 @@ impl VmConfig {
                 vm: self.name.clone(),
             });
         }
-        if comes.len() > HostPart::LONGEST_NAME {
-            return Err(MoveError::LongName);
-        }
         let mut hosts = self.hosts().to_vec();
-        let number = newest(&hosts) + 1;
-        if usize::from(number) >= MOST_HOSTS {
-            return Err(MoveError::NoNumber {
-                vm: self.name.clone(),
-            });
-        }
         let Some(part) = hosts
             .iter_mut()
-            .find(|host| host.name == leaves && host.part != Part::Gone)
+            .find(|host| host.name == leaves && !host.part.is_none())
         else {
             return Err(MoveError::NoPart {
                 host: leaves.to_owned(),
                 vm: self.name.clone(),
             });
         };
-        let its_part = std::mem::replace(&mut part.part, Part::Gone);
-        hosts.retain(|host| host.name != comes);
+        // Invariant 4.
+        let leaves_for = match self.standby_host() == Some(comes) {
+            true => Part::Standby,
+            false => Part::Gone,
+        };
+        let its_part = std::mem::replace(&mut part.part, leaves_for);
+        self.with_part(hosts, comes, its_part)
+    }
+
+    /// The list in which that host is the standby, or none is.
+    ///
+    /// # Errors
+    /// Which host that cannot be, and why.
+    pub fn with_standby(&self, standby: Option<&str>, cluster: &Cluster) -> Result<Hosts, MoveError> {
+        let mut hosts = self.hosts().to_vec();
+        for host in hosts.iter_mut().filter(|host| host.part == Part::Standby) {
+            host.part = Part::Gone;
+        }
+        // One that is gone by a number that nobody knew is no standby any more, whatever a file says.
+        let Some((host, part)) = standby
+            .map(|host| (host, Part::Standby))
+            .or(self.standby_host().map(|host| (host, Part::Gone)))
+        else {
+            return Ok(hosts.into());
+        };
+        if standby.is_some() && cluster.host(host).is_none() {
+            return Err(MoveError::NotInCluster(host.to_owned()));
+        }
+        if self.member(host).is_some() {
+            return Err(MoveError::HasPart {
+                host: host.to_owned(),
+                vm: self.name.clone(),
+            });
+        }
+        self.with_part(hosts, host, part)
+    }
+
+    /// Under a number that is new.
+    fn with_part(&self, mut hosts: Vec<HostPart>, name: &str, part: Part) -> Result<Hosts, MoveError> {
+        if name.len() > HostPart::LONGEST_NAME {
+            return Err(MoveError::LongName);
+        }
+        let number = newest(&hosts) + 1;
+        if usize::from(number) >= MOST_HOSTS {
+            return Err(MoveError::NoNumber {
+                vm: self.name.clone(),
+            });
+        }
+        hosts.retain(|host| host.name != name);
         hosts.push(HostPart {
             id: ReplicaId(number),
-            name: comes.to_owned(),
-            part: its_part,
+            name: name.to_owned(),
+            part,
         });
         Ok(hosts.into())
     }
@@ -98,12 +138,15 @@ impl VmConfig {
             Some(witness) => file["witness"] = value(witness),
             None => drop(file.remove("witness")),
         }
-        // Invariant 4. A host that slept over several lists takes the newest of those that have left.
-        if let Some(standby) = &self.standby
-            && hosts
-                .iter()
-                .any(|host| host.name == standby.host && host.part != Part::Gone)
-        {
+        let ours = self.standby_host();
+        let is_ours = |host: &&HostPart| Some(host.name.as_str()) == ours;
+        let listed = hosts.iter().find(is_ours);
+        if let Some(standby) = named(Part::Standby).next() {
+            file["standby"] = value(standby); // invariant 5
+        } else if listed.is_some_and(|host| host.part == Part::Gone && host.id.0 > self.newest_number()) {
+            drop(file.remove("standby"));
+        } else if listed.is_some_and(|host| !host.part.is_none()) {
+            // Invariant 4. A host that slept over several lists takes the newest of those that have left.
             let has_left = |host: &&GroupHost| {
                 let mut gone = hosts.iter().filter(|one| one.part == Part::Gone);
                 gone.any(|one| one.name == host.name)
@@ -133,4 +176,22 @@ impl VmConfig {
 #[must_use]
 pub fn newest(hosts: &[HostPart]) -> u8 {
     hosts.iter().map(|host| host.id.0).max().unwrap_or(0)
+}
+
+/// Since this version of the protocol a list may name a standby.
+pub const NAMES_STANDBY_SINCE: u16 = 5;
+
+/// Invariant 5: the list as a group can read it that speaks this version.
+#[must_use]
+pub fn readable_by(hosts: &Hosts, protocol: Option<u16>) -> Hosts {
+    if protocol.is_some_and(|version| version >= NAMES_STANDBY_SINCE) {
+        return hosts.clone();
+    }
+    let older = hosts.iter().cloned().map(|mut host| {
+        if host.part == Part::Standby {
+            host.part = Part::Gone;
+        }
+        host
+    });
+    older.collect()
 }

@@ -3,6 +3,7 @@ use dunlin_api::files::{
     ClusterFile, ClusterHost, DiskTable, HostFile, MemoryTable, NicTable, ProgramNicTable, ProgramTable,
     RestartPolicy, SyncTable, VmFile, VmTable,
 };
+use dunlin_core::agreed::Part;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -527,4 +528,58 @@ fn a_standby_leaves_its_place_to_the_host_whose_part_it_got() {
     let alone = "name = 'v'\nmembers = ['a']\npolicy = 'none'\nstandby = 'd'";
     let said = parse(alone).expect_err("nothing to stand by for");
     assert!(said.to_string().contains("no standby for one"), "{said}");
+}
+
+#[test]
+fn a_list_that_names_a_standby_says_who_it_is_whatever_a_file_says() {
+    let mut all = with_d();
+    all.hosts.push(ClusterHost {
+        name: "e".into(),
+        address: ([10, 0, 0, 5], 7700).into(),
+    });
+    let parse = |top: &str| {
+        let text = format!("{top}\n[vm]\nmemory_mib = 64\nkernel = '/boot/vmlinuz'\n");
+        VmConfig::parse(&text, "vm.toml", &all).expect("a good file")
+    };
+    for file in [
+        GOOD.to_owned(),
+        format!("{GOOD}\nstandby = 'd'\nstandby_after = '7s'"),
+    ] {
+        let slept = parse(&file);
+        let mut vm = slept.clone();
+        for standby in [Some("e"), Some("d"), None, Some("e")] {
+            let hosts = vm.with_standby(standby, &all).expect("it can be");
+            let newest = vm.newest_number();
+            vm = vm.with_hosts(&hosts, &all).expect("a good file");
+            assert_eq!((vm.standby_host(), vm.newest_number()), (standby, newest + 1));
+            assert_eq!(vm.group, slept.group, "nobody has another part");
+            let woken = slept.with_hosts(&hosts, &all).expect("a good file");
+            assert_eq!(woken.standby_host(), standby, "a host that slept, with {file}");
+        }
+        // It gets a part, and its place goes to the other one, also for a host that slept over all of it.
+        let hosts = vm.moved("b", "e", &all).expect("it can be");
+        let moved = vm.with_hosts(&hosts, &all).expect("a good file");
+        let woken = slept.with_hosts(&hosts, &all).expect("a good file");
+        assert_eq!(
+            (moved.standby_host(), woken.standby_host()),
+            (Some("b"), Some("b"))
+        );
+        assert!(moved.member("b").is_none() && moved.member("e").is_some());
+        // A group of which somebody speaks an older version gets the list without that word, and each host knows it by itself.
+        let older = readable_by(&hosts, Some(4));
+        assert!(older.iter().all(|host| host.part != Part::Standby), "{older:?}");
+        assert_eq!(readable_by(&hosts, None), older);
+        assert_eq!(readable_by(&hosts, Some(5)), hosts);
+        let followed = vm.with_hosts(&older, &all).expect("a good file");
+        assert_eq!(followed.standby_host(), Some("b"));
+    }
+    for (standby, why) in [
+        ("a", "has a part in VM 'v' already"),
+        ("x", "'x' is not in the cluster"),
+    ] {
+        let said = parse(GOOD)
+            .with_standby(Some(standby), &all)
+            .expect_err("no such standby");
+        assert!(said.to_string().contains(why), "{said}");
+    }
 }

@@ -89,9 +89,12 @@ impl Address {
                 vm,
                 backup,
                 witness,
+                standby,
+                no_standby,
                 unprotected_meanwhile,
             } => {
-                let how = json!({"backup": backup, "witness": witness, "unprotected_meanwhile": unprotected_meanwhile});
+                let how = json!({"backup": backup, "witness": witness, "standby": standby, "no_standby": no_standby,
+                    "unprotected_meanwhile": unprotected_meanwhile});
                 post("/api/v1/vms/{vm}/move", vm, how)
             }
             Request::VerifyDisk { vm, repair } => {
@@ -266,6 +269,8 @@ pub fn examples() -> Vec<Request> {
             vm: vm(),
             backup: Some("d".into()),
             witness: None,
+            standby: None,
+            no_standby: false,
             unprotected_meanwhile: true,
         },
         Request::VerifyDisk {

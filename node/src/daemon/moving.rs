@@ -3,6 +3,8 @@
 //! Flow: the new host says that it can take part -> the group goes on without the old one, and knows the new one (`vm::primary::replacing`) -> the new
 //! host is told, as a newcomer -> the VM's loop brings it in, as any host that comes back.
 //!
+//! A standby is only asked whether it could, and named by the group ([`standby`]).
+//!
 //! Invariants: 1. nothing is changed before the new host has said that it is there and can take part. 2. said again after it broke off in the middle,
 //! it goes on where it was.
 
@@ -10,7 +12,7 @@ use super::{Daemon, peers, reservations};
 use crate::config::VmConfig;
 use crate::vm;
 use crate::vm::event::Command;
-use dunlin_api::{Answer, Request};
+use dunlin_api::{Answer, Request, Ticket};
 use dunlin_core::consensus::Member;
 
 /// A new machine in the place of a dead one of that name.
@@ -76,6 +78,50 @@ pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_mean
     }
 }
 
+/// That host, which has no part, is the VM's standby from now on, or none is.
+pub fn standby(daemon: &Daemon, vm: &str, host: Option<&str>) -> Answer {
+    let _one_at_a_time = daemon.changing.lock();
+    let config = match config(daemon, vm) {
+        Ok(config) => config,
+        Err(answer) => return answer,
+    };
+    if config.standby_host() == host {
+        return Answer::done(match host {
+            Some(host) => format!("host '{host}' is the standby of VM '{vm}' already"),
+            None => format!("VM '{vm}' has no standby"),
+        });
+    }
+    let named = config.with_standby(host, &daemon.host.cluster);
+    let named = named.map_err(|error| error.to_string()).and_then(|hosts| {
+        let named = config.with_hosts(&hosts, &daemon.host.cluster);
+        Ok((hosts, named.map_err(|error| error.to_string())?))
+    });
+    let (hosts, named) = match named {
+        Ok(named) => named,
+        Err(why) => return Answer::refused(why),
+    };
+    let Some(to_loop) = daemon.sender(vm) else {
+        return Answer::refused(format!("there is no VM '{vm}' here any more"));
+    };
+    // Invariant 1.
+    if let Some(host) = host {
+        let ticket = match could_take_part(daemon, host, &named) {
+            Ok(ticket) => ticket,
+            Err(answer) => return answer,
+        };
+        // Nothing is kept there until it has to.
+        let vm = vm.to_owned();
+        let _ = peers::ask(daemon, host, &Request::Undo { vm, ticket });
+    }
+    match vm::command(&to_loop, Command::Standby(hosts)) {
+        Answer::Failed { why, code } => Answer::Failed { why, code },
+        _ => Answer::done(match host {
+            Some(host) => format!("host '{host}' is the standby of VM '{vm}'"),
+            None => format!("VM '{vm}' has no standby any more"),
+        }),
+    }
+}
+
 /// The VM as its loop here has it.
 fn config(daemon: &Daemon, vm: &str) -> Result<VmConfig, Answer> {
     let config = daemon.vms().get(vm).map(vm::VmHandle::config);
@@ -94,25 +140,11 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     let Some(to_loop) = daemon.sender(&config.name) else {
         return Answer::refused(format!("there is no VM '{}' here any more", config.name));
     };
-    let qemu_version = match dunlin_guest::probe::qemu_version(&config.spec) {
-        Ok(version) => version,
-        Err(why) => return Answer::failed(why.to_string()),
-    };
-    let ticket = match reservations::draw() {
-        Ok(ticket) => ticket,
-        Err(why) => return Answer::failed(why.to_string()),
-    };
-    let text = config.text.to_string();
-    let request = Request::Prepare {
-        text: text.clone(),
-        origin: format!("VM '{}'", config.name),
-        qemu_version,
-        ticket,
-    };
     // Invariant 1.
-    if let Answer::Failed { why, code } = peers::ask(daemon, host, &request) {
-        return Answer::Failed { why, code };
-    }
+    let ticket = match could_take_part(daemon, host, config) {
+        Ok(ticket) => ticket,
+        Err(answer) => return answer,
+    };
     if let Answer::Failed { why, code } = vm::command(&to_loop, order) {
         let vm = config.name.clone();
         // One that does not hear of it gives the name free after a while.
@@ -120,7 +152,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
         return Answer::Failed { why, code };
     }
     let request = Request::Install {
-        text,
+        text: config.text.to_string(),
         newcomer: true,
         ticket,
     };
@@ -132,5 +164,22 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
             code,
         },
         _ => Answer::done(format!("host '{host}' is brought in")),
+    }
+}
+
+/// Asks a host; it keeps the VM's name free for whoever has this ticket.
+fn could_take_part(daemon: &Daemon, host: &str, config: &VmConfig) -> Result<Ticket, Answer> {
+    let qemu_version = dunlin_guest::probe::qemu_version(&config.spec);
+    let qemu_version = qemu_version.map_err(|why| Answer::failed(why.to_string()))?;
+    let ticket = reservations::draw().map_err(|why| Answer::failed(why.to_string()))?;
+    let request = Request::Prepare {
+        text: config.text.to_string(),
+        origin: format!("VM '{}'", config.name),
+        qemu_version,
+        ticket,
+    };
+    match peers::ask(daemon, host, &request) {
+        Answer::Failed { why, code } => Err(Answer::Failed { why, code }),
+        _ => Ok(ticket),
     }
 }

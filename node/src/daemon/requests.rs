@@ -124,11 +124,17 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             vm,
             backup,
             witness,
+            standby,
+            no_standby,
             unprotected_meanwhile,
-        } => match (backup, witness) {
-            (Some(host), None) => moving::to(daemon, &vm, &host, false, unprotected_meanwhile),
-            (None, Some(host)) => moving::to(daemon, &vm, &host, true, unprotected_meanwhile),
-            _ => Answer::refused("one host is named: the new backup's, or the new witness's"),
+        } => match (backup, witness, standby, no_standby) {
+            (Some(host), None, None, false) => moving::to(daemon, &vm, &host, false, unprotected_meanwhile),
+            (None, Some(host), None, false) => moving::to(daemon, &vm, &host, true, unprotected_meanwhile),
+            (None, None, Some(host), false) => moving::standby(daemon, &vm, Some(&host)),
+            (None, None, None, true) => moving::standby(daemon, &vm, None),
+            _ => {
+                Answer::refused("one host is named: the new backup's, the new witness's, or the new standby")
+            }
         },
         Request::Left { vm, newest } => match daemon.sender(&vm) {
             Some(to_loop) => vm::command(&to_loop, Command::Left { newest }),

@@ -294,6 +294,8 @@ pub enum Command {
         /// Though it is the backup, and well.
         unprotected_meanwhile: bool,
     },
+    /// The group is to go on with that list of hosts, which differs in who is the standby.
+    Standby(Hosts),
     /// The list with this newest number has no part for this host.
     Left {
         /// The newest number in it.

@@ -17,7 +17,7 @@ use super::keeper::Keeper;
 use super::state::VmLoop;
 use crate::config::{VmConfig, newest};
 use dunlin_api::{Answer, EventKind, Request};
-use dunlin_core::agreed::{HostPart, Part};
+use dunlin_core::agreed::HostPart;
 use dunlin_core::units::ReplicaId;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl VmLoop {
             return;
         }
         let mine = hosts.iter().find(|host| host.id == self.me);
-        if mine.is_none_or(|host| host.part == Part::Gone) {
+        if mine.is_none_or(|host| host.part.is_none()) {
             // A list that is older than this host's part in it was passed by above.
             let _ = self.was_left(newest);
             return;
@@ -49,7 +49,16 @@ impl VmLoop {
                 return self.event(EventKind::Hosts, why);
             }
         };
-        self.event(EventKind::Hosts, words(&self.config, &config));
+        if self.config.group != config.group {
+            self.event(EventKind::Hosts, words(&self.config, &config));
+        }
+        if self.config.standby_host() != config.standby_host() {
+            let words = match config.standby_host() {
+                Some(host) => format!("host '{host}' is the VM's standby from now on"),
+                None => "the VM has no standby any more".to_owned(),
+            };
+            self.event(EventKind::Standby, words);
+        }
         self.keep_file(config.text.clone());
         let before = std::mem::replace(&mut self.config, config.clone());
         *self.shared.config() = Some(config);
@@ -90,7 +99,7 @@ impl VmLoop {
         let Some(hosts) = &self.agreement.state().hosts else {
             return;
         };
-        let is_due = |host: &&HostPart| host.part == Part::Gone && !self.peers.gone.told.contains(&host.id);
+        let is_due = |host: &&HostPart| host.part.is_none() && !self.peers.gone.told.contains(&host.id);
         let due: Vec<HostPart> = hosts.iter().filter(is_due).cloned().collect();
         if due.is_empty() {
             return;

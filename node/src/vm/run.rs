@@ -337,6 +337,7 @@ impl VmLoop {
                 hosts,
                 unprotected_meanwhile,
             } => self.move_part(leaves, hosts, unprotected_meanwhile, &reply),
+            Command::Standby(hosts) => self.name_standby(hosts, &reply),
             Command::Left { newest } => Some(self.was_left(newest)),
             Command::Failover | Command::Policy(_) | Command::Protect | Command::VerifyDisk { .. } => {
                 self.primary_command(command, &reply)

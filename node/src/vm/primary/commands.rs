@@ -73,6 +73,7 @@ impl VmLoop {
             | Command::Remove
             | Command::RemoveMember(_)
             | Command::Move { .. }
+            | Command::Standby(_)
             | Command::Left { .. }
             | Command::Standing
             | Command::Inject { .. } => None,

@@ -1,4 +1,5 @@
-//! A host's place for another one: for a new machine of the same name (`dunlin replace`), or for a host of another name (`dunlin move`).
+//! A host's place for another one: for a new machine of the same name (`dunlin replace`), or for a host of another name (`dunlin move`). And who is the standby,
+//! which is a place in the same list.
 //!
 //! The new machine has no memory of what the old one promised or acknowledged. Were it to speak with the old one's voice, a
 //! majority could be counted that never was. So the others first agree to go on without that member; only then does the
@@ -9,10 +10,11 @@
 //! Invariants:
 //! 1. Nobody is told that a member has left before that is agreed.
 //! 2. A list names a new host only after the group has gone on without the old one, said by the same leader.
+//! 3. A list that names a standby is said only to a group of which each member can read it.
 //!
 //! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`), how a list is followed (`vm::hosts`).
 
-use crate::config::newest;
+use crate::config::{NAMES_STANDBY_SINCE, newest, readable_by};
 use crate::vm::state::primary::Leaving;
 use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
@@ -51,9 +53,7 @@ impl VmLoop {
             return Some(refused);
         }
         if newest(&hosts) != self.config.newest_number() + 1 || leaves == self.me {
-            return Some(Answer::failed(
-                "the VM's hosts have just changed: see 'dunlin status', and say it again if it is still wanted",
-            ));
+            return Some(changed());
         }
         let host = self.config.host_name(leaves);
         let is_well = self.is_connected(leaves) && self.agreement.state().complete.contains(leaves);
@@ -64,6 +64,40 @@ impl VmLoop {
             )));
         }
         self.let_go(leaves, Some(hosts), reply)
+    }
+
+    /// Another host is the standby, or none. The answer comes when the group knows it.
+    pub(in crate::vm) fn name_standby(&mut self, hosts: Hosts, reply: &Sender<Answer>) -> Option<Answer> {
+        if let Some(refused) = self.may_let_go() {
+            return Some(refused);
+        }
+        if newest(&hosts) != self.config.newest_number() + 1 {
+            return Some(changed());
+        }
+        // Invariant 3.
+        let why = match self.group.protocol() {
+            Some(version) if version >= NAMES_STANDBY_SINCE => None,
+            Some(_) => Some(
+                "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
+            ),
+            None => Some(
+                "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
+            ),
+        };
+        if let Some(why) = why {
+            return Some(Answer::failed(why));
+        }
+        let term = self.group.term();
+        if let Some(primary) = self.primary() {
+            primary.leaving = Some(Leaving {
+                since: Index(0),
+                term,
+                hosts: Some(hosts),
+                said: false,
+                reply: reply.clone(),
+            });
+        }
+        None
     }
 
     fn may_let_go(&mut self) -> Option<Answer> {
@@ -148,7 +182,15 @@ impl VmLoop {
             && let Some(hosts) = leaving.hosts.clone()
         {
             leaving.said = true;
+            // Invariant 3: where a part moves, each host knows by itself who is the standby then.
+            let hosts = readable_by(&hosts, self.group.protocol());
             self.propose(&Agreed::Hosts(hosts));
         }
     }
+}
+
+fn changed() -> Answer {
+    Answer::failed(
+        "the VM's hosts have just changed: see 'dunlin status', and say it again if it is still wanted",
+    )
 }

@@ -299,6 +299,7 @@ impl ProgramLoop {
             | Command::Inject { .. }
             | Command::RemoveMember(_)
             | Command::Move { .. }
+            | Command::Standby(_)
             | Command::Left { .. } => Answer::refused(
                 "this is for VMs: a program that runs gets its second copy by itself, as soon as its other host is there",
             ),

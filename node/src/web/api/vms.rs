@@ -76,7 +76,7 @@ struct Replace {
     host: String,
 }
 
-/// One of both names a host.
+/// One of the four.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Move {
@@ -84,6 +84,10 @@ struct Move {
     backup: Option<String>,
     /// The new witness.
     witness: Option<String>,
+    /// The new standby.
+    standby: Option<String>,
+    /// There is to be no standby any more.
+    no_standby: bool,
     /// Though the backup is well, and the VM not protected until the new one has its copy.
     unprotected_meanwhile: bool,
 }
@@ -269,7 +273,7 @@ pub async fn replace(
     }
 }
 
-/// A host that has no part in the VM's group gets the one of its backup's host, or of its witness. For administrators.
+/// A host that has no part in the VM's group gets the one of its backup's host, or of its witness, or is its standby. For administrators.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/move", params(("vm" = String, Path)), request_body = Move,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn move_to(
@@ -283,12 +287,16 @@ pub async fn move_to(
         Ok(Move {
             backup,
             witness,
+            standby,
+            no_standby,
             unprotected_meanwhile,
         }) => {
             let order = Request::Move {
                 vm,
                 backup,
                 witness,
+                standby,
+                no_standby,
                 unprotected_meanwhile,
             };
             ask(web, who, how, order).await
