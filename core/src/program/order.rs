@@ -11,7 +11,7 @@
 //! Invariants:
 //! 1. Every copy gets the same frames in the same order.
 //! 2. At most one input is unread at any time, or one of each connection in a batch, unless a copy did not read within the patience; that
-//!    is counted.
+//!    is counted. In a batch that holds as far as quiet copies tell (`batch`): a connection that was always read is asked after now and then.
 //! 3. What is no input to the program (an acknowledgement, a SYN, ARP) never waits: a copy that waits for room to write would
 //!    otherwise wait for a frame that waits for it.
 //! 4. (memory) What waits is bounded; what is beyond is lost, as on any network, and counted.
