@@ -75,17 +75,18 @@ impl VmLoop {
             return Some(changed());
         }
         // Invariant 3.
-        let why = match self.group.protocol() {
-            Some(version) if version >= NAMES_STANDBY_SINCE => None,
-            Some(_) => Some(
-                "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
-            ),
-            None => Some(
-                "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
-            ),
-        };
-        if let Some(why) = why {
-            return Some(Answer::failed(why));
+        match self.group.protocol() {
+            Some(version) if version >= NAMES_STANDBY_SINCE => {}
+            Some(_) => {
+                return Some(Answer::failed(
+                    "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
+                ));
+            }
+            None => {
+                return Some(Answer::failed(
+                    "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
+                ));
+            }
         }
         let term = self.group.term();
         if let Some(primary) = self.primary() {
