@@ -253,7 +253,7 @@ type pods struct {
 
 func newPods(nodes []Node, applications []Application) *pods {
 	// The same nodes, and the same choice among them.
-	return &pods{now: newView(newAgreed(nodes, applications, true).state, nil), placed: map[string][]string{}, waiting: map[string]Task{}}
+	return &pods{now: newView(newAgreed(nodes, applications, true).state, nil, nil), placed: map[string][]string{}, waiting: map[string]Task{}}
 }
 
 func (pods *pods) place(waiting []Task) map[string]bool {

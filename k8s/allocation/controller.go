@@ -299,8 +299,13 @@ func (controller *Controller) Rooms() map[string]Room {
 	}
 	if controller.saying {
 		for _, change := range controller.sent.Changes {
-			if change.Assign != nil {
+			switch {
+			case change.Assign != nil:
 				take(change.Assign.Task)
+			case change.Resize != nil:
+				if task := controller.state.Tasks[change.Resize.Task]; task != nil {
+					taken[task.Application] = taken[task.Application].Plus(controller.state.more(*change.Resize))
+				}
 			}
 		}
 	}

@@ -24,18 +24,13 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 	// What the cluster places by itself changes all the time, and no place waits for it to be agreed: the planner knows it, and what it leaves of the nodes.
 	changes = beside
 	effects = controller.endStrays(effects)
-	ahead := make([]Placed, 0, len(controller.ahead))
-	for _, placed := range controller.ahead {
-		ahead = append(ahead, placed)
-	}
-	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
+	ahead := controller.takenAtOnce()
 	controller.planner.beside, controller.planner.wishes, controller.planner.nodes = controller.beside, controller.cluster.Wishes, controller.cluster.Nodes
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
-	for name, task := range controller.state.Tasks {
-		if wanted, is := controller.wanted[name]; is && wanted.Strength > task.Strength && !task.Ending {
-			controller.waits[name] = controller.state.mayResize(Resize{name, wanted.Strength})
-		}
+	_, waits := controller.resizes(nil)
+	for name, err := range waits {
+		controller.waits[name] = err
 	}
 	used, others := controller.capacities(plan)
 	changes = append(changes, used...)
@@ -154,7 +149,7 @@ func (controller *Controller) follow() (changes, beside []Change) {
 			changes = append(changes, Change{DropApplication: name})
 		}
 	}
-	bound := map[string]bool{}
+	bound, ended := map[string]bool{}, map[string]bool{}
 	for _, binding := range controller.cluster.Bound {
 		bound[binding.Task] = true
 	}
@@ -164,11 +159,42 @@ func (controller *Controller) follow() (changes, beside []Change) {
 		another := is && !bound[name] && (wanted.Strength != task.Strength || wanted.Demand != task.Demand)
 		if (!is || another) && !task.Ending {
 			changes = append(changes, Change{End: name})
-		} else if resize := (Resize{name, wanted.Strength}); is && wanted.Strength != task.Strength && controller.state.mayResize(resize) == nil {
-			changes = append(changes, Change{Resize: &resize})
+			ended[name] = true
 		}
 	}
-	return changes, beside
+	resizes, _ := controller.resizes(ended)
+	return append(changes, resizes...), beside
+}
+
+// resizes are of tasks that run and are to have another R, as far as their applications' quotas reach by now; and why the others wait that are to have more. Those
+// that are ended stay out.
+func (controller *Controller) resizes(ended map[string]bool) (changes []Change, waits map[string]error) {
+	waits = map[string]error{}
+	now := newView(controller.state, controller.takenAtOnce(), controller.beside)
+	for _, task := range controller.state.sortedTasks() {
+		wanted, is := controller.wanted[task.Name]
+		if !is || task.Ending || ended[task.Name] || wanted.Strength == task.Strength {
+			continue
+		}
+		resize := Resize{task.Name, wanted.Strength}
+		if err := controller.state.mayResize(resize, now.free[task.Application]); err == nil {
+			now.free[task.Application] = now.free[task.Application].Minus(controller.state.more(resize))
+			changes = append(changes, Change{Resize: &resize})
+		} else if wanted.Strength > task.Strength {
+			waits[task.Name] = err
+		}
+	}
+	return changes, waits
+}
+
+// takenAtOnce are the places of tasks with R = 1 that are not agreed yet, in order.
+func (controller *Controller) takenAtOnce() []Placed {
+	ahead := make([]Placed, 0, len(controller.ahead))
+	for _, placed := range controller.ahead {
+		ahead = append(ahead, placed)
+	}
+	sort.Slice(ahead, func(i, j int) bool { return ahead[i].Name < ahead[j].Name })
+	return ahead
 }
 
 // compare finds what is bound and not agreed, and what is agreed and not bound.

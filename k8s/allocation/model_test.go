@@ -510,7 +510,7 @@ func (world *world) describe() string {
 	}
 	state := world.procs[0].controller.State()
 	for name, task := range world.wanted {
-		fmt.Fprintf(&out, "%v: %v (could be placed: %v)\n", task, state.Tasks[name], newView(state, nil).possible(task))
+		fmt.Fprintf(&out, "%v: %v (could be placed: %v)\n", task, state.Tasks[name], newView(state, nil, nil).possible(task))
 	}
 	for name, node := range world.nodes {
 		fmt.Fprintf(&out, "%s: alive %v, %v, room %v, has %v\n", name, node.alive, state.Nodes[name], state.Room(name), node.bound)

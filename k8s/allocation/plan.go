@@ -58,12 +58,7 @@ type view struct {
 // state says so.
 func (planner *Planner) Plan(state *State, queue []Task, ahead []Placed, full map[string]bool) Plan {
 	plan := Plan{Waits: map[string]error{}}
-	now := newView(state, ahead)
-	for name, beside := range planner.beside {
-		if application := state.Applications[name]; application != nil {
-			now.free[name] = now.free[name].Minus(beside.Minus(application.Beside).OrNothing())
-		}
-	}
+	now := newView(state, ahead, planner.beside)
 	for _, node := range planner.nodes {
 		if room, known := now.room[node.Name]; known {
 			now.room[node.Name] = room.Plus(node.Capacity.Minus(now.capacity[node.Name]))
@@ -92,7 +87,8 @@ func (planner *Planner) Plan(state *State, queue []Task, ahead []Placed, full ma
 	return plan
 }
 
-func newView(state *State, ahead []Placed) *view {
+// newView is what is free with what is ahead of the agreed: places that were taken at once, and what the cluster has placed by itself.
+func newView(state *State, ahead []Placed, beside map[string]Resources) *view {
 	now := &view{state: state, room: map[string]Resources{}, capacity: map[string]Resources{}, free: map[string]Resources{}, alive: state.living()}
 	for name, node := range state.Nodes {
 		now.names = append(now.names, name)
@@ -100,8 +96,8 @@ func newView(state *State, ahead []Placed) *view {
 	}
 	sort.Strings(now.names)
 	now.whole, _ = state.Whole()
-	for name := range state.Applications {
-		now.free[name] = state.Offer(name).Free
+	for name, application := range state.Applications {
+		now.free[name] = state.Offer(name).Free.Minus(beside[name].Minus(application.Beside).OrNothing())
 	}
 	for _, placed := range ahead {
 		now.take(placed.Task, []Place{placed.Place})

@@ -9,6 +9,12 @@ import (
 	"time"
 )
 
+// onceFound are seeds that once failed, by test.
+var onceFound = map[string][]int64{
+	// A task got another R out of what the cluster had placed by itself meanwhile.
+	"TestQuotasHoldForWhatTheClusterPlacesByItself": {1795801690670002619},
+}
+
 // seeds are some that are always the same, and some that nobody has seen: a failure prints its own.
 func seeds(t *testing.T, fixed, fresh int) []int64 {
 	if text := os.Getenv("ALLOCATION_SEED"); text != "" {
@@ -28,7 +34,7 @@ func seeds(t *testing.T, fixed, fresh int) []int64 {
 	if testing.Short() {
 		fixed, fresh = fixed/3, fresh/2
 	}
-	var all []int64
+	all := append([]int64(nil), onceFound[t.Name()]...)
 	for seed := 1; seed <= fixed; seed++ {
 		all = append(all, int64(seed))
 	}
@@ -36,7 +42,7 @@ func seeds(t *testing.T, fixed, fresh int) []int64 {
 	for seed := 0; seed < fresh; seed++ {
 		all = append(all, first+int64(seed))
 	}
-	t.Logf("%d fixed seeds, and %d from %d on", fixed, fresh, first)
+	t.Logf("%d fixed seeds, and %d from %d on", len(all)-fresh, fresh, first)
 	return all
 }
 
@@ -149,7 +155,7 @@ func (world *world) settled() bool {
 				return false
 			}
 		}
-		now := newView(state, nil)
+		now := newView(state, nil, nil)
 		for _, task := range world.wanted {
 			known := state.Tasks[task.Name]
 			if known == nil {
@@ -158,7 +164,7 @@ func (world *world) settled() bool {
 				}
 				continue
 			}
-			if known.Strength != task.Strength && state.mayResize(Resize{task.Name, task.Strength}) == nil {
+			if known.Strength != task.Strength && state.mayResize(Resize{task.Name, task.Strength}, state.Offer(task.Application).Free) == nil {
 				return false
 			}
 			for at, copy := range known.Copies {

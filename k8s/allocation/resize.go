@@ -7,10 +7,13 @@ import (
 
 // resize gives a task another R while it runs.
 func (state *State) resize(resize Resize) error {
-	if err := state.mayResize(resize); err != nil {
+	task := state.Tasks[resize.Task]
+	if task == nil {
+		return errNoTask
+	}
+	if err := state.mayResize(resize, state.Offer(task.Application).Free); err != nil {
 		return err
 	}
-	task := state.Tasks[resize.Task]
 	left := state.used[task.Application].Minus(task.Demand.Times(task.Strength))
 	for len(task.Copies) < resize.Strength {
 		task.Copies = append(task.Copies, Copy{Phase: Missing})
@@ -20,8 +23,9 @@ func (state *State) resize(resize Resize) error {
 	return nil
 }
 
-// mayResize says why a task does not get another R, if it does not: what comes on top has to fit into the application's quota, and what goes has no place.
-func (state *State) mayResize(resize Resize) error {
+// mayResize says why a task does not get another R, if it does not, with so much of its application's quota free: what comes on top has to fit into it, and what
+// goes has no place.
+func (state *State) mayResize(resize Resize, free Resources) error {
 	task := state.Tasks[resize.Task]
 	switch {
 	case task == nil:
@@ -43,9 +47,17 @@ func (state *State) mayResize(resize Resize) error {
 	if application == nil || resize.Strength > application.MostStrength || resize.Strength > len(state.Controllers) {
 		return fmt.Errorf("R = %d is more than application '%s' may have, or there are controllers", resize.Strength, task.Application)
 	}
-	needs, free := task.Demand.Times(resize.Strength-task.Strength), state.Offer(task.Application).Free
-	if !needs.Fits(free) {
+	if needs := state.more(resize); !needs.Fits(free) {
 		return fmt.Errorf("with R = %d the task needs %v more; application '%s' has %v", resize.Strength, needs, task.Application, free)
 	}
 	return nil
+}
+
+// more is what a task needs on top of what it has, to have another R.
+func (state *State) more(resize Resize) Resources {
+	task := state.Tasks[resize.Task]
+	if task == nil {
+		return Resources{}
+	}
+	return task.Demand.Times(resize.Strength - task.Strength).OrNothing()
 }
