@@ -3,8 +3,6 @@ package deploy_test
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -15,8 +13,6 @@ import (
 	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 
 	"dunlin.dev/k8s/kube/lab"
@@ -35,25 +31,16 @@ func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, rendered)
 	}
-	var names, created []string
-	reader := yaml.NewYAMLOrJSONDecoder(strings.NewReader(rendered), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		if err := reader.Decode(&object.Object); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, object.GetName())
-	}
+	count := len(lab.Objects(t, []byte(rendered)))
+	var created []string
 	for _, word := range []string{"created", "unchanged"} {
 		said, err := plane.Kubectl(t, "apply", "-k", overlay)
 		if err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}
 		lines := strings.Split(strings.TrimSpace(said), "\n")
-		if len(lines) != len(names) {
-			t.Errorf("there are %d objects: %s", len(names), said)
+		if len(lines) != count {
+			t.Errorf("there are %d objects: %s", count, said)
 		}
 		for _, line := range lines {
 			if !strings.HasSuffix(line, " "+word) {

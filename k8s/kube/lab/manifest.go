@@ -25,6 +25,21 @@ import (
 	"dunlin.dev/log/testbed"
 )
 
+// Objects are those of a manifest, in its order.
+func Objects(t testing.TB, manifest []byte) (objects []*unstructured.Unstructured) {
+	t.Helper()
+	reader := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := reader.Decode(&object.Object); errors.Is(err, io.EOF) {
+			return objects
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, object)
+	}
+}
+
 // Apply makes all objects of a manifest, as an administrator's 'kubectl create' does.
 func (plane *Plane) Apply(t testing.TB, manifest []byte) {
 	t.Helper()
@@ -39,14 +54,7 @@ func (plane *Plane) Apply(t testing.TB, manifest []byte) {
 	kinds := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(served))
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
-	reader := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		if err := reader.Decode(&object.Object); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatal(err)
-		}
+	for _, object := range Objects(t, manifest) {
 		kind := object.GroupVersionKind()
 		mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
 		if err != nil {

@@ -74,19 +74,8 @@ impl VmLoop {
         if newest(&hosts) != self.config.newest_number() + 1 {
             return Some(changed());
         }
-        // Invariant 3.
-        match self.group.protocol() {
-            Some(version) if version >= NAMES_STANDBY_SINCE => {}
-            Some(_) => {
-                return Some(Answer::failed(
-                    "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
-                ));
-            }
-            None => {
-                return Some(Answer::failed(
-                    "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
-                ));
-            }
+        if let Some(why) = cannot_read(self.group.protocol()) {
+            return Some(why);
         }
         let term = self.group.term();
         if let Some(primary) = self.primary() {
@@ -94,6 +83,7 @@ impl VmLoop {
                 since: Index(0),
                 term,
                 hosts: Some(hosts),
+                names_standby: true,
                 said: false,
                 reply: reply.clone(),
             });
@@ -138,6 +128,7 @@ impl VmLoop {
                 since,
                 term,
                 hosts,
+                names_standby: false,
                 said: false,
                 reply: reply.clone(),
             });
@@ -182,11 +173,32 @@ impl VmLoop {
             && !leaving.said
             && let Some(hosts) = leaving.hosts.clone()
         {
+            let protocol = self.group.protocol();
+            // A host may have gone since it was asked for.
+            if leaving.names_standby
+                && let Some(why) = cannot_read(protocol)
+            {
+                let _ = leaving.reply.send(why);
+                primary.leaving = None;
+                return;
+            }
             leaving.said = true;
             // Invariant 3: where a part moves, each host knows by itself who is the standby then.
-            let hosts = readable_by(&hosts, self.group.protocol());
-            self.propose(&Agreed::Hosts(hosts));
+            self.propose(&Agreed::Hosts(readable_by(&hosts, protocol)));
         }
+    }
+}
+
+/// Why a list that names a standby is not said to a group (invariant 3), if it is not.
+fn cannot_read(protocol: Option<u16>) -> Option<Answer> {
+    match protocol {
+        Some(version) if version >= NAMES_STANDBY_SINCE => None,
+        Some(_) => Some(Answer::failed(
+            "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
+        )),
+        None => Some(Answer::failed(
+            "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
+        )),
     }
 }
 

@@ -124,7 +124,7 @@ impl ProgramLoop {
                 frames_out: 0,
                 impatient_told: (0, None),
                 not_agreed: 0,
-                door_at_us: 0,
+                taken_us: 0,
                 buffer: vec![0; frames::FRAME_BYTES],
             },
             ending: Ending::default(),

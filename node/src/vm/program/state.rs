@@ -184,8 +184,8 @@ pub struct Network {
     pub(super) impatient_told: (u64, Option<u64>),
     /// Frames that were taken from it and are not agreed.
     pub(super) not_agreed: usize,
-    /// Until then it is left alone while many inputs are under way.
-    pub(super) door_at_us: u64,
+    /// When frames were last taken from it.
+    pub(super) taken_us: u64,
     pub(super) buffer: Vec<u8>,
 }
 

@@ -30,9 +30,19 @@ const QUICK_US: u64 = 10;
 impl Running {
     /// Several inputs are with the program, and it has answered a part of them at most: the loop is to be woken by the last answer, not by each.
     pub(super) fn waits_for_several(&mut self, now_us: u64) {
-        let owed = self.gate.owed().saturating_sub(1) as u64;
-        self.card_at_us = now_us + (owed * QUICK_US).min(CARD_US);
+        self.card_at_us = now_us + answers_wait_us(self.gate.owed());
     }
+}
+
+/// How long answers wait for others, of so many that the program owes.
+fn answers_wait_us(owed: usize) -> u64 {
+    (owed.saturating_sub(1) as u64 * QUICK_US).min(CARD_US)
+}
+
+/// Until when frames of the network are left alone with so many inputs under way, if they are: until that much after the last were taken.
+fn frames_wait(now_us: u64, taken_us: u64, under_way: usize) -> Option<u64> {
+    let until_us = taken_us + DOOR_US;
+    (under_way >= MANY && now_us < until_us).then_some(until_us)
 }
 
 impl ProgramLoop {
@@ -118,10 +128,8 @@ impl ProgramLoop {
         if self.net.door.is_none() || !self.takes_inputs() {
             return (false, None);
         }
-        match now_us < self.net.door_at_us && self.inputs_under_way() >= MANY {
-            true => (false, Some(self.net.door_at_us)),
-            false => (true, None),
-        }
+        let waits = frames_wait(now_us, self.net.taken_us, self.inputs_under_way());
+        (waits.is_none(), waits)
     }
 
     /// Inputs that were taken, and that the copy here has not answered as far as it is known.
@@ -144,6 +152,33 @@ impl ProgramLoop {
     /// So many frames were taken from the network, and the group is to be asked.
     pub(super) fn were_taken(&mut self, frames: usize) {
         self.net.not_agreed = self.not_agreed() + frames;
-        self.net.door_at_us = self.now_us() + DOOR_US;
+        self.net.taken_us = self.now_us();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_only_input_and_its_answer_are_never_put_off_and_nothing_is_for_long() {
+        assert_eq!((answers_wait_us(0), answers_wait_us(1)), (0, 0));
+        assert_eq!(
+            (answers_wait_us(3), answers_wait_us(10_000)),
+            (2 * QUICK_US, CARD_US)
+        );
+        let taken_us = 5_000;
+        for under_way in 0..2 * MANY {
+            for now_us in taken_us..taken_us + 2 * DOOR_US {
+                let waits = frames_wait(now_us, taken_us, under_way);
+                let is_soon = now_us < taken_us + DOOR_US;
+                assert_eq!(
+                    waits.is_some(),
+                    under_way >= MANY && is_soon,
+                    "{under_way}, {now_us}"
+                );
+                assert!(waits.is_none_or(|until_us| until_us == taken_us + DOOR_US));
+            }
+        }
     }
 }

@@ -164,6 +164,8 @@ pub(in crate::vm) struct Leaving {
     pub(in crate::vm) term: Term,
     /// The hosts from then on, where another one comes in its place.
     pub(in crate::vm) hosts: Option<Hosts>,
+    /// Nobody leaves: that list is said for the standby that it names.
+    pub(in crate::vm) names_standby: bool,
     /// That list was proposed.
     pub(in crate::vm) said: bool,
     /// Who asked.
