@@ -46,6 +46,7 @@ words! {
         CertificatesRevoked = "certificates-revoked",
         ColdStart = "cold-start",
         Deposed = "deposed",
+        DiskAlike = "disk-alike",
         DiskError = "disk-error",
         DiskFull = "disk-full",
         DisksDiffer = "disks-differ",

@@ -54,10 +54,9 @@ impl ExtentSet {
         self.bits.remove(&extent)
     }
 
-    /// The lowest extent that is not below `from`.
-    #[must_use]
-    pub fn next_from(&self, from: u64) -> Option<u64> {
-        self.bits.range(from..).next().copied()
+    /// Those that are not below `from`, ascending.
+    pub fn iter_from(&self, from: u64) -> impl Iterator<Item = u64> + '_ {
+        self.bits.range(from..).copied()
     }
 
     /// Every extent that `range` (bytes) touches is in the set.

@@ -1,8 +1,9 @@
 //! What it decides: where each sector of the two VMs' disk writes lives until the next sync, and what reaches an image.
 //!
-//! Flow 3 of the architecture: *disk write -> I/O switch -> mirror*. Three parts, each a file:
+//! Flow 3 of the architecture: *disk write -> I/O switch -> mirror*. Its parts, each a file:
 //! [`buffer`] holds bytes that are not on an image yet, [`io_switch`] is GANNET's secondary I/O switch,
-//! [`extents`] remembers what a peer lacks, [`mirror`] is the form in which a primary's writes travel.
+//! [`extents`] remembers what a peer lacks, [`likeness`] when a peer is asked before a copy, [`mirror`] is the form in which a primary's
+//! writes travel.
 //!
 //! Invariants (the same numbers stand in asserts, tests and in `docs/disk.md`):
 //! - **D1** The backup VM reads its own last write, else the state of the last committed sync; never a mirrored write
@@ -18,6 +19,7 @@
 pub mod buffer;
 pub mod extents;
 pub mod io_switch;
+pub mod likeness;
 pub mod mirror;
 
 pub use buffer::{Buffer, Content};

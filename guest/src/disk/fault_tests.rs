@@ -3,6 +3,7 @@
 use super::tests::{Dir, Host, MIB, join, pair, sync};
 use super::*;
 use bytes::Bytes;
+use dunlin_core::disk::mirror::Frame;
 use std::{fs, io, thread, time::Instant};
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -333,10 +334,14 @@ fn a_peer_that_hangs_delays_a_write_by_the_stall_time_and_no_more() {
     };
     let hang = thread::spawn(move || {
         let (_, hello) = link::receive(&mut right).unwrap();
-        link::send_now(&mut right, dunlin_core::disk::mirror::Frame::Welcome, &hello).unwrap();
+        link::send_now(&mut right, Frame::Welcome, &hello).unwrap();
         loop {
-            if link::receive(&mut right).unwrap().0 == dunlin_core::disk::mirror::Frame::CopyEnd {
-                return right;
+            match link::receive(&mut right).unwrap().0 {
+                Frame::CopyEnd => return right,
+                Frame::AskHash { offset, len } => {
+                    link::send_now(&mut right, Frame::Hash { offset, len }, &[0; 16]).unwrap();
+                }
+                _ => {}
             }
         }
     });

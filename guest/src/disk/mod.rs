@@ -14,6 +14,8 @@
 //! Longer than 400 lines: one state machine, whose edges are to be read together.
 //! Source: GANNET III, IV. Not here: when to sync, who leads, where the stream comes from (`node`).
 
+#[cfg(test)]
+mod alike_tests;
 mod backup;
 mod dirty_map;
 #[cfg(test)]

@@ -7,12 +7,14 @@
 //! in `extents`; **P4** a lost peer turns the role to *alone* and no write waits longer than the link's stall time; **P5** the
 //! map loses an extent, and the disk gets the name of its pair, only after a flush that began when the peer had committed
 //! all that was written there (M3), and nobody waits for that flush; **P6** a peer that greets is taken only by the join that asked it,
-//! if nobody has given that up.
+//! if nobody has given that up; **P7** an extent that the peer has already is not sent, if nobody wrote to it since this host read it
+//! to ask.
 //! Source: *GANNET* IV-A: "Write requests from the primary VM are treated as write-through: they are immediately applied
 //! to the primary disk, and asynchronously mirrored to PVM buffer on the secondary."
-//! Not here: who clears the map and when (`keeper`), the file that keeps the extents over a crash (`dirty_map`), the stream itself
+//! Not here: the greeting (`joining`), the first copy (`copying`), who clears the map and when (`keeper`), the file that keeps the extents over a crash (`dirty_map`), the stream itself
 //! (`link`).
 
+mod copying;
 mod joining;
 mod keeper;
 
@@ -57,6 +59,17 @@ struct Copying {
     again: u64,
     /// The queue is no longer skipped: writes wait for room, so the copy ends.
     strict: bool,
+    /// Extents that the peer was asked about, and that nobody wrote since they were read for that (P7).
+    unwritten: ExtentSet,
+}
+
+impl Copying {
+    /// Somebody wrote there, or tried to: what the peer says of it is out of date.
+    fn written(&mut self, range: &Range<u64>) {
+        for extent in extents_of(range) {
+            self.unwritten.remove(extent);
+        }
+    }
 }
 
 struct Peer {
@@ -195,6 +208,7 @@ impl Primary {
         state.note(range);
         let peer = state.peer.as_mut()?;
         if let Some(copying) = &mut peer.copying {
+            copying.written(range);
             if copying.left.covers(range) {
                 return None; // The copier brings it.
             }
@@ -266,6 +280,7 @@ impl Primary {
         let mut state = self.lock();
         state.extents.distrust(range);
         if let Some(copying) = state.peer.as_mut().and_then(|peer| peer.copying.as_mut()) {
+            copying.written(range);
             copying.left.union(&suspect);
         }
     }

@@ -48,6 +48,11 @@ pub enum DiskEvent {
         /// Of this many.
         total_bytes: u64,
     },
+    /// Primary: the peer had this much of what was to be copied, and it was not sent.
+    Alike {
+        /// How much.
+        bytes: u64,
+    },
     /// Either: the first copy is whole; the sync that protects the VM may be taken.
     Copied,
     /// Primary: no backup could be attached. The role is unchanged.

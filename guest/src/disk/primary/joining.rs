@@ -1,14 +1,15 @@
 //! A peer's life: the greeting, the first copy while the VM writes, what the peer says, the end.
 //!
-//! Decides: what a peer gets first, and how fast. Flow: [`Primary::attach`] -> a thread -> greeting -> copier beside the listener.
-//! Invariants: P1 of [`super`] for the copy.
-//! Not here: the VM's writes, the map of what a peer lacks ([`super`]).
+//! Decides: who becomes a peer, and what it may lack. Flow: [`Primary::attach`] -> a thread -> greeting -> copier beside the listener.
+//! Invariants: P6 of [`super`].
+//! Not here: the copy itself ([`super::copying`]), the VM's writes, the map of what a peer lacks ([`super`]).
 
+use super::copying::{Answer, Copier, MOST_ANSWERS};
 use super::*;
 use crate::disk::link::ReceiveError;
 use dunlin_core::disk::mirror::MirrorError;
 use dunlin_core::waits::Wait;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
 
 /// Why a join comes to nothing, or its copy does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -39,12 +40,6 @@ enum JoinError {
         /// This host's.
         ours: u64,
     },
-    /// The link was closed during the copy.
-    #[error(transparent)]
-    Closed(#[from] Closed),
-    /// What is to be copied.
-    #[error("this host's disk cannot be read for the copy: {0}")]
-    Unread(io::Error),
 }
 
 impl Primary {
@@ -181,6 +176,7 @@ impl Primary {
                     left,
                     again: 0,
                     strict: false,
+                    unwritten: ExtentSet::default(),
                 }),
                 joined_at: None,
                 joined: false,
@@ -193,12 +189,14 @@ impl Primary {
             whole: !same_pair || options.whole,
         });
         let orders = Orders::default();
+        let (told, answers) = mpsc::sync_channel(MOST_ANSWERS);
         thread::scope(|scope| {
             let sender = link.clone();
             scope.spawn(move || sender.send_all(&mut *writer));
-            scope.spawn(|| self.copy(&link, total, options.copy_bytes_per_s));
+            let copier = Copier::new(self, &link, answers, total, options.copy_bytes_per_s);
+            scope.spawn(|| copier.run());
             scope.spawn(|| self.keep_map(&link, &orders));
-            let ended = self.listen(&link, &mut *reader, &orders);
+            let ended = self.listen(&link, &mut *reader, &orders, &told);
             orders.end();
             self.lost(&link, &ended);
         });
@@ -206,132 +204,30 @@ impl Primary {
     }
 
     /// What the backup says, until the stream ends; returns why it did.
-    fn listen(&self, link: &Arc<Link>, reader: &mut (dyn io::Read + Send), orders: &Orders) -> String {
+    fn listen(
+        &self,
+        link: &Arc<Link>,
+        reader: &mut (dyn io::Read + Send),
+        orders: &Orders,
+        told: &SyncSender<Answer>,
+    ) -> String {
         loop {
             match link::receive(reader) {
                 Ok((Frame::Ack { through, held_bytes }, _)) => link.acked(through, held_bytes),
                 Ok((Frame::Committed { epoch }, _)) => self.committed(link, epoch, orders),
                 Ok((Frame::NeedSync, _)) => self.shared.event(DiskEvent::NeedSync),
                 Ok((Frame::Refuse, reason)) => return String::from_utf8_lossy(&reason).into_owned(),
-                Ok((Frame::Hash { offset, len }, hash)) => self.shared.hash_arrived(offset, len, &hash),
+                Ok((Frame::Hash { offset, len }, hash)) => {
+                    // The copier has ended where a comparison asks.
+                    if let Err(TrySendError::Full(_)) = told.try_send((offset, hash.clone())) {
+                        return "the backup's disk says more than it was asked".into();
+                    }
+                    self.shared.hash_arrived(offset, len, &hash);
+                }
                 Ok((other, _)) => return format!("the backup sent {other:?}, which only a primary may"),
                 Err(error) => return error.to_string(),
             }
         }
-    }
-
-    /// The first copy. Each extent is read and pushed while its range is held, so that a guest's write to it is either in
-    /// the copy or behind it (P1).
-    fn copy(&self, link: &Arc<Link>, total: u64, bytes_per_s: u64) {
-        let mut pace = Pace {
-            started: Instant::now(),
-            sent: 0,
-            bytes_per_s,
-        };
-        let mut from = 0;
-        loop {
-            let step = {
-                let mut state = self.lock();
-                let Some(peer) = state.peer.as_mut().filter(|peer| Arc::ptr_eq(&peer.link, link)) else {
-                    return;
-                };
-                let Some(copying) = &mut peer.copying else { return };
-                // What was put back more often than the disk has extents will not end by itself.
-                copying.strict |= copying.again > total.max(64) * 2;
-                match copying.left.next_from(from).or_else(|| copying.left.next_from(0)) {
-                    Some(extent) => Some((extent, copying.left.len())),
-                    None => {
-                        link.push(Frame::CopyEnd, Bytes::copy_from_slice(&peer.next_pair));
-                        peer.copying = None;
-                        None
-                    }
-                }
-            };
-            let Some((extent, left)) = step else {
-                self.shared.event(DiskEvent::Copied);
-                return;
-            };
-            if left % 16 == 0 {
-                let done = total.saturating_sub(left) * EXTENT_BYTES;
-                self.shared.event(DiskEvent::CopyProgress {
-                    done_bytes: done,
-                    total_bytes: total * EXTENT_BYTES,
-                });
-            }
-            from = extent + 1;
-            let sent = match self.copy_extent(link, extent) {
-                Ok(sent) => sent,
-                Err(error) => return self.lost(link, &error.to_string()),
-            };
-            if pace.after(sent, link) {
-                return;
-            }
-        }
-    }
-
-    fn copy_extent(&self, link: &Arc<Link>, extent: u64) -> Result<u64, JoinError> {
-        link.wait_room(EXTENT_BYTES)?;
-        let start = extent * EXTENT_BYTES;
-        let end = (start + EXTENT_BYTES).min(self.shared.image.size_bytes());
-        let _held = self.shared.ranges.lock(start..end);
-        {
-            let mut state = self.lock();
-            let Some(copying) = state.peer.as_mut().and_then(|peer| peer.copying.as_mut()) else {
-                return Ok(0);
-            };
-            copying.left.remove(extent);
-        }
-        let holds_data = self
-            .shared
-            .image
-            .status(start, end - start)
-            .map_or(true, |status| status.iter().any(|(_, holds_data)| *holds_data));
-        if !holds_data {
-            link.push(
-                Frame::CopyZero {
-                    offset: start,
-                    len: end - start,
-                },
-                Bytes::new(),
-            );
-            return Ok(0);
-        }
-        let mut data = vec![0; (end - start) as usize];
-        self.shared
-            .image
-            .read(start, &mut data)
-            .map_err(JoinError::Unread)?;
-        if data.iter().all(|byte| *byte == 0) {
-            link.push(
-                Frame::CopyZero {
-                    offset: start,
-                    len: end - start,
-                },
-                Bytes::new(),
-            );
-            return Ok(end - start);
-        }
-        link.push(Frame::Copy { offset: start }, Bytes::from(data));
-        Ok(end - start)
-    }
-}
-
-/// The bandwidth limit of a copy.
-struct Pace {
-    started: Instant,
-    sent: u64,
-    bytes_per_s: u64,
-}
-
-impl Pace {
-    /// Waits as long as the limit asks; says whether the link was closed meanwhile.
-    fn after(&mut self, bytes: u64, link: &Link) -> bool {
-        self.sent += bytes;
-        if self.bytes_per_s == 0 {
-            return link.closed().is_some();
-        }
-        let due = Duration::from_secs_f64(self.sent as f64 / self.bytes_per_s as f64);
-        link.wait_closed(due.saturating_sub(self.started.elapsed()))
     }
 }
 

@@ -280,6 +280,13 @@ impl VmLoop {
                 self.event(kind, format!("disk {number}: {reason}"));
                 self.leave_to_the_backup(&format!("disk {number} of this host fails"));
             }
+            DiskEvent::Alike { bytes } => {
+                let mib = bytes >> 20;
+                self.event(
+                    EventKind::DiskAlike,
+                    format!("disk {number}: the backup had {mib} MiB of it already, which were not sent"),
+                );
+            }
             DiskEvent::CopyStarted { .. }
             | DiskEvent::CopyProgress { .. }
             | DiskEvent::Copied
