@@ -64,6 +64,30 @@ func (demo *demo) hasNothing(name, vm string) {
 	})
 }
 
+// runs waits until all Pods of the VM run, as their kubelets say. One that is taken away while its kubelet still starts it can make a worker of kubelet 1.34 panic
+// (doPodResizeAction), and its container is left to nobody.
+func (demo *demo) runs(pods int) {
+	demo.Helper()
+	testbed.Until(demo.T, fmt.Sprintf("%d Pods run", pods), func() error {
+		all := &v1.PodList{}
+		if err := demo.api.List(context.Background(), all, client.InNamespace("default")); err != nil {
+			return err
+		}
+		ready := 0
+		for _, pod := range all.Items {
+			for _, condition := range pod.Status.Conditions {
+				if condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue {
+					ready++
+				}
+			}
+		}
+		if ready != pods || len(all.Items) != pods {
+			return fmt.Errorf("%d of %d are ready", ready, len(all.Items))
+		}
+		return nil
+	})
+}
+
 // What persons do while clients count on connections that are never made anew: they drain the node that serves, ask for a standby, lose the backup's node, ask for the
 // standby no more, and delete the object.
 func TestPersonsDrainChangeAndDelete(t *testing.T) {
@@ -99,6 +123,8 @@ func TestPersonsDrainChangeAndDelete(t *testing.T) {
 	if said := serves(with.Status.VM); said.Standby != drained || with.Status.Standby != drained {
 		t.Fatalf("node %s is free; the daemons' standby is '%s', and the object's '%s'", drained, said.Standby, with.Status.Standby)
 	}
+	demo.runs(3)
+	clients.until(t, 200)
 	strength(2)
 	without := demo.until("it has none", func(vm *v1alpha1.ProtectedVM) bool { return isProtected(vm) && asAsked(vm) && vm.Status.Standby == "" })
 	if said := serves(without.Status.VM); said.Standby != "" {
