@@ -163,8 +163,11 @@ pub enum Request {
         text: String,
         /// The file's name, for messages.
         origin: String,
-        /// The asker's QEMU.
+        /// The asker's QEMU, or the hash of a program's executable there.
         qemu_version: String,
+        /// It runs already, and its copy is to come while it does.
+        #[serde(default)]
+        newcomer: bool,
         /// The call that the VM's name is kept for if so.
         ticket: Ticket,
     },

@@ -29,6 +29,7 @@ mod primary;
 mod program;
 mod queues;
 mod remains;
+mod replacing;
 mod run;
 mod session;
 mod shared;

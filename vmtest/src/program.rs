@@ -13,6 +13,7 @@ pub mod bench;
 pub mod data;
 mod guard;
 mod holds;
+mod moves;
 mod oddities;
 pub mod random;
 mod restart;

@@ -11,7 +11,7 @@
 //!
 //! Source: GAIA, 2.3.1, as far as a copy may be trusted that was not there (docs/replica.md says what that leaves out).
 //!
-//! Not here: who is the standby afterwards, and how a part moves (node: `config::hosts`, `vm::primary::replacing`).
+//! Not here: who is the standby afterwards, and how a part moves (node: `config::hosts`, `vm::replacing`).
 
 /// What the host that serves sees of the VM's other copy.
 #[derive(Clone, Copy, Debug)]

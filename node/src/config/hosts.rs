@@ -8,7 +8,7 @@
 //! to the host whose part that was. 5. a list that names a standby says who it is, whatever a file says. A group in which an older version of the protocol is
 //! spoken knows no such list ([`readable_by`]): there each host goes by its own file, and by 4.
 //!
-//! Not here: how it is agreed (`vm::primary::moving`), and followed (`vm::hosts`).
+//! Not here: how it is agreed (`vm::replacing`), and followed (`vm::hosts`).
 
 use super::vm::GroupHost;
 use super::{Cluster, ConfigError, MoveError, VmConfig};

@@ -392,7 +392,9 @@ impl VmConfig {
                 (spec, None)
             }
             (None, Some(_)) if standby.is_some() => {
-                return senseless("a program has no standby: its group stays as it began".into());
+                return senseless(
+                    "a program has no standby: 'dunlin move' gives a dead host's part to another one".into(),
+                );
             }
             (None, Some(program)) if policy == Policy::Dunlin => {
                 let checked = ProgramSpec::of(program, &file.name);
@@ -416,6 +418,15 @@ impl VmConfig {
             spec,
             program,
         })
+    }
+
+    /// What people call it.
+    #[must_use]
+    pub fn noun(&self) -> &'static str {
+        match self.program {
+            Some(_) => "program",
+            None => "VM",
+        }
     }
 
     /// This host's part in the group, if it has one.

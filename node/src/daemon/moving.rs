@@ -1,6 +1,6 @@
 //! A host in the place of another one, asked of the host that serves the VM: a new machine of the same name, or a host of another name.
 //!
-//! Flow: the new host says that it can take part -> the group goes on without the old one, and knows the new one (`vm::primary::replacing`) -> the new
+//! Flow: the new host says that it can take part -> the group goes on without the old one, and knows the new one (`vm::replacing`) -> the new
 //! host is told, as a newcomer -> the VM's loop brings it in, as any host that comes back.
 //!
 //! A standby is only asked whether it could, and named by the group ([`standby`]).
@@ -8,11 +8,12 @@
 //! Invariants: 1. nothing is changed before the new host has said that it is there and can take part. 2. said again after it broke off in the middle,
 //! it goes on where it was.
 
-use super::{Daemon, peers, reservations};
+use super::{Daemon, peers, program, reservations};
 use crate::config::VmConfig;
 use crate::vm;
 use crate::vm::event::Command;
 use dunlin_api::{Answer, Request, Ticket};
+use dunlin_core::agreed::Part;
 use dunlin_core::consensus::Member;
 
 /// A new machine in the place of a dead one of that name.
@@ -127,11 +128,6 @@ fn config(daemon: &Daemon, vm: &str) -> Result<VmConfig, Answer> {
     let config = daemon.vms().get(vm).map(vm::VmHandle::config);
     let config = config
         .ok_or_else(|| Answer::refused(format!("there is no VM '{vm}' on host '{}'", daemon.host.name)))?;
-    if config.program.is_some() {
-        return Err(Answer::refused(format!(
-            "'{vm}' is a program, whose group stays as it began"
-        )));
-    }
     Ok(VmConfig::clone(&config))
 }
 
@@ -169,13 +165,19 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
 
 /// Asks a host; it keeps the VM's name free for whoever has this ticket.
 fn could_take_part(daemon: &Daemon, host: &str, config: &VmConfig) -> Result<Ticket, Answer> {
-    let qemu_version = dunlin_guest::probe::qemu_version(&config.spec);
-    let qemu_version = qemu_version.map_err(|why| Answer::failed(why.to_string()))?;
+    let runs_by = program::runs_by(config);
+    let qemu_version = runs_by.map_err(|why| Answer::failed(why.to_string()))?;
+    if config.program.is_some() && config.wanted_of(host) == Part::Copy {
+        // Here it is copied from.
+        let can = program::can_be_copied();
+        can.map_err(|why| Answer::refused(format!("host '{}': {why}", daemon.host.name)))?;
+    }
     let ticket = reservations::draw().map_err(|why| Answer::failed(why.to_string()))?;
     let request = Request::Prepare {
         text: config.text.to_string(),
-        origin: format!("VM '{}'", config.name),
+        origin: format!("{} '{}'", config.noun(), config.name),
         qemu_version,
+        newcomer: true,
         ticket,
     };
     match peers::ask(daemon, host, &request) {

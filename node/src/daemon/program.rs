@@ -9,7 +9,8 @@ use crate::control::server::AnswerTo;
 use crate::vm::PRINTED;
 use dunlin_api::Answer;
 use dunlin_core::sync::compare::hash_block;
-use dunlin_program::guard::Criu;
+use dunlin_guest::probe::NoQemu;
+use dunlin_program::guard::{Criu, GuardError};
 use dunlin_program::limits::Group;
 use dunlin_program::page::{self, Leads};
 use dunlin_program::printed::Follower;
@@ -61,6 +62,35 @@ pub fn executable(program: &ProgramSpec) -> Result<String, ExecutableError> {
             error,
         })?;
     Ok(format!("{:032x}", hash_block(&bytes)))
+}
+
+/// Why this host has nothing that the other ones could have the same of.
+#[derive(Debug, thiserror::Error)]
+pub enum RunsByError {
+    /// No executable of the program's.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
+    /// No QEMU that starts.
+    #[error(transparent)]
+    Qemu(#[from] NoQemu),
+}
+
+/// What both hosts have to have the same of: QEMU's version, or a program's executable.
+pub fn runs_by(config: &VmConfig) -> Result<String, RunsByError> {
+    Ok(match &config.program {
+        Some(spec) => executable(spec)?,
+        None => dunlin_guest::probe::qemu_version(&config.spec)?,
+    })
+}
+
+/// No copy of a running program is made here, nor brought here.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}: a program that runs is copied to its new host with it")]
+pub struct NotCopied(#[source] GuardError);
+
+/// Whether it could be.
+pub fn can_be_copied() -> Result<(), NotCopied> {
+    Criu::find().map(drop).map_err(NotCopied)
 }
 
 /// The executable, where a copy would find it.

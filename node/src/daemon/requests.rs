@@ -1,7 +1,6 @@
 //! What people ask of a daemon, and other daemons in their name.
 
 use super::error::by_control_alone;
-use super::program::ExecutableError;
 use super::telling::{last_events, status};
 use super::{Daemon, examine, members, moving, peers, program, renewal, reservations, store};
 use crate::config::{ProgramSpec, VmConfig};
@@ -13,7 +12,6 @@ use dunlin_api::{Answer, Request, Ticket};
 use dunlin_core::agreed::Part;
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
-use dunlin_guest::probe::NoQemu;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,8 +103,15 @@ pub fn from_peer(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answer
             text,
             origin,
             qemu_version,
+            newcomer,
             ticket,
-        } => prepare(daemon, &text, &origin, &qemu_version, ticket),
+        } => {
+            let asked = Asked {
+                runs_by: &qemu_version,
+                newcomer,
+            };
+            prepare(daemon, &text, &origin, asked, ticket)
+        }
         Request::Install {
             text,
             newcomer,
@@ -273,7 +278,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
-    let qemu_version = match runs_by(&config) {
+    let qemu_version = match program::runs_by(&config) {
         Ok(version) => version,
         Err(why) => return Answer::refused(format!("{origin}: {why}")),
     };
@@ -304,6 +309,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
             text: text.into(),
             origin: origin.into(),
             qemu_version: qemu_version.clone(),
+            newcomer: false,
             ticket,
         };
         if let Answer::Failed { why, .. } = on(host, request) {
@@ -338,27 +344,17 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     ))
 }
 
-/// Why this host has nothing that the other ones could have the same of.
-#[derive(Debug, thiserror::Error)]
-enum RunsByError {
-    /// No executable of the program's.
-    #[error(transparent)]
-    Executable(#[from] ExecutableError),
-    /// No QEMU that starts.
-    #[error(transparent)]
-    Qemu(#[from] NoQemu),
-}
-
-/// What both hosts have to have the same of: QEMU's version, or a program's executable.
-fn runs_by(config: &VmConfig) -> Result<String, RunsByError> {
-    Ok(match &config.program {
-        Some(spec) => program::executable(spec)?,
-        None => dunlin_guest::probe::qemu_version(&config.spec)?,
-    })
+/// What a host is asked for besides the VM's file.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    /// What both hosts have to have the same of.
+    runs_by: &'a str,
+    /// The VM runs already: its copy is to come here while it does.
+    newcomer: bool,
 }
 
 /// Whether this host could take part; then the name is kept for whoever asked.
-fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str, ticket: Ticket) -> Answer {
+fn prepare(daemon: &Daemon, text: &str, origin: &str, asked: Asked<'_>, ticket: Ticket) -> Answer {
     let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
@@ -369,14 +365,14 @@ fn prepare(daemon: &Daemon, text: &str, origin: &str, qemu_version: &str, ticket
             "another 'dunlin up' is starting VM '{vm}' just now; 'dunlin status' shows what becomes of it"
         ));
     }
-    let answer = could_take_part(daemon, &config, qemu_version);
+    let answer = could_take_part(daemon, &config, asked);
     if matches!(answer, Answer::Failed { .. }) {
         daemon.reservations().give_back(vm, ticket);
     }
     answer
 }
 
-fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> Answer {
+fn could_take_part(daemon: &Daemon, config: &VmConfig, asked: Asked<'_>) -> Answer {
     let name = &daemon.host.name;
     let wanted = config.wanted_of(name);
     if wanted == Part::Gone {
@@ -401,13 +397,14 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
         return Answer::done("ready");
     }
     if let Some(spec) = &config.program {
-        return could_run_program(name, config, spec, qemu_version);
+        return could_run_program(name, config, spec, asked);
     }
     match dunlin_guest::probe::qemu_version(&config.spec) {
-        Ok(version) if version == qemu_version => {}
+        Ok(version) if version == asked.runs_by => {}
         Ok(version) => {
             return Answer::refused(format!(
-                "host '{name}' has QEMU {version}, another one has {qemu_version}: install the same on all hosts"
+                "host '{name}' has QEMU {version}, another one has {}: install the same on all hosts",
+                asked.runs_by
             ));
         }
         Err(why) => return Answer::refused(format!("host '{name}': {why}")),
@@ -432,14 +429,19 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, qemu_version: &str) -> An
     Answer::done("ready")
 }
 
-fn could_run_program(name: &str, config: &VmConfig, spec: &ProgramSpec, executable: &str) -> Answer {
+fn could_run_program(name: &str, config: &VmConfig, spec: &ProgramSpec, asked: Asked<'_>) -> Answer {
     for (what, mend) in program::findings(config, spec, false) {
         if !mend.is_empty() {
             return Answer::refused(format!("host '{name}': {what}: {mend}"));
         }
     }
+    if asked.newcomer
+        && let Err(why) = program::can_be_copied()
+    {
+        return Answer::refused(format!("host '{name}': {why}"));
+    }
     match program::executable(spec) {
-        Ok(here) if here == executable => Answer::done("ready"),
+        Ok(here) if here == asked.runs_by => Answer::done("ready"),
         Ok(_) => Answer::refused(format!(
             "host '{name}' has another {} than the host that was asked: install the same on all hosts",
             spec.command[0]

@@ -4,7 +4,7 @@
 //! a copy joins there, as on any host.
 //!
 //! Not here: when that is, and whom to ask (`replica::standby`), who is the standby afterwards (`config::hosts`), how a part moves (`moving`,
-//! `vm::primary::replacing`).
+//! `vm::replacing`).
 
 use super::{Daemon, moving};
 use crate::config::VmConfig;

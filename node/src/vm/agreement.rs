@@ -14,7 +14,7 @@ mod log_room;
 use super::state::agreement::Agreement;
 use super::state::primary::PrimaryRole;
 use super::state::{Role, VmLoop};
-use super::{Line, NEWCOMER, group};
+use super::{Line, group};
 use crate::events::now_ms;
 use bytes::Bytes;
 use dunlin_api::EventKind;
@@ -179,19 +179,7 @@ impl VmLoop {
         {
             nics.nothing_under_way();
         }
-        self.settle_in();
-    }
-
-    /// The group has made this host a member: from now on it is one like the others, over restarts as well.
-    fn settle_in(&mut self) {
-        let is_member = || self.group.members().iter().any(|member| member.id == self.me);
-        if self.peers.newcomer && is_member() {
-            let file = self.host.state.join("vms").join(&self.config.name).join(NEWCOMER);
-            match std::fs::remove_file(file) {
-                Ok(()) => self.peers.newcomer = false,
-                Err(error) => tracing::debug!(vm = self.config.name, "still a newcomer: {error}"),
-            }
-        }
+        self.membership().settle_in();
     }
 
     fn apply(&mut self, index: Index, term: Term, entry: Agreed) {

@@ -1,6 +1,6 @@
 //! Why this host takes no part in a VM's group, or a program's.
 
-use super::program::error::DataError;
+use super::program::error::{DataError, FileError};
 use dunlin_core::wire::WireError;
 use dunlin_fabric::group::GroupError;
 use std::io;
@@ -29,6 +29,9 @@ pub enum StartError {
     /// The program's data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Nothing can be noted of the program.
+    #[error(transparent)]
+    Noted(#[from] FileError),
     /// Its loop would run there.
     #[error("a thread for the VM: {0}")]
     Thread(#[source] io::Error),

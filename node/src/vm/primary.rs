@@ -7,7 +7,7 @@
 //! 4. One session's thread at a time: who stopped the VM lets it run on, and not into another session's sync.
 //!
 //! `booting` starts the VM, `mishaps` follows what QEMU tells of it, `joining` finds and loses backups, `syncing` drives the syncs, `commands` does what people ask, `policy` changes how the VM is
-//! replicated, `alone` serves by a person's order and takes the other hosts back, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
+//! replicated, `alone` serves by a person's order, `replacing` makes room for a new machine in a dead one's place. Not here: the work of a sync (`session::primary`), when one is due (core's `trigger`).
 
 mod alone;
 mod booting;
@@ -194,9 +194,8 @@ impl VmLoop {
             self.group.step_down();
         }
         self.follow_qemu();
-        self.follow_leaving();
-        self.tell_who_is_gone();
-        self.readmit_hosts();
+        self.membership().tell_who_is_gone();
+        self.membership().readmit_hosts();
         self.miss_silent_backup();
         self.observe_output();
         self.look_for_backup();

@@ -150,6 +150,7 @@ impl VmLoop {
         self.agreement.propose_unsaid(&mut self.group);
         self.look_after_loss();
         self.advise_after_loss();
+        self.follow_leaving();
         self.run_primary();
         self.run_backup();
         self.look_after_disks();
@@ -233,7 +234,7 @@ impl VmLoop {
             LoopEvent::Verified { compared, scheduled } => {
                 self.care.comparing.ended(compared, scheduled, now_ms())
             }
-            LoopEvent::GoneTold(told) => self.gone_told(told),
+            LoopEvent::GoneTold(told) => self.membership().gone_told(told),
             LoopEvent::EndTold(busy) => self.end_told(busy),
             LoopEvent::GuestAsked(asked) => self.guest_was_asked(asked),
             // A program's loop has asked for it.
@@ -248,30 +249,13 @@ impl VmLoop {
 
     fn accept(&mut self, hello: &Hello, stream: Stream) {
         let Some(peer) = self.config.member(&hello.from) else {
-            return self.refuse_stranger(&hello.from);
+            return self.membership().refuse_stranger(&hello.from);
         };
         match hello.purpose {
             Purpose::Log => self.add_log_link(peer.id, stream),
             Purpose::Sync => self.accept_join(peer.id, hello, stream),
             Purpose::Mirror => self.accept_mirror(peer.id, &hello.extra, stream),
             Purpose::Control => {}
-        }
-    }
-
-    /// A host of the cluster that is not in this VM's group: counted, and told once a minute.
-    fn refuse_stranger(&mut self, host: &str) {
-        const QUIET_US: u64 = 60_000_000;
-        let now_us = self.now_us();
-        self.peers.strangers += 1;
-        let told_us = self.peers.strangers_told_us.insert(host.to_owned(), now_us);
-        match told_us.filter(|told_us| now_us - told_us < QUIET_US) {
-            Some(told_us) => {
-                self.peers.strangers_told_us.insert(host.to_owned(), told_us);
-            }
-            None => self.event(
-                EventKind::LinkRefused,
-                format!("host '{host}' is not in this VM's group"),
-            ),
         }
     }
 
@@ -303,9 +287,7 @@ impl VmLoop {
     }
 
     pub(super) fn log_link_lost(&mut self, peer: ReplicaId) {
-        if let Some((_, connector)) = self.peers.connectors.iter().find(|(id, _)| *id == peer) {
-            connector.link_lost();
-        }
+        self.peers.link_lost(peer);
     }
 
     fn command(&mut self, command: Command, reply: Sender<Answer>) {

@@ -51,8 +51,8 @@ fn mark(cluster: &Cluster<'_>, host: &str) -> Result<String> {
 }
 
 /// The images are this testbed's, and outlive a program: each story begins with none.
-fn forget(cluster: &Cluster<'_>) -> Result<()> {
-    for host in ["a", "b"] {
+pub(super) fn forget(cluster: &Cluster<'_>) -> Result<()> {
+    for host in cluster.hosts() {
         for name in ["sessions.img", "sessions.img.mark"] {
             match std::fs::remove_file(cluster.testbed().node(host).home().join(name)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("{name}: {error}"),
@@ -64,7 +64,7 @@ fn forget(cluster: &Cluster<'_>) -> Result<()> {
 }
 
 /// Adds so many to a key that only this writes; each is acknowledged.
-fn write(cluster: &Cluster<'_>) -> Result<()> {
+pub(super) fn write(cluster: &Cluster<'_>) -> Result<()> {
     for _ in 0..WRITTEN {
         let answer = ask(cluster, &["INCR", "written"], PATIENCE)?;
         ensure!(matches!(answer, Some(Answer::Integer(_))), "INCR: {answer:?}");
@@ -72,7 +72,7 @@ fn write(cluster: &Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-fn is_there(cluster: &Cluster<'_>, times: i64) -> Result<()> {
+pub(super) fn is_there(cluster: &Cluster<'_>, times: i64) -> Result<()> {
     let answer = ask(cluster, &["INCRBY", "written", "0"], PATIENCE)?;
     ensure!(
         answer == Some(Answer::Integer(times * WRITTEN)),

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 
 use super::holds::Holds;
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, oddities, path,
-    restart, root, time, up,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, moves, oddities,
+    path, restart, root, time, up,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_testbed};
@@ -82,6 +82,15 @@ const OF_DATA: [Story; 4] = [
     ("data of a program that was ended", data::stay_ended),
 ];
 
+/// Those whose parts go to other hosts.
+const OF_MOVES: [Story; 2] = [
+    ("a dead backup's part moves", moves::dead_backup),
+    ("living hosts' parts move", moves::living_hosts),
+];
+
+/// The same with data, and with what is agreed on disks.
+const OF_DATA_MOVES: [Story; 1] = [("data move along", moves::with_data)];
+
 /// Plays them all. Returns how many there were.
 ///
 /// # Errors
@@ -96,10 +105,9 @@ pub fn run(binary: &std::path::Path, named: Option<&str>) -> Result<usize> {
             .collect()
     };
     let (stories, of_data) = (chosen(&STORIES), chosen(&OF_DATA));
-    ensure!(
-        !stories.is_empty() || !of_data.is_empty(),
-        "no story of bare programs has {named:?} in its name"
-    );
+    let (of_moves, of_data_moves) = (chosen(&OF_MOVES), chosen(&OF_DATA_MOVES));
+    let count = stories.len() + of_data.len() + of_moves.len() + of_data_moves.len();
+    ensure!(count > 0, "no story of bare programs has {named:?} in its name");
     if !stories.is_empty() {
         in_a_testbed(
             "program-stories",
@@ -114,7 +122,18 @@ pub fn run(binary: &std::path::Path, named: Option<&str>) -> Result<usize> {
             play(cluster, &of_data)
         })?;
     }
-    Ok(stories.len() + of_data.len())
+    if !of_moves.is_empty() {
+        in_a_testbed("program-moves", &moves::five_hosts(), binary, |cluster| {
+            play(cluster, &of_moves)
+        })?;
+    }
+    if !of_data_moves.is_empty() {
+        in_a_testbed("program-data-moves", &moves::five_hosts(), binary, |cluster| {
+            cluster.use_disks()?;
+            play(cluster, &of_data_moves)
+        })?;
+    }
+    Ok(count)
 }
 
 fn play(cluster: &mut Cluster<'_>, stories: &[Story]) -> Result<()> {

@@ -1,8 +1,8 @@
-//! A host that serves alone because a person said that the others are dead, and how the others come back.
+//! A host that serves alone because a person said that the others are dead.
 //!
 //! Flow and invariants: core's `replica::promotion` decides; here its orders are carried out, and told.
 //!
-//! Not here: terms and logs (core's `consensus::alone`).
+//! Not here: terms and logs (core's `consensus::alone`), how the others come back (`vm::hosts`).
 
 use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
@@ -118,31 +118,6 @@ impl VmLoop {
     pub(in crate::vm) fn order_failed(&mut self, why: &str) {
         if let Some(reply) = self.cold.alone_ordered.take() {
             let _ = reply.send(Answer::failed(why));
-        }
-    }
-
-    /// Takes hosts of the VM's configuration back into the group (`promotion`, invariant 3).
-    pub(super) fn readmit_hosts(&mut self) {
-        let someone_leaves = self.primary().is_some_and(|primary| primary.leaving.is_some());
-        let members = self.group.members();
-        if someone_leaves || !self.agreement.leads() || members.len() == self.config.group.len() {
-            return;
-        }
-        let hosts = self.config.group.iter().map(|host| host.member);
-        let is_connected = |id| self.is_connected(id);
-        let Some((back, members)) = promotion::readmits(hosts, &members, is_connected) else {
-            return;
-        };
-        match self.group.change_members(members) {
-            Ok(_) => {
-                let host = self.config.host_name(back.id).to_owned();
-                self.event(
-                    EventKind::Readmitted,
-                    format!("host '{host}' takes part in the group again"),
-                );
-            }
-            // The last change is not agreed yet, or this host leads no more.
-            Err(refusal) => tracing::debug!(vm = self.config.name, "not readmitted yet: {refusal}"),
         }
     }
 }

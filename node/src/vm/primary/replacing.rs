@@ -1,44 +1,20 @@
-//! A host's place for another one: for a new machine of the same name (`dunlin replace`), or for a host of another name (`dunlin move`). And who is the standby,
-//! which is a place in the same list.
+//! A host's place for another one, of a VM that this host serves: its copy is the VM's no longer.
 //!
-//! The new machine has no memory of what the old one promised or acknowledged. Were it to speak with the old one's voice, a
-//! majority could be counted that never was. So the others first agree to go on without that member; only then does the
-//! new machine hear of the VM, and it is made a member anew.
-//!
-//! Flow of a move: the group goes on without the member -> it agrees on the list with the new host, whose number is new -> the new host is told.
-//!
-//! Invariants:
-//! 1. Nobody is told that a member has left before that is agreed.
-//! 2. A list names a new host only after the group has gone on without the old one, said by the same leader.
-//! 3. A list that names a standby is said only to a group of which each member can read it.
-//!
-//! Not here: how it comes back (`alone`: as any host that is not a member), its copy of the VM (`joining`), how a list is followed (`vm::hosts`).
+//! Not here: how the group goes on without it (`vm::replacing`), how another one comes back (`hosts`: as any host that is not a member), its copy of
+//! the VM (`joining`).
 
-use crate::config::{NAMES_STANDBY_SINCE, newest, readable_by};
-use crate::vm::state::primary::Leaving;
 use crate::vm::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
-use dunlin_api::{Answer, EventKind};
-use dunlin_core::agreed::{Agreed, Hosts};
-use dunlin_core::consensus::Member;
-use dunlin_core::units::{Index, ReplicaId};
+use dunlin_api::Answer;
+use dunlin_core::agreed::Hosts;
+use dunlin_core::units::ReplicaId;
 
 impl VmLoop {
     /// The answer comes when it is agreed.
     pub(in crate::vm) fn remove_member(&mut self, id: ReplicaId, reply: &Sender<Answer>) -> Option<Answer> {
-        if let Some(refused) = self.may_let_go() {
-            return Some(refused);
-        }
-        let host = self.config.host_name(id).to_owned();
-        if id == self.me || self.is_connected(id) {
-            return Some(Answer::refused(format!(
-                "host '{host}' takes part in the VM's group: there is nothing to replace"
-            )));
-        }
-        if self.group.members().iter().all(|member| member.id != id) {
-            return Some(Answer::done("it has left"));
-        }
-        self.let_go(id, None, reply)
+        let serves = self.is_primary();
+        let answer = self.membership().remove_member(serves, id, reply);
+        self.ends_session_with(id, answer)
     }
 
     /// Another host gets the part of `leaves`. The answer comes when the group knows it.
@@ -49,161 +25,37 @@ impl VmLoop {
         unprotected_meanwhile: bool,
         reply: &Sender<Answer>,
     ) -> Option<Answer> {
-        if let Some(refused) = self.may_let_go() {
-            return Some(refused);
-        }
-        if newest(&hosts) != self.config.newest_number() + 1 || leaves == self.me {
-            return Some(changed());
-        }
-        let host = self.config.host_name(leaves);
-        let is_well = self.is_connected(leaves) && self.agreement.state().complete.contains(leaves);
-        if is_well && !unprotected_meanwhile {
-            return Some(Answer::refused(format!(
-                "host '{host}' is the VM's backup, and well: without it the VM is NOT protected until the new host has its copy. \
-                 '--unprotected-meanwhile' says that this is meant"
-            )));
-        }
-        self.let_go(leaves, Some(hosts), reply)
+        let serves = self.is_primary();
+        let answer = self
+            .membership()
+            .move_part(serves, leaves, hosts, unprotected_meanwhile, reply);
+        self.ends_session_with(leaves, answer)
     }
 
     /// Another host is the standby, or none. The answer comes when the group knows it.
     pub(in crate::vm) fn name_standby(&mut self, hosts: Hosts, reply: &Sender<Answer>) -> Option<Answer> {
-        if let Some(refused) = self.may_let_go() {
-            return Some(refused);
-        }
-        if newest(&hosts) != self.config.newest_number() + 1 {
-            return Some(changed());
-        }
-        if let Some(why) = cannot_read(self.group.protocol()) {
-            return Some(why);
-        }
-        let term = self.group.term();
-        if let Some(primary) = self.primary() {
-            primary.leaving = Some(Leaving {
-                since: Index(0),
-                term,
-                hosts: Some(hosts),
-                names_standby: true,
-                said: false,
-                reply: reply.clone(),
-            });
-        }
-        None
+        let serves = self.is_primary();
+        self.membership().name_standby(serves, hosts, reply)
     }
 
-    fn may_let_go(&mut self) -> Option<Answer> {
-        if !self.agreement.leads() || !matches!(self.role, Role::Primary(_)) {
-            return Some(Answer::failed(
-                "this host does not serve the VM; ask the one that does ('dunlin status')",
-            ));
-        }
-        let busy = self.primary().is_some_and(|primary| primary.leaving.is_some());
-        busy.then(|| Answer::failed("another host is about to leave the VM's group: say it again"))
+    fn is_primary(&self) -> bool {
+        matches!(self.role, Role::Primary(_))
     }
 
-    /// By now it is meant.
-    fn let_go(&mut self, id: ReplicaId, hosts: Option<Hosts>, reply: &Sender<Answer>) -> Option<Answer> {
-        let host = self.config.host_name(id).to_owned();
-        let members = self.group.members();
-        let rest: Vec<Member> = members.iter().filter(|member| member.id != id).copied().collect();
-        let since = match rest.len() == members.len() {
-            // It has left, and what was to follow did not.
-            true => Index(0),
-            false => match self.group.change_members(rest) {
-                Ok(index) => index,
-                Err(refusal) => {
-                    return Some(Answer::failed(format!(
-                        "host '{host}' cannot leave the group now: {refusal}; try again when all other hosts answer"
-                    )));
-                }
-            },
-        };
-        self.event(
-            EventKind::Removed,
-            format!("the group goes on without host '{host}', for another one in its place"),
-        );
-        let term = self.group.term();
-        if let Some(primary) = self.primary() {
-            primary.leaving = Some(Leaving {
-                since,
-                term,
-                hosts,
-                names_standby: false,
-                said: false,
-                reply: reply.clone(),
-            });
-        }
-        // Its copy is one of the VM's no longer, however well it is.
+    /// Where it leaves, its copy is one of the VM's no longer, however well it is.
+    fn ends_session_with(&mut self, id: ReplicaId, answer: Option<Answer>) -> Option<Answer> {
         let session = self.primary().and_then(|primary| primary.session.as_ref());
-        if let Some(session) = session
-            .filter(|session| session.peer == id)
-            .map(|session| session.id)
-        {
+        let session = session.filter(|session| session.peer == id && answer.is_none());
+        if let Some(session) = session.map(|session| session.id) {
             self.session_ended(session, "its host leaves the VM's group");
         }
-        None
+        answer
     }
 
-    /// Invariants 1 and 2.
-    pub(super) fn follow_leaving(&mut self) {
-        let (committed, term, leads) = (self.group.committed(), self.group.term(), self.agreement.leads());
-        let Role::Primary(primary) = &mut self.role else {
-            return;
-        };
-        let Some(leaving) = &mut primary.leaving else {
-            return;
-        };
-        let leads = leads && term == leaving.term;
-        let agreed = &self.agreement.state().hosts;
-        let is_known = match (&leaving.hosts, agreed) {
-            (None, _) => true,
-            (Some(hosts), Some(agreed)) => newest(agreed) >= newest(hosts),
-            (Some(_), None) => false,
-        };
-        let left = leads && leaving.since <= committed;
-        if left && is_known || !leads {
-            let answer = match leads {
-                true => Answer::done("it has left"),
-                false => Answer::failed("this host leads the group no more; say it again"),
-            };
-            // Whoever asked may have gone.
-            let _ = leaving.reply.send(answer);
-            primary.leaving = None;
-        } else if left
-            && !leaving.said
-            && let Some(hosts) = leaving.hosts.clone()
-        {
-            let protocol = self.group.protocol();
-            // A host may have gone since it was asked for.
-            if leaving.names_standby
-                && let Some(why) = cannot_read(protocol)
-            {
-                let _ = leaving.reply.send(why);
-                primary.leaving = None;
-                return;
-            }
-            leaving.said = true;
-            // Invariant 3: where a part moves, each host knows by itself who is the standby then.
-            self.propose(&Agreed::Hosts(readable_by(&hosts, protocol)));
+    /// How far that is, whatever this host has become meanwhile.
+    pub(in crate::vm) fn follow_leaving(&mut self) {
+        if let Some(entry) = self.membership().follow_leaving() {
+            self.propose(&entry);
         }
     }
-}
-
-/// Why a list that names a standby is not said to a group (invariant 3), if it is not.
-fn cannot_read(protocol: Option<u16>) -> Option<Answer> {
-    match protocol {
-        Some(version) if version >= NAMES_STANDBY_SINCE => None,
-        Some(_) => Some(Answer::failed(
-            "a host of its group runs an older version of dunlin, which knows of no other standby: upgrade it first",
-        )),
-        None => Some(Answer::failed(
-            "a host of its group is not there, and may come back with an older version of dunlin: try again when all of them answer",
-        )),
-    }
-}
-
-fn changed() -> Answer {
-    Answer::failed(
-        "the VM's hosts have just changed: see 'dunlin status', and say it again if it is still wanted",
-    )
 }

@@ -5,7 +5,7 @@
 //!
 //! Source: as `vm::agreement`. Not here: what a change of roles means for a copy (`serving`).
 
-use super::state::{ProgramLoop, Role};
+use super::state::{Past, ProgramLoop, Role};
 use crate::vm::state::agreement::Agreement;
 use crate::vm::{Ended, group};
 use bytes::Bytes;
@@ -58,7 +58,7 @@ impl ProgramLoop {
                         EventKind::LinkLost,
                         format!("the log's link to host '{host}' is lost: {why}"),
                     );
-                    self.connect_again(peer);
+                    self.peers.link_lost(peer);
                     if Some(peer) == self.other() {
                         self.backup_is_lost("its host's link is lost");
                     }
@@ -97,14 +97,16 @@ impl ProgramLoop {
         let by_life = match state.life {
             // A program that has run here before has lost what it knew: a person begins it anew.
             Life::Fresh => {
-                !self.own.ran && self.me == first && (self.agreement.is_fresh() || self.agreement.leads())
+                self.own.past == Past::None
+                    && self.me == first
+                    && (self.agreement.is_fresh() || self.agreement.leads())
             }
             Life::Running | Life::Down => state.may_lead(self.me, alive, first),
         };
         let dropped = self.agreement.leadership.may_be_dropped();
         let by_data = self.has_mandate() || self.leads_for_the_other();
         let by_life = by_life && self.shown.failure.is_none();
-        !self.witness && (((by_life || by_data) && !dropped) || self.leads_to_end())
+        !self.is_witness() && (((by_life || by_data) && !dropped) || self.leads_to_end())
     }
 
     /// Another host leads, or nobody: the copy is kept until the group has agreed that it is not needed.
@@ -171,6 +173,7 @@ impl ProgramLoop {
                 self.group.truncate(cut.through, cut.state);
             }
         }
+        self.membership().settle_in();
     }
 
     fn apply(&mut self, index: Index, entry: Agreed) {
@@ -192,7 +195,8 @@ impl ProgramLoop {
             Agreed::Complete { set, .. } => {
                 let begins = life == Life::Fresh && index > self.own.found;
                 let begins_again = self.begins_again(set);
-                if begins_again || (begins && set.contains(self.me) && !self.witness && !self.own.ran) {
+                let is_first = self.own.past == Past::None && !self.is_witness();
+                if begins_again || (begins && set.contains(self.me) && is_first) {
                     self.start_copy();
                 } else if begins && self.agreement.leads() && self.own.notes.is_some() {
                     self.begins_elsewhere();
@@ -211,7 +215,8 @@ impl ProgramLoop {
                 self.drop_copy();
                 self.end_is_agreed();
             }
-            Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) | Agreed::Hosts(_) => {}
+            Agreed::Hosts(_) => self.follow_hosts(),
+            Agreed::Sync { .. } | Agreed::SyncDone { .. } | Agreed::Policy(_) => {}
         }
     }
 
@@ -226,6 +231,7 @@ impl ProgramLoop {
                 if self.role != Role::None {
                     self.end_here("this host missed inputs; its copy of the program is ended");
                 }
+                self.follow_hosts();
                 self.group.applied(self.agreement.applied);
                 if self.agreement.state().life == Life::Down {
                     self.ending.shutdown.forgets(Life::Down, false);

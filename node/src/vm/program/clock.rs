@@ -28,28 +28,43 @@ impl Running {
 /// Since this version of the protocol hosts know entries with a time and a seed.
 const TIMED_SINCE: u16 = 3;
 
-/// Another host would not understand what is said of time and chance.
+/// Since this version a program's hosts follow a list of hosts.
+const MOVES_SINCE: u16 = 5;
+
+/// Another host would not understand what is to be said.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "host '{host}' speaks protocol {version}, and a bare program needs {} on all of its hosts: upgrade that one",
-    TIMED_SINCE
+    "host '{host}' speaks protocol {version}, and a bare program needs {needs} on all of its hosts{to_do}: upgrade that one"
 )]
 pub(super) struct TooOld {
     host: String,
     version: u16,
+    needs: u16,
+    to_do: &'static str,
 }
 
 impl ProgramLoop {
     /// Why no copy may begin, here or there: a host of an older version is linked, and would not understand what is said of time and chance.
     pub(super) fn waits_for_an_upgrade(&self) -> Option<TooOld> {
+        self.too_old(TIMED_SINCE, "")
+    }
+
+    /// Why none of its parts may go to another host: a host that is linked would not follow that.
+    pub(super) fn stays_for_an_upgrade(&self) -> Option<TooOld> {
+        self.too_old(MOVES_SINCE, " to move")
+    }
+
+    fn too_old(&self, needs: u16, to_do: &'static str) -> Option<TooOld> {
         let links = self.group.links();
         let (peer, version) = links
             .iter()
             .filter_map(|link| Some((link.peer, link.spoken.as_ref()?.version)))
-            .find(|(_, version)| *version < TIMED_SINCE)?;
+            .find(|(_, version)| *version < needs)?;
         Some(TooOld {
             host: self.config.host_name(peer).to_owned(),
             version,
+            needs,
+            to_do,
         })
     }
 

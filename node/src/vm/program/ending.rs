@@ -24,7 +24,7 @@ impl ProgramLoop {
     /// Whether this host may lead although it has nothing to serve: all that it does is to have the end agreed.
     pub(super) fn leads_to_end(&self) -> bool {
         let life = self.agreement.state().life;
-        self.ending.shutdown.leads_to_end(self.witness, life)
+        self.ending.shutdown.leads_to_end(self.is_witness(), life)
     }
 
     /// The group has agreed, and if it is for this host to tell the others, that is done.

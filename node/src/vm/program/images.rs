@@ -10,7 +10,7 @@
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
 use super::clock::TooOld;
-use super::state::{ProgramLoop, Role};
+use super::state::{Past, ProgramLoop, Role};
 use crate::vm::cold::ask_standing;
 use crate::vm::event::LoopEvent;
 use crate::vm::program::error::DataError;
@@ -296,7 +296,7 @@ impl ProgramLoop {
     /// Its log was in memory alone, and nobody is there who could tell what it said.
     fn has_forgotten(&self) -> bool {
         self.own.notes.is_some()
-            && self.own.ran
+            && self.own.past == Past::RanHere
             && self.role == Role::None
             && self.group.role() == ConsensusRole::Recovering
             && self.group.leader().is_none()

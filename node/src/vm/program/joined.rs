@@ -9,7 +9,8 @@
 
 use super::backlog::Input;
 use super::carrying::Fetcher;
-use super::state::{ProgramLoop, Role, Running};
+use super::joining::NOT_YET;
+use super::state::{Past, ProgramLoop, Role, Running};
 use crate::vm::program::error::{CarryError, FileError};
 use crate::vm::program::preparing::note_that_it_ran;
 use crate::vm::program::state::{Expected, Tries};
@@ -53,14 +54,14 @@ impl ProgramLoop {
     /// The primary wants to bring a copy of the running program here.
     pub(super) fn accept_join(&mut self, primary: ReplicaId, stream: Stream) {
         let is_complete = self.agreement.leadership.appended_complete().contains(self.me);
-        let why = if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
+        let why = if self.is_witness() || Some(primary) != self.other() || self.role == Role::Primary {
             Some("it is no backup for that host")
         } else if is_complete && self.role != Role::None {
             Some("its copy still counts")
         } else if self.own.starting.is_some() || self.is_carrying() {
             Some("it is busy with an earlier copy")
         } else if self.agreement.state().life != Life::Running || self.ending.ended.is_some() {
-            Some("it does not know the program as a running one yet")
+            Some(NOT_YET)
         } else {
             None
         };
@@ -211,7 +212,7 @@ impl ProgramLoop {
         let now_us = self.now_us();
         self.own.restart.begins(now_us);
         self.backup.tries = Tries::default();
-        self.own.ran = true;
+        self.own.past = Past::RanHere;
         self.role = Role::Backup;
         self.net.output = output;
         self.own.running = Some(Running {

@@ -27,6 +27,9 @@ use std::sync::Arc;
 /// What a session for a join says of itself when it connects.
 pub(super) const FOR_A_JOIN: &[u8] = b"join";
 
+/// What a host says that has not heard yet what was agreed: it has when it is asked again.
+pub(super) const NOT_YET: &str = "it does not know the program as a running one yet";
+
 /// A program that has just lost its second copy is left alone for so long; after each join that failed twice as long, up to that.
 const REST_US: (u64, u64) = (500_000, 64_000_000);
 /// A second copy that stood for so long was no failure.
@@ -57,7 +60,10 @@ impl ProgramLoop {
         if !serves || !alone || !lives || asked_for_else || now_us < self.backup.tries.at_us {
             return;
         }
-        if !self.other().is_some_and(|other| self.is_connected(other)) {
+        if !self
+            .other()
+            .is_some_and(|other| self.is_connected(other) && self.may_have_a_copy(other))
+        {
             return;
         }
         if let Some(why) = self.waits_for_an_upgrade() {
@@ -283,9 +289,9 @@ impl ProgramLoop {
     pub(super) fn join_problem(&self) -> Option<JoinProblem> {
         let why = self.backup.tries.why.clone()?;
         Some(JoinProblem {
+            passes: why == NOT_YET,
             why: format!("it has no second copy: {why}"),
             times: u32::MAX,
-            passes: false,
         })
     }
 

@@ -29,6 +29,7 @@ mod ending;
 pub mod error;
 mod frames;
 mod hearing;
+mod hosts;
 mod images;
 mod joined;
 mod joining;
@@ -44,9 +45,10 @@ mod waiting;
 use super::error::StartError;
 use super::event::{Command, LoopEvent, LoopSender};
 use super::group;
-use super::shared::{Ended, Host, Shared};
+use super::shared::{Ended, Host, NEWCOMER, Shared};
 use super::state::agreement::Agreement;
 use super::state::ending::Ending;
+use super::state::hosts::Peers;
 use crate::config::{ProgramSpec, VmConfig};
 use backlog::Backlog;
 use crossbeam_channel::{Receiver, Sender};
@@ -61,9 +63,9 @@ use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::Announcer;
 use poison::LastInputs;
 pub use preparing::PRINTED;
-use preparing::RAN;
+use preparing::{RAN, note_that_it_ran};
 use restart::Restart;
-use state::{Backup, Images, Inbox, Network, Own, ProgramLoop, Ready, Role, Shown, TimeAndChance};
+use state::{Backup, Images, Inbox, Network, Own, Past, ProgramLoop, Ready, Role, Shown, TimeAndChance};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,8 +85,17 @@ impl ProgramLoop {
         events: Receiver<LoopEvent>,
     ) -> Result<Self, StartError> {
         let member = config.member(&host.name).ok_or(StartError::NotInProgram)?;
-        let members = config.group.iter().map(|host| host.member).collect();
         let folder = host.state.join("vms").join(&config.name);
+        let newcomer = folder.join(NEWCOMER).exists();
+        let members = match newcomer {
+            true => Vec::new(),
+            false => config.group.iter().map(|host| host.member).collect(),
+        };
+        let past = Past::found(newcomer, folder.join(RAN).exists());
+        if newcomer {
+            // Over restarts as well.
+            note_that_it_ran(&folder)?;
+        }
         let group = group::open(&host, &config, member.id, members, host.cluster.durability)?;
         let first = config.group[0].member.id;
         let agreement = Agreement::found(&group, &member, first)?;
@@ -93,11 +104,10 @@ impl ProgramLoop {
         let notes = marks.map(data::Notes::begin).transpose()?;
         let mut this = Self {
             me: member.id,
-            witness: member.witness,
             own: Own {
                 order: program.reading.order,
                 found: group.appended().index,
-                ran: folder.join(RAN).exists(),
+                past,
                 begins_by_us: None,
                 begun_in: None,
                 starting: None,
@@ -111,6 +121,11 @@ impl ProgramLoop {
                 restart: Restart::default(),
             },
             group,
+            peers: Peers {
+                connectors,
+                newcomer,
+                ..Peers::default()
+            },
             agreement,
             role: Role::None,
             backup: Backup::default(),
@@ -132,7 +147,6 @@ impl ProgramLoop {
                 events,
                 to_loop,
                 next_session: 0,
-                connectors,
                 born: Instant::now(),
                 ready: Ready::default(),
             },
@@ -142,6 +156,7 @@ impl ProgramLoop {
             config,
             program,
         };
+        this.follow_hosts();
         this.show(SHOW_US);
         Ok(this)
     }
@@ -166,6 +181,10 @@ impl ProgramLoop {
         if self.agreement.state().life == Life::Down {
             self.inbox.to_loop.vm_is_shut_down();
         }
+        // Whoever forgets the program removes its folder.
+        if let Some(keeper) = self.peers.keeper.take() {
+            keeper.close();
+        }
         self.show(u64::MAX);
         if let Some(ended) = self.ending.ended.take() {
             // The daemon may be ending as well.
@@ -185,6 +204,7 @@ impl ProgramLoop {
         self.look_whether_it_listens();
         self.begin();
         self.look_after_loss();
+        self.look_after_hosts();
         self.watch_backup();
         self.bring_in_backup();
         self.end_untaken_copy();
@@ -241,10 +261,7 @@ impl ProgramLoop {
                     }
                     Some(peer) if hello.purpose == Purpose::Sync => self.accept_session(peer, stream),
                     Some(_) => {}
-                    None => self.event(
-                        EventKind::LinkRefused,
-                        format!("host '{}' is not in this program's group", hello.from),
-                    ),
+                    None => self.membership().refuse_stranger(&hello.from),
                 }
             }
             LoopEvent::LogLink(peer, stream) => self.add_log_link(peer, stream),
@@ -273,6 +290,7 @@ impl ProgramLoop {
                 let _ = reply.send(self.visited(command).map(Box::new));
             }
             LoopEvent::EndTold(_) => self.forget(false),
+            LoopEvent::GoneTold(told) => self.membership().gone_told(told),
             // What only a VM's threads tell.
             _ => {}
         }
@@ -292,15 +310,19 @@ impl ProgramLoop {
                 Ok(()) => return,
                 Err(why) => Answer::failed(why.to_string()),
             },
+            Command::RemoveMember(member) => return self.remove_member(member, reply),
+            Command::Move {
+                leaves,
+                hosts,
+                unprotected_meanwhile,
+            } => return self.move_part(leaves, hosts, unprotected_meanwhile, reply),
+            Command::Left { newest } => self.was_left(newest),
             Command::Policy(_)
             | Command::Protect
             | Command::ProtectAlone { .. }
             | Command::VerifyDisk { .. }
             | Command::Inject { .. }
-            | Command::RemoveMember(_)
-            | Command::Move { .. }
-            | Command::Standby(_)
-            | Command::Left { .. } => Answer::refused(
+            | Command::Standby(_) => Answer::refused(
                 "this is for VMs: a program that runs gets its second copy by itself, as soon as its other host is there",
             ),
         };
@@ -312,18 +334,18 @@ impl ProgramLoop {
         if let Err(error) = self.group.add_link(peer, stream) {
             let host = self.config.host_name(peer);
             self.event(EventKind::LinkRefused, format!("host '{host}': {error}"));
-            self.connect_again(peer);
-        }
-    }
-
-    fn connect_again(&self, peer: ReplicaId) {
-        if let Some((_, connector)) = self.inbox.connectors.iter().find(|(id, _)| *id == peer) {
-            connector.link_lost();
+            self.peers.link_lost(peer);
         }
     }
 
     fn is_connected(&self, peer: ReplicaId) -> bool {
         group::is_connected(&self.group, peer)
+    }
+
+    /// Whether this host agrees, and runs no copy.
+    fn is_witness(&self) -> bool {
+        let mut witnesses = self.config.group.iter().filter(|host| host.member.witness);
+        witnesses.any(|host| host.member.id == self.me)
     }
 
     /// The other host that can run it.

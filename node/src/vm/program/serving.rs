@@ -377,7 +377,7 @@ impl ProgramLoop {
 
     /// The primary wants to hear what the copy here says.
     pub(super) fn accept_session(&mut self, primary: ReplicaId, stream: Stream) {
-        if self.witness || Some(primary) != self.other() || self.role == Role::Primary {
+        if self.is_witness() || Some(primary) != self.other() || self.role == Role::Primary {
             return;
         }
         self.inbox.next_session += 1;

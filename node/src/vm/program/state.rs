@@ -9,7 +9,6 @@ use super::poison::LastInputs;
 use super::restart::Restart;
 use super::unmatched::Drops;
 use crate::config::{ProgramSpec, VmConfig};
-use crate::vm::connect::Connector;
 use crate::vm::event::{LoopEvent, LoopSender};
 use crate::vm::session::link::{Closer, SyncLink};
 use crate::vm::session::reader::Lent;
@@ -17,6 +16,7 @@ use crate::vm::session::talker::Talker;
 use crate::vm::shared::{Host, Shared};
 use crate::vm::state::agreement::Agreement;
 use crate::vm::state::ending::Ending;
+use crate::vm::state::hosts::Peers;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_api::{Answer, FailoverStatus};
@@ -44,6 +44,28 @@ pub(super) enum Role {
     None,
     Primary,
     Backup,
+}
+
+/// What was of the program when this host's loop began (invariant 5 of the loop).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Past {
+    /// Nothing: it may begin here, by the group's first word.
+    None,
+    /// It ran here in an earlier life of this daemon, or since.
+    RanHere,
+    /// It ran elsewhere before this host was given a part: here it begins with a copy of what runs.
+    RanElsewhere,
+}
+
+impl Past {
+    /// By what its folder has.
+    pub(super) fn found(newcomer: bool, ran: bool) -> Self {
+        match (newcomer, ran) {
+            (true, _) => Self::RanElsewhere,
+            (false, true) => Self::RanHere,
+            (false, false) => Self::None,
+        }
+    }
 }
 
 /// A copy that runs here.
@@ -100,8 +122,8 @@ pub struct ProgramLoop {
     pub(super) config: Arc<VmConfig>,
     pub(super) program: ProgramSpec,
     pub(super) me: ReplicaId,
-    pub(super) witness: bool,
     pub(super) group: KeptGroup,
+    pub(super) peers: Peers,
     pub(super) agreement: Agreement,
     pub(super) role: Role,
     /// The copy here.
@@ -120,8 +142,8 @@ pub struct Own {
     pub(super) order: Order,
     /// What was in the log when this loop began (invariant 5).
     pub(super) found: Index,
-    /// It has run here in an earlier life of this daemon.
-    pub(super) ran: bool,
+    /// Whether it was begun before this loop was.
+    pub(super) past: Past,
     /// This host leads a program that never ran, and waits until then for the other host.
     pub(super) begins_by_us: Option<u64>,
     pub(super) begun_in: Option<Term>,
@@ -195,7 +217,6 @@ pub struct Inbox {
     /// Where others send them.
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
-    pub(super) connectors: Vec<(ReplicaId, Connector)>,
     pub(super) born: Instant,
     /// What the system said when the loop last waited.
     pub(super) ready: Ready,

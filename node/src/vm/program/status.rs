@@ -2,7 +2,7 @@
 
 use super::SHOW_US;
 use super::data::Marks;
-use super::state::{ProgramLoop, Role};
+use super::state::{Past, ProgramLoop, Role};
 use crate::vm::group;
 use crate::vm::session::talker::Talker;
 use dunlin_api::{ProgramStatus, QueueFigures, Standing, State, SyncStatus, VmStatus};
@@ -63,7 +63,7 @@ impl ProgramLoop {
         let role = match self.role {
             Role::Primary => dunlin_api::Role::Primary,
             Role::Backup => dunlin_api::Role::Backup,
-            Role::None if self.witness => dunlin_api::Role::Witness,
+            Role::None if self.is_witness() => dunlin_api::Role::Witness,
             Role::None => dunlin_api::Role::None,
         };
         let (state, why) = match &self.shown.failure {
@@ -116,7 +116,9 @@ impl ProgramLoop {
         let state = match (self.role, self.net.output.voice()) {
             (Role::None, _) if self.agreement.state().life == Life::Down => State::Stopped,
             (Role::None, _) if self.backup.expected.is_some() => State::Joining,
-            (Role::None, _) if !self.witness && self.own.ran && self.own.notes.is_none() => {
+            (Role::None, _)
+                if !self.is_witness() && self.own.past == Past::RanHere && self.own.notes.is_none() =>
+            {
                 return (State::Lost, "its copy here has ended with the daemon");
             }
             (Role::None, _) => State::Waiting,

@@ -10,14 +10,13 @@ use crate::vm::session::talker::Talker;
 use crate::vm::session::waiting::Waiting;
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, Progress, SyncStatus};
-use dunlin_core::agreed::Hosts;
 use dunlin_core::replica::enospc::EnospcWait;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::PrimaryEpochs;
 use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::sync::change_over::ChangeOver;
 use dunlin_core::sync::cost::SyncCost;
-use dunlin_core::units::{Index, ReplicaId, Term};
+use dunlin_core::units::{Index, ReplicaId};
 use std::sync::Arc;
 
 /// A primary.
@@ -35,8 +34,6 @@ pub struct PrimaryRole {
     pub(in crate::vm) disk_asks: bool,
     pub(in crate::vm) guest: Guest,
     pub(in crate::vm) switchover: Option<Sender<Answer>>,
-    /// A member that a person wants out of the group.
-    pub(in crate::vm) leaving: Option<Leaving>,
     /// Syncs so far.
     pub sync_status: SyncStatus,
     /// The join under way.
@@ -113,7 +110,6 @@ impl PrimaryRole {
             disk_asks: false,
             guest: Guest::default(),
             switchover: None,
-            leaving: None,
             sync_status: SyncStatus::default(),
             progress: None,
         }
@@ -155,19 +151,4 @@ impl PrimaryRole {
     pub fn is_whole(&self) -> bool {
         self.machine.is_some() || self.starting.is_some()
     }
-}
-
-/// A member leaves.
-pub(in crate::vm) struct Leaving {
-    /// Since which entry that is so, and who said it: in another term that entry may have been replaced by another leader's.
-    pub(in crate::vm) since: Index,
-    pub(in crate::vm) term: Term,
-    /// The hosts from then on, where another one comes in its place.
-    pub(in crate::vm) hosts: Option<Hosts>,
-    /// Nobody leaves: that list is said for the standby that it names.
-    pub(in crate::vm) names_standby: bool,
-    /// That list was proposed.
-    pub(in crate::vm) said: bool,
-    /// Who asked.
-    pub(in crate::vm) reply: Sender<Answer>,
 }

@@ -1,0 +1,197 @@
+//! A program's parts go to hosts of other names while it runs (`dunlin move`), or to a new machine of the same name (`dunlin replace`).
+//!
+//! * **Decides:** what passes: nothing lost whoever dies afterwards, and the old host has nothing left, also where it was dead meanwhile.
+//! * **Flow:** load on a and b, with witness c -> a host dies, or lives -> its part goes to d or e, said on a host that does not serve -> the status
+//!   names that one -> the next death of the primary -> the old host has let go.
+//! * **Not here:** VMs that move ([`crate::scenario`]).
+
+use anyhow::{Context, Result, bail, ensure};
+use dunlin_api::{EventKind, HostStatus};
+
+use super::stories::await_alone;
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, data, down, up};
+use crate::client::Counter;
+use crate::cluster::Cluster;
+use crate::testbed::TestbedSpec;
+
+/// Five hosts, two of which have no part at first.
+pub(super) fn five_hosts() -> TestbedSpec {
+    TestbedSpec {
+        hosts: ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec(),
+        ..TestbedSpec::three_hosts()
+    }
+}
+
+/// The backup's host is dead: another one gets its part, and is the primary when the old one dies. The dead host comes back, and lets go.
+pub(super) fn dead_backup(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup, counter) = begin(cluster, &Plan::redis(cluster.testbed())?)?;
+    cluster.kill_host(&backup)?;
+    await_alone(cluster, &primary)?;
+    move_backup(cluster, "c", "d", &[])?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    dies(cluster, &primary, &counter)?;
+    // It is told by who leads now, and has only heard of the old hosts.
+    cluster.start_host(&backup)?;
+    await_gone(cluster, &backup)?;
+    cluster.start_host(&primary)?;
+    let (serves, follows) = cluster.await_protected(NAME, PATIENCE)?;
+    ensure!(
+        (&*serves, &*follows) == ("d", &*primary),
+        "{serves} serves with {follows}"
+    );
+    dies(cluster, "d", &counter)?;
+    finish(cluster, counter, "c")
+}
+
+/// Both other hosts live and are well, and both lose their parts. Then the old primary is another machine of the same name.
+pub(super) fn living_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup, counter) = begin(cluster, &Plan::redis(cluster.testbed())?)?;
+    let words = format!("host '{backup}' is the program's backup, and well");
+    refused(cluster, &["--backup", "d"], &words)?;
+    move_backup(cluster, "c", "d", &["--unprotected-meanwhile"])?;
+    await_gone(cluster, &backup)?;
+    cluster.dunlin(&primary, &["move", NAME, "--witness", "e"])?;
+    cluster.await_status("the new witness takes part", PATIENCE, |hosts| {
+        let mut peers = of(hosts, &primary)?.peers.iter();
+        peers
+            .any(|peer| peer.host == "e" && peer.witness && peer.connected)
+            .then_some(())
+    })?;
+    await_gone(cluster, "c")?;
+    refused(cluster, &["--witness", "d"], "host 'd' has another part")?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    dies(cluster, &primary, &counter)?;
+    // Another machine: nothing that it was and knew is there.
+    cluster.renew_host(&primary)?;
+    cluster.start_host(&primary)?;
+    cluster.dunlin("e", &["replace", NAME, &primary])?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    dies(cluster, "d", &counter)?;
+    // A host comes back to a program that it had a part in, under a new number.
+    move_backup(cluster, "e", &backup, &[])?;
+    dies(cluster, &primary, &counter)?;
+    cluster.start_host("d")?;
+    await_gone(cluster, "d")?;
+    finish(cluster, counter, "e")
+}
+
+/// The image goes along. A host that has another one in its place says so, and nothing is changed. After a loss of all hosts, one of which slept over the
+/// move, it is begun again from the newest image.
+pub(super) fn with_data(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup, counter) = begin(cluster, &Plan::redis_with_data(cluster.testbed())?)?;
+    data::write(cluster)?;
+    let image = cluster.testbed().node("d").home().join("sessions.img");
+    std::fs::write(&image, vec![0; 1 << 20])?;
+    let words = "host 'd': data: ";
+    refused(cluster, &["--backup", "d", "--unprotected-meanwhile"], words)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    std::fs::remove_file(&image)?;
+    cluster.kill_host(&backup)?;
+    await_alone(cluster, &primary)?;
+    move_backup(cluster, &primary, "d", &[])?;
+    data::write(cluster)?;
+    dies(cluster, &primary, &counter)?;
+    data::write(cluster)?;
+    data::is_there(cluster, 3)?;
+    cluster.start_host(&backup)?;
+    await_gone(cluster, &backup)?;
+    let left = cluster.testbed().node(&backup).home().join("sessions.img");
+    ensure!(left.exists(), "{}: the old host's image is gone", left.display());
+    cluster.start_host(&primary)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    dies(cluster, "d", &counter)?;
+    data::is_there(cluster, 3)?;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    cluster.start_host("d")?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    // Host d sleeps over the next move, and the host that has its part over the one before.
+    cluster.kill_host("d")?;
+    await_alone(cluster, &primary)?;
+    move_backup(cluster, "c", &backup, &[])?;
+    data::write(cluster)?;
+    for host in cluster.running() {
+        cluster.kill_host(&host)?;
+    }
+    for host in ["d", "e", "c", &primary, &backup] {
+        cluster.start_host(host)?;
+    }
+    cluster.await_protected(NAME, PATIENCE)?;
+    data::is_there(cluster, 4)?;
+    await_gone(cluster, "d")?;
+    down(cluster, "c")?;
+    data::forget(cluster)
+}
+
+fn begin(cluster: &mut Cluster<'_>, plan: &Plan) -> Result<(String, String, Counter)> {
+    let (primary, backup) = up(cluster, plan)?;
+    let counter = count(cluster, CONNECTIONS)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    Ok((primary, backup, counter))
+}
+
+fn of<'a>(hosts: &'a [HostStatus], host: &str) -> Option<&'a dunlin_api::VmStatus> {
+    hosts.iter().find(|status| status.host == host)?.vm(NAME)
+}
+
+/// It ends when the program is protected.
+fn move_backup(cluster: &Cluster<'_>, said_on: &str, host: &str, more: &[&str]) -> Result<()> {
+    let words = [&["move", NAME, "--backup", host], more].concat();
+    let told = cluster.dunlin(said_on, &words)?;
+    let (_, backup) = cluster.await_protected(NAME, PATIENCE)?;
+    ensure!(
+        backup == host,
+        "the backup is on host {backup}, not on {host}: {told}"
+    );
+    ensure!(told.contains("is up and protected"), "{told}");
+    Ok(())
+}
+
+/// In one line, and before anything is changed.
+fn refused(cluster: &Cluster<'_>, to: &[&str], words: &str) -> Result<()> {
+    let output = cluster.output("a", &[&["move", NAME], to].concat())?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.code() == Some(2) && said.contains(words) && said.lines().count() == 1,
+        "{words}: {:?}: {said}",
+        output.status
+    );
+    Ok(())
+}
+
+fn dies(cluster: &mut Cluster<'_>, primary: &str, counter: &Counter) -> Result<()> {
+    cluster.kill_host(primary)?;
+    cluster.await_take_over(NAME, primary, PATIENCE)?;
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .with_context(|| format!("no answers after the death of host {primary}"))
+}
+
+/// It has nothing of it, and says why.
+fn await_gone(cluster: &Cluster<'_>, host: &str) -> Result<()> {
+    cluster.await_status("the old host has let go of the program", PATIENCE, |hosts| {
+        let status = hosts.iter().find(|status| status.host == host)?;
+        status.vm(NAME).is_none().then_some(())
+    })?;
+    let folder = cluster.state(host).join("vms").join(NAME);
+    ensure!(!folder.exists(), "host {host}: {} is left", folder.display());
+    let told = cluster.events(host)?;
+    if !told.iter().any(|event| event.kind == EventKind::Left) {
+        bail!("host {host} does not say that it has left: {told:?}");
+    }
+    Ok(())
+}
+
+/// Nothing was lost in all of that. All hosts run again, and it is ended.
+fn finish(cluster: &mut Cluster<'_>, counter: Counter, has_part: &str) -> Result<()> {
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let running = cluster.running();
+    for host in cluster.hosts().to_vec() {
+        if !running.contains(&host) {
+            cluster.start_host(&host)?;
+        }
+    }
+    down(cluster, has_part)
+}
