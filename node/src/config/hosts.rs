@@ -195,3 +195,38 @@ pub fn readable_by(hosts: &Hosts, protocol: Option<u16>) -> Hosts {
     });
     older.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "name = 't'\nid = '00112233445566778899aabbccddeeff'\n";
+    const PROGRAM: &str = "name = 'p'\nmembers = ['a', 'b']\nwitness = 'c'\n[program] # a server\n\
+                           command = ['/usr/bin/redis-server', '--save', '']\n\
+                           [[program.nics]]\nmac = '52:54:00:12:34:57'\naddress = '10.0.0.57/24'\n";
+
+    #[test]
+    fn a_program_s_parts_move_and_its_file_keeps_its_words() {
+        let hosts = ["a", "b", "c", "d"].iter().enumerate();
+        let hosts = hosts
+            .map(|(number, name)| format!("[[hosts]]\nname = '{name}'\naddress = '10.0.0.{number}:7700'\n"));
+        let text = format!("{CLUSTER}{}", hosts.collect::<String>());
+        let cluster = Cluster::parse(&text, "cluster.toml").expect("a good file");
+        let program = VmConfig::parse(PROGRAM, "p.toml", &cluster).expect("a good file");
+        let hosts = program.moved("b", "d", &cluster).expect("it can be");
+        let moved = program.with_hosts(&hosts, &cluster).expect("a good file");
+        let command = |config: &VmConfig| config.program.as_ref().map(|program| program.command.clone());
+        assert_eq!(command(&moved), command(&program));
+        assert!(moved.text.contains("# a server"), "{}", moved.text);
+        assert_eq!(moved.member("d").map(|member| member.id.0), Some(3));
+        assert_eq!(moved.member("b"), None);
+        // A program that never ran does not begin on a host that came later.
+        assert_eq!(&*moved.group[0].name, "a");
+        let standby = program.with_standby(Some("d"), &cluster).expect("a list");
+        let refused = program.with_hosts(&standby, &cluster).expect_err("no standby");
+        assert!(
+            refused.to_string().contains("a program has no standby"),
+            "{refused}"
+        );
+    }
+}

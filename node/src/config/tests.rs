@@ -495,27 +495,6 @@ fn with_d() -> Cluster {
 }
 
 #[test]
-fn a_program_s_parts_move_and_its_file_keeps_its_words() {
-    let text = PROGRAM.replace("[program]", "[program] # a server");
-    let program = VmConfig::parse(&text, "p.toml", &with_d()).expect("a good file");
-    let hosts = program.moved("b", "d", &with_d()).expect("it can be");
-    let moved = program.with_hosts(&hosts, &with_d()).expect("a good file");
-    let command = |config: &VmConfig| config.program.as_ref().map(|program| program.command.clone());
-    assert_eq!(command(&moved), command(&program));
-    assert_eq!(moved.member("d").map(|member| member.id.0), Some(3));
-    assert_eq!(moved.member("b"), None);
-    assert!(moved.text.contains("# a server"), "{}", moved.text);
-    // The host that has the later number was never the first: a program that never ran does not begin there.
-    assert_eq!(&*moved.group[0].name, "a");
-    let refused = program.with_standby(Some("d"), &with_d()).expect("a list");
-    let refused = program.with_hosts(&refused, &with_d()).expect_err("no standby");
-    assert!(
-        refused.to_string().contains("a program has no standby"),
-        "{refused}"
-    );
-}
-
-#[test]
 fn a_standby_leaves_its_place_to_the_host_whose_part_it_got() {
     let parse = |top: &str| {
         let text = format!("{top}\n[vm]\nmemory_mib = 64\nkernel = '/boot/vmlinuz'\n");
