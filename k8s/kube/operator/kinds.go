@@ -44,7 +44,7 @@ var (
 		needs: needsOfVM, protected: protectedVMs, failOvers: failOvers,
 	}
 	programs = &kind{
-		name: "ProtectedProgram", word: "program", finalizer: ProgramFinalizer, label: ProgramLabel, ends: "it ended by itself",
+		name: "ProtectedProgram", word: "program", finalizer: ProgramFinalizer, label: ProgramLabel, moves: true, ends: "it ended by itself",
 		empty: func() v1alpha1.Protected { return &v1alpha1.ProtectedProgram{} },
 		list:  func() client.ObjectList { return &v1alpha1.ProtectedProgramList{} },
 		needs: needsOfProgram, protected: protectedPrograms, failOvers: programFailOvers,

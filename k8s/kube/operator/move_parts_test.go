@@ -86,7 +86,8 @@ func TestAPersonReadsWhyAPartDoesNotMove(t *testing.T) {
 		{shop(), map[string]string{"c": Lost}, nil, on("b"), "NoOtherNode", "host 'c' is lost: nothing is heard of it: the witness stays there"},
 		{moving, map[string]string{"b": Lost}, nil, on("d"), "Moves", "host 'b' is lost: nothing is heard of it: copy 1 goes to host 'd'"},
 		{moving, nil, nil, on("d"), "Moves", "host 'b' was away and is there again"},
-		{sessions(), map[string]string{"b": Lost}, []string{"d"}, on("b"), "CannotMove", "a program's group stays as it began, so that copy 1 waits for this host"},
+		{sessions(), map[string]string{"b": Lost}, []string{"d"}, on(""), "WaitsForPlace", "host 'b' is lost: nothing is heard of it: copy 1 waits for another node with room"},
+		{sessions(), map[string]string{"c": Lost}, nil, on("b"), "NoOtherNode", "the witness stays there, since no other host is heard that has no part in the program"},
 		{single, map[string]string{"b": Lost}, []string{"d"}, on("b"), "CannotMove", "there is no second copy from which copy 1 could be made anew"},
 	} {
 		seen := view{away: one.away, free: one.free}
@@ -107,7 +108,7 @@ func TestAPodAsksForItsHosts(t *testing.T) {
 		want   string
 	}{
 		{vm, nil, nil, "b"}, {vm, map[string]string{"b": Lost}, nil, "b"}, {vm, map[string]string{"b": Lost}, []string{"d", "e"}, "d e"},
-		{vm, map[string]string{"a": Lost}, []string{"d"}, "b"}, {program, map[string]string{"b": Lost}, []string{"d"}, "b"},
+		{vm, map[string]string{"a": Lost}, []string{"d"}, "b"}, {program, map[string]string{"b": Lost}, []string{"d"}, "d"},
 	} {
 		wish := view{away: one.away, free: one.free}.wish(one.object, 1)
 		if got := strings.Join(wishOf(pod(one.object, 1, 2, wish, "")), " "); got != one.want {

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -186,7 +187,8 @@ func (cluster *cluster) keepsAProgramAlive() {
 	cluster.Logf("the object says so %d ms after the kill", time.Since(killed).Milliseconds())
 	cluster.increments(witness, service, ":4")
 	cluster.event("sessions", "FailedOver", "host "+survives+" serves the program since")
-	cluster.untilSaysOf(program, operator.Placed, metav1.ConditionFalse, "host '"+dies+"' is lost: nothing is heard of it: a program's group stays as it began")
+	cluster.untilSaysOf(program, operator.Placed, metav1.ConditionFalse, "host '"+dies+"' is lost: nothing is heard of it: copy")
+	cluster.untilSaysOf(program, operator.Placed, metav1.ConditionFalse, "since no other host is heard that has no part in the program")
 
 	cluster.endOf(program)
 	cluster.nothingIsLeft(survives)
@@ -195,6 +197,52 @@ func (cluster *cluster) keepsAProgramAlive() {
 	cluster.hosts.Start(cluster.T, dies)
 	cluster.operator(dies)
 	cluster.nothingIsLeft(dies)
+}
+
+// Four real daemons: a lost host's copy of a running program goes to the one that has no part, which serves it when the primary's host is lost too.
+func TestAProgramsCopyIsMadeAnewOnAnotherNode(t *testing.T) {
+	cluster := beginWith(t, "5s", "d")
+	cluster.executable()
+	program := cluster.sessions("sessions")
+	cluster.create(program)
+	// hasCopies waits until it is protected by exactly these two.
+	hasCopies := func(primary, backup string) {
+		t.Helper()
+		cluster.untilIs(program, "the program is protected on "+primary+" and "+backup, func() bool {
+			status := program.Status
+			return meta.IsStatusConditionTrue(status.Conditions, operator.Protected) && status.Primary == primary && status.Backup == backup && status.Moving == nil
+		})
+		cluster.stands("sessions", 256+256, program.Status.Placement.Members)
+	}
+	cluster.untilSaysOf(program, operator.Protected, metav1.ConditionTrue, "complete second copy")
+	first, second, witness := program.Status.Primary, program.Status.Backup, program.Status.Witness
+	fourth := cluster.hosts.Names[slices.IndexFunc(cluster.hosts.Names, func(name string) bool { return !slices.Contains(program.Status.Placement.Hosts(), name) })]
+	cluster.increments(witness, service, ":1")
+
+	cluster.dies(second)
+	hasCopies(first, fourth)
+	cluster.event("sessions", "Moved", "host "+fourth+" has the part in the program that host "+second+" had")
+	cluster.increments(witness, service, ":2")
+	cluster.returns(second)
+	cluster.nothingIsLeft(second)
+
+	cluster.dies(first)
+	cluster.untilIs(program, "the fourth host serves it", func() bool { return program.Status.Primary == fourth })
+	cluster.increments(witness, service, ":3")
+	hasCopies(fourth, second)
+	cluster.returns(first)
+	cluster.nothingIsLeft(first)
+
+	// A node that is drained while its host lives, and is well.
+	cluster.drain(second, "sessions-"+strconv.Itoa(slices.Index(program.Status.Placement.Members, second)))
+	hasCopies(fourth, first)
+	cluster.nothingIsLeft(second)
+	cluster.cordon(second, false)
+	cluster.increments(witness, service, ":4")
+	cluster.endOf(program)
+	for _, name := range cluster.hosts.Names {
+		cluster.nothingIsLeft(name)
+	}
 }
 
 // saysThatAProgramHasEnded: a client ends both copies, which have a root directory of their own; nobody begins the program anew, and its object can be deleted.
