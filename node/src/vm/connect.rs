@@ -8,11 +8,15 @@ use dunlin_api::{Answer, EventKind, Request};
 use dunlin_core::units::Term;
 use dunlin_fabric::link::{Hello, LinkError, Purpose, Stream, connect};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a connection may take, and how long to wait before the next try.
 const TRY: Duration = Duration::from_millis(500);
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// A link that was lost sooner than this was hardly one: a host that has no part in the group any more, and has not heard of that, is let in and hung
+/// up on. It rests longer after each of them, up to this.
+const STANDS: Duration = Duration::from_secs(1);
 
 /// How long a connection for a request may take.
 const ASK: Duration = Duration::from_secs(5);
@@ -59,16 +63,24 @@ impl Connector {
 
 fn keep_connected(host: &Host, vm: &str, peer_name: &str, deliver: &dyn Fn(Stream), lost: &Receiver<()>) {
     let mut complaint = String::new();
+    let mut hardly = 0;
     loop {
-        match open(host, vm, peer_name, Purpose::Log, Term(0), Vec::new()) {
+        let rest = match open(host, vm, peer_name, Purpose::Log, Term(0), Vec::new()) {
             Ok(stream) => {
                 complaint.clear();
                 deliver(stream);
+                let since = Instant::now();
                 #[expect(clippy::disallowed_methods, reason = "nothing is owed while the link stands")]
                 let ended = lost.recv().is_err();
                 if ended {
                     return;
                 }
+                if since.elapsed() >= STANDS {
+                    hardly = 0;
+                    continue;
+                }
+                hardly += 1;
+                rest_after(hardly)
             }
             Err(why) => {
                 let why = why.to_string();
@@ -77,14 +89,21 @@ fn keep_connected(host: &Host, vm: &str, peer_name: &str, deliver: &dyn Fn(Strea
                         .push(vm, EventKind::LinkRefused, format!("host '{peer_name}': {why}"));
                     complaint = why;
                 }
-                // A pause between tries, which the end of the loop cuts short.
-                match lost.recv_timeout(BETWEEN_TRIES) {
-                    Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return,
-                    Ok(()) | Err(crossbeam_channel::RecvTimeoutError::Timeout) => {}
-                }
+                BETWEEN_TRIES
             }
+        };
+        // A pause between tries, which the end of the loop cuts short.
+        match lost.recv_timeout(rest) {
+            Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return,
+            Ok(()) | Err(crossbeam_channel::RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+/// After so many links in a row that were hardly ones.
+fn rest_after(hardly: u32) -> Duration {
+    let doubled = 1 << hardly.saturating_sub(1).min(8);
+    (BETWEEN_TRIES * doubled).min(STANDS)
 }
 
 /// Connects to a host for some purpose; `extra` is the purpose's own.
@@ -135,6 +154,14 @@ pub fn ask_host(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_is_hung_up_on_knocks_more_and_more_rarely() {
+        assert_eq!(rest_after(1), BETWEEN_TRIES);
+        assert_eq!(rest_after(2), 2 * BETWEEN_TRIES);
+        assert_eq!(rest_after(5), 16 * BETWEEN_TRIES);
+        assert_eq!((rest_after(6), rest_after(u32::MAX)), (STANDS, STANDS));
+    }
 
     #[test]
     fn a_link_that_is_lost_twice_is_made_once() {
