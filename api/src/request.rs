@@ -165,8 +165,9 @@ pub enum Request {
         origin: String,
         /// The asker's QEMU, or the hash of a program's executable there.
         qemu_version: String,
-        /// It runs already, and its copy is to come while it does.
-        #[serde(default)]
+        /// A bare program that runs already, and whose copy is to come while it does. Left out where it is false: older versions do not know it, and
+        /// cannot do that.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         newcomer: bool,
         /// The call that the VM's name is kept for if so.
         ticket: Ticket,
@@ -241,5 +242,24 @@ impl Request {
             Self::Log(ask) => ask.is_for_peers(),
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_of_an_older_version_is_asked_in_its_words_unless_a_program_is_to_come() {
+        let ask = |newcomer| Request::Prepare {
+            text: String::new(),
+            origin: String::new(),
+            qemu_version: String::new(),
+            newcomer,
+            ticket: Ticket(1),
+        };
+        let said = |newcomer| serde_json::to_string(&ask(newcomer)).expect("a request");
+        assert!(!said(false).contains("newcomer"), "{}", said(false));
+        assert!(said(true).contains("\"newcomer\":true"), "{}", said(true));
     }
 }

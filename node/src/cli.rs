@@ -226,6 +226,8 @@ enum Command {
     /// The host that has the part now may be dead or alive. It leaves the group, and takes its copy of the VM away when it hears of that; its
     /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin switchover' first.
     ///
+    /// A bare program's parts move in the same way, by a copy of the running program; both hosts need CRIU for that.
+    ///
     /// A standby has nothing until it gets the part of a host that stays away: it is only asked whether it could.
     #[command(
         group = clap::ArgGroup::new("part").required(true),

@@ -177,7 +177,7 @@ fn could_take_part(daemon: &Daemon, host: &str, config: &VmConfig) -> Result<Tic
         text: config.text.to_string(),
         origin: format!("{} '{}'", config.noun(), config.name),
         qemu_version,
-        newcomer: true,
+        newcomer: config.program.is_some(),
         ticket,
     };
     match peers::ask(daemon, host, &request) {

@@ -349,7 +349,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
 struct Asked<'a> {
     /// What both hosts have to have the same of.
     runs_by: &'a str,
-    /// The VM runs already: its copy is to come here while it does.
+    /// Of a program that runs already: its copy is to come here while it does.
     newcomer: bool,
 }
 

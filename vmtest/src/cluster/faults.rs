@@ -1,4 +1,4 @@
-//! Hosts whose wall clock and state folder can go wrong.
+//! Hosts whose wall clock and state folder can go wrong, and that lack what they need.
 
 use anyhow::{Context, Result};
 
@@ -23,6 +23,11 @@ impl Cluster<'_> {
             self.states.insert(host.clone(), SmallDisk::mount(&folder, mib)?);
         }
         Ok(())
+    }
+
+    /// A host's daemon finds no CRIU when it is started next.
+    pub fn lacks_criu(&mut self, host: &str) {
+        self.without_criu.insert(host.to_owned());
     }
 
     /// A host's wall clock.

@@ -89,6 +89,8 @@ pub struct Cluster<'testbed> {
     clocks: BTreeMap<String, Clock>,
     /// State folders with little room, of hosts that have one.
     states: BTreeMap<String, SmallDisk>,
+    /// Hosts whose daemons find no CRIU.
+    without_criu: BTreeSet<String>,
 }
 
 impl<'testbed> Cluster<'testbed> {
@@ -125,6 +127,7 @@ impl<'testbed> Cluster<'testbed> {
             frozen: BTreeMap::new(),
             clocks: BTreeMap::new(),
             states: BTreeMap::new(),
+            without_criu: BTreeSet::new(),
         }
     }
 
@@ -236,7 +239,9 @@ impl<'testbed> Cluster<'testbed> {
         if let Some(clock) = self.clocks.get(host) {
             clock.onto(&mut command);
         }
-        if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
+        if self.without_criu.contains(host) {
+            command.env("DUNLIN_CRIU", "/no/such/criu");
+        } else if std::env::var_os("DUNLIN_CRIU").is_none() && paths::criu().exists() {
             command.env("DUNLIN_CRIU", paths::criu());
         }
         let mut child = command

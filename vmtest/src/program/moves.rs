@@ -7,6 +7,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use dunlin_api::{EventKind, HostStatus};
+use nix::sys::signal::Signal;
 
 use super::stories::await_alone;
 use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, data, down, up};
@@ -43,20 +44,42 @@ pub(super) fn dead_backup(cluster: &mut Cluster<'_>) -> Result<()> {
     finish(cluster, counter, "c")
 }
 
-/// Both other hosts live and are well, and both lose their parts. Then the old primary is another machine of the same name.
+/// The backup's host stands still while another one gets its part, then the witness's. Each comes back with what it knew, the backup with a copy that runs,
+/// and lets go.
+pub(super) fn sleeping_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup, counter) = begin(cluster, &Plan::redis(cluster.testbed())?)?;
+    cluster.freeze(&backup)?;
+    await_alone(cluster, &primary)?;
+    move_backup(cluster, "c", "d", &[])?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    cluster.thaw(&backup);
+    cluster.freeze("c")?;
+    move_witness(cluster, &primary, "e")?;
+    await_gone(cluster, &backup)?;
+    dies(cluster, &primary, &counter)?;
+    cluster.thaw("c");
+    await_gone(cluster, "c")?;
+    cluster.start_host(&primary)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    dies(cluster, "d", &counter)?;
+    finish(cluster, counter, "e")
+}
+
+/// Both other hosts live and are well, and both lose their parts. Then the old primary is another machine of the same name. Host e has no CRIU, and can be the
+/// witness alone.
 pub(super) fn living_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
+    cluster.stop_host("e", Signal::SIGTERM)?;
+    cluster.lacks_criu("e");
+    cluster.start_host("e")?;
     let (primary, backup, counter) = begin(cluster, &Plan::redis(cluster.testbed())?)?;
     let words = format!("host '{backup}' is the program's backup, and well");
     refused(cluster, &["--backup", "d"], &words)?;
+    let unfit = ["--backup", "e", "--unprotected-meanwhile"];
+    refused(cluster, &unfit, "host 'e': CRIU is not on this host")?;
+    cluster.await_protected(NAME, PATIENCE)?;
     move_backup(cluster, "c", "d", &["--unprotected-meanwhile"])?;
     await_gone(cluster, &backup)?;
-    cluster.dunlin(&primary, &["move", NAME, "--witness", "e"])?;
-    cluster.await_status("the new witness takes part", PATIENCE, |hosts| {
-        let mut peers = of(hosts, &primary)?.peers.iter();
-        peers
-            .any(|peer| peer.host == "e" && peer.witness && peer.connected)
-            .then_some(())
-    })?;
+    move_witness(cluster, &primary, "e")?;
     await_gone(cluster, "c")?;
     refused(cluster, &["--witness", "d"], "host 'd' has another part")?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
@@ -146,6 +169,16 @@ fn move_backup(cluster: &Cluster<'_>, said_on: &str, host: &str, more: &[&str]) 
     );
     ensure!(told.contains("is up and protected"), "{told}");
     Ok(())
+}
+
+fn move_witness(cluster: &Cluster<'_>, primary: &str, host: &str) -> Result<()> {
+    cluster.dunlin(primary, &["move", NAME, "--witness", host])?;
+    cluster.await_status("the new witness takes part", PATIENCE, |hosts| {
+        let mut peers = of(hosts, primary)?.peers.iter();
+        peers
+            .any(|peer| peer.host == host && peer.witness && peer.connected)
+            .then_some(())
+    })
 }
 
 /// In one line, and before anything is changed.

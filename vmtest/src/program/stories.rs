@@ -83,8 +83,9 @@ const OF_DATA: [Story; 4] = [
 ];
 
 /// Those whose parts go to other hosts.
-const OF_MOVES: [Story; 2] = [
+const OF_MOVES: [Story; 3] = [
     ("a dead backup's part moves", moves::dead_backup),
+    ("sleeping hosts' parts move", moves::sleeping_hosts),
     ("living hosts' parts move", moves::living_hosts),
 ];
 
