@@ -5,15 +5,16 @@
 //!   names that one -> the next death of the primary -> the old host has let go.
 //! * **Not here:** VMs that move ([`crate::scenario`]).
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use dunlin_api::{EventKind, HostStatus};
 use nix::sys::signal::Signal;
 
 use super::stories::await_alone;
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, data, down, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, MAC, NAME, PATIENCE, Plan, count, data, down, up};
 use crate::client::Counter;
 use crate::cluster::Cluster;
-use crate::testbed::TestbedSpec;
+use crate::scenario::campaign::speaker::{OneSpeaker, take_overs};
+use crate::testbed::{Capture, TestbedSpec};
 
 /// Five hosts, two of which have no part at first.
 pub(super) fn five_hosts() -> TestbedSpec {
@@ -63,6 +64,35 @@ pub(super) fn sleeping_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
     cluster.await_protected(NAME, PATIENCE)?;
     dies(cluster, "d", &counter)?;
     finish(cluster, counter, "e")
+}
+
+/// The primary's host stands still, the backup serves, and another host gets the part of the one that sleeps. That one comes back as who serves, in a group
+/// whose hosts talk to it no more: it does not speak, and lets go.
+pub(super) fn sleeping_primary(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup, counter) = begin(cluster, &Plan::redis(cluster.testbed())?)?;
+    let capture = Capture::start(cluster.testbed(), MAC)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    let mut one_speaker = OneSpeaker::default();
+    let mut judge = |cluster: &Cluster<'_>| {
+        let heard = capture.heard().spoken;
+        ensure!(!heard.is_empty(), "nobody was heard at the switch");
+        one_speaker
+            .judge(&heard, &take_overs(cluster)?, &[])
+            .map_err(|why| anyhow!(why))
+    };
+    judge(cluster)?;
+    cluster.freeze(&primary)?;
+    cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    move_backup(cluster, "c", "d", &[])?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    cluster.thaw(&primary);
+    await_gone(cluster, &primary)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    judge(cluster)?;
+    let heard = capture.finish()?;
+    ensure!(heard.missed == 0, "{} frames were not seen", heard.missed);
+    dies(cluster, &backup, &counter)?;
+    finish(cluster, counter, "c")
 }
 
 /// Both other hosts live and are well, and both lose their parts. Then the old primary is another machine of the same name. Host e has no CRIU, and can be the

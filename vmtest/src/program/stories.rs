@@ -83,9 +83,10 @@ const OF_DATA: [Story; 4] = [
 ];
 
 /// Those whose parts go to other hosts.
-const OF_MOVES: [Story; 3] = [
+const OF_MOVES: [Story; 4] = [
     ("a dead backup's part moves", moves::dead_backup),
     ("sleeping hosts' parts move", moves::sleeping_hosts),
+    ("a sleeping primary's part moves", moves::sleeping_primary),
     ("living hosts' parts move", moves::living_hosts),
 ];
 

@@ -289,7 +289,7 @@ impl ProgramLoop {
     pub(super) fn join_problem(&self) -> Option<JoinProblem> {
         let why = self.backup.tries.why.clone()?;
         Some(JoinProblem {
-            passes: why == NOT_YET,
+            passes: why.ends_with(NOT_YET),
             why: format!("it has no second copy: {why}"),
             times: u32::MAX,
         })
