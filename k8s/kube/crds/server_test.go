@@ -78,6 +78,9 @@ var mistakes = []struct {
 	{"two copies that nothing keeps alike", shop, "policy: dunlin", "policy: none", "strength 1 is policy none, and more copies need a policy"},
 	{"one copy, protected", shop, "strength: 2", "strength: 1", "strength 1 is policy none, and more copies need a policy"},
 	{"an unknown storage", shop, "policy: dunlin", "storage: nfs", "storage is gannet, colo or sync, not nfs"},
+	{"no time until a standby gets a part", shop, "policy: dunlin", "standbyAfterSeconds: 0", "standbyAfterSeconds is from 1 to 86400 (a day)"},
+	{"more than a day until then", shop, "policy: dunlin", "standbyAfterSeconds: 86401", "standbyAfterSeconds is from 1 to 86400 (a day)"},
+	{"a word for that time", shop, "policy: dunlin", "standbyAfterSeconds: 30s", `spec.standbyAfterSeconds: Invalid value: "string": spec.standbyAfterSeconds in body must be of type integer`},
 	{"an unknown part", shop, "vm:", "hardware:", `unknown field "spec.hardware"`},
 	{"no hardware", shop, shop[strings.Index(shop, "  vm:"):], "", "spec.vm: Required value"},
 	{"no memory", shop, "memoryMiB: 1024", "machine: pc", "spec.vm.memoryMiB: Required value"},
@@ -243,7 +246,7 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	if err := json.Unmarshal(data, &vm); err != nil {
 		t.Fatal(err)
 	}
-	if vm.Spec.Strength != 2 || vm.Spec.Policy != "dunlin" || vm.Spec.Storage != "gannet" || vm.Spec.VM.VCPUs != 1 ||
+	if vm.Spec.Strength != 2 || vm.Spec.Policy != "dunlin" || vm.Spec.Storage != "gannet" || vm.Spec.VM.VCPUs != 1 || vm.Spec.StandbyAfterSeconds != 30 ||
 		vm.Spec.VM.Machine != "pc" || vm.Spec.VM.Firmware != "bios" || vm.Spec.VM.Disks[0].Format != "raw" {
 		t.Errorf("%+v", vm.Spec)
 	}
@@ -299,6 +302,10 @@ func changes(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	const why = "the hardware of a VM does not change while it exists: make another one"
 	if err := change(int64(2048), "spec", "vm", "memoryMiB"); err == nil || !strings.Contains(err.Error(), why) {
 		t.Errorf("changed hardware: %v", err)
+	}
+	const sameTime = "standbyAfterSeconds does not change while the VM exists: make another one"
+	if err := change(int64(60), "spec", "standbyAfterSeconds"); err == nil || !strings.Contains(err.Error(), sameTime) {
+		t.Errorf("another time until the standby gets a part: %v", err)
 	}
 	if err := change(int64(4), "spec", "strength"); err == nil {
 		t.Error("a wrong strength is taken when it comes later")

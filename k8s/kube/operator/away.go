@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -183,8 +184,11 @@ func (placer *placer) free(ctx context.Context, taken []string, hosts map[string
 // wish is where the Pod of a placed copy is to be: where the copy is or goes, or on one of the hosts where it could go.
 func (view view) wish(object v1alpha1.Protected, number int) []string {
 	status := object.Seen()
-	if grows(object) && number == status.Placement.Strength {
+	if view.seeksStandby(object, number) {
 		return view.free
+	}
+	if grows(object) && number >= status.Placement.Strength && !view.lacksPart(object) {
+		return nil
 	}
 	home := status.Placement.Homes()[number]
 	switch {
@@ -198,12 +202,19 @@ func (view view) wish(object v1alpha1.Protected, number int) []string {
 	return view.free
 }
 
+// seeksStandby says whether a Pod is to find a node for the standby that is lacking. While a part lacks a host it keeps out of that one's way, on the witness's node; and
+// where there is no host for either, a Pod that stands for the witness stays there.
+func (view view) seeksStandby(object v1alpha1.Protected, number int) bool {
+	placement := object.Seen().Placement
+	return grows(object) && number == placement.Spare() && (number >= placement.Strength || len(view.free) > 0) && !view.lacksPart(object)
+}
+
 // moves says whether its parts can go to other hosts at all.
 func moves(object v1alpha1.Protected) bool {
 	return kindOf(object).moves && object.Seen().Placement.Witness != ""
 }
 
-// next is the part that is to be given to another host now, if there is one: a copy whose Pod has found a node, or the witness.
+// next is the part that is to be given to another host now, if there is one: a copy whose Pod has found a node, or the witness, and after these the place as standby.
 func (placer *placer) next(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, view view) *v1alpha1.Moving {
 	status := object.Seen()
 	placement := status.Placement
@@ -221,11 +232,11 @@ func (placer *placer) next(ctx context.Context, object v1alpha1.Protected, pods 
 		}
 		to := ""
 		if standby := view.standby(object); standby != "" && part == PartBackup {
-			if why == Lost {
+			if why == Lost && status.Standby == standby {
 				// The daemons do it, and have begun long ago.
 				continue
 			}
-			// They know of a host that is connected, and do not know that it should not have a copy.
+			// They know of a host that is connected, and do not know that it should not have a copy; or they do not know of the standby.
 			to = standby
 		} else if number >= placement.Strength {
 			to = placer.leastBusy(ctx, view.free)
@@ -235,6 +246,9 @@ func (placer *placer) next(ctx context.Context, object v1alpha1.Protected, pods 
 		if to != "" {
 			return &v1alpha1.Moving{Part: part, From: home, To: to, Why: why}
 		}
+	}
+	if number := slices.Index(placement.Homes(), placement.Standby); number >= 0 && pods[number] != nil && !isGone(pods[number]) {
+		return view.nextStandby(object, pods[number].Spec.NodeName)
 	}
 	return nil
 }
@@ -248,26 +262,29 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 		part, what := fmt.Sprintf("copy %d", number), "the copy"
 		switch home {
 		case placement.Witness:
-			part = "the witness"
+			part, what = "the witness", "the witness"
 		case placement.Standby:
-			what = "the standby"
+			part, what = "its place as standby", "the standby"
 		}
 		if moving != nil && moving.From == home {
 			reason = "Moves"
 			all = append(all, fmt.Sprintf("host '%s' %s: %s goes to host '%s'", home, isAway(view.away[home]), part, moving.To))
 			continue
 		}
-		pod := pods[number]
-		stands := number >= placement.Strength || pod.Spec.NodeName == home && !isGone(pod)
-		keepsPod := view.keepsPod(object, home)
-		why, isFree := view.away[home], len(view.free) > 0 && moves(object)
+		pod, why := pods[number], view.away[home]
+		// Where its Pod has gone to look for a standby's place, a witness has none, and [host.carryOut] says what is lacking.
+		stands := number >= placement.Strength || pod.Spec.NodeName == home && !isGone(pod) || why == "" && view.seeksStandby(object, number)
+		keepsPod, isFree := view.keepsPod(object, home), len(view.free) > 0 && moves(object)
 		switch {
 		case why == "" && stands:
 		case why == "":
 			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for %s there", pod.Name, home, what))
-		case home == placement.Standby:
+		case home == placement.Standby && view.lacksPart(object):
 			reason = "CannotMove"
-			all = append(all, fmt.Sprintf("host '%s' %s: it stays the standby, which cannot be another host while the %s runs", home, isAway(why), kind.word))
+			all = append(all, fmt.Sprintf("host '%s' %s: it stays the standby as long as another host of the %s is away", home, isAway(why), kind.word))
+		case home == placement.Standby && keepsPod:
+			reason = "CannotMove"
+			all = append(all, fmt.Sprintf("host '%s' %s: it stays the standby, since none is asked for", home, isAway(why)))
 		case keepsPod:
 			reason = "Moves"
 			all = append(all, fmt.Sprintf("host '%s' %s: %s goes to host '%s', the standby", home, isAway(why), part, placement.Standby))

@@ -25,14 +25,16 @@ type Limits struct {
 
 // file is a VM's file, as the daemon reads it.
 type file struct {
-	Name    string    `toml:"name"`
-	Members []string  `toml:"members"`
-	Witness string    `toml:"witness,omitempty"`
-	Standby string    `toml:"standby,omitempty"`
-	Policy  string    `toml:"policy"`
-	Storage string    `toml:"storage,omitempty"`
-	VM      *hardware `toml:"vm,omitempty"`
-	Program *program  `toml:"program,omitempty"`
+	Name    string   `toml:"name"`
+	Members []string `toml:"members"`
+	Witness string   `toml:"witness,omitempty"`
+	Standby string   `toml:"standby,omitempty"`
+	// StandbyAfter is said without a standby too: one may be named while the VM runs.
+	StandbyAfter string    `toml:"standby_after,omitempty"`
+	Policy       string    `toml:"policy"`
+	Storage      string    `toml:"storage,omitempty"`
+	VM           *hardware `toml:"vm,omitempty"`
+	Program      *program  `toml:"program,omitempty"`
 }
 
 type hardware struct {
@@ -70,6 +72,9 @@ func (limits Limits) File(object v1alpha1.Protected) (string, error) {
 	switch object := object.(type) {
 	case *v1alpha1.ProtectedVM:
 		written.VM, err = hardwareOf(object.Spec.VM), limits.check(object)
+		if seconds := object.Spec.StandbyAfterSeconds; seconds > 0 {
+			written.StandbyAfter = fmt.Sprintf("%ds", seconds)
+		}
 	case *v1alpha1.ProtectedProgram:
 		written.Program, err = programOf(object.Spec.Program), limits.checkProgram(object)
 	}

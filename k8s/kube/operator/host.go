@@ -227,7 +227,7 @@ func (host *host) tell(object v1alpha1.Protected, here control.VM, asAsked []str
 		}
 		status.Primary = host.name
 	}
-	status.State, status.Term, status.Witness, status.Standby = here.State, int64(here.Term), status.Placement.Witness, status.Placement.Standby
+	status.State, status.Term, status.Witness, status.Standby = here.State, int64(here.Term), status.Placement.Witness, here.Standby
 	status.ObservedGeneration, status.Gone = object.GetGeneration(), without(status.Gone, host.name)
 	status.Backup, status.Strength = "", 1
 	if here.Protected {
@@ -274,10 +274,8 @@ func (host *host) carryOut(ctx context.Context, object v1alpha1.Protected, here 
 		cannot = append(cannot, fmt.Sprintf("storage is %s until the VM is made anew", placement.Storage))
 	}
 	switch {
-	case grows(object):
+	case lacksStandby(object):
 		cannot = append(cannot, "it has no standby yet: that waits for a node with room whose host is heard and has no part in it")
-	case object.Asked().Strength == 3 && placement.Strength == 3 && placement.Standby == "":
-		cannot = append(cannot, "there is no standby, because no fourth host could be the witness when it was placed")
 	case object.Asked().Strength > placement.Strength && object.Asked().Strength > len(placement.Members):
 		cannot = append(cannot, fmt.Sprintf("it was placed with strength %d, and gets no further hosts while it exists", placement.Strength))
 	}

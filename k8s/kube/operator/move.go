@@ -36,7 +36,14 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 		host.forgetTold(here.Name)
 		return here, "", 0
 	}
-	if here.Role != "primary" || moving.From == host.name || !has(status.Gone, moving.To) || host.isTaken(here, *moving) || host.stays(ctx, object, here) {
+	if here.Role != "primary" || moving.From == host.name || host.isTaken(here, *moving) || host.stays(ctx, object, here) {
+		return here, "", 0
+	}
+	if !has(status.Gone, moving.To) {
+		if moving.Part == PartStandby {
+			// Whether all of the group are heard meanwhile nobody tells.
+			return here, "", later
+		}
 		return here, "", 0
 	}
 	if known, left := host.told(here.Name, *moving); left > 0 {
@@ -44,9 +51,7 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	// Who drains a node, or deletes it, knows that it is alive.
-	unprotected := moving.Why == Drained || moving.Why == Deleted
-	if err := host.daemon.Move(ctx, here.Name, control.Place(moving.Part), moving.To, unprotected); err != nil {
+	if err := host.order(ctx, here.Name, *moving); err != nil {
 		refused := fmt.Sprintf("its %s does not go from host '%s' to host '%s': %v", partWords[moving.Part], moving.From, moving.To, err)
 		host.setTold(here.Name, told{*moving, refused, time.Now().Add(later)})
 		return here, refused, later
@@ -58,6 +63,15 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 		}
 	}
 	return here, "", settles
+}
+
+func (host *host) order(ctx context.Context, vm string, moving v1alpha1.Moving) error {
+	if moving.Part == PartStandby {
+		return host.daemon.Standby(ctx, vm, moving.To)
+	}
+	// Who drains a node, or deletes it, knows that it is alive.
+	unprotected := moving.Why == Drained || moving.Why == Deleted
+	return host.daemon.Move(ctx, vm, control.Place(moving.Part), moving.To, unprotected)
 }
 
 func (host *host) told(vm string, moving v1alpha1.Moving) (told, time.Duration) {
@@ -86,7 +100,7 @@ func (host *host) forgetTold(vm string) {
 // leads says so, which gives the order too: so none is on its way.
 func (host *host) stays(ctx context.Context, object v1alpha1.Protected, here control.VM) bool {
 	moving := object.Seen().Moving
-	if moving == nil || !inGroup(here, moving.From) {
+	if moving == nil || moving.Part != PartStandby && !inGroup(here, moving.From) {
 		return false
 	}
 	list := &v1alpha1.DunlinHostList{}
@@ -97,6 +111,9 @@ func (host *host) stays(ctx context.Context, object v1alpha1.Protected, here con
 	}
 	hosts := byName(list)
 	if to := hosts[moving.To]; to == nil || !isHeard(to) {
+		return true
+	}
+	if moving.Part == PartStandby && staysStandby(object, hosts) {
 		return true
 	}
 	// By what the elected operator goes by too, or the one would write what the other takes back.
@@ -115,8 +132,12 @@ func inGroup(here control.VM, name string) bool {
 	return slices.ContainsFunc(here.Peers, func(peer control.Peer) bool { return peer.Host == name })
 }
 
-// isTaken says whether the standby has got the part meanwhile, which was to go to another host. To give that order after all would drop the standby's copy.
+// isTaken says whether the standby has got the part meanwhile, which was to go to another host. To give that order after all would drop the standby's copy. Of the
+// place as standby it says whether another host has that, or a part.
 func (host *host) isTaken(here control.VM, moving v1alpha1.Moving) bool {
+	if moving.Part == PartStandby {
+		return host.isNamed(here, moving)
+	}
 	if moving.Part != PartBackup || moving.From == host.name || inGroup(here, moving.From) {
 		return false
 	}
@@ -164,7 +185,16 @@ func (host *host) followGroup(here control.VM, stays bool, status *v1alpha1.Prot
 			status.Gone = without(status.Gone, name)
 		}
 	}
-	if moving := status.Moving; moving != nil && (stays || host.isTaken(here, *moving) || !has(now, moving.From) && !has(status.Gone, moving.To)) {
+	moving := status.Moving
+	if moving == nil {
+		return
+	}
+	if moving.Part == PartStandby {
+		if stays || host.isTaken(here, *moving) {
+			// A standby has nothing, as long as both copies' hosts are there, and does not say so.
+			status.Moving, status.Gone = nil, without(status.Gone, moving.To)
+		}
+	} else if stays || host.isTaken(here, *moving) || !has(now, moving.From) && !has(status.Gone, moving.To) {
 		status.Moving = nil
 	}
 }
@@ -178,7 +208,17 @@ func (host *host) tellOfMove(object v1alpha1.Protected, moving *v1alpha1.Moving,
 			host.events.Eventf(object, v1.EventTypeNormal, "Moved", "host %s has the part in the %s that host %s had", now[at], word, name)
 		}
 	}
-	if moving != nil && status.Moving == nil && has(now, moving.From) {
+	if moving == nil {
+		return
+	}
+	stays := has(now, moving.From)
+	if standby := status.Placement.Standby; moving.Part == PartStandby {
+		stays = standby == moving.From
+		if standby == moving.To {
+			host.events.Eventf(object, v1.EventTypeNormal, "Moved", "host %s is the %s's standby, which host %s was", standby, word, moving.From)
+		}
+	}
+	if status.Moving == nil && stays {
 		host.events.Eventf(object, v1.EventTypeNormal, "Stays", "host %s keeps its %s: it is there again, or host %s is not there any more", moving.From, partWords[moving.Part], moving.To)
 	}
 }

@@ -47,10 +47,11 @@ const (
 const (
 	PartBackup  = string(control.Backup)
 	PartWitness = string(control.Witness)
+	PartStandby = "standby"
 )
 
 // partWords are what a person calls them.
-var partWords = map[string]string{PartBackup: "copy", PartWitness: "place as witness"}
+var partWords = map[string]string{PartBackup: "copy", PartWitness: "place as witness", PartStandby: "place as standby"}
 
 // NameOnHosts is an object's there: its own and part of its UID, so that no other object, and nothing that a person starts by hand, is taken for it. It has at
 // most 61 characters, and a daemon takes 64.

@@ -91,6 +91,20 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 	}
 }
 
+// A standby may be named while the VM runs, so that a VM without one says as well how long it waits.
+func TestAFileSaysWhenTheStandbyGetsAPart(t *testing.T) {
+	for seconds, want := range map[int64]string{0: "", 7: "7s", 86400: "86400s"} {
+		for _, vm := range []*v1alpha1.ProtectedVM{shop(), withStandby()} {
+			vm.Spec.StandbyAfterSeconds = seconds
+			written, err := limits.File(vm)
+			var read file
+			if _, wrong := toml.Decode(written, &read); err != nil || wrong != nil || read.StandbyAfter != want || read.Standby != vm.Status.Placement.Standby {
+				t.Errorf("%d s: %v, %v: %s", seconds, err, wrong, written)
+			}
+		}
+	}
+}
+
 // A daemon refuses a number that is nothing, and knows what happens where there is none.
 func TestAFileSaysNothingOfWhatIsLeftOut(t *testing.T) {
 	for _, object := range []v1alpha1.Protected{sessions(), shop()} {

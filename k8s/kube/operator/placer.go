@@ -219,12 +219,17 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 func (placer *placer) move(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (bool, error) {
 	moving, kind := object.Seen().Moving, kindOf(object)
 	if moving != nil {
-		if why := seen.away[moving.To]; why == "" || why == Drained {
+		why := seen.away[moving.To]
+		isLast := moving.Part == PartStandby && seen.lacksPart(object)
+		if !isLast && (why == "" || why == Drained) {
 			return false, nil
 		}
 		err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) { status.Moving = nil })
-		if err == nil {
-			placer.events.Eventf(object, v1.EventTypeWarning, "NotMoved", "host %s %s, and does not get the %s that host %s had", moving.To, awayWords[seen.away[moving.To]],
+		if err == nil && isLast {
+			placer.events.Eventf(object, v1.EventTypeWarning, "NotMoved", "host %s does not get the %s that host %s had: another host of the %s is away, and its part comes first",
+				moving.To, partWords[moving.Part], moving.From, kind.word)
+		} else if err == nil {
+			placer.events.Eventf(object, v1.EventTypeWarning, "NotMoved", "host %s %s, and does not get the %s that host %s had", moving.To, awayWords[why],
 				partWords[moving.Part], moving.From)
 		}
 		return true, err
@@ -289,13 +294,13 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 // holdUp is what a deleted object waits for; nothing if it may go.
 func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
 	word, status := kindOf(object).word, object.Seen()
-	standby := status.Placement.Standby
+	standbys := status.Standbys()
 	var heard, silent []string
 	for _, name := range status.Hosts() {
 		isThere := hosts[name] != nil && isHeard(hosts[name])
 		switch {
 		// A standby says that it has nothing yet. Once it is silent it may have got a part.
-		case has(status.Gone, name) && (isThere || name != standby):
+		case has(status.Gone, name) && (isThere || !has(standbys, name)):
 		case isThere:
 			heard = append(heard, "'"+name+"'")
 		default:
@@ -306,7 +311,7 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 		return "the " + word + " is being ended on host " + strings.Join(heard, " and ")
 	}
 	groups := [][]string{status.Placement.Hosts()}
-	if moving := status.Moving; moving != nil {
+	if moving := status.Moving; moving != nil && moving.Part != PartStandby {
 		// The group may have gone on to its new hosts or not.
 		groups = append(groups, instead(groups[0], moving.From, moving.To))
 	}
@@ -315,15 +320,24 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 			return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
 		}
 	}
-	if !has(silent, "'"+standby+"'") {
-		return ""
-	}
-	// It may have got either copy's part, and nobody that is heard has told.
-	for _, group := range groups {
-		for _, member := range status.Placement.Members {
-			if !has(group, standby) && !mostAre(instead(group, member, standby), without(status.Gone, standby)) {
-				return fmt.Sprintf("host %s cannot be asked to end the %s, and could serve it still, since one of them may have got a part as its standby", strings.Join(silent, " and "), word)
+	// A silent standby may have got either copy's part, and nobody that is heard has told.
+	gone := status.Gone
+	for _, standby := range standbys {
+		if !has(silent, "'"+standby+"'") {
+			continue
+		}
+		gone = without(gone, standby)
+		for _, group := range slices.Clone(groups) {
+			for _, member := range status.Placement.Members {
+				if !has(group, standby) {
+					groups = append(groups, instead(group, member, standby))
+				}
 			}
+		}
+	}
+	for _, group := range groups {
+		if !mostAre(group, gone) {
+			return fmt.Sprintf("host %s cannot be asked to end the %s, and could serve it still, since one of them may have got a part as its standby", strings.Join(silent, " and "), word)
 		}
 	}
 	return ""

@@ -132,14 +132,14 @@ func (placer *placer) pods(ctx context.Context, object v1alpha1.Protected) (map[
 	return pods, nil
 }
 
-// strengthOf is how many Pods it has: what was asked for when it was placed, or one more where it is to get a standby.
+// strengthOf is how many Pods it has: what was asked for when it was placed, or what is asked for now where it is to get a standby.
 func strengthOf(object v1alpha1.Protected) int {
 	placement := object.Seen().Placement
 	switch {
 	case placement == nil:
 		return object.Asked().Strength
 	case grows(object):
-		return placement.Strength + 1
+		return object.Asked().Strength
 	}
 	return placement.Strength
 }
@@ -184,7 +184,7 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 		if pods[number] != nil {
 			continue
 		}
-		if grows(object) && number == object.Seen().Placement.Strength && len(wish) == 0 {
+		if placement := object.Seen().Placement; grows(object) && number >= placement.Strength && len(wish) == 0 {
 			// There is no other host, and [host.carryOut] says so.
 			continue
 		}
@@ -213,7 +213,7 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 		return seen.away[on] != Lost && seen.away[on] != Deleted
 	case on == "":
 		return slices.Equal(wishOf(pod), wish)
-	case !has(wish, on) && seen.away[home] != "" && !has(object.Seen().Hosts(), on) && !seen.keepsPod(object, home):
+	case !has(wish, on) && (seen.away[home] != "" || seen.seeksStandby(object, number)) && !has(object.Seen().Hosts(), on) && !seen.keepsPod(object, home):
 		// A host that could have the copy, and is not heard just now.
 		lost, _ := placer.patience.lasts("host "+on, isSilent(on, seen.hosts))
 		return !lost

@@ -19,32 +19,44 @@ import (
 // that host is the standby afterwards. So each Pod stays where it is: the numbers of copies stay with their hosts ([v1alpha1.Placement.Copies]).
 //
 // The operator names it when it places the VM, follows what the group says, and gives it parts itself only where daemons do not see that a host is away:
-// because it answers.
+// because it answers. It has another one named where the standby itself is away (replace.go).
 
 // A changed strength is carried out while the VM runs. 2 -> 3: a third Pod is made for a host without a part -> where that has a place, the elected operator writes that
 // host as the standby -> its operator remembers the VM -> the operator on the host that leads has the daemons name it. 3 -> 2: the daemons are told that there is
 // none any more -> when they say so, the placement has none, and the Pod goes.
+//
+// So it is where no fourth host was there when the VM was placed, and the third Pod stands for the witness: that Pod is made anew for a host without a part when one comes.
 
-// grows says whether it is to get a standby that it does not have.
-func grows(object v1alpha1.Protected) bool {
+// lacksStandby says whether it was asked for a standby, and has none.
+func lacksStandby(object v1alpha1.Protected) bool {
 	placement := object.Seen().Placement
-	return placement != nil && kindOf(object).moves && object.Asked().Strength == 3 && placement.Strength == 2 && len(placement.Members) == 2 &&
-		object.Seen().Primary != "" && object.GetDeletionTimestamp() == nil
+	return placement != nil && kindOf(object).moves && object.Asked().Strength == 3 && placement.Standby == "" && len(placement.Members) == 2 &&
+		object.GetDeletionTimestamp() == nil
+}
+
+// grows says whether it is to get the standby now that it lacks: from a VM that nobody serves nobody can be asked to have one.
+func grows(object v1alpha1.Protected) bool {
+	return lacksStandby(object) && object.Seen().Primary != ""
 }
 
 // grow writes which host is to be the standby, when its Pod has a node; and whether it has written it.
 func (placer *placer) grow(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (bool, error) {
-	if !grows(object) || object.Seen().Moving != nil {
+	if !grows(object) || object.Seen().Moving != nil || !seen.allAreHeard(object) {
 		return false, nil
 	}
 	placement := object.Seen().Placement
-	pod := pods[placement.Strength]
+	number := placement.Spare()
+	pod := pods[number]
 	if pod == nil || isGone(pod) || !has(seen.free, pod.Spec.NodeName) {
 		return false, nil
 	}
 	name := pod.Spec.NodeName
 	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
-		status.Placement.Standby, status.Placement.Copies, status.Placement.Strength = name, append(slices.Clone(placement.Members), name), placement.Strength+1
+		placement := status.Placement
+		if len(placement.Copies) == 0 {
+			placement.Copies = append(slices.Clone(placement.Members), name)
+		}
+		placement.Standby, placement.Copies[number], placement.Strength = name, name, len(placement.Copies)
 		// What that host says of itself from now on is said by one that knows that it may have a part.
 		status.Gone = without(status.Gone, name)
 	})
@@ -58,7 +70,7 @@ func (placer *placer) grow(ctx context.Context, object v1alpha1.Protected, pods 
 // far as they are small enough.
 func shrink(asked int, here control.VM, status *v1alpha1.ProtectedStatus) {
 	placement := status.Placement
-	if asked != 2 || placement.Standby == "" || here.Standby != "" {
+	if asked != 2 || placement.Strength != 3 || len(placement.Members) != 2 || here.Standby != "" {
 		return
 	}
 	number := func(name string) int { return slices.Index(placement.Copies, name) }
@@ -73,6 +85,9 @@ func (host *host) nameStandby(ctx context.Context, object v1alpha1.Protected, he
 	want := object.Seen().Placement.Standby
 	if object.Asked().Strength == 2 {
 		want = ""
+	} else if moving := object.Seen().Moving; moving != nil && moving.Part == PartStandby {
+		// Another one is to be named: [host.move].
+		return "", 0
 	}
 	if here.Role != "primary" || object.Asked().Strength == 1 || want == here.Standby || want != "" && here.Standby != "" || inGroup(here, want) || want == host.name {
 		return "", 0
@@ -133,7 +148,7 @@ func (view view) keepsPod(object v1alpha1.Protected, home string) bool {
 	case status.Placement.Standby == "":
 		return false
 	case home == status.Placement.Standby:
-		return true
+		return !view.replacesStandby(object) && (moving == nil || moving.From != home)
 	case moving != nil && moving.From == home:
 		return moving.To == status.Placement.Standby
 	}

@@ -61,7 +61,7 @@ func TestAFourthHostMakesTheThirdTheStandby(t *testing.T) {
 	for _, one := range []struct{ heard, standby, witness, copies, file, says string }{
 		{"abcd", "c", "d", "abc", `standby = "c"`, ""},
 		{"abcdef", "c", "d", "abc", `standby = "c"`, ""},
-		{"abc", "", "c", "", "", "there is no standby, because no fourth host could be the witness when it was placed"},
+		{"abc", "", "c", "", "", "it has no standby yet: that waits for a node with room whose host is heard and has no part in it"},
 	} {
 		vm := shop()
 		vm.Spec.Strength = 3
@@ -156,17 +156,22 @@ func TestAPartGoesToTheStandbyFirst(t *testing.T) {
 		// The witness's place is nothing for the standby.
 		{map[string]string{"d": Lost}, "", "abc", "abc", "", "a b c", "NoOtherNode", []string{"host 'd' is lost: nothing is heard of it: the witness stays there"}},
 		{map[string]string{"d": Lost}, "e", "abce", "abc", "witness d e", "a b c", "NotCounted", []string{"the witness goes to another host as soon as it can"}},
-		// The standby is away.
-		{map[string]string{"c": Lost}, "e", "abde", "abc", "", "a b c", "CannotMove", []string{"host 'c' is lost: nothing is heard of it: it stays the standby, which cannot be another host while the VM runs"}},
-		{map[string]string{"c": Drained}, "e", "abcde", "ab-", "", "a b c", "CannotMove", []string{"host 'c' is being drained: it stays the standby", "Pod 'shop-2' does not stand on node 'c' for the standby there"}},
-		{map[string]string{"c": Lost}, "e", "abde", "abe", "", "a b c", "CannotMove", []string{"it stays the standby", "Pod 'shop-2' does not stand on node 'c' for the standby there"}},
+		// The standby is away: another host is it as soon as the Pod is there.
+		{map[string]string{"c": Lost}, "ef", "abdef", "abc", "", "a b ef", "NotCounted", []string{"host 'c' is lost: nothing is heard of it: its place as standby goes to another host as soon as it can"}},
+		{map[string]string{"c": Drained}, "e", "abcde", "ab-", "", "a b e", "WaitsForPlace", []string{"host 'c' is being drained: its place as standby waits for another node with room ('kubectl describe pod shop-2')"}},
+		{map[string]string{"c": Lost}, "e", "abde", "abe", "standby c e", "a b e", "NotCounted", []string{"host 'c' is lost: nothing is heard of it: its place as standby goes to another host as soon as it can"}},
+		{map[string]string{"c": Deleted}, "", "abd", "abc", "", "a b c", "NoOtherNode", []string{"host 'c' is lost: its node was deleted: its place as standby stays there, since no other host is heard that has no part in the VM"}},
+		{map[string]string{"c": Lost}, "", "abd", "ab-", "", "a b c", "NoOtherNode", []string{"its place as standby stays there", "Pod 'shop-2' does not stand on node 'c' for the standby there"}},
+		// One of the group is not heard, and may be away soon: its part may need that host.
+		{map[string]string{"c": Lost}, "e", "ade", "abe", "", "a b e", "NotCounted", []string{"its place as standby goes to another host as soon as it can"}},
+		{map[string]string{"c": Lost, "d": Lost}, "e", "abe", "abe", "witness d e", "a b c", "CannotMove", []string{"it stays the standby as long as another host of the VM is away", "Pod 'shop-2' does not stand", "the witness goes to another host as soon as it can"}},
 		{nil, "", "abcd", "ab-", "", "a b c", "NotCounted", []string{"Pod 'shop-2' does not stand on node 'c' for the standby there"}},
 		// So is a copy's host: it is as without a standby.
-		{map[string]string{"b": Lost, "c": Drained}, "e", "acde", "aec", "backup b e", "a e c", "CannotMove", []string{"copy 1 goes to another host as soon as it can", "it stays the standby"}},
+		{map[string]string{"b": Lost, "c": Drained}, "e", "acde", "aec", "backup b e", "a e c", "CannotMove", []string{"copy 1 goes to another host as soon as it can", "it stays the standby as long as another host of the VM is away"}},
 		{map[string]string{"b": Lost}, "ef", "adef", "a-c", "", "a ef c", "WaitsForPlace", []string{"copy 1 waits for another node with room"}},
 	} {
 		vm := withStandby()
-		vm.Status.Primary = "a"
+		vm.Status.Primary, vm.Status.Standby = "a", "c"
 		seen, pods := view{away: one.away, hosts: heard(one.heard)}, standing(one.pods)
 		if one.free != "" {
 			seen.free = strings.Split(one.free, "")

@@ -71,7 +71,7 @@ func TestAStandbyHasALostHostsPart(t *testing.T) {
 	stage.until("host c is the backup", func(status v1alpha1.ProtectedStatus) bool {
 		return status.Backup == "c" && status.Strength == 2 && len(status.Gone) == 0
 	})
-	stage.says(operator.Placed, "host 'b' is lost: nothing is heard of it: it stays the standby, which cannot be another host while the VM runs")
+	stage.says(operator.Placed, "host 'b' is lost: nothing is heard of it: its place as standby stays there, since no other host is heard that has no part in the VM")
 	if count := stage.events("Moved"); count != 1 {
 		t.Errorf("a part went to another host once, and %d events tell of it", count)
 	}
@@ -151,7 +151,7 @@ func TestAStandbyTakesDeadHostsParts(t *testing.T) {
 // withStandby has a VM protected that has one, and returns its hosts: the copies' and the standby's by the numbers of its Pods.
 func (cluster *cluster) withStandby(name string) (copies []string, witness string) {
 	cluster.Helper()
-	// Where the fourth one is not heard yet, the third one is the witness for good.
+	// Where the fourth one is not heard yet, the third one is the witness, and the fourth becomes the standby.
 	for _, host := range cluster.hosts.Names {
 		cluster.host(host, metav1.ConditionTrue)
 	}
@@ -217,7 +217,7 @@ func (cluster *cluster) outlivesHostsByItsStandby() {
 	cluster.hasStandby("shop", first, third, second, copies)
 	cluster.Logf("%.1f s after the kill", time.Since(killed).Seconds())
 	cluster.event("shop", "Moved", "host "+third+" has the part in the VM that host "+second+" had")
-	cluster.untilSays("shop", operator.Placed, metav1.ConditionFalse, "it stays the standby, which cannot be another host while the VM runs")
+	cluster.untilSays("shop", operator.Placed, metav1.ConditionFalse, "its place as standby stays there, since no other host is heard that has no part in the VM")
 	cluster.increments(witness, guest, ":2")
 	cluster.returns(second)
 	cluster.hasLetGo("shop", second, copies)

@@ -84,7 +84,7 @@ type Placement struct {
 
 // Moving is a part that goes from one host to another. The elected operator writes it, and the operator on the host that leads the group carries it out.
 type Moving struct {
-	// Part is "backup" or "witness".
+	// Part is "backup", "witness" or "standby".
 	Part string `json:"part"`
 	From string `json:"from"`
 	To   string `json:"to"`
@@ -111,6 +111,28 @@ func (placement *Placement) Homes() []string {
 		homes = append(homes, placement.Witness)
 	}
 	return homes
+}
+
+// Spare is the number of the Pod that stands for no copy: the standby's, or the one that is to be the standby's.
+func (placement *Placement) Spare() int {
+	for number, name := range placement.Copies {
+		if !slices.Contains(placement.Members, name) {
+			return number
+		}
+	}
+	return len(placement.Members)
+}
+
+// Standbys are the host that may get a part as its standby, and the one that is to be that instead.
+func (status *ProtectedStatus) Standbys() []string {
+	var standbys []string
+	if status.Placement != nil && status.Placement.Standby != "" {
+		standbys = append(standbys, status.Placement.Standby)
+	}
+	if status.Moving != nil && status.Moving.Part == "standby" {
+		standbys = append(standbys, status.Moving.To)
+	}
+	return standbys
 }
 
 // Hosts are all that have a part in it, are being given one, or may get one as its standby: [Placement.Homes], and perhaps one more.

@@ -29,7 +29,9 @@ type ProtectedVMSpec struct {
 	Policy string `json:"policy,omitempty"`
 	// Storage is what a backup does with the primary's writes.
 	Storage string `json:"storage,omitempty"`
-	VM      VM     `json:"vm"`
+	// StandbyAfterSeconds is how long a copy's host has to be away until the standby gets its part. It does not change.
+	StandbyAfterSeconds int64 `json:"standbyAfterSeconds,omitempty"`
+	VM                  VM    `json:"vm"`
 }
 
 // VM is the virtual hardware. It does not change.
