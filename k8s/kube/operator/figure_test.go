@@ -24,7 +24,8 @@ import (
 )
 
 // The paper's figure (APSys'16): redis under TRIPOD beside redis that the same scheduler has placed once, by throughput and response time. 'cargo xtask k8s figure'
-// says how much is measured; otherwise it is little, and shows that the measurement works. The paper's R is 3; a standby runs no copy, so this one's is 2.
+// says how much is measured; otherwise it is little, and shows that the measurement works. The paper's R is 3, with three copies that run. Here two copies run with R = 2 and with
+// R = 3, and with 3 there is a standby on a further host, which runs none.
 
 // connections are how many clients there are at once.
 var connections = []int{1, 50}
@@ -37,7 +38,9 @@ type figure struct {
 	*cluster
 	// pairs of windows, one with copies and one without, and requests of each window with the most connections.
 	pairs, requests int
-	windows         []pair
+	// strength is R of the side with copies.
+	strength int
+	windows  []pair
 	// from is the host that clients are on: it has no copy.
 	from string
 }
@@ -71,7 +74,16 @@ func TestRedisWithCopiesBesideRedisAlone(t *testing.T) {
 	if text := os.Getenv("DUNLIN_FIGURE_KINDS"); text != "" {
 		kinds = strings.Split(text, ",")
 	}
-	figure := &figure{cluster: begin(t), pairs: given(t, "DUNLIN_FIGURE_PAIRS", 1), requests: given(t, "DUNLIN_FIGURE_REQUESTS", 500)}
+	strength := given(t, "DUNLIN_FIGURE_STRENGTH", 2)
+	var more []string
+	switch {
+	case strength == 3 && slices.Equal(kinds, []string{"vm"}):
+		// The witness and the standby are two hosts.
+		more = []string{"d"}
+	case strength != 2:
+		t.Fatalf("DUNLIN_FIGURE_STRENGTH is 2, or 3 where DUNLIN_FIGURE_KINDS is vm: a program has no standby")
+	}
+	figure := &figure{cluster: beginWith(t, "5m", more...), pairs: given(t, "DUNLIN_FIGURE_PAIRS", 1), requests: given(t, "DUNLIN_FIGURE_REQUESTS", 500), strength: strength}
 	for _, kind := range kinds {
 		switch kind {
 		case "program":
@@ -123,10 +135,18 @@ func (figure *figure) program() {
 	figure.endOf(program)
 }
 
-// vm: redis in a ProtectedVM, whose strength changes from 2 to 1 and back while it runs.
+// vm: redis in a ProtectedVM, whose strength changes to 1 and back while it runs.
 func (figure *figure) vm() {
-	figure.create(figure.shop("figure"))
-	vm := figure.until("figure", "it is protected", isProtected)
+	asked := figure.shop("figure")
+	asked.Spec.Strength = figure.strength
+	for _, host := range figure.hosts.Names {
+		figure.host(host, metav1.ConditionTrue)
+	}
+	figure.create(asked)
+	isStrong := func(vm *v1alpha1.ProtectedVM) bool {
+		return isProtected(vm) && (vm.Status.Standby != "") == (figure.strength == 3)
+	}
+	vm := figure.until("figure", "it is protected, with a standby if one is asked for", isStrong)
 	figure.from = vm.Status.Witness
 	figure.increments(figure.from, guest, ":1")
 	set := func(strength int, policy string, is func(*v1alpha1.ProtectedVM) bool) {
@@ -138,9 +158,9 @@ func (figure *figure) vm() {
 	}
 	for at := 0; at < figure.pairs; at++ {
 		figure.pair(at, "VM", vm, side{func() { set(1, "none", func(now *v1alpha1.ProtectedVM) bool { return !isProtected(now) }) }, guest, "6379", 1},
-			side{func() { set(2, "dunlin", isProtected) }, guest, "6379", 1})
+			side{func() { set(figure.strength, "dunlin", isStrong) }, guest, "6379", 1})
 	}
-	set(2, "dunlin", isProtected)
+	set(figure.strength, "dunlin", isStrong)
 	figure.endOf(vm)
 }
 
@@ -259,7 +279,8 @@ func median(values []float64) float64 {
 
 // print shows medians as a table of Markdown; the shares are medians of what each pair has.
 func (figure *figure) print() {
-	fmt.Printf("\nredis under TRIPOD, R = 2, %d pairs of windows; VMs under QEMU's translator (TCG)\n\n", figure.pairs)
+	what := map[int]string{2: "two copies", 3: "two copies and a standby, which runs none"}[figure.strength]
+	fmt.Printf("\nredis under TRIPOD, R = %d (%s), %d pairs of windows; VMs under QEMU's translator (TCG)\n\n", figure.strength, what, figure.pairs)
 	fmt.Println("| redis in a | connections | command | alone: requests/s | mean, p99 | busy | with copies: requests/s | mean, p99 | busy | throughput | response time |")
 	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|")
 	for len(figure.windows) > 0 {
