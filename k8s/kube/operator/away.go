@@ -187,9 +187,6 @@ func (view view) wish(object v1alpha1.Protected, number int) []string {
 	if view.seeksStandby(object, number) {
 		return view.free
 	}
-	if grows(object) && number >= status.Placement.Strength && !view.lacksPart(object) {
-		return nil
-	}
 	home := status.Placement.Homes()[number]
 	switch {
 	case view.keepsPod(object, home):

@@ -50,7 +50,7 @@ func TestAWitnessIsNoStandbyWhereAnotherHostIsFree(t *testing.T) {
 		{map[string]string{"b": Lost}, "d", "acd", "abd", "a d c", false, "", "copy 1 goes to another host as soon as it can"},
 		{map[string]string{"c": Lost}, "d", "abd", "abd", "a b d", false, "witness c d", "the witness goes to another host as soon as it can"},
 	} {
-		vm, events := withoutStandby(), record.NewFakeRecorder(1)
+		vm, events := withoutStandby(), record.NewFakeRecorder(10)
 		placer := &placer{Client: writable{}, events: events}
 		seen, pods := view{away: one.away, hosts: heard(one.heard)}, standing(one.pods)
 		if one.free != "" {
@@ -76,7 +76,7 @@ func TestAWitnessIsNoStandbyWhereAnotherHostIsFree(t *testing.T) {
 	// Copies have moved since it had one.
 	vm := withStandby()
 	vm.Status.Placement.Standby, vm.Status.Placement.Copies, vm.Status.Placement.Members, vm.Status.Primary = "", []string{"a", "c", "b"}, []string{"a", "b"}, "a"
-	placer := &placer{Client: writable{}, events: record.NewFakeRecorder(1)}
+	placer := &placer{Client: writable{}, events: record.NewFakeRecorder(10)}
 	seen := view{hosts: heard("abde"), free: []string{"e"}}
 	if wish := seen.wish(vm, 1); strings.Join(wish, "") != "e" {
 		t.Errorf("Pod 1 asks for %v", wish)
@@ -143,6 +143,8 @@ func TestAnotherStandbyIsWhatTheDaemonsSay(t *testing.T) {
 		{"a", "b", "e", false, false, "ab d e abe"}, {"a", "b", "e", true, false, "ab d e abe"}, {"a", "b", "f", false, false, "ab d f abf"},
 		// The old one, or the new one, has got a part meanwhile.
 		{"a", "c", "b", false, false, "ac d b abc"}, {"c", "a", "b", false, false, "ac d b abc"}, {"a", "e", "b", false, false, "ae d b abe"},
+		// So it is where the daemons of an older group name none.
+		{"a", "c", "", false, false, "ac d b abc"}, {"a", "e", "", false, false, "ae d c aec"},
 		// One has left, and nobody has come.
 		{"a", "", "c", false, true, "ab d c abc"},
 	} {
@@ -172,7 +174,7 @@ func TestAnOrderForAStandbyGivesWayToAPart(t *testing.T) {
 		{PartStandby, map[string]string{"c": Lost, "d": Lost}, "its part comes first"}, {PartStandby, map[string]string{"c": Lost, "e": Lost}, "host e is lost"},
 		{PartBackup, map[string]string{"b": Lost, "d": Lost}, ""}, {PartBackup, map[string]string{"b": Lost, "e": Deleted}, "host e is lost"},
 	} {
-		vm, events := withStandby(), record.NewFakeRecorder(1)
+		vm, events := withStandby(), record.NewFakeRecorder(10)
 		vm.Status.Primary, vm.Status.Moving = "a", &v1alpha1.Moving{Part: one.part, From: "c", To: "e", Why: Lost}
 		placer := &placer{Client: writable{}, events: events}
 		wrote, err := placer.move(context.Background(), vm, standing("abe"), view{away: one.away, hosts: heard("abde")})
