@@ -205,7 +205,7 @@ func (cluster *cluster) outlivesItsHostAndEnds() {
 		return isProtected(vm) && vm.Status.ObservedGeneration == vm.Generation && meta.IsStatusConditionTrue(vm.Status.Conditions, operator.AsAsked)
 	})
 	cluster.change("shop", func(spec *v1alpha1.ProtectedVMSpec) { spec.Strength, spec.Storage = 3, "sync" })
-	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "it was placed with strength 2, and gets no further hosts while it exists")
+	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "it has no standby yet: that waits for a node with room whose host is heard and has no part in it")
 	cluster.untilSays("shop", operator.AsAsked, metav1.ConditionFalse, "storage is gannet until the VM is made anew")
 	cluster.change("shop", func(spec *v1alpha1.ProtectedVMSpec) { spec.Strength, spec.Policy, spec.Storage = 1, "none", "gannet" })
 	cluster.untilSays("shop", operator.Protected, metav1.ConditionFalse, "if its host dies, it is lost")
