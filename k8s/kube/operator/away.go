@@ -208,7 +208,7 @@ func (view view) seeksStandby(object v1alpha1.Protected, number int) bool {
 
 // moves says whether its parts can go to other hosts at all.
 func moves(object v1alpha1.Protected) bool {
-	return kindOf(object).moves && object.Seen().Placement.Witness != ""
+	return object.Seen().Placement.Witness != ""
 }
 
 // next is the part that is to be given to another host now, if there is one: a copy whose Pod has found a node, or the witness, and after these the place as standby.
@@ -290,9 +290,6 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 			all = append(all, fmt.Sprintf("host '%s' %s: %s waits for another node with room ('kubectl describe pod %s')", home, isAway(why), part, pod.Name))
 		case isFree:
 			all = append(all, fmt.Sprintf("host '%s' %s: %s goes to another host as soon as it can", home, isAway(why), part))
-		case !kind.moves:
-			reason = "CannotMove"
-			all = append(all, fmt.Sprintf("host '%s' %s: a %s's group stays as it began, so that %s waits for this host", home, isAway(why), kind.word, part))
 		case !moves(object):
 			reason = "CannotMove"
 			all = append(all, fmt.Sprintf("host '%s' %s: there is no second copy from which %s could be made anew", home, isAway(why), part))

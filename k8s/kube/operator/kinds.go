@@ -22,8 +22,8 @@ type kind struct {
 	finalizer string
 	// label is on the Pods that stand for copies: the object's name.
 	label string
-	// moves says whether daemons can give a part to another host.
-	moves bool
+	// standby says whether daemons have one for it.
+	standby bool
 	// ends is how one ends that nobody has ended.
 	ends string
 	// empty and list are what the API server's answers are read into.
@@ -38,13 +38,13 @@ type kind struct {
 
 var (
 	vms = &kind{
-		name: "ProtectedVM", word: "VM", finalizer: Finalizer, label: VMLabel, moves: true, ends: "its guest switched itself off",
+		name: "ProtectedVM", word: "VM", finalizer: Finalizer, label: VMLabel, standby: true, ends: "its guest switched itself off",
 		empty: func() v1alpha1.Protected { return &v1alpha1.ProtectedVM{} },
 		list:  func() client.ObjectList { return &v1alpha1.ProtectedVMList{} },
 		needs: needsOfVM, protected: protectedVMs, failOvers: failOvers,
 	}
 	programs = &kind{
-		name: "ProtectedProgram", word: "program", finalizer: ProgramFinalizer, label: ProgramLabel, moves: true, ends: "it ended by itself",
+		name: "ProtectedProgram", word: "program", finalizer: ProgramFinalizer, label: ProgramLabel, ends: "it ended by itself",
 		empty: func() v1alpha1.Protected { return &v1alpha1.ProtectedProgram{} },
 		list:  func() client.ObjectList { return &v1alpha1.ProtectedProgramList{} },
 		needs: needsOfProgram, protected: protectedPrograms, failOvers: programFailOvers,
