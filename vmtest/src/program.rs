@@ -58,6 +58,8 @@ pub struct Plan {
     pub command: Vec<String>,
     /// Further lines of `[program]`.
     pub lines: Vec<String>,
+    /// How long a copy's host is away until a standby gets its part; none: as it is by default.
+    pub standby_after: Option<&'static str>,
 }
 
 impl Plan {
@@ -81,6 +83,7 @@ impl Plan {
         Ok(Self {
             command: words.map(str::to_owned).to_vec(),
             lines: vec![user().to_owned(), "port = 6379".to_owned()],
+            standby_after: None,
         })
     }
 
@@ -89,6 +92,7 @@ impl Plan {
         Self {
             command: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
             lines: Vec::new(),
+            standby_after: None,
         }
     }
 
@@ -96,8 +100,12 @@ impl Plan {
     pub fn write(&self, testbed: &Testbed) -> Result<PathBuf> {
         let file = testbed.dir().join(format!("{NAME}.toml"));
         let address = format!("{}/16", service().ip());
+        let standby_after = self
+            .standby_after
+            .map(|after| format!("standby_after = \"{after}\"\n"));
+        let standby_after = standby_after.unwrap_or_default();
         let text = format!(
-            "name = \"{NAME}\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n\n[program]\ncommand = {:?}\n{}\n\n[[program.nics]]\n\
+            "name = \"{NAME}\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n{standby_after}\n[program]\ncommand = {:?}\n{}\n\n[[program.nics]]\n\
              mac = \"52:54:00:12:34:57\"\nbridge = \"br0\"\naddress = \"{address}\"\n",
             self.command,
             self.lines.join("\n")

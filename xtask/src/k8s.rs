@@ -222,7 +222,7 @@ fn scale(tools: &Path, nodes: u32, tasks: u32, courses: &[String]) -> Result<()>
 fn figure_kinds(kinds: &[String], strength: u32) -> Result<String> {
     match strength {
         3 if kinds.iter().any(|kind| kind == "program") => {
-            bail!("--strength 3 is of a VM: a program has no standby")
+            bail!("--strength 3 is of a VM: what a standby costs is not measured of a program")
         }
         3 => Ok("vm".to_owned()),
         _ if kinds.is_empty() => Ok("program,vm".to_owned()),
@@ -289,7 +289,7 @@ pub fn every_commit() -> Result<Vec<String>> {
 mod tests {
     use super::figure_kinds;
 
-    /// A program has no standby, so that R = 3 is measured of a VM, named or not.
+    /// R = 3 is measured of a VM, named or not.
     #[test]
     fn a_standby_is_measured_of_a_vm() {
         let named = |kinds: &[&str], strength| {
@@ -300,7 +300,11 @@ mod tests {
         assert_eq!(named(&["vm"], 2).as_deref(), Ok("vm"));
         assert_eq!(named(&[], 3).as_deref(), Ok("vm"));
         assert_eq!(named(&["vm"], 3).as_deref(), Ok("vm"));
-        let refused = named(&["vm", "program"], 3).expect_err("a program has no standby");
-        assert_eq!(refused, "--strength 3 is of a VM: a program has no standby");
+        let refused =
+            named(&["vm", "program"], 3).expect_err("what a standby costs is not measured of a program");
+        assert_eq!(
+            refused,
+            "--strength 3 is of a VM: what a standby costs is not measured of a program"
+        );
     }
 }

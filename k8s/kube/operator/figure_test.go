@@ -81,7 +81,7 @@ func TestRedisWithCopiesBesideRedisAlone(t *testing.T) {
 		// The witness and the standby are two hosts.
 		more = []string{"d"}
 	case strength != 2:
-		t.Fatalf("DUNLIN_FIGURE_STRENGTH is 2, or 3 where DUNLIN_FIGURE_KINDS is vm: a program has no standby")
+		t.Fatalf("DUNLIN_FIGURE_STRENGTH is 2, or 3 where DUNLIN_FIGURE_KINDS is vm")
 	}
 	figure := &figure{cluster: beginWith(t, "5m", more...), pairs: given(t, "DUNLIN_FIGURE_PAIRS", 1), requests: given(t, "DUNLIN_FIGURE_REQUESTS", 500), strength: strength}
 	for _, kind := range kinds {

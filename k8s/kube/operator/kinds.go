@@ -22,8 +22,6 @@ type kind struct {
 	finalizer string
 	// label is on the Pods that stand for copies: the object's name.
 	label string
-	// standby says whether daemons have one for it.
-	standby bool
 	// ends is how one ends that nobody has ended.
 	ends string
 	// empty and list are what the API server's answers are read into.
@@ -38,7 +36,7 @@ type kind struct {
 
 var (
 	vms = &kind{
-		name: "ProtectedVM", word: "VM", finalizer: Finalizer, label: VMLabel, standby: true, ends: "its guest switched itself off",
+		name: "ProtectedVM", word: "VM", finalizer: Finalizer, label: VMLabel, ends: "its guest switched itself off",
 		empty: func() v1alpha1.Protected { return &v1alpha1.ProtectedVM{} },
 		list:  func() client.ObjectList { return &v1alpha1.ProtectedVMList{} },
 		needs: needsOfVM, protected: protectedVMs, failOvers: failOvers,

@@ -30,7 +30,7 @@ import (
 // lacksStandby says whether it was asked for a standby, and has none.
 func lacksStandby(object v1alpha1.Protected) bool {
 	placement := object.Seen().Placement
-	return placement != nil && kindOf(object).standby && object.Asked().Strength == 3 && placement.Standby == "" && len(placement.Members) == 2 &&
+	return placement != nil && object.Asked().Strength == 3 && placement.Standby == "" && len(placement.Members) == 2 &&
 		object.GetDeletionTimestamp() == nil
 }
 

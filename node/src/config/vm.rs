@@ -391,11 +391,6 @@ impl VmConfig {
                     .map_err(|error| ConfigError::senseless(origin, error.to_string()))?;
                 (spec, None)
             }
-            (None, Some(_)) if standby.is_some() => {
-                return senseless(
-                    "a program has no standby: 'dunlin move' gives a dead host's part to another one".into(),
-                );
-            }
             (None, Some(program)) if policy == Policy::Dunlin => {
                 let checked = ProgramSpec::of(program, &file.name);
                 let (spec, program) = checked.map_err(|why| ConfigError::senseless(origin, why))?;

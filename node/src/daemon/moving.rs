@@ -167,7 +167,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
 fn could_take_part(daemon: &Daemon, host: &str, config: &VmConfig) -> Result<Ticket, Answer> {
     let runs_by = program::runs_by(config);
     let qemu_version = runs_by.map_err(|why| Answer::failed(why.to_string()))?;
-    if config.program.is_some() && config.wanted_of(host) == Part::Copy {
+    if config.program.is_some() && config.wanted_of(host) != Part::Witness {
         // Here it is copied from.
         let can = program::can_be_copied();
         can.map_err(|why| Answer::refused(format!("host '{}': {why}", daemon.host.name)))?;

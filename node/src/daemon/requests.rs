@@ -309,7 +309,8 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
             text: text.into(),
             origin: origin.into(),
             qemu_version: qemu_version.clone(),
-            newcomer: false,
+            // A running program is copied to it.
+            newcomer: config.program.is_some() && config.standby_host() == Some(host),
             ticket,
         };
         if let Answer::Failed { why, .. } = on(host, request) {

@@ -83,9 +83,10 @@ impl Membership<'_> {
             self.event(EventKind::Hosts, words(self.config, &config));
         }
         if self.config.standby_host() != config.standby_host() {
+            let noun = config.noun();
             let words = match config.standby_host() {
-                Some(host) => format!("host '{host}' is the VM's standby from now on"),
-                None => "the VM has no standby any more".to_owned(),
+                Some(host) => format!("host '{host}' is the {noun}'s standby from now on"),
+                None => format!("the {noun} has no standby any more"),
             };
             self.event(EventKind::Standby, words);
         }

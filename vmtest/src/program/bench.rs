@@ -333,6 +333,7 @@ mod tests {
         let with = |lines: &[&str]| Plan {
             command: vec!["/bin/true".to_owned()],
             lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+            standby_after: None,
         };
         let own = ["port = 80", "order = \"answer\""];
         for (lines, asked, order) in [

@@ -266,6 +266,7 @@ pub(super) fn cannot_be_had(cluster: &mut Cluster<'_>) -> Result<()> {
         let file = Plan {
             lines,
             command: plan.command.clone(),
+            standby_after: None,
         }
         .write(cluster.testbed())?;
         let output = cluster.output("a", &["up", path(&file)?])?;

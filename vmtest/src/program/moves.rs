@@ -45,6 +45,39 @@ pub(super) fn dead_backup(cluster: &mut Cluster<'_>) -> Result<()> {
     finish(cluster, counter, "c")
 }
 
+/// A standby that was named while the program runs gets a dead host's part without a person, and the host that was dead is the standby when it is back: it gets
+/// the next one's part.
+pub(super) fn standby(cluster: &mut Cluster<'_>) -> Result<()> {
+    let plan = Plan {
+        standby_after: Some("1s"),
+        ..Plan::redis(cluster.testbed())?
+    };
+    let (primary, backup, counter) = begin(cluster, &plan)?;
+    // Host e cannot be it: nothing could be copied there.
+    cluster.stop_host("e", Signal::SIGTERM)?;
+    cluster.lacks_criu("e");
+    cluster.start_host("e")?;
+    refused(cluster, &["--standby", "e"], "host 'e': CRIU is not on this host")?;
+    cluster.dunlin(&primary, &["move", NAME, "--standby", "d"])?;
+    await_standby(cluster, &primary, "d")?;
+    cluster.kill_host(&backup)?;
+    await_backup(cluster, &primary, "d")?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    await_standby(cluster, &primary, &backup)?;
+    cluster.start_host(&backup)?;
+    await_gone(cluster, &backup)?;
+    // Of the first two hosts' copies the second one dies too, and the one that was dead first follows it.
+    dies(cluster, &primary, &counter)?;
+    await_backup(cluster, "d", &backup)?;
+    counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    cluster.start_host(&primary)?;
+    await_gone(cluster, &primary)?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    cluster.dunlin("d", &["move", NAME, "--no-standby"])?;
+    dies(cluster, "d", &counter)?;
+    finish(cluster, counter, "c")
+}
+
 /// The backup's host stands still while another one gets its part, then the witness's. Each comes back with what it knew, the backup with a copy that runs,
 /// and lets go.
 pub(super) fn sleeping_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
@@ -208,6 +241,22 @@ fn move_witness(cluster: &Cluster<'_>, primary: &str, host: &str) -> Result<()> 
         peers
             .any(|peer| peer.host == host && peer.witness && peer.connected)
             .then_some(())
+    })
+}
+
+fn await_standby(cluster: &Cluster<'_>, primary: &str, host: &str) -> Result<()> {
+    cluster.await_status("the standby is named", PATIENCE, |hosts| {
+        let standby = of(hosts, primary)?.standby.as_deref();
+        (standby == Some(host)).then_some(())
+    })
+}
+
+/// Nobody said a word.
+fn await_backup(cluster: &Cluster<'_>, primary: &str, host: &str) -> Result<()> {
+    cluster.await_status("the standby has the part", PATIENCE, |hosts| {
+        let program = of(hosts, primary)?;
+        let mut copies = program.peers.iter().filter(|peer| !peer.witness);
+        (program.protected && copies.any(|peer| peer.host == host && peer.connected)).then_some(())
     })
 }
 

@@ -31,6 +31,7 @@ impl Plan {
         Ok(Self {
             command: [own, server::COMMAND, kind, "6379"].map(str::to_owned).to_vec(),
             lines,
+            standby_after: None,
         })
     }
 }
@@ -372,6 +373,7 @@ pub(super) fn follows_logs(cluster: &mut Cluster<'_>) -> Result<()> {
     let plan = Plan {
         command: Plan::shell(&format!("{command}{}", words.join(" "))).command,
         lines: redis.lines,
+        standby_after: None,
     };
     let (primary, _) = up(cluster, &plan)?;
     let mut follower = cluster.command(&primary, &["logs", "--follow", "--lines", "1", NAME])?;

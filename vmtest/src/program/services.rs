@@ -274,6 +274,7 @@ fn plan(port: u16, command: &[&str], more: &[&str]) -> Plan {
     Plan {
         command: command.iter().map(|word| (*word).to_owned()).collect(),
         lines: std::iter::once(format!("port = {port}")).chain(lines).collect(),
+        standby_after: None,
     }
 }
 

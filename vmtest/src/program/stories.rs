@@ -83,11 +83,12 @@ const OF_DATA: [Story; 4] = [
 ];
 
 /// Those whose parts go to other hosts.
-const OF_MOVES: [Story; 4] = [
+const OF_MOVES: [Story; 5] = [
     ("a dead backup's part moves", moves::dead_backup),
     ("sleeping hosts' parts move", moves::sleeping_hosts),
     ("a sleeping primary's part moves", moves::sleeping_primary),
     ("living hosts' parts move", moves::living_hosts),
+    ("a standby gets dead hosts' parts", moves::standby),
 ];
 
 /// The same with data, and with what is agreed on disks.
@@ -339,6 +340,7 @@ fn does_not_serve(cluster: &mut Cluster<'_>) -> Result<()> {
     let nowhere = Plan {
         command: vec!["/no/such/server".to_owned()],
         lines: Vec::new(),
+        standby_after: None,
     };
     let file = nowhere.write(cluster.testbed())?;
     let output = cluster.output("a", &["up", path(&file)?])?;

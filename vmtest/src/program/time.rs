@@ -142,7 +142,11 @@ fn nginx_with_tls(cluster: &Cluster<'_>) -> Result<Plan> {
     std::fs::write(at("tls.conf"), settings)?;
     let command = [NGINX, "-c", &at("tls.conf")].map(str::to_owned).to_vec();
     let lines = ["port = 6379", "chance = \"agreed\""].map(str::to_owned).to_vec();
-    Ok(Plan { command, lines })
+    Ok(Plan {
+        command,
+        lines,
+        standby_after: None,
+    })
 }
 
 fn now_ms() -> Result<u64> {

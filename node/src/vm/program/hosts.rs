@@ -1,7 +1,7 @@
 //! Hosts of a program's group that come and go while it runs.
 //!
 //! * **Decides:** what becomes of the second copy when its host's part goes to another one: it counts no more, and the new host gets one of what runs.
-//! * **Flow:** `dunlin move`, `dunlin replace` -> the group goes on without that host, and agrees on the list (`vm::replacing`) -> it is followed on
+//! * **Flow:** `dunlin move`, `dunlin replace`, a standby's turn (`daemon::standby`) -> the group goes on without that host, and agrees on the list (`vm::replacing`) -> it is followed on
 //!   each host, and the new one is made a member (`vm::hosts`) -> a copy of the running program is brought there (`joining`).
 //! * **Invariants:** 1. the copy of a host that leaves is dropped from the complete set, as one that is lost; 2. no copy is brought to a host that the
 //!   group has not made a member, and that has not heard that it is one: a copy that counts has a vote.
@@ -76,6 +76,13 @@ impl ProgramLoop {
             .membership()
             .move_part(serves, leaves, hosts, unprotected_meanwhile, &reply);
         self.leaves(leaves, answer, &reply);
+    }
+
+    pub(super) fn name_standby(&mut self, hosts: Hosts, reply: Sender<Answer>) {
+        let serves = self.role == Role::Primary;
+        if let Some(answer) = self.membership().name_standby(serves, hosts, &reply) {
+            let _ = reply.send(answer);
+        }
     }
 
     /// Where nothing was answered that host leaves, and invariant 1 holds for its copy.

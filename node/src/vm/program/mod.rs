@@ -316,13 +316,13 @@ impl ProgramLoop {
                 hosts,
                 unprotected_meanwhile,
             } => return self.move_part(leaves, hosts, unprotected_meanwhile, reply),
+            Command::Standby(hosts) => return self.name_standby(hosts, reply),
             Command::Left { newest } => self.was_left(newest),
             Command::Policy(_)
             | Command::Protect
             | Command::ProtectAlone { .. }
             | Command::VerifyDisk { .. }
-            | Command::Inject { .. }
-            | Command::Standby(_) => Answer::refused(
+            | Command::Inject { .. } => Answer::refused(
                 "this is for VMs: a program that runs gets its second copy by itself, as soon as its other host is there",
             ),
         };

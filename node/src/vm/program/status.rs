@@ -101,6 +101,7 @@ impl ProgramLoop {
             frames_out: self.net.frames_out,
             peers: group::peers(&self.group, &self.config, self.me),
             protocol: self.group.protocol(),
+            standby: self.config.standby_host().map(str::to_owned),
             sync: SyncStatus::default(),
             failover: self.shown.failover,
             join_problem,
