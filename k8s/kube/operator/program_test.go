@@ -239,6 +239,22 @@ func TestAProgramsCopyIsMadeAnewOnAnotherNode(t *testing.T) {
 	cluster.nothingIsLeft(second)
 	cluster.cordon(second, false)
 	cluster.increments(witness, service, ":4")
+
+	// The host without a part is the standby from now on, and gets a part by itself.
+	before := program.DeepCopy()
+	program.Spec.Strength = 3
+	if err := cluster.api.Patch(context.Background(), program, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	cluster.untilIs(program, "it has a standby", func() bool { return program.Status.Standby == second && program.Status.Placement.Standby == second })
+	cluster.dies(first)
+	cluster.untilIs(program, "the standby has its part", func() bool {
+		status := program.Status
+		return meta.IsStatusConditionTrue(status.Conditions, operator.Protected) && status.Primary == fourth && status.Backup == second && status.Standby == first
+	})
+	cluster.increments(witness, service, ":5")
+	// It is the standby then, and has nothing but the word.
+	cluster.returns(first)
 	cluster.endOf(program)
 	for _, name := range cluster.hosts.Names {
 		cluster.nothingIsLeft(name)
