@@ -333,7 +333,7 @@ func columns(ctx context.Context, t *testing.T, client dynamic.Interface, config
 		t.Errorf("%s\n%s", names, cells)
 	}
 	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/namespaces/default/protectedprograms/sessions")
-	if names != "Name R State Primary Backup Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "sessions 2 ") {
+	if names != "Name R State Primary Backup Standby Witness Protected Fail-over Age" || !strings.HasPrefix(cells, "sessions 2 ") {
 		t.Errorf("%s\n%s", names, cells)
 	}
 	names, cells = table(ctx, t, config, "/apis/dunlin.dev/v1alpha1/dunlinhosts/n1")
