@@ -10,12 +10,16 @@
 //!             TAP and no mount that it would have to carry.
 //! Not here:   CRIU itself (`criu`); when (`node`); connections in translation, the order of reading (core).
 
+mod ahead;
 mod bounded;
 mod criu;
 pub(crate) mod layers;
+mod memory;
+mod pagemap;
 mod room;
 
-pub use criu::Criu;
+pub use ahead::{Ahead, Left, Unchanged, compose};
+pub use criu::{Criu, Held};
 pub use room::room_for;
 
 use crate::copy::Copy;
@@ -133,6 +137,14 @@ impl Place {
         self.data.as_ref()
     }
 
+    /// How many processes are in it, with whoever has entered it.
+    ///
+    /// # Errors
+    /// Where the host's processes cannot be listed.
+    pub fn count(&self) -> Result<usize, GuardError> {
+        Ok(self.numbers()?.len())
+    }
+
     fn numbers(&self) -> Result<Vec<u32>, GuardError> {
         let processes = self.all_processes()?.into_iter();
         let number = |process: std::path::PathBuf| process.file_name()?.to_str()?.parse().ok();
@@ -145,13 +157,15 @@ impl Place {
     }
 
     /// For who enters it with the host's rights.
-    fn door(&self, groups: Vec<OwnedFd>, knock: OwnedFd) -> io::Result<Door> {
+    fn door(&self, knock: OwnedFd) -> io::Result<Door> {
         let namespaces = self.namespaces.iter().chain([&self.processes]);
         Ok(Door {
             namespaces: namespaces.map(OwnedFd::try_clone).collect::<Result<_, _>>()?,
             mounts: self.mounts.try_clone()?,
-            groups,
+            groups: Vec::new(),
             knock,
+            held: false,
+            given: Vec::new(),
         })
     }
 
@@ -258,17 +272,18 @@ pub fn neighbours(place: &Place) -> Result<Vec<(Ipv4Addr, [u8; 6])>, GuardError>
     Ok(text.lines().skip(1).filter_map(neighbour_of).collect())
 }
 
-/// All that lies in a folder, as one stream.
+/// All that lies in a folder, but what is called `but` there, as one stream. Several follow each other as one.
 ///
 /// # Errors
 /// Where tar cannot be started.
-pub fn pack(folder: &Path) -> Result<Packing, GuardError> {
+pub fn pack(folder: &Path, but: &str) -> Result<Packing, GuardError> {
     let mut command = Command::new("tar");
     command
         .arg("--create")
         .arg("--sparse")
         .arg("--directory")
         .arg(folder);
+    command.arg(format!("--exclude=./{but}"));
     command.args(["--file", "-", "."]).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::null());
     let child = command.spawn().map_err(failed("tar"))?;
@@ -306,7 +321,7 @@ impl Unpacking {
     pub fn into(folder: &Path) -> Result<Self, GuardError> {
         fs::create_dir_all(folder).map_err(failed("a folder for the images"))?;
         let mut command = Command::new("tar");
-        command.args(["--extract", "--file", "-", "--directory"]);
+        command.args(["--extract", "--ignore-zeros", "--file", "-", "--directory"]);
         command.arg(folder).stdin(Stdio::piped());
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(failed("tar"))?;
@@ -390,7 +405,7 @@ mod tests {
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         fs::create_dir_all(from.join("images")).expect("made");
         fs::write(from.join("images/pages"), vec![7; 100_000]).expect("written");
-        let mut packing = pack(&from).expect("tar");
+        let mut packing = pack(&from, "ahead").expect("tar");
         let mut pieces = Vec::new();
         loop {
             let piece = packing.piece(30_000).expect("a piece");

@@ -22,17 +22,17 @@ impl Drop for Collected {
 }
 
 /// A command that runs, in a process group of its own.
-pub(super) struct Bounded<'a> {
+pub(super) struct Bounded {
     child: Collected,
     pid: Pid,
     ended: OwnedFd,
     within: Duration,
     until: Instant,
-    what: &'a str,
+    what: String,
 }
 
-impl<'a> Bounded<'a> {
-    pub(super) fn begin(command: &mut Command, within: Duration, what: &'a str) -> Result<Self, GuardError> {
+impl Bounded {
+    pub(super) fn begin(command: &mut Command, within: Duration, what: &str) -> Result<Self, GuardError> {
         let child = Collected(command.process_group(0).spawn().map_err(failed(what))?);
         let pid = Pid::from_child(&child.0);
         let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(failed(what))?;
@@ -43,7 +43,7 @@ impl<'a> Bounded<'a> {
             ended,
             within,
             until,
-            what,
+            what: what.to_owned(),
         })
     }
 
@@ -58,13 +58,13 @@ impl<'a> Bounded<'a> {
     }
 
     pub(super) fn end(mut self) -> Result<ExitStatus, GuardError> {
-        let ended = self.ended.try_clone().map_err(failed(self.what))?;
+        let ended = self.ended.try_clone().map_err(failed(&self.what))?;
         self.poll(&mut [PollFd::new(&ended, PollFlags::IN)])?;
-        self.child.0.wait().map_err(failed(self.what))
+        self.child.0.wait().map_err(failed(&self.what))
     }
 
     fn poll(&self, fds: &mut [PollFd<'_>]) -> Result<(), GuardError> {
-        let failed = failed(self.what);
+        let failed = failed(&self.what);
         loop {
             let left =
                 Timespec::try_from(self.until.saturating_duration_since(Instant::now())).unwrap_or_default();
@@ -77,7 +77,7 @@ impl<'a> Bounded<'a> {
         }
         // Its own end follows with it; what it has started would go on.
         let _ = kill_process_group(self.pid, Signal::KILL);
-        let (what, within) = (self.what, self.within.as_secs());
+        let (what, within) = (&self.what, self.within.as_secs());
         Err(GuardError(format!("{what}: not within {within} s")))
     }
 }

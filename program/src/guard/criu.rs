@@ -10,6 +10,7 @@
 
 use super::bounded::{Bounded, run};
 use super::{GuardError, Place, SOON, failed};
+use crate::inside::stranger::Door;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -18,7 +19,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -80,16 +81,39 @@ impl Criu {
     /// # Errors
     /// Where CRIU cannot take them; its own last words.
     pub fn dump(&self, place: &Place, folder: &Path) -> Result<(), GuardError> {
-        // Before CRIU is there, which it would reach. Whoever stands still before a dump does so after it, and after the restore. CRIU's own
-        // `--leave-stopped` would leave the connections in repair, where they answer nothing.
-        let stopped = place.signal(Signal::SIGSTOP);
-        stopped.map_err(failed("stopping the program"))?;
+        // Before CRIU is there, which it would reach.
+        stop(place)?;
+        let (ours, theirs) = pair()?;
+        let door = place.door(theirs).map_err(failed(ENTERING))?;
+        Entering::begin(self.dumping(place, folder)?, door, ours, "dump", folder)?.enter()
+    }
+
+    /// Begins to take the processes of a copy but for their own memory, which stays in them, and holds before it looks at any. The program
+    /// runs on.
+    ///
+    /// # Errors
+    /// Where CRIU cannot begin.
+    pub fn hold(&self, place: &Place, folder: &Path) -> Result<Held, GuardError> {
+        let mut command = self.dumping(place, folder)?;
+        // Whoever wants to have that memory asks at a socket, and nobody does: CRIU hears so when it has taken all else, and ends.
+        let (asks, asked) = pair()?;
+        drop(asks);
+        command.args(["--lazy-pages", "--ps-socket", &asked.as_raw_fd().to_string()]);
+        let (ours, theirs) = pair()?;
+        let mut door = place.door(theirs).map_err(failed(ENTERING))?;
+        door.held = true;
+        door.given.push(asked);
+        let entering = Entering::begin(command, door, ours, "dump", folder)?;
+        Ok(Held(entering.hold()?))
+    }
+
+    fn dumping(&self, place: &Place, folder: &Path) -> Result<Command, GuardError> {
         let mut command = self.command("dump", folder)?;
         command.args(["--leave-running", "--tree", "2", "--ghost-limit", "64M"]);
         if let Some(pipe) = place.prints_to() {
             command.args(["--external", pipe]);
         }
-        run_inside(command, place, Vec::new(), "dump", folder)
+        Ok(command)
     }
 
     /// Brings what lies in `folder` into a vacated copy, where it stands still until it is adopted. `prints_to`: what the pipe that it
@@ -110,7 +134,10 @@ impl Criu {
             command.stdout(ours.map_err(failed("the pipe for what it prints"))?);
             command.arg("--inherit-fd").arg(format!("fd[1]:{pipe}"));
         }
-        run_inside(command, place, groups, "restore", folder)
+        let (ours, theirs) = pair()?;
+        let mut door = place.door(theirs).map_err(failed(ENTERING))?;
+        door.groups = groups;
+        Entering::begin(command, door, ours, "restore", folder)?.enter()
     }
 
     fn command(&self, what: &str, folder: &Path) -> Result<Command, GuardError> {
@@ -131,45 +158,130 @@ impl Criu {
     }
 }
 
-/// Runs it in a copy.
-fn run_inside(
-    mut command: Command,
-    place: &Place,
-    groups: Vec<OwnedFd>,
-    what: &str,
-    folder: &Path,
-) -> Result<(), GuardError> {
-    let step = format!("criu {what}");
-    let gate = Gate::at(folder.join(GATE)).map_err(failed(ENTERING))?;
-    command.arg("--config").arg(&gate.path);
+/// Whoever stands still before a dump does so after it, and after the restore. CRIU's own `--leave-stopped` would leave the connections in
+/// repair, where they answer nothing.
+fn stop(place: &Place) -> Result<(), GuardError> {
+    let stopped = place.signal(Signal::SIGSTOP);
+    stopped.map(drop).map_err(failed("stopping the program"))
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), GuardError> {
     let flags = SocketFlags::CLOEXEC;
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed(ENTERING))?;
-    let door = place.door(groups, theirs).map_err(failed(ENTERING))?;
-    // SAFETY: between fork and exec it makes system calls alone.
-    unsafe { command.pre_exec(move || door.enter()) };
-    let criu = Bounded::begin(&mut command, CRIU_WITHIN, &step)?;
-    // With it our copy of the other end: so it is seen when nobody has it any more.
-    drop(command);
-    if criu.until_readable(gate.opened.as_fd())? {
-        rustix::io::write(&ours, &[1]).map_err(failed(ENTERING))?;
-        let answers = criu.until_readable(ours.as_fd())?;
-        // Nothing is said where it was not let in: it has ended then, and its status says so.
-        if answers && rustix::io::read(&ours, &mut [0]).map_err(failed(ENTERING))? == 0 {
-            let status = criu.end()?;
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed(ENTERING))
+}
+
+/// One that is held before it looks at the program. What is dropped is killed.
+pub struct Held(Entering);
+
+impl Held {
+    /// Has the program stand still, until `resume`.
+    ///
+    /// # Errors
+    /// Where it cannot be told to.
+    pub fn stop(&self, place: &Place) -> Result<(), GuardError> {
+        // It reaches CRIU as well: whoever holds it takes that for what it is.
+        stop(place)
+    }
+
+    /// Takes the processes. What they have in memory of their own is listed, and not taken.
+    ///
+    /// # Errors
+    /// Where CRIU cannot take them; its own last words.
+    pub fn dump(self) -> Result<(), GuardError> {
+        self.0.enter()
+    }
+}
+
+/// On its way into a copy.
+struct Entering {
+    criu: Bounded,
+    ours: OwnedFd,
+    /// As long as it waits there.
+    gate: Option<Gate>,
+    step: String,
+    log: PathBuf,
+}
+
+impl Entering {
+    fn begin(
+        mut command: Command,
+        door: Door,
+        ours: OwnedFd,
+        what: &str,
+        folder: &Path,
+    ) -> Result<Self, GuardError> {
+        let gate = Gate::at(folder.join(GATE)).map_err(failed(ENTERING))?;
+        command.arg("--config").arg(&gate.path);
+        // SAFETY: between fork and exec it makes system calls alone.
+        unsafe { command.pre_exec(move || door.enter()) };
+        let step = format!("criu {what}");
+        // With the command our copy of the other end goes: so it is seen when nobody has it any more.
+        let criu = Bounded::begin(&mut command, CRIU_WITHIN, &step)?;
+        Ok(Self {
+            criu,
+            ours,
+            gate: Some(gate),
+            step,
+            log: folder.join("images").join(log_of(what)),
+        })
+    }
+
+    /// Up to where it is held.
+    fn hold(mut self) -> Result<Self, GuardError> {
+        if self.is_at_gate()? && self.may_go_on()? {
+            self.gate = None;
+            if self.is_answered()? {
+                return Ok(self);
+            }
+        }
+        let early = GuardError(format!("{}: it ended before it was held", self.step));
+        self.gate = None;
+        self.end(true).and(Err(early))
+    }
+
+    /// Into the copy, and to its end.
+    fn enter(mut self) -> Result<(), GuardError> {
+        let is_in = !self.is_at_gate()? || self.may_go_on()?;
+        self.gate = None;
+        self.end(is_in)
+    }
+
+    /// Or was there; not where it has ended before.
+    fn is_at_gate(&self) -> Result<bool, GuardError> {
+        let gate = self
+            .gate
+            .as_ref()
+            .map(|gate| self.criu.until_readable(gate.opened.as_fd()));
+        gate.unwrap_or(Ok(true))
+    }
+
+    fn end(self, is_in: bool) -> Result<(), GuardError> {
+        let Self { criu, step, log, .. } = self;
+        let status = criu.end()?;
+        if !is_in {
             return Err(GuardError(format!(
                 "{step}: it could not enter the copy's mounts: {status}"
             )));
         }
+        if status.success() {
+            return Ok(());
+        }
+        let log = fs::read_to_string(log).unwrap_or_default();
+        let why = complaint(&log).unwrap_or_else(|| status.to_string());
+        Err(GuardError(format!("{step}: {why}")))
     }
-    drop(gate);
-    let status = criu.end()?;
-    if status.success() {
-        return Ok(());
+
+    /// Says so to who let it begin.
+    fn may_go_on(&self) -> Result<bool, GuardError> {
+        rustix::io::write(&self.ours, &[1]).map_err(failed(ENTERING))?;
+        self.is_answered()
     }
-    let log = fs::read_to_string(folder.join("images").join(log_of(what))).unwrap_or_default();
-    let why = complaint(&log).unwrap_or_else(|| status.to_string());
-    Err(GuardError(format!("{step}: {why}")))
+
+    /// Nothing is said where it was not let in: it has ended then, and its status says so.
+    fn is_answered(&self) -> Result<bool, GuardError> {
+        let answers = self.criu.until_readable(self.ours.as_fd())?;
+        Ok(answers && rustix::io::read(&self.ours, &mut [0]).map_err(failed(ENTERING))? == 1)
+    }
 }
 
 /// A named pipe at which it waits as long as this is not dropped.

@@ -49,6 +49,8 @@ fn step(process: Pid) -> Result<(), Errno> {
         match wait(process)? {
             WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(()),
             WaitStatus::PtraceEvent(..) => {}
+            // All in its namespace were told to stand still, whoever is held among them: it does not.
+            WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
             _ => return Err(Errno::ECHILD),
         }
     }

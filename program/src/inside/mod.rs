@@ -14,6 +14,7 @@
 mod card;
 mod clock;
 mod filter;
+mod held;
 mod init;
 mod injected;
 pub(crate) mod listens;
@@ -25,7 +26,7 @@ mod visit;
 
 pub(crate) use card::address_of_host;
 pub(crate) use filter::Filter;
-pub(crate) use visit::enter;
+pub(crate) use visit::{FIRST_ID as FIRST_VISITOR, enter};
 
 use crate::message::{Go, Heard, Spec, receive, send};
 use nix::sched::{CloneFlags, unshare};

@@ -8,6 +8,7 @@
 //!             4. it takes no process id that the program would have had next.
 //! Source:     setns(2) and ptrace(2): only a process itself can change its mounts, so it is made to. Not here: what it is told (`guard`).
 
+use super::held;
 use super::injected::{stopped, system_call};
 use super::visit::{fork_far_away, wait_in_its_place};
 use nix::errno::Errno;
@@ -37,8 +38,13 @@ pub(crate) struct Door {
     pub(crate) mounts: OwnedFd,
     /// The control groups that it is in.
     pub(crate) groups: Vec<OwnedFd>,
-    /// Who waits outside says a byte when it may enter its mounts, and hears one when it has.
+    /// Who waits outside says a byte when it may enter its mounts, and hears one when it has. Where it is held, it hears one when it is
+    /// traced, one when it is held, and says a second byte then.
     pub(crate) knock: OwnedFd,
+    /// It begins while the program runs, and is held (`held`).
+    pub(crate) held: bool,
+    /// What it gets beside its standard streams.
+    pub(crate) given: Vec<OwnedFd>,
 }
 
 impl Door {
@@ -56,8 +62,14 @@ impl Door {
             self.keep(stranger);
         }
         prctl::set_pdeathsig(Signal::SIGKILL)?;
+        if self.held {
+            held::see_own_processes()?;
+        }
         // Only until it is in.
         fcntl_setfd(&self.mounts, FdFlags::empty())?;
+        for given in &self.given {
+            fcntl_setfd(given, FdFlags::empty())?;
+        }
         Ok(())
     }
 
@@ -72,15 +84,40 @@ impl Door {
             // SAFETY: no destructor and no atexit of the daemon's is this process's.
             Err(_) => unsafe { libc::_exit(NOT_LET_IN) },
         }
-        let let_in = forget_what_is_believed(self.mounts.as_fd())
-            .and_then(|()| move_in(stranger, mounts))
-            .and_then(|()| rustix::io::write(&self.knock, &[WORD]).map_err(|_| Errno::EPIPE));
+        let is_held = match self.held {
+            true => self.hold(stranger),
+            false => Ok(()),
+        };
+        let let_in = is_held
+            .and_then(|()| forget_what_is_believed(self.mounts.as_fd()))
+            .and_then(|()| match self.held {
+                true => held::let_in(stranger, mounts),
+                false => move_in(stranger, mounts),
+            })
+            .and_then(|()| self.says());
         if let_in.is_err() {
             // It dies with this process (invariant 3).
             // SAFETY: no destructor and no atexit of the daemon's is this process's.
             unsafe { libc::_exit(NOT_LET_IN) }
         }
         wait_in_its_place(stranger)
+    }
+
+    /// Until the program stands still.
+    fn hold(&self, stranger: Pid) -> Result<(), Errno> {
+        held::trace(stranger)?;
+        self.says()?;
+        held::hold(stranger)?;
+        self.says()?;
+        match is_told(self.knock.as_fd(), stranger)? {
+            true => Ok(()),
+            false => Err(Errno::ECHILD),
+        }
+    }
+
+    fn says(&self) -> Result<(), Errno> {
+        let said = rustix::io::write(&self.knock, &[WORD]);
+        said.map(drop).map_err(|_| Errno::EPIPE)
     }
 }
 

@@ -20,9 +20,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// Beyond the ids of a program's processes, below the least that a kernel's greatest may be.
-const FIRST_ID: libc::pid_t = 31_000;
+pub(crate) const FIRST_ID: u32 = 31_000;
 /// More commands than are let in at once.
-const IDS: libc::pid_t = 256;
+const IDS: u32 = 256;
 /// What a shell says of a command that a signal has ended.
 const BY_SIGNAL: i32 = 128;
 
@@ -55,6 +55,7 @@ pub(crate) fn enter(
 /// The child's id as the parent sees it; none in the child.
 pub(super) fn fork_far_away() -> io::Result<Option<Pid>> {
     for id in FIRST_ID..FIRST_ID + IDS {
+        let id = id as libc::pid_t;
         // SAFETY: all of the structure's values may be zero, which is "none".
         let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
         arguments.exit_signal = libc::SIGCHLD as u64;

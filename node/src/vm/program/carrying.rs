@@ -1,13 +1,14 @@
 //! The threads that carry a running program from one host to the other.
 //!
 //! * **Decides:** nothing: each does one thing after the other, and tells its loop.
-//! * **Flow:** `Join` -> the other host makes room, `JoinReady` -> the program is dumped and stands still -> the loop draws a line ->
-//!   what it has written to files; it runs on -> all of that as `DeviceState`, the connections as `State` -> the other host restores
-//!   it, and its loop says `Loaded`.
+//! * **Flow:** `Join` -> the other host makes room, `JoinReady` -> what the program has in memory goes ahead (`ahead`) -> it is dumped and
+//!   stands still -> the loop draws a line -> what has changed in memory, what it has written to files; it runs on -> all of that as
+//!   `DeviceState`, the connections as `State` -> the other host restores it, and its loop says `Loaded`.
 //! * **Invariants:** 1. whatever happens here, a program that was dumped runs on, or its copy is given up; 2. every wait is bounded; 3. the
 //!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
+use super::ahead::{self, How, Prepared, Stood};
 use super::data::{self, Marks};
 use super::preparing;
 use crate::config::ProgramSpec;
@@ -68,6 +69,8 @@ struct About {
     one_at_a_time: bool,
 }
 
+type Taken = (About, Epoch, Bytes, Bytes);
+
 /// The primary's.
 pub(super) struct Carrier {
     pub(super) session: u64,
@@ -79,6 +82,8 @@ pub(super) struct Carrier {
     pub(super) term: Term,
     /// Of its data's image.
     pub(super) marks: Option<Marks>,
+    /// Why nothing is to go ahead this time.
+    pub(super) whole: Option<String>,
     /// Held while it is at work.
     pub(super) _busy: Arc<()>,
 }
@@ -121,6 +126,7 @@ impl Carrier {
         if let Some(source) = source {
             data::send_ahead(&self.link, source, &mut known)?;
         }
+        let prepared = self.prepare(&criu, bytes)?;
         self.tell(JoinStep::RoomIsMade);
         match self.words.recv_timeout(WORD_WITHIN) {
             Ok(Word::Dump) => {}
@@ -128,7 +134,8 @@ impl Carrier {
         }
         // It may have grown meanwhile.
         self.fits()?;
-        let taken = self.take(&criu, &mut known);
+        let begun = Instant::now();
+        let taken = self.take(&criu, prepared, &mut known);
         // Invariant 1.
         let resumed = guard::resume(&self.place, &mut |why| {
             tracing::warn!("a program that stands still after a dump: {why}; it is tried again");
@@ -141,8 +148,12 @@ impl Carrier {
                 return Err(error.into());
             }
         };
-        let (about, epoch, connections, order) = taken?;
-        self.tell(JoinStep::RunsOn);
+        let stood_for = begun.elapsed();
+        let (how, (about, epoch, connections, order)) = taken?;
+        self.tell(JoinStep::RunsOn(Stood {
+            how,
+            for_us: stood_for.as_micros() as u64,
+        }));
         let about = About {
             adopted: Adopted {
                 last_pid,
@@ -153,7 +164,7 @@ impl Carrier {
         let about = serde_json::to_vec(&about).map_err(CarryError::About)?;
         write(&self.folder, ABOUT, &about)?;
         write(&self.folder, ORDER, &order)?;
-        let sent = self.send_folder(epoch)?;
+        let sent = self.send_folder(&self.folder, epoch)?;
         self.send(&SyncMessage::State {
             epoch,
             next: Mode::Match,
@@ -174,10 +185,25 @@ impl Carrier {
         Ok(bytes)
     }
 
+    /// All that is done before the program stands still.
+    fn prepare(&self, criu: &Criu, bytes: u64) -> Result<Prepared, CarryError> {
+        let room = || guard::room_for(&self.folder, 2 * bytes).map_err(|error| error.to_string());
+        if let Err(why) = self.whole.clone().map_or_else(room, Err) {
+            return Ok(Prepared::Whole(why));
+        }
+        let prepared = Prepared::of(criu, &self.place, &self.folder);
+        if let Some(folder) = prepared.folder() {
+            // Its epoch is not known yet; none is asked for.
+            self.send_folder(folder, Epoch(0))?;
+        }
+        Ok(prepared)
+    }
+
     /// All that is taken while the program stands still.
-    fn take(&self, criu: &Criu, known: &mut [u128]) -> Result<(About, Epoch, Bytes, Bytes), CarryError> {
-        criu.dump(&self.place, &self.folder)?;
+    fn take(&self, criu: &Criu, prepared: Prepared, known: &mut [u128]) -> Result<(How, Taken), CarryError> {
+        let dumped = ahead::dump(criu, prepared, &self.place, &self.folder)?;
         self.tell(JoinStep::Stands);
+        let how = dumped.finish(&self.place, &self.folder)?;
         let Ok(Word::LineDrawn {
             epoch,
             applied,
@@ -212,11 +238,11 @@ impl Carrier {
             },
             one_at_a_time,
         };
-        Ok((about, epoch, connections, order))
+        Ok((how, (about, epoch, connections, order)))
     }
 
-    fn send_folder(&self, epoch: Epoch) -> Result<u64, CarryError> {
-        let mut packing = guard::pack(&self.folder)?;
+    fn send_folder(&self, folder: &Path, epoch: Epoch) -> Result<u64, CarryError> {
+        let mut packing = guard::pack(folder, ahead::FOLDER)?;
         let mut sent = 0;
         loop {
             let part = packing.piece(parts::PART_BYTES)?;

@@ -78,6 +78,7 @@ impl ProgramLoop {
             epoch: self.net.output.epoch(),
             quiet_at_us: 0,
             quiet_us: 0,
+            stood: None,
             carried_bytes: 0,
         };
         self.backup.join = Some(join);
@@ -112,6 +113,7 @@ impl ProgramLoop {
             folder,
             term: self.group.term(),
             marks,
+            whole: self.backup.tries.whole.clone(),
             _busy: Arc::clone(&self.backup.busy),
         };
         let spawned = std::thread::Builder::new()
@@ -190,7 +192,8 @@ impl ProgramLoop {
                 join.quiet_at_us = now_us;
             }
             JoinStep::Stands => self.draw_line(),
-            JoinStep::RunsOn => {
+            JoinStep::RunsOn(stood) => {
+                join.stood = Some(stood);
                 join.phase = Phase::Sending;
                 join.quiet_us = now_us - join.quiet_at_us;
                 join.until_us = now_us + BROUGHT_US;
@@ -261,8 +264,9 @@ impl ProgramLoop {
             ..Tries::default()
         };
         let host = self.other().map_or("?", |other| self.config.host_name(other));
+        let stood = join.stood.map_or(String::new(), |stood| format!("; {stood}"));
         let text = format!(
-            "a copy of the running program was brought to host '{host}' ({:.1} MiB): no input was taken for {:.0} ms",
+            "a copy of the running program was brought to host '{host}' ({:.1} MiB): no input was taken for {:.0} ms{stood}",
             join.carried_bytes as f64 / f64::from(1 << 20),
             join.quiet_us as f64 / 1e3
         );
@@ -301,6 +305,10 @@ impl ProgramLoop {
             return self.backup_is_lost(why);
         }
         self.join_is_void();
+        if !why.ends_with(NOT_YET) {
+            // It may be what goes ahead that the other host cannot do with, or has no room for.
+            self.backup.tries.whole = Some(format!("the last copy was not brought ({why})"));
+        }
         self.join_fails_before_it_began(why);
     }
 

@@ -18,6 +18,7 @@
 //! * **Not here:** data that outlives the copies; the namespaces, and how a running program is copied (`dunlin_program`).
 
 mod agreement;
+mod ahead;
 mod backlog;
 mod carrying;
 mod clock;

@@ -2,6 +2,7 @@
 //!
 //! Not here: what the loop does with it (`program`, and the files beside it).
 
+use super::ahead::Stood;
 use super::backlog::{Backlog, Input};
 use super::data::Notes;
 use super::difference::Compared;
@@ -277,6 +278,7 @@ pub(super) struct Join {
     pub(super) epoch: Epoch,
     pub(super) quiet_at_us: u64,
     pub(super) quiet_us: u64,
+    pub(super) stood: Option<Stood>,
     pub(super) carried_bytes: u64,
 }
 
@@ -286,6 +288,8 @@ pub(super) struct Tries {
     pub(super) at_us: u64,
     pub(super) failures: u32,
     pub(super) why: Option<String>,
+    /// Why the next one is to have all of its memory taken while it stands still.
+    pub(super) whole: Option<String>,
     /// When the last one succeeded.
     pub(super) stands_since_us: Option<u64>,
 }

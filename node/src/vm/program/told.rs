@@ -1,5 +1,6 @@
 //! What threads tell the loop of a bare program: of a copy that is carried, of images, of what is to be run beside a copy.
 
+use super::ahead::Stood;
 use super::error::DataError;
 use crate::vm::state::cold::AskError;
 use bytes::Bytes;
@@ -22,7 +23,7 @@ pub enum JoinStep {
     /// The program is dumped, and stands still.
     Stands,
     /// It runs on.
-    RunsOn,
+    RunsOn(Stood),
     /// The copy runs on the other host.
     Loaded {
         /// How much was sent.

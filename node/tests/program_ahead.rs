@@ -1,0 +1,185 @@
+//! What a running program has in memory goes ahead of its copy, and what changes afterwards arrives: with the real CRIU, in real namespaces.
+//!
+//! `a_join` is no test of its own, but this executable again with CRIU's place in its environment.
+
+#[path = "common/copies.rs"]
+mod copies;
+#[path = "../../guest/tests/common/skipped.rs"]
+mod skipped;
+#[path = "common/with_criu.rs"]
+mod with_criu;
+
+use dunlin_program::copy::Copy;
+use dunlin_program::guard::{self, Criu, Place, Unpacking};
+use dunlin_program::message::Adopted;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long, even on a machine that has much else to do.
+const BOUND: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// 24 MiB of chance in two processes, some of which changes at each turn: a page in the middle, one that is new, one that is given back. The
+/// child does not share what it changes. Both tell a hash of all, and whether it is what it has to be.
+const CHANGES: &str = r#"
+import hashlib, mmap, os, socket, time
+PAGE = 4096
+memory = mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+chance = hashlib.shake_128(b"a seed").digest(1 << 20)
+for mib in range(24):
+    memory[mib << 20:(mib + 1) << 20] = bytes([mib]) + chance[1:]
+expected = [bytes(memory[at:at + PAGE]) for at in range(0, len(memory), PAGE)]
+parent = os.fork() != 0
+name = "parent" if parent else "child"
+card = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+turn = 0
+more = []
+while True:
+    turn += 1
+    for number in [17, turn % len(expected)]:
+        page = (name + str(turn)).encode().ljust(PAGE, b".")
+        memory[number * PAGE:(number + 1) * PAGE] = page
+        expected[number] = page
+    given = 3000 + turn % 100
+    memory.madvise(mmap.MADV_DONTNEED, given * PAGE, PAGE)
+    expected[given] = bytes(PAGE)
+    if turn % 8 == 0:
+        more.append(mmap.mmap(-1, 8 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        more[-1][:PAGE] = page
+        if len(more) > 20:
+            more.pop(0).close()
+    right = all(memory[at * PAGE:(at + 1) * PAGE] == page for at, page in enumerate(expected))
+    right = right and all(one[:4] in (b"pare", b"chil") and one[PAGE:] == bytes(7 * PAGE) for one in more)
+    with open("/%s.new" % name, "w") as told:
+        told.write("%d %s" % (turn, "right" if right else "wrong"))
+    os.rename("/%s.new" % name, "/%s" % name)
+    card.sendto(b"frame", ("10.213.29.1", 9))
+    time.sleep(0.02)
+"#;
+
+fn copy(name: &str, program: &[&str]) -> Copy {
+    copies::prepare(name, &copies::spec(29, program), None)
+}
+
+/// The turn that one of its processes tells, when it is beyond that.
+fn turn_after(turn: u64, name: &str, copy: &Copy) -> u64 {
+    let layers = copy.written().expect("walls").as_raw_fd();
+    let bound = Timespec::try_from(BOUND).expect("a time");
+    loop {
+        let mut card = [PollFd::from_borrowed_fd(copy.card().as_fd(), PollFlags::IN)];
+        let sent = poll(&mut card, Some(&bound)).expect("poll");
+        assert_eq!(sent, 1, "{:?}", copy.last_words(9));
+        rustix::io::read(copy.card(), &mut [0; 2048]).expect("a frame");
+        let told = fs::read_to_string(format!("/proc/self/fd/{layers}/u0/{name}")).unwrap_or_default();
+        let Some((now, words)) = told.split_once(' ') else {
+            continue;
+        };
+        assert_eq!(words, "right", "{name} at {now}");
+        let now = now.parse().expect("a turn");
+        if now > turn {
+            return now;
+        }
+    }
+}
+
+/// As the other host gets it: what goes ahead, then the rest.
+fn carry(ahead: &Path, from: &Path, to: &Path) {
+    let mut unpacking = Unpacking::into(to).expect("tar");
+    for folder in [ahead, from] {
+        let mut packing = guard::pack(folder, "ahead").expect("tar");
+        loop {
+            let piece = packing.piece(1 << 20).expect("a piece");
+            if piece.is_empty() {
+                break;
+            }
+            unpacking.piece(&piece).expect("it is taken");
+        }
+    }
+    unpacking.end().expect("all of it");
+}
+
+#[test]
+#[ignore = "a part of the other test"]
+fn a_join() {
+    if std::env::var_os("DUNLIN_CRIU").is_none() {
+        return;
+    }
+    let criu = Criu::find().expect("CRIU");
+    let mut from = copy("the first copy", &["/usr/bin/python3", "-c", CHANGES]);
+    from.go().expect("it begins");
+    let processes = ["parent", "child"];
+    for name in ["the second copy", "the third copy"] {
+        for process in processes {
+            turn_after(20, process, &from);
+        }
+        let (folder, other) = (
+            tempfile::tempdir().expect("a folder"),
+            tempfile::tempdir().expect("a folder"),
+        );
+        let place = Place::of(&from).expect("where it is");
+        let ahead = place
+            .go_ahead(&folder.path().join("ahead"))
+            .expect("it goes ahead");
+        let held = criu.hold(&place, folder.path()).expect("CRIU is held");
+        // It runs on meanwhile, and changes.
+        let then = turn_after(0, "parent", &from);
+        turn_after(then + 5, "parent", &from);
+        let begun = Instant::now();
+        held.stop(&place).expect("it stands still");
+        let unchanged = ahead.compare().expect("compared");
+        let dumped = held.dump();
+        let left = dumped.and_then(|()| guard::compose(&place, &unchanged, folder.path()));
+        let saved = guard::save_written(&place, folder.path());
+        let newest = guard::resume(&place, &mut |_| {}).expect("it runs on");
+        let stood = begun.elapsed();
+        let left = left.expect("a dump");
+        saved.expect("what it has written");
+        println!("{left:?}, it stood still for {stood:?}");
+        assert!((40 * MIB..200 * MIB).contains(&left.below_bytes), "{left:?}");
+        assert!((1..10 * MIB).contains(&left.taken_bytes), "{left:?}");
+        carry(ahead.folder(), folder.path(), other.path());
+        let to = copy(name, &["/bin/false"]);
+        to.vacate().expect("room");
+        let there = Place::of(&to).expect("where it is");
+        guard::load_written(&there, other.path()).expect("what it has written");
+        criu.restore(&there, other.path(), place.prints_to())
+            .expect("a restore");
+        let adopted = Adopted {
+            neighbours: Vec::new(),
+            last_pid: newest.unwrap_or(0),
+        };
+        to.adopt(adopted).expect("it runs");
+        for process in processes {
+            // The first one has run on since; the copy of it has to come further, and to have all of its memory.
+            let stood_at = turn_after(0, process, &from);
+            turn_after(stood_at, process, &to);
+        }
+        from = to;
+    }
+    // Who is held and not needed leaves nothing, and the program runs on.
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = Place::of(&from).expect("where it is");
+    let before = place.count().expect("its processes");
+    let held = criu.hold(&place, folder.path()).expect("CRIU is held");
+    assert_eq!(
+        place.count().expect("its processes"),
+        before + 1,
+        "CRIU is among them"
+    );
+    drop(held);
+    let until = Instant::now() + BOUND;
+    while place.count().expect("its processes") != before {
+        assert!(Instant::now() < until, "CRIU is still there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let now = turn_after(0, "parent", &from);
+    turn_after(now, "parent", &from);
+}
+
+#[test]
+fn memory_goes_ahead_and_what_changes_afterwards_arrives() {
+    with_criu::play("a_join");
+}

@@ -1,0 +1,389 @@
+//! The memory of a program that runs goes ahead of the copy: while it stands still only what has changed since is left to take.
+//!
+//! Decides:    nothing.
+//! Flow:       the program runs: `Place::go_ahead` reads its memory into images of their own (sent at once) -> it stands still: CRIU takes all
+//!             but its memory, meanwhile `Ahead::compare` -> `Ahead::compose` writes CRIU's lists anew: a page that is still as it went ahead is in
+//!             the images below, all others are read then.
+//! Invariants: 1. a page counts as unchanged only by its bytes: they are compared while the program stands still, all of them. So neither the
+//!             kernel's notice of what was written is trusted, nor a hash; what a device writes behind the kernel's back is seen, too;
+//!             2. what CRIU lists and has not taken is taken here, whole, or there is no copy.
+//! Source:     CRIU's `--lazy-pages`, which leaves memory out of the images, and its parent images, which a restore reads by itself (criu(8)).
+//! Not here:   what CRIU does (`criu`); the lists' form (`pagemap`).
+
+use super::memory::{PAGE_BYTES, Process};
+use super::pagemap::{Pagemap, Where};
+use super::{GuardError, Place, failed};
+use crate::inside::FIRST_VISITOR;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Of what has gone ahead, seen from the folder that is sent: beneath CRIU's own images.
+const BELOW: &str = "images/parent";
+/// The program's first process; the one before it is Dunlin's.
+const FIRST: u32 = 2;
+/// What is read at once: it fits into a core's cache, with what it is compared to.
+const PIECE_BYTES: usize = 128 << 10;
+const STEP: &str = "the memory that goes ahead";
+const REST: &str = "the rest of its memory";
+
+/// What has gone ahead.
+#[derive(Debug)]
+pub struct Ahead {
+    folder: PathBuf,
+    processes: Vec<Sent>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    process: Process,
+    /// In the order of their addresses, and in the file.
+    runs: Vec<(u64, u64)>,
+    file: PathBuf,
+}
+
+/// Which pages are still as they were sent: by the process' number inside.
+#[derive(Debug, Default)]
+pub struct Unchanged(BTreeMap<u32, Vec<(u64, u64)>>);
+
+/// What it came to.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Left {
+    /// Were as they had been sent.
+    pub below_bytes: u64,
+    /// Were taken while the program stood still.
+    pub taken_bytes: u64,
+}
+
+impl Place {
+    /// Reads the memory of its processes, as it is now, into `folder`.
+    ///
+    /// # Errors
+    /// A full disk, above all.
+    pub fn go_ahead(&self, folder: &Path) -> Result<Ahead, GuardError> {
+        let images = folder.join(BELOW);
+        fs::create_dir_all(&images).map_err(failed(STEP))?;
+        let mut processes = Vec::new();
+        for process in self.own_processes()? {
+            let file = processes.len() as u64 + 1;
+            // One that ends meanwhile has none.
+            let runs = process.pages().unwrap_or_default();
+            processes.push(send(process, &runs, file, &images).map_err(failed(STEP))?);
+        }
+        let folder = folder.to_owned();
+        Ok(Ahead { folder, processes })
+    }
+
+    fn own_processes(&self) -> Result<Vec<Process>, GuardError> {
+        let all = self.numbers()?.into_iter().filter_map(Process::of);
+        let its = all.filter(|process| (FIRST..FIRST_VISITOR).contains(&process.inside));
+        Ok(its.collect())
+    }
+}
+
+fn send(process: Process, wanted: &[(u64, u64)], file: u64, images: &Path) -> std::io::Result<Sent> {
+    let path = images.join(name_of_pages(file));
+    let mut pages = BufWriter::new(File::create(&path)?);
+    let mut bytes = vec![0; PIECE_BYTES];
+    let mut list = Pagemap {
+        file,
+        pages: Vec::new(),
+    };
+    for (from, count) in wanted {
+        let to = from + count * PAGE_BYTES;
+        let mut at = *from;
+        while at < to {
+            let piece = &mut bytes[..PIECE_BYTES.min((to - at) as usize)];
+            let read = process.read(at, piece);
+            pages.write_all(&piece[..read])?;
+            for page in 0..read as u64 / PAGE_BYTES {
+                list.push(at + page * PAGE_BYTES, Where::Here, PAGE_BYTES);
+            }
+            // A page that is gone is passed over.
+            at += (read as u64).max(PAGE_BYTES);
+        }
+    }
+    pages.flush()?;
+    fs::write(images.join(name_of_list(process.inside)), list.write())?;
+    let runs = list.pages.iter().map(|pages| (pages.at, pages.count)).collect();
+    Ok(Sent {
+        process,
+        runs,
+        file: path,
+    })
+}
+
+impl Ahead {
+    /// The folder that goes ahead.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What of it is as it was. The program stands still.
+    ///
+    /// # Errors
+    /// Where what was sent cannot be read any more.
+    pub fn compare(&self) -> Result<Unchanged, GuardError> {
+        let mut unchanged = BTreeMap::new();
+        let (mut now, mut then) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+        for sent in &self.processes {
+            let file = File::open(&sent.file).map_err(failed(STEP))?;
+            let mut same = Runs::default();
+            let mut offset = 0;
+            for (from, count) in &sent.runs {
+                let to = from + count * PAGE_BYTES;
+                let mut at = *from;
+                while at < to {
+                    let length = PIECE_BYTES.min((to - at) as usize);
+                    let (now, then) = (&mut now[..length], &mut then[..length]);
+                    file.read_exact_at(then, offset).map_err(failed(STEP))?;
+                    let read = sent.process.read(at, now);
+                    same.compare(at, &now[..read], &then[..read]);
+                    at += length as u64;
+                    offset += length as u64;
+                }
+            }
+            unchanged.insert(sent.process.inside, same.0);
+        }
+        Ok(Unchanged(unchanged))
+    }
+}
+
+/// Takes what CRIU has left in the processes, and is not below. The program stands still.
+///
+/// # Errors
+/// Where CRIU's images are not as they are known here, or a page that they list cannot be read.
+pub fn compose(place: &Place, unchanged: &Unchanged, folder: &Path) -> Result<Left, GuardError> {
+    let images = folder.join("images");
+    let processes = place.own_processes()?;
+    let mut left = Left::default();
+    for entry in fs::read_dir(&images).map_err(failed(REST))? {
+        let name = entry.map_err(failed(REST))?.file_name();
+        let Some(inside) = name.to_str().and_then(inside_of) else {
+            continue;
+        };
+        let process = processes.iter().find(|process| process.inside == inside);
+        let process = process.ok_or_else(|| GuardError(format!("{REST}: process {inside} has gone")))?;
+        let below = unchanged.0.get(&inside).map_or(&[][..], Vec::as_slice);
+        let its = compose_one(process, below, &images.join(name), &images)?;
+        left.below_bytes += its.below_bytes;
+        left.taken_bytes += its.taken_bytes;
+    }
+    Ok(left)
+}
+
+fn compose_one(
+    process: &Process,
+    below: &[(u64, u64)],
+    list: &Path,
+    images: &Path,
+) -> Result<Left, GuardError> {
+    let old = Pagemap::read(&fs::read(list).map_err(failed(REST))?)?;
+    let path = images.join(name_of_pages(old.file));
+    // CRIU writes none where there is nothing in it.
+    let mut taken = match File::open(&path) {
+        Ok(file) => Some(BufReader::new(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(failed(REST)(error)),
+    };
+    let whole = images.join("whole");
+    let mut pages = BufWriter::with_capacity(PIECE_BYTES, File::create(&whole).map_err(failed(REST))?);
+    let mut new = Pagemap {
+        file: old.file,
+        pages: Vec::new(),
+    };
+    let mut below = Cursor(below);
+    let mut left = Left::default();
+    let mut bytes = vec![0; PIECE_BYTES];
+    for run in old.pages {
+        let to = run.at + run.count * PAGE_BYTES;
+        let mut at = run.at;
+        while at < to {
+            let (is_below, until) = match run.place {
+                Where::Left => below.until(at, to),
+                Where::Here => (false, to),
+                // These images have none below: nothing was there when CRIU wrote them.
+                Where::Below => return Err(GuardError(format!("{REST}: CRIU speaks of other images"))),
+            };
+            if is_below {
+                left.below_bytes += until - at;
+                push_all(&mut new, at, until, Where::Below);
+                at = until;
+                continue;
+            }
+            let piece = &mut bytes[..PIECE_BYTES.min((until - at) as usize)];
+            match (run.place, &mut taken) {
+                (Where::Here, Some(taken)) => taken.read_exact(piece).map_err(failed(REST))?,
+                (Where::Here, None) => return Err(GuardError(format!("{REST}: CRIU's pages are missing"))),
+                _ if process.read(at, piece) < piece.len() => {
+                    return Err(GuardError(format!("{REST}: it cannot be read")));
+                }
+                _ => left.taken_bytes += piece.len() as u64,
+            }
+            pages.write_all(piece).map_err(failed(REST))?;
+            push_all(&mut new, at, at + piece.len() as u64, Where::Here);
+            at += piece.len() as u64;
+        }
+    }
+    pages.flush().map_err(failed(REST))?;
+    fs::rename(&whole, &path).map_err(failed(REST))?;
+    fs::write(list, new.write()).map_err(failed(REST))?;
+    Ok(left)
+}
+
+fn push_all(list: &mut Pagemap, from: u64, to: u64, place: Where) {
+    let mut at = from;
+    while at < to {
+        list.push(at, place, PAGE_BYTES);
+        at += PAGE_BYTES;
+    }
+}
+
+fn name_of_list(inside: u32) -> String {
+    format!("pagemap-{inside}.img")
+}
+
+fn name_of_pages(file: u64) -> String {
+    format!("pages-{file}.img")
+}
+
+/// Of a process' list; shared memory has others.
+fn inside_of(name: &str) -> Option<u32> {
+    name.strip_prefix("pagemap-")?.strip_suffix(".img")?.parse().ok()
+}
+
+/// Runs of pages, in the order of their addresses.
+#[derive(Default)]
+struct Runs(Vec<(u64, u64)>);
+
+impl Runs {
+    /// Pages that are alike.
+    fn compare(&mut self, at: u64, now: &[u8], then: &[u8]) {
+        let page_bytes = PAGE_BYTES as usize;
+        if now == then {
+            return self.push(at, (now.len() / page_bytes) as u64);
+        }
+        for (page, (now, then)) in now.chunks(page_bytes).zip(then.chunks(page_bytes)).enumerate() {
+            if now == then {
+                self.push(at + page as u64 * PAGE_BYTES, 1);
+            }
+        }
+    }
+
+    fn push(&mut self, at: u64, pages: u64) {
+        match self.0.last_mut() {
+            Some((from, count)) if *from + *count * PAGE_BYTES == at => *count += pages,
+            _ if pages > 0 => self.0.push((at, pages)),
+            _ => {}
+        }
+    }
+}
+
+/// Looks forward only.
+struct Cursor<'a>(&'a [(u64, u64)]);
+
+impl Cursor<'_> {
+    /// Whether the page at `at` is in a run, and up to where, `to` at most, the next ones are like it.
+    fn until(&mut self, at: u64, to: u64) -> (bool, u64) {
+        while let [(from, count), rest @ ..] = self.0 {
+            let end = from + count * PAGE_BYTES;
+            if end > at {
+                return match *from <= at {
+                    true => (true, end.min(to)),
+                    false => (false, (*from).min(to)),
+                };
+            }
+            self.0 = rest;
+        }
+        (false, to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = PAGE_BYTES as usize;
+
+    #[test]
+    fn pages_that_are_alike_are_found_among_others() {
+        let then = vec![7; 5 * PAGE];
+        let mut now = then.clone();
+        now[2 * PAGE + 5] = 8;
+        let mut runs = Runs::default();
+        runs.compare(0, &then, &then);
+        runs.compare(5 * PAGE_BYTES, &now, &then);
+        assert_eq!(runs.0, [(0, 7), (8 * PAGE_BYTES, 2)]);
+        let mut cursor = Cursor(&runs.0);
+        let to = 20 * PAGE_BYTES;
+        assert_eq!(cursor.until(PAGE_BYTES, to), (true, 7 * PAGE_BYTES));
+        assert_eq!(cursor.until(7 * PAGE_BYTES, to), (false, 8 * PAGE_BYTES));
+        assert_eq!(
+            cursor.until(8 * PAGE_BYTES, 9 * PAGE_BYTES),
+            (true, 9 * PAGE_BYTES)
+        );
+        assert_eq!(cursor.until(12 * PAGE_BYTES, to), (false, to));
+    }
+
+    /// What CRIU leaves in a process, this one: of five pages in a row the second was taken, all others are left.
+    #[test]
+    fn what_criu_has_left_is_below_or_taken() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut memory = vec![0_u8; 7 * PAGE];
+        let at = (memory.as_ptr() as u64).next_multiple_of(PAGE_BYTES);
+        let offset = (at - memory.as_ptr() as u64) as usize;
+        for page in 0..5 {
+            memory[offset + page * PAGE..][..PAGE].fill(page as u8 + 1);
+        }
+        let process = || Process::of(std::process::id()).expect("it runs");
+        let below = folder.path().join("below");
+        fs::create_dir(&below).expect("a folder");
+        let sent = send(process(), &[(at, 5)], 1, &below).expect("sent");
+        memory[offset + 3 * PAGE] = 99;
+        std::hint::black_box(&memory);
+        let ahead = Ahead {
+            folder: below,
+            processes: vec![sent],
+        };
+        let unchanged = ahead.compare().expect("compared");
+
+        let images = folder.path();
+        let entry = |page: u64, count, place| super::super::pagemap::Pages {
+            at: at + page * PAGE_BYTES,
+            count,
+            place,
+        };
+        let pages = vec![
+            entry(0, 1, Where::Left),
+            entry(1, 1, Where::Here),
+            entry(2, 3, Where::Left),
+        ];
+        let list = images.join("list");
+        fs::write(&list, Pagemap { file: 4, pages }.write()).expect("written");
+        fs::write(images.join("pages-4.img"), vec![55; PAGE]).expect("written");
+        let inside = process().inside;
+        let left = compose_one(&process(), &unchanged.0[&inside], &list, images).expect("whole");
+        assert_eq!(
+            left,
+            Left {
+                below_bytes: 3 * PAGE_BYTES,
+                taken_bytes: PAGE_BYTES
+            }
+        );
+        let new = Pagemap::read(&fs::read(&list).expect("a list")).expect("a list");
+        let expected = [
+            entry(0, 1, Where::Below),
+            entry(1, 1, Where::Here),
+            entry(2, 1, Where::Below),
+            entry(3, 1, Where::Here),
+            entry(4, 1, Where::Below),
+        ];
+        assert_eq!(new.pages, expected);
+        let pages = fs::read(images.join("pages-4.img")).expect("pages");
+        assert_eq!(pages.len(), 2 * PAGE);
+        assert_eq!((pages[0], pages[PAGE], pages[PAGE + 1]), (55, 99, 4));
+    }
+}
