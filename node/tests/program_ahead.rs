@@ -31,7 +31,8 @@ memory = mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 chance = hashlib.shake_128(b"a seed").digest(1 << 20)
 for mib in range(24):
     memory[mib << 20:(mib + 1) << 20] = bytes([mib]) + chance[1:]
-expected = [bytes(memory[at:at + PAGE]) for at in range(0, len(memory), PAGE)]
+expected = mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+expected[:] = memory[:]
 parent = os.fork() != 0
 name = "parent" if parent else "child"
 card = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -39,19 +40,19 @@ turn = 0
 more = []
 while True:
     turn += 1
-    for number in [17, turn % len(expected)]:
+    for number in [17, turn % 6144]:
         page = (name + str(turn)).encode().ljust(PAGE, b".")
         memory[number * PAGE:(number + 1) * PAGE] = page
-        expected[number] = page
+        expected[number * PAGE:(number + 1) * PAGE] = page
     given = 3000 + turn % 100
     memory.madvise(mmap.MADV_DONTNEED, given * PAGE, PAGE)
-    expected[given] = bytes(PAGE)
+    expected[given * PAGE:(given + 1) * PAGE] = bytes(PAGE)
     if turn % 8 == 0:
         more.append(mmap.mmap(-1, 8 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         more[-1][:PAGE] = page
         if len(more) > 20:
             more.pop(0).close()
-    right = all(memory[at * PAGE:(at + 1) * PAGE] == page for at, page in enumerate(expected))
+    right = all(memory[mib << 20:(mib + 1) << 20] == expected[mib << 20:(mib + 1) << 20] for mib in range(24))
     right = right and all(one[:4] in (b"pare", b"chil") and one[PAGE:] == bytes(7 * PAGE) for one in more)
     with open("/%s.new" % name, "w") as told:
         told.write("%d %s" % (turn, "right" if right else "wrong"))
@@ -128,10 +129,10 @@ fn a_join() {
         let then = turn_after(0, "parent", &from);
         turn_after(then + 5, "parent", &from);
         let begun = Instant::now();
-        held.stop(&place).expect("it stands still");
-        let unchanged = ahead.compare().expect("compared");
+        let still = held.stop(&place).expect("it stands still");
+        let unchanged = ahead.compare(&still).expect("compared");
         let dumped = held.dump();
-        let left = dumped.and_then(|()| guard::compose(&place, &unchanged, folder.path()));
+        let left = dumped.and_then(|()| guard::compose(&still, &unchanged, folder.path()));
         let saved = guard::save_written(&place, folder.path());
         let newest = guard::resume(&place, &mut |_| {}).expect("it runs on");
         let stood = begun.elapsed();
@@ -139,7 +140,8 @@ fn a_join() {
         saved.expect("what it has written");
         println!("{left:?}, it stood still for {stood:?}");
         assert!((40 * MIB..200 * MIB).contains(&left.below_bytes), "{left:?}");
-        assert!((1..10 * MIB).contains(&left.taken_bytes), "{left:?}");
+        // Python writes where it only reads: it counts who knows of what.
+        assert!((1..16 * MIB).contains(&left.taken_bytes), "{left:?}");
         carry(ahead.folder(), folder.path(), other.path());
         let to = copy(name, &["/bin/false"]);
         to.vacate().expect("room");

@@ -18,7 +18,7 @@ mod memory;
 mod pagemap;
 mod room;
 
-pub use ahead::{Ahead, Left, Unchanged, compose};
+pub use ahead::{Ahead, Left, Still, Unchanged, compose};
 pub use criu::{Criu, Held};
 pub use room::room_for;
 

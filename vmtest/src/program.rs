@@ -10,6 +10,7 @@
 mod away;
 mod batch;
 pub mod bench;
+pub mod bench_joins;
 pub mod data;
 mod guard;
 mod holds;

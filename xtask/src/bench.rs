@@ -67,6 +67,12 @@ pub struct Programs {
     /// What the next input waits for (`[program] order`): read, batch, answer, delivery. What suits each program, if none is named.
     #[arg(long)]
     order: Option<String>,
+    /// Not throughput, but how long redis stands still for a copy of it: so many switchovers for each size.
+    #[arg(long, value_name = "TIMES")]
+    joins: Option<usize>,
+    /// With `--joins`: what redis is filled with, in MB, by commas.
+    #[arg(long, value_delimiter = ',', default_value = "3,100,300", value_name = "MB")]
+    filled: Vec<u64>,
     /// Write every figure to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -408,6 +414,14 @@ fn page(options: &Watched) -> Result<()> {
 
 fn programs(options: &Programs) -> Result<()> {
     let dunlin = super::ready(true)?;
+    if let Some(joins) = options.joins {
+        let spec = program::bench_joins::JoinsSpec {
+            megabytes: options.filled.clone(),
+            joins,
+        };
+        let figures = program::bench_joins::run(&dunlin, &spec, &mut |line| println!("{line}"))?;
+        return written(options.json.as_deref(), &serde_json::to_string_pretty(&figures)?);
+    }
     let spec = program::bench::BenchSpec {
         programs: options.programs.clone(),
         connections: options.connections.clone(),
@@ -416,11 +430,12 @@ fn programs(options: &Programs) -> Result<()> {
         order: options.order.clone(),
     };
     let figures = program::bench::run(&dunlin, &spec, &mut |line| println!("{line}"))?;
-    match &options.json {
-        Some(file) => {
-            let text = serde_json::to_string_pretty(&figures)?;
-            std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-        }
+    written(options.json.as_deref(), &serde_json::to_string_pretty(&figures)?)
+}
+
+fn written(file: Option<&Path>, text: &str) -> Result<()> {
+    match file {
+        Some(file) => std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display())),
         None => Ok(()),
     }
 }

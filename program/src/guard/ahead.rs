@@ -4,21 +4,24 @@
 //! Flow:       the program runs: `Place::go_ahead` reads its memory into images of their own (sent at once) -> it stands still: CRIU takes all
 //!             but its memory, meanwhile `Ahead::compare` -> `Ahead::compose` writes CRIU's lists anew: a page that is still as it went ahead is in
 //!             the images below, all others are read then.
-//! Invariants: 1. a page counts as unchanged only by its bytes: they are compared while the program stands still, all of them. So neither the
-//!             kernel's notice of what was written is trusted, nor a hash; what a device writes behind the kernel's back is seen, too;
-//!             2. what CRIU lists and has not taken is taken here, whole, or there is no copy.
+//! Invariants: 1. a page counts as unchanged if the kernel says that nobody has written to it since before it was read (`inside::tracked`); where it
+//!             cannot say so, or a device may write behind its back (files that are read past the page cache), by all of its bytes, which are
+//!             compared; 2. nothing is looked at before all threads stand still; 3. what CRIU lists and has not taken is taken here, whole, or
+//!             there is no copy; 4. what the kernel was asked to notice it forgets when this is dropped.
 //! Source:     CRIU's `--lazy-pages`, which leaves memory out of the images, and its parent images, which a restore reads by itself (criu(8)).
 //! Not here:   what CRIU does (`criu`); the lists' form (`pagemap`).
 
-use super::memory::{PAGE_BYTES, Process};
+use super::memory::{PAGE_BYTES, Process, Runs};
 use super::pagemap::{Pagemap, Where};
 use super::{GuardError, Place, failed};
 use crate::inside::FIRST_VISITOR;
+use crate::inside::tracked::Tracked;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Of what has gone ahead, seen from the folder that is sent: beneath CRIU's own images.
 const BELOW: &str = "images/parent";
@@ -26,6 +29,8 @@ const BELOW: &str = "images/parent";
 const FIRST: u32 = 2;
 /// What is read at once: it fits into a core's cache, with what it is compared to.
 const PIECE_BYTES: usize = 128 << 10;
+/// A thread that waits for a disk stops when it has been served.
+const STILL_WITHIN: Duration = Duration::from_secs(5);
 const STEP: &str = "the memory that goes ahead";
 const REST: &str = "the rest of its memory";
 
@@ -40,13 +45,22 @@ pub struct Ahead {
 struct Sent {
     process: Process,
     /// In the order of their addresses, and in the file.
-    runs: Vec<(u64, u64)>,
+    runs: Runs,
     file: PathBuf,
+    /// Where its pages need not be compared.
+    tracked: Option<Tracked>,
 }
 
 /// Which pages are still as they were sent: by the process' number inside.
 #[derive(Debug, Default)]
-pub struct Unchanged(BTreeMap<u32, Vec<(u64, u64)>>);
+pub struct Unchanged {
+    runs: BTreeMap<u32, Runs>,
+    compared_bytes: u64,
+}
+
+/// A program all of whose threads stand still.
+#[derive(Debug)]
+pub struct Still(Vec<Process>);
 
 /// What it came to.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -55,6 +69,8 @@ pub struct Left {
     pub below_bytes: u64,
     /// Were taken while the program stood still.
     pub taken_bytes: u64,
+    /// Were compared then: the kernel did not say whether they were written to.
+    pub compared_bytes: u64,
 }
 
 impl Place {
@@ -67,13 +83,39 @@ impl Place {
         fs::create_dir_all(&images).map_err(failed(STEP))?;
         let mut processes = Vec::new();
         for process in self.own_processes()? {
+            if process.reads_behind().unwrap_or(false) {
+                return Err(GuardError(format!(
+                    "{STEP}: the kernel reads for the program while that goes on (io_setup)"
+                )));
+            }
             let file = processes.len() as u64 + 1;
             // One that ends meanwhile has none.
-            let runs = process.pages().unwrap_or_default();
-            processes.push(send(process, &runs, file, &images).map_err(failed(STEP))?);
+            let areas = process.areas().unwrap_or_default();
+            let runs = process.pages(&areas).unwrap_or_default();
+            let tracked = track(&process, &areas, &runs).ok().flatten();
+            processes.push(send(process, &runs, file, &images, tracked).map_err(failed(STEP))?);
         }
         let folder = folder.to_owned();
         Ok(Ahead { folder, processes })
+    }
+
+    /// Until all threads of all processes stand still, which were told to.
+    ///
+    /// # Errors
+    /// Where one does not.
+    pub(super) fn stands_still(&self) -> Result<Still, GuardError> {
+        let processes = self.own_processes()?;
+        let until = Instant::now() + STILL_WITHIN;
+        while !processes.iter().all(Process::stands_still) {
+            if Instant::now() > until {
+                let within = STILL_WITHIN.as_secs();
+                return Err(GuardError(format!(
+                    "stopping the program: it does not stand still within {within} s"
+                )));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(Still(processes))
     }
 
     fn own_processes(&self) -> Result<Vec<Process>, GuardError> {
@@ -83,7 +125,27 @@ impl Place {
     }
 }
 
-fn send(process: Process, wanted: &[(u64, u64)], file: u64, images: &Path) -> std::io::Result<Sent> {
+/// Has the kernel notice who writes to these pages; none where it would not notice all.
+fn track(process: &Process, areas: &[(u64, u64)], runs: &Runs) -> std::io::Result<Option<Tracked>> {
+    let tracked = Tracked::of(process.number)?;
+    for (from, to) in areas {
+        // One that has gone meanwhile, or is none of those that can be, has pages that are never found protected.
+        let _ = tracked.covers(*from, *to);
+    }
+    for (from, count) in &runs.0 {
+        let _ = tracked.protect(*from, from + count * PAGE_BYTES);
+    }
+    // A device that was told before where to write does so still.
+    Ok((!process.reads_directly()?).then_some(tracked))
+}
+
+fn send(
+    process: Process,
+    wanted: &Runs,
+    file: u64,
+    images: &Path,
+    tracked: Option<Tracked>,
+) -> std::io::Result<Sent> {
     let path = images.join(name_of_pages(file));
     let mut pages = BufWriter::new(File::create(&path)?);
     let mut bytes = vec![0; PIECE_BYTES];
@@ -91,7 +153,7 @@ fn send(process: Process, wanted: &[(u64, u64)], file: u64, images: &Path) -> st
         file,
         pages: Vec::new(),
     };
-    for (from, count) in wanted {
+    for (from, count) in &wanted.0 {
         let to = from + count * PAGE_BYTES;
         let mut at = *from;
         while at < to {
@@ -107,11 +169,12 @@ fn send(process: Process, wanted: &[(u64, u64)], file: u64, images: &Path) -> st
     }
     pages.flush()?;
     fs::write(images.join(name_of_list(process.inside)), list.write())?;
-    let runs = list.pages.iter().map(|pages| (pages.at, pages.count)).collect();
+    let runs = list.pages.iter().map(|pages| (pages.at, pages.count));
     Ok(Sent {
         process,
-        runs,
+        runs: Runs(runs.collect()),
         file: path,
+        tracked,
     })
 }
 
@@ -122,33 +185,47 @@ impl Ahead {
         &self.folder
     }
 
-    /// What of it is as it was. The program stands still.
+    /// What of it is as it was.
     ///
     /// # Errors
     /// Where what was sent cannot be read any more.
-    pub fn compare(&self) -> Result<Unchanged, GuardError> {
-        let mut unchanged = BTreeMap::new();
-        let (mut now, mut then) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+    pub fn compare(&self, _still: &Still) -> Result<Unchanged, GuardError> {
+        let mut unchanged = Unchanged::default();
         for sent in &self.processes {
-            let file = File::open(&sent.file).map_err(failed(STEP))?;
-            let mut same = Runs::default();
-            let mut offset = 0;
-            for (from, count) in &sent.runs {
-                let to = from + count * PAGE_BYTES;
-                let mut at = *from;
-                while at < to {
-                    let length = PIECE_BYTES.min((to - at) as usize);
-                    let (now, then) = (&mut now[..length], &mut then[..length]);
-                    file.read_exact_at(then, offset).map_err(failed(STEP))?;
-                    let read = sent.process.read(at, now);
-                    same.compare(at, &now[..read], &then[..read]);
-                    at += length as u64;
-                    offset += length as u64;
-                }
-            }
-            unchanged.insert(sent.process.inside, same.0);
+            let runs = match &sent.tracked {
+                // One that has ended has none.
+                Some(_) => sent.process.protected(&sent.runs).unwrap_or_default(),
+                None => sent
+                    .compare(&mut unchanged.compared_bytes)
+                    .map_err(failed(STEP))?,
+            };
+            unchanged.runs.insert(sent.process.inside, runs);
         }
-        Ok(Unchanged(unchanged))
+        Ok(unchanged)
+    }
+}
+
+impl Sent {
+    fn compare(&self, compared_bytes: &mut u64) -> std::io::Result<Runs> {
+        let (mut now, mut then) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+        let file = File::open(&self.file)?;
+        let mut same = Runs::default();
+        let mut offset = 0;
+        for (from, count) in &self.runs.0 {
+            let to = from + count * PAGE_BYTES;
+            let mut at = *from;
+            while at < to {
+                let length = PIECE_BYTES.min((to - at) as usize);
+                let (now, then) = (&mut now[..length], &mut then[..length]);
+                file.read_exact_at(then, offset)?;
+                let read = self.process.read(at, now);
+                push_alike(&mut same, at, &now[..read], &then[..read]);
+                at += length as u64;
+                offset += length as u64;
+            }
+        }
+        *compared_bytes += offset;
+        Ok(same)
     }
 }
 
@@ -156,18 +233,20 @@ impl Ahead {
 ///
 /// # Errors
 /// Where CRIU's images are not as they are known here, or a page that they list cannot be read.
-pub fn compose(place: &Place, unchanged: &Unchanged, folder: &Path) -> Result<Left, GuardError> {
+pub fn compose(still: &Still, unchanged: &Unchanged, folder: &Path) -> Result<Left, GuardError> {
     let images = folder.join("images");
-    let processes = place.own_processes()?;
-    let mut left = Left::default();
+    let mut left = Left {
+        compared_bytes: unchanged.compared_bytes,
+        ..Left::default()
+    };
     for entry in fs::read_dir(&images).map_err(failed(REST))? {
         let name = entry.map_err(failed(REST))?.file_name();
         let Some(inside) = name.to_str().and_then(inside_of) else {
             continue;
         };
-        let process = processes.iter().find(|process| process.inside == inside);
+        let process = still.0.iter().find(|process| process.inside == inside);
         let process = process.ok_or_else(|| GuardError(format!("{REST}: process {inside} has gone")))?;
-        let below = unchanged.0.get(&inside).map_or(&[][..], Vec::as_slice);
+        let below = unchanged.runs.get(&inside).map_or(&[][..], |runs| &runs.0);
         let its = compose_one(process, below, &images.join(name), &images)?;
         left.below_bytes += its.below_bytes;
         left.taken_bytes += its.taken_bytes;
@@ -255,29 +334,15 @@ fn inside_of(name: &str) -> Option<u32> {
     name.strip_prefix("pagemap-")?.strip_suffix(".img")?.parse().ok()
 }
 
-/// Runs of pages, in the order of their addresses.
-#[derive(Default)]
-struct Runs(Vec<(u64, u64)>);
-
-impl Runs {
-    /// Pages that are alike.
-    fn compare(&mut self, at: u64, now: &[u8], then: &[u8]) {
-        let page_bytes = PAGE_BYTES as usize;
-        if now == then {
-            return self.push(at, (now.len() / page_bytes) as u64);
-        }
-        for (page, (now, then)) in now.chunks(page_bytes).zip(then.chunks(page_bytes)).enumerate() {
-            if now == then {
-                self.push(at + page as u64 * PAGE_BYTES, 1);
-            }
-        }
+/// Pages that are alike.
+fn push_alike(runs: &mut Runs, at: u64, now: &[u8], then: &[u8]) {
+    let page_bytes = PAGE_BYTES as usize;
+    if now == then {
+        return runs.push(at, (now.len() / page_bytes) as u64);
     }
-
-    fn push(&mut self, at: u64, pages: u64) {
-        match self.0.last_mut() {
-            Some((from, count)) if *from + *count * PAGE_BYTES == at => *count += pages,
-            _ if pages > 0 => self.0.push((at, pages)),
-            _ => {}
+    for (page, (now, then)) in now.chunks(page_bytes).zip(then.chunks(page_bytes)).enumerate() {
+        if now == then {
+            runs.push(at + page as u64 * PAGE_BYTES, 1);
         }
     }
 }
@@ -314,8 +379,8 @@ mod tests {
         let mut now = then.clone();
         now[2 * PAGE + 5] = 8;
         let mut runs = Runs::default();
-        runs.compare(0, &then, &then);
-        runs.compare(5 * PAGE_BYTES, &now, &then);
+        push_alike(&mut runs, 0, &then, &then);
+        push_alike(&mut runs, 5 * PAGE_BYTES, &now, &then);
         assert_eq!(runs.0, [(0, 7), (8 * PAGE_BYTES, 2)]);
         let mut cursor = Cursor(&runs.0);
         let to = 20 * PAGE_BYTES;
@@ -341,14 +406,14 @@ mod tests {
         let process = || Process::of(std::process::id()).expect("it runs");
         let below = folder.path().join("below");
         fs::create_dir(&below).expect("a folder");
-        let sent = send(process(), &[(at, 5)], 1, &below).expect("sent");
+        let sent = send(process(), &Runs(vec![(at, 5)]), 1, &below, None).expect("sent");
         memory[offset + 3 * PAGE] = 99;
         std::hint::black_box(&memory);
         let ahead = Ahead {
             folder: below,
             processes: vec![sent],
         };
-        let unchanged = ahead.compare().expect("compared");
+        let unchanged = ahead.compare(&Still(Vec::new())).expect("compared");
 
         let images = folder.path();
         let entry = |page: u64, count, place| super::super::pagemap::Pages {
@@ -365,12 +430,13 @@ mod tests {
         fs::write(&list, Pagemap { file: 4, pages }.write()).expect("written");
         fs::write(images.join("pages-4.img"), vec![55; PAGE]).expect("written");
         let inside = process().inside;
-        let left = compose_one(&process(), &unchanged.0[&inside], &list, images).expect("whole");
+        let left = compose_one(&process(), &unchanged.runs[&inside].0, &list, images).expect("whole");
         assert_eq!(
             left,
             Left {
                 below_bytes: 3 * PAGE_BYTES,
-                taken_bytes: PAGE_BYTES
+                taken_bytes: PAGE_BYTES,
+                compared_bytes: 0
             }
         );
         let new = Pagemap::read(&fs::read(&list).expect("a list")).expect("a list");

@@ -9,7 +9,7 @@
 //! Source:     criu(8), and its 4.2 for what it reads and runs. Not here: what else a copy needs (`guard`).
 
 use super::bounded::{Bounded, run};
-use super::{GuardError, Place, SOON, failed};
+use super::{GuardError, Place, SOON, Still, failed};
 use crate::inside::stranger::Door;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -178,9 +178,10 @@ impl Held {
     ///
     /// # Errors
     /// Where it cannot be told to.
-    pub fn stop(&self, place: &Place) -> Result<(), GuardError> {
+    pub fn stop(&self, place: &Place) -> Result<Still, GuardError> {
         // It reaches CRIU as well: whoever holds it takes that for what it is.
-        stop(place)
+        stop(place)?;
+        place.stands_still()
     }
 
     /// Takes the processes. What they have in memory of their own is listed, and not taken.

@@ -15,6 +15,12 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 /// One entry of `pagemap`: it is in memory, or swapped out.
 const ENTRY_BYTES: usize = 8;
 const IS_THERE: u64 = 0b11 << 62;
+/// And nobody has written to it since it was protected.
+const IS_PROTECTED: u64 = 1 << 57;
+/// In how many entries are read at once.
+const ENTRIES: usize = 4096;
+/// open(2), of x86-64.
+const O_DIRECT: u32 = 0o40000;
 
 /// One that is looked into.
 #[derive(Debug)]
@@ -23,6 +29,7 @@ pub(super) struct Process {
     pub(super) number: u32,
     pub(super) inside: u32,
     memory: File,
+    list: File,
 }
 
 impl Process {
@@ -34,34 +41,80 @@ impl Process {
             number,
             inside: inside(&status)?,
             memory,
+            list: File::open(format!("/proc/{number}/pagemap")).ok()?,
         })
     }
 
-    /// Runs of pages that it has, in the order of their addresses: where they begin, and how many.
-    pub(super) fn pages(&self) -> io::Result<Vec<(u64, u64)>> {
+    /// Areas of memory of its own.
+    pub(super) fn areas(&self) -> io::Result<Vec<(u64, u64)>> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.number))?;
-        let list = File::open(format!("/proc/{}/pagemap", self.number))?;
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        let mut entries = vec![0; 4096 * ENTRY_BYTES];
-        for (from, to) in maps.lines().filter_map(own_area) {
-            let mut at = from;
-            while at < to {
-                let count = ((to - at) / PAGE_BYTES).min(4096) as usize;
-                let some = &mut entries[..count * ENTRY_BYTES];
-                list.read_exact_at(some, at / PAGE_BYTES * ENTRY_BYTES as u64)?;
-                let (some, _) = some.as_chunks::<ENTRY_BYTES>();
-                for entry in some {
-                    if u64::from_le_bytes(*entry) & IS_THERE != 0 {
-                        match runs.last_mut() {
-                            Some((begin, count)) if *begin + *count * PAGE_BYTES == at => *count += 1,
-                            _ => runs.push((at, 1)),
-                        }
-                    }
-                    at += PAGE_BYTES;
-                }
-            }
+        Ok(maps.lines().filter_map(own_area).collect())
+    }
+
+    /// Runs of pages that it has there, in the order of their addresses: where they begin, and how many.
+    pub(super) fn pages(&self, areas: &[(u64, u64)]) -> io::Result<Runs> {
+        let mut runs = Runs::default();
+        for (from, to) in areas {
+            self.list(*from, *to, IS_THERE, &mut runs)?;
         }
         Ok(runs)
+    }
+
+    /// Those of these runs that are protected still.
+    pub(super) fn protected(&self, runs: &Runs) -> io::Result<Runs> {
+        let mut protected = Runs::default();
+        for (from, count) in &runs.0 {
+            self.list(*from, from + count * PAGE_BYTES, IS_PROTECTED, &mut protected)?;
+        }
+        Ok(protected)
+    }
+
+    fn list(&self, from: u64, to: u64, wanted: u64, runs: &mut Runs) -> io::Result<()> {
+        let mut entries = [0; ENTRIES * ENTRY_BYTES];
+        let mut at = from;
+        while at < to {
+            let count = ((to - at) / PAGE_BYTES).min(ENTRIES as u64) as usize;
+            let some = &mut entries[..count * ENTRY_BYTES];
+            self.list
+                .read_exact_at(some, at / PAGE_BYTES * ENTRY_BYTES as u64)?;
+            let (some, _) = some.as_chunks::<ENTRY_BYTES>();
+            for entry in some {
+                if u64::from_le_bytes(*entry) & wanted != 0 {
+                    runs.push(at, 1);
+                }
+                at += PAGE_BYTES;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device may write into its memory, which no page's protection tells of: a file that it reads past the page cache.
+    pub(super) fn reads_directly(&self) -> io::Result<bool> {
+        for entry in fs::read_dir(format!("/proc/{}/fdinfo", self.number))? {
+            // One that is closed meanwhile is none.
+            let about = fs::read_to_string(entry?.path()).unwrap_or_default();
+            if flags(&about) & O_DIRECT != 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether it has asked the kernel to read for it, and goes on meanwhile.
+    pub(super) fn reads_behind(&self) -> io::Result<bool> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.number))?;
+        Ok(maps.lines().any(|line| line.ends_with("/[aio]")))
+    }
+
+    /// Whether all of its threads stand still, or have ended.
+    pub(super) fn stands_still(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.number));
+        let Ok(threads) = threads else { return true };
+        threads.flatten().all(|thread| {
+            let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            let state = about.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            state.is_none_or(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+        })
     }
 
     /// Whole pages from there on; how many bytes it has of them.
@@ -86,6 +139,27 @@ impl Process {
         }
         whole(read)
     }
+}
+
+/// Runs of pages, in the order of their addresses: where they begin, and how many.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Runs(pub(super) Vec<(u64, u64)>);
+
+impl Runs {
+    pub(super) fn push(&mut self, at: u64, pages: u64) {
+        match self.0.last_mut() {
+            Some((from, count)) if *from + *count * PAGE_BYTES == at => *count += pages,
+            _ if pages > 0 => self.0.push((at, pages)),
+            _ => {}
+        }
+    }
+}
+
+/// Of an open file.
+fn flags(about: &str) -> u32 {
+    let line = about.lines().find_map(|line| line.strip_prefix("flags:"));
+    line.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok())
+        .unwrap_or(0)
 }
 
 /// Private memory of no file: its stack is CRIU's, and what the kernel has put there.
@@ -136,6 +210,15 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_read_past_the_cache_has_a_flag() {
+        assert_eq!(
+            flags("pos:\t0\nflags:\t0140002\nmnt_id:\t9\n") & O_DIRECT,
+            O_DIRECT
+        );
+        assert_eq!(flags("pos:\t0\nflags:\t0100002\n") & O_DIRECT, 0);
+    }
+
+    #[test]
     fn a_process_has_a_number_inside() {
         assert_eq!(inside("Name:\tredis\nNSpid:\t4711\t2\n"), Some(2));
         assert_eq!(inside("Name:\tredis\n"), None);
@@ -149,9 +232,11 @@ mod tests {
             .map(|at| (at / PAGE_BYTES) as u8)
             .collect();
         let at = (bytes.as_ptr() as u64).next_multiple_of(PAGE_BYTES);
-        let runs = process.pages().expect("its list");
+        let areas = process.areas().expect("its areas");
+        let runs = process.pages(&areas).expect("its list");
         let is_listed = |page: u64| {
-            runs.iter()
+            runs.0
+                .iter()
                 .any(|(from, count)| (*from..from + count * PAGE_BYTES).contains(&page))
         };
         assert!((0..pages - 1).all(|page| is_listed(at + page * PAGE_BYTES)));
@@ -160,5 +245,7 @@ mod tests {
         let offset = (at - bytes.as_ptr() as u64) as usize;
         assert_eq!(read, bytes[offset..offset + read.len()]);
         assert_eq!(process.read(PAGE_BYTES, &mut read), 0, "nothing is mapped there");
+        assert!(process.protected(&runs).expect("its list").0.is_empty());
+        assert!(!process.stands_still());
     }
 }

@@ -19,6 +19,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::RawFd;
 
+/// Where CRIU keeps what it has found out about the kernel.
+const KEEPS: &str = "/run";
 /// Where its images are: its standard input.
 const IMAGES: u64 = 0;
 
@@ -28,7 +30,14 @@ pub(super) fn see_own_processes() -> Result<(), Errno> {
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags, none)
+    mount(Some("proc"), "/proc", Some("proc"), flags, none)?;
+    // It would keep what it finds out there, for who begins it next.
+    match mount(Some(KEEPS), KEEPS, none, MsFlags::MS_BIND | MsFlags::MS_REC, none) {
+        Err(Errno::ENOENT) => return Ok(()),
+        bound => bound?,
+    }
+    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, KEEPS, none, read_only | flags, none)
 }
 
 /// Stops it, and lets it go on from system call to system call when that is continued.

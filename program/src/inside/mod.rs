@@ -21,6 +21,7 @@ pub(crate) mod listens;
 mod ptrace;
 pub(crate) mod signal;
 pub(crate) mod stranger;
+pub(crate) mod tracked;
 mod view;
 mod visit;
 

@@ -2,7 +2,7 @@
 //!
 //! * **Decides:** nothing. * **Flow:** for each server: plain and protected at once, one of them loaded at a time -> medians of the rounds.
 //! * **Invariants:** it is protected from the first to the last round, or there are no figures.
-//! * **Not here:** VMs (`bench_vm`).
+//! * **Not here:** VMs (`bench_vm`); what a copy of a running one costs (`bench_joins`).
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -276,7 +276,7 @@ fn await_port(client: &Node, target: SocketAddr) -> Result<()> {
     asked.with_context(|| format!("nobody listens at {target}"))
 }
 
-fn median(all: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(all: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = all.collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(0.0)

@@ -7,7 +7,7 @@
 //!   wrong in CRIU afterwards; 2. what is below the images was sent.
 //! * **Not here:** how (`dunlin_program::guard`); the rest of a join (`carrying`).
 
-use dunlin_program::guard::{Ahead, Criu, GuardError, Held, Left, Place, Unchanged, compose};
+use dunlin_program::guard::{Ahead, Criu, GuardError, Held, Left, Place, Still, Unchanged, compose};
 use std::fs;
 use std::path::Path;
 
@@ -25,7 +25,12 @@ pub(super) enum Prepared {
 /// The program stands still, and CRIU has ended.
 pub(super) enum Dumped {
     /// Some of its memory may be still as it was sent.
-    Ahead(Unchanged),
+    Ahead {
+        still: Still,
+        unchanged: Unchanged,
+        /// The kernel notices who writes to it as long as it is there.
+        _kept: Ahead,
+    },
     /// All is in the images.
     Whole(String),
 }
@@ -58,7 +63,11 @@ impl std::fmt::Display for Stood {
                 "{:.1} MiB of its memory had gone ahead, {:.1} MiB were taken then",
                 mib(left.below_bytes),
                 mib(left.taken_bytes)
-            ),
+            )
+            .and_then(|()| match left.compared_bytes {
+                0 => Ok(()),
+                bytes => write!(f, ", {:.1} MiB were compared", mib(bytes)),
+            }),
             How::Whole(why) => write!(f, "its memory was taken whole then: {why}"),
         }
     }
@@ -89,7 +98,13 @@ pub(super) fn dump(
 ) -> Result<Dumped, GuardError> {
     let why = match prepared {
         Prepared::Ahead(ahead, held) => match beside(&ahead, held, place) {
-            Ok(unchanged) => return Ok(Dumped::Ahead(unchanged)),
+            Ok((still, unchanged)) => {
+                return Ok(Dumped::Ahead {
+                    still,
+                    unchanged,
+                    _kept: ahead,
+                });
+            }
             Err(why) => why.to_string(),
         },
         Prepared::Whole(why) => why,
@@ -101,23 +116,24 @@ pub(super) fn dump(
 }
 
 /// CRIU's work is not on the memory that is compared.
-fn beside(ahead: &Ahead, held: Held, place: &Place) -> Result<Unchanged, GuardError> {
-    held.stop(place)?;
+fn beside(ahead: &Ahead, held: Held, place: &Place) -> Result<(Still, Unchanged), GuardError> {
+    let still = held.stop(place)?;
     std::thread::scope(|scope| {
-        let comparing = scope.spawn(|| ahead.compare());
+        let comparing = scope.spawn(|| ahead.compare(&still));
         let dumped = held.dump();
         let compared = comparing.join();
         dumped?;
         compared.map_err(|_| GuardError::of("the memory that went ahead", &"its comparison has ended"))?
     })
+    .map(|unchanged| (still, unchanged))
 }
 
 impl Dumped {
     /// Takes what is left. The program stands still.
-    pub(super) fn finish(self, place: &Place, folder: &Path) -> Result<How, GuardError> {
+    pub(super) fn finish(&self, folder: &Path) -> Result<How, GuardError> {
         match self {
-            Self::Ahead(unchanged) => compose(place, &unchanged, folder).map(How::Ahead),
-            Self::Whole(why) => Ok(How::Whole(why)),
+            Self::Ahead { still, unchanged, .. } => compose(still, unchanged, folder).map(How::Ahead),
+            Self::Whole(why) => Ok(How::Whole(why.clone())),
         }
     }
 }
@@ -131,11 +147,21 @@ mod tests {
         let left = Left {
             below_bytes: 100 << 20,
             taken_bytes: 3 << 19,
+            compared_bytes: 0,
         };
         let stood = |how| Stood { how, for_us: 41_700 }.to_string();
         assert_eq!(
             stood(How::Ahead(left)),
             "it stood still for 42 ms, 100.0 MiB of its memory had gone ahead, 1.5 MiB were taken then"
+        );
+        let compared_bytes = 101 << 20;
+        let told = stood(How::Ahead(Left {
+            compared_bytes,
+            ..left
+        }));
+        assert!(
+            told.ends_with("were taken then, 101.0 MiB were compared"),
+            "{told}"
         );
         assert_eq!(
             stood(How::Whole("no room".to_owned())),

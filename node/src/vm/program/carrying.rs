@@ -8,7 +8,7 @@
 //!   folder that it is carried in is gone afterwards; 4. it leaves the disk, which has all logs, room: on both hosts.
 //! * **Source:** `dunlin_program::guard`. **Not here:** when (`joining`), what the new copy is for (`joined`).
 
-use super::ahead::{self, How, Prepared, Stood};
+use super::ahead::{self, Dumped, How, Prepared, Stood};
 use super::data::{self, Marks};
 use super::preparing;
 use crate::config::ProgramSpec;
@@ -149,7 +149,9 @@ impl Carrier {
             }
         };
         let stood_for = begun.elapsed();
-        let (how, (about, epoch, connections, order)) = taken?;
+        let (how, dumped, (about, epoch, connections, order)) = taken?;
+        // The kernel forgets what it was to notice.
+        drop(dumped);
         self.tell(JoinStep::RunsOn(Stood {
             how,
             for_us: stood_for.as_micros() as u64,
@@ -200,10 +202,15 @@ impl Carrier {
     }
 
     /// All that is taken while the program stands still.
-    fn take(&self, criu: &Criu, prepared: Prepared, known: &mut [u128]) -> Result<(How, Taken), CarryError> {
+    fn take(
+        &self,
+        criu: &Criu,
+        prepared: Prepared,
+        known: &mut [u128],
+    ) -> Result<(How, Dumped, Taken), CarryError> {
         let dumped = ahead::dump(criu, prepared, &self.place, &self.folder)?;
         self.tell(JoinStep::Stands);
-        let how = dumped.finish(&self.place, &self.folder)?;
+        let how = dumped.finish(&self.folder)?;
         let Ok(Word::LineDrawn {
             epoch,
             applied,
@@ -238,7 +245,7 @@ impl Carrier {
             },
             one_at_a_time,
         };
-        Ok((how, (about, epoch, connections, order)))
+        Ok((how, dumped, (about, epoch, connections, order)))
     }
 
     fn send_folder(&self, folder: &Path, epoch: Epoch) -> Result<u64, CarryError> {

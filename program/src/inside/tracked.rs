@@ -1,0 +1,188 @@
+//! Which pages of a process were written since: the kernel's own notice, by a userfaultfd in the process.
+//!
+//! Decides:    nothing.
+//! Flow:       a thread of its own stops the process' first thread, which makes one system call more -> its descriptor is taken over, and closed there
+//!             -> pages are protected -> whoever writes to one has its protection taken away by the kernel, and goes on: `pagemap` tells of which.
+//! Invariants: 1. the program's code is not touched, which other threads are in: the call is made by an instruction that is there already (in the
+//!             vDSO); 2. the program's own filters do not see the call; 3. nobody waits for a thread that does not stop (one in vfork): it is left
+//!             alone; 4. with the descriptor all of it is gone, with the daemon's death too.
+//! Source:     userfaultfd(2): UFFD_FEATURE_WP_ASYNC (Linux 6.7); the kernel's Documentation/admin-guide/mm/{userfaultfd,pagemap}.rst; ptrace(2).
+//! Not here:   what is unchanged (`guard::ahead`).
+
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// From it on a page that is moved is not taken for an unwritten one.
+const OLDEST_KERNEL: (u32, u32) = (6, 13);
+/// A thread stops in microseconds, where it can.
+const STOPS_WITHIN: Duration = Duration::from_millis(500);
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const FLAGS: u64 = libc::O_CLOEXEC as u64 | USER_MODE_ONLY;
+const USER_MODE_ONLY: u64 = 1;
+/// PTRACE_O_SUSPEND_SECCOMP: invariant 2.
+const SUSPEND_SECCOMP: libc::c_ulong = 1 << 21;
+
+const API: u64 = 0xaa;
+const FEATURE_WP: u64 = 1;
+const FEATURE_WP_ASYNC: u64 = 1 << 15;
+const MODE_WP: u64 = 1 << 1;
+const PROTECT: u64 = 1;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+
+/// As long as it is there the kernel takes notice.
+#[derive(Debug)]
+pub(crate) struct Tracked(OwnedFd);
+
+impl Tracked {
+    /// Nothing is protected yet.
+    pub(crate) fn of(process: u32) -> io::Result<Self> {
+        if kernel() < OLDEST_KERNEL {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // Invariant 3: whoever is traced by a thread that has ended is not any more.
+        let taken = std::thread::Builder::new()
+            .name("program-tracked".into())
+            .spawn(move || take(process))?;
+        let tracked = Self(taken.join().map_err(|_| io::Error::from(Errno::ECHILD))??);
+        let mut asked = [API, FEATURE_WP | FEATURE_WP_ASYNC, 0];
+        tracked.ask(UFFDIO_API, &mut asked)?;
+        Ok(tracked)
+    }
+
+    /// This area may have pages that are protected.
+    pub(crate) fn covers(&self, from: u64, to: u64) -> io::Result<()> {
+        self.ask(UFFDIO_REGISTER, &mut [from, to - from, MODE_WP, 0])
+    }
+
+    /// These pages are: unwritten until one is written to.
+    pub(crate) fn protect(&self, from: u64, to: u64) -> io::Result<()> {
+        self.ask(UFFDIO_WRITEPROTECT, &mut [from, to - from, PROTECT])
+    }
+
+    fn ask<const WORDS: usize>(&self, request: libc::c_ulong, words: &mut [u64; WORDS]) -> io::Result<()> {
+        // SAFETY: each request's structure is so many words, which the kernel reads and writes.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn kernel() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// In a thread of its own.
+fn take(process: u32) -> io::Result<OwnedFd> {
+    let number = rustix::process::Pid::from_raw(process as i32).ok_or(Errno::ESRCH)?;
+    let handle = pidfd_open(number, PidfdFlags::empty())?;
+    let instruction = instruction(process)?;
+    let thread = Pid::from_raw(process as i32);
+    // SAFETY: no memory of this process is given to the kernel.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread.as_raw(), 0_usize, SUSPEND_SECCOMP) };
+    if seized != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    ptrace::interrupt(thread)?;
+    stops(thread)?;
+    let call = |number: libc::c_long, first: u64| call(thread, instruction, number, first);
+    let opened = call(libc::SYS_userfaultfd, FLAGS);
+    let taken = opened.and_then(|opened| {
+        let ours = pidfd_getfd(&handle, opened as RawFd, PidfdGetfdFlags::empty());
+        call(libc::SYS_close, opened)?;
+        ours.map_err(|error| Errno::from_raw(error.raw_os_error()))
+    });
+    ptrace::detach(thread, None)?;
+    Ok(taken?)
+}
+
+/// Until it is stopped; no longer than it may take.
+fn stops(thread: Pid) -> Result<(), Errno> {
+    let until = Instant::now() + STOPS_WITHIN;
+    loop {
+        match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
+            WaitStatus::PtraceEvent(..) | WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(()),
+            WaitStatus::StillAlive if Instant::now() < until => {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            // A signal for it came first: it has to get it.
+            WaitStatus::Stopped(_, signal) => ptrace::cont(thread, Some(signal))?,
+            WaitStatus::StillAlive => return Err(Errno::ETIMEDOUT),
+            _ => return Err(Errno::ECHILD),
+        }
+    }
+}
+
+/// By the instruction that is there; then it is as it was.
+fn call(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Result<u64, Errno> {
+    let before = ptrace::getregs(thread)?;
+    let mut registers = before;
+    registers.rip = instruction;
+    registers.rax = number as u64;
+    registers.rdi = first;
+    // It was in no system call, as far as the kernel's repeating of interrupted ones goes.
+    registers.orig_rax = u64::MAX;
+    ptrace::setregs(thread, registers)?;
+    let mut kept = None;
+    loop {
+        ptrace::step(thread, None)?;
+        match waitpid(thread, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
+            WaitStatus::PtraceEvent(..) => {}
+            WaitStatus::Stopped(_, signal) => kept = Some(signal),
+            _ => return Err(Errno::ECHILD),
+        }
+    }
+    let result = ptrace::getregs(thread)?.rax as i64;
+    ptrace::setregs(thread, before)?;
+    if let Some(signal) = kept {
+        // To be had when it runs again.
+        // SAFETY: a plain call.
+        unsafe { libc::kill(thread.as_raw(), signal as i32) };
+    }
+    match result {
+        -4095..0 => Err(Errno::from_raw(result.wrapping_neg() as i32)),
+        result => Ok(result as u64),
+    }
+}
+
+/// Where a system call is made in its vDSO.
+fn instruction(process: u32) -> io::Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
+    let range = line.and_then(|line| line.split_ascii_whitespace().next()?.split_once('-'));
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let range = range.and_then(|(from, to)| Some((number(from)?, number(to)?)));
+    let (from, to) = range.ok_or(Errno::ENOEXEC)?;
+    let mut code = vec![0; (to - from) as usize];
+    File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut code, from)?;
+    let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL);
+    Ok(from + at.ok_or(Errno::ENOEXEC)? as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vdso_makes_system_calls() {
+        let at = instruction(std::process::id()).expect("in this one") as *const [u8; 2];
+        // SAFETY: it is in this process' own vDSO.
+        assert_eq!(unsafe { at.read_unaligned() }, SYSCALL);
+    }
+}
