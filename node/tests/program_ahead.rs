@@ -16,11 +16,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes so long, even on a machine that has much else to do.
 const BOUND: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
+/// What CRIU would keep on the host for the next time.
+const CACHE: &str = "/run/criu.kdat";
+/// Where the part that is killed works.
+const FOLDER: &str = "DUNLIN_TEST_FOLDER";
 
 /// 24 MiB of chance in two processes, some of which changes at each turn: a page in the middle, one that is new, one that is given back. The
 /// child does not share what it changes. Both tell a hash of all, and whether it is what it has to be.
@@ -164,21 +169,106 @@ fn a_join() {
     // Who is held and not needed leaves nothing, and the program runs on.
     let folder = tempfile::tempdir().expect("a folder");
     let place = Place::of(&from).expect("where it is");
-    let before = place.count().expect("its processes");
+    let processes = || place.processes().expect("its processes");
+    let before = processes();
+    let ahead = place
+        .go_ahead(&folder.path().join("ahead"))
+        .expect("it goes ahead");
     let held = criu.hold(&place, folder.path()).expect("CRIU is held");
-    assert_eq!(
-        place.count().expect("its processes"),
-        before + 1,
-        "CRIU is among them"
-    );
-    drop(held);
+    assert_eq!(processes().len(), before.len() + 1, "CRIU is among them");
+    drop((ahead, held));
     let until = Instant::now() + BOUND;
-    while place.count().expect("its processes") != before {
+    while processes() != before {
         assert!(Instant::now() < until, "CRIU is still there");
         std::thread::sleep(Duration::from_millis(5));
     }
     let now = turn_after(0, "parent", &from);
     turn_after(now, "parent", &from);
+    // CRIU that is killed while it is held: the program stands still then, all of it can be taken in another way, and it runs on.
+    let ahead = place
+        .go_ahead(&folder.path().join("ahead"))
+        .expect("it goes ahead");
+    let held = criu.hold(&place, folder.path()).expect("CRIU is held");
+    let strangers = processes().into_iter().filter(|number| !before.contains(number));
+    for stranger in strangers {
+        kill_process(stranger);
+    }
+    held.stop(&place).expect("it stands still");
+    let why = held.dump().expect_err("it was killed");
+    println!("{why}");
+    drop(ahead);
+    fs::remove_dir_all(folder.path().join("images")).expect("removed");
+    criu.dump(&place, folder.path()).expect("a whole dump");
+    guard::resume(&place, &mut |_| {}).expect("it runs on");
+    let now = turn_after(0, "parent", &from);
+    turn_after(now, "parent", &from);
+}
+
+fn kill_process(number: u32) {
+    let number = rustix::process::Pid::from_raw(number as i32).expect("a number");
+    rustix::process::kill_process(number, rustix::process::Signal::KILL).expect("it is there");
+}
+
+/// Holds CRIU, says which processes there are, and waits to be killed.
+#[test]
+#[ignore = "a part of the other test"]
+fn a_daemon_that_is_killed() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let criu = Criu::find().expect("CRIU");
+    let copy = copy("the copy", &["/usr/bin/python3", "-c", CHANGES]);
+    copy.go().expect("it begins");
+    turn_after(5, "parent", &copy);
+    let place = Place::of(&copy).expect("where it is");
+    let _ahead = place.go_ahead(&folder.join("ahead")).expect("it goes ahead");
+    let _held = criu.hold(&place, folder).expect("CRIU is held");
+    let numbers: Vec<String> = place
+        .processes()
+        .expect("its processes")
+        .iter()
+        .map(u32::to_string)
+        .collect();
+    fs::write(folder.join("new"), numbers.join(" ")).expect("written");
+    fs::rename(folder.join("new"), folder.join("processes")).expect("renamed");
+    std::thread::sleep(BOUND);
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_criu_is_held_leaves_no_process() {
+    let criu = dunlin_vmtest::paths::criu();
+    if !rustix::process::geteuid().is_root() || !criu.exists() {
+        return skipped::skip("programs are copied as root, with CRIU (cargo xtask setup)");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let had_cache = Path::new(CACHE).exists();
+    let mut daemon = Command::new(std::env::current_exe().expect("it runs"))
+        .args(["--exact", "a_daemon_that_is_killed", "--ignored"])
+        .env("DUNLIN_CRIU", criu)
+        .env(FOLDER, folder.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it begins");
+    let until = Instant::now() + BOUND;
+    let numbers = loop {
+        match fs::read_to_string(folder.path().join("processes")) {
+            Ok(numbers) => break numbers,
+            Err(_) => assert!(Instant::now() < until, "CRIU is not held"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    daemon.kill().expect("killed");
+    daemon.wait().expect("collected");
+    // The first process, two of the program, and CRIU.
+    assert_eq!(numbers.split(' ').count(), 4, "{numbers}");
+    for number in numbers.split(' ') {
+        while Path::new("/proc").join(number).exists() {
+            assert!(Instant::now() < until, "process {number} is still there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert_eq!(Path::new(CACHE).exists(), had_cache, "CRIU has kept something");
 }
 
 #[test]

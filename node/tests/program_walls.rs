@@ -76,6 +76,15 @@ fn a_join() {
     let bytes = place.bytes().expect("its size");
     // Bash and what it runs, and the files that it has put into its layer.
     assert!((1 << 20..64 << 20).contains(&bytes), "{bytes}");
+    // While it runs CRIU begins, and is held.
+    let held = criu.hold(&place, folder.path()).expect("CRIU is held");
+    assert_eq!(written(&first, MARKER), None, "this ran outside");
+    held.stop(&place).expect("it stands still");
+    let dumped = held.dump();
+    guard::resume(&place, &mut |_| {}).expect("it runs on");
+    assert_eq!(written(&first, MARKER), None, "this ran outside");
+    dumped.expect("a dump without its memory");
+    fs::remove_dir_all(folder.path().join("images")).expect("removed");
     let dumped = criu.dump(&place, folder.path());
     let saved = guard::save_written(&place, folder.path());
     let newest = resume_at_the_second_try(&place);

@@ -137,12 +137,12 @@ impl Place {
         self.data.as_ref()
     }
 
-    /// How many processes are in it, with whoever has entered it.
+    /// The numbers of all processes in it, with whoever has entered it.
     ///
     /// # Errors
     /// Where the host's processes cannot be listed.
-    pub fn count(&self) -> Result<usize, GuardError> {
-        Ok(self.numbers()?.len())
+    pub fn processes(&self) -> Result<Vec<u32>, GuardError> {
+        self.numbers()
     }
 
     fn numbers(&self) -> Result<Vec<u32>, GuardError> {

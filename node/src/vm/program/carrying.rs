@@ -30,7 +30,7 @@ use dunlin_program::answers::Answers;
 use dunlin_program::chance::{Drawn, Seed};
 use dunlin_program::copy::Copy;
 use dunlin_program::data::Image;
-use dunlin_program::guard::{self, Criu, Place, Unpacking};
+use dunlin_program::guard::{self, Criu, GuardError, Place, Unpacking};
 use dunlin_program::message::Adopted;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -210,7 +210,14 @@ impl Carrier {
     ) -> Result<(How, Dumped, Taken), CarryError> {
         let dumped = ahead::dump(criu, prepared, &self.place, &self.folder)?;
         self.tell(JoinStep::Stands);
-        let how = dumped.finish(&self.folder)?;
+        // Another process does most of the second.
+        let (how, saved) = std::thread::scope(|scope| {
+            let saving = scope.spawn(|| guard::save_written(&self.place, &self.folder));
+            let how = dumped.finish(&self.folder);
+            (how, saving.join())
+        });
+        let how = how?;
+        saved.map_err(|_| GuardError::of("what the program has written", &"its thread has ended"))??;
         let Ok(Word::LineDrawn {
             epoch,
             applied,
@@ -223,7 +230,6 @@ impl Carrier {
         else {
             return Err(CarryError::GivenUp);
         };
-        guard::save_written(&self.place, &self.folder)?;
         if let Some(source) = self.place.data() {
             data::save(source, known, &self.folder)?;
         }
