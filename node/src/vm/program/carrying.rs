@@ -150,12 +150,12 @@ impl Carrier {
         };
         let stood_for = begun.elapsed();
         let (how, dumped, (about, epoch, connections, order)) = taken?;
-        // The kernel forgets what it was to notice.
-        drop(dumped);
         self.tell(JoinStep::RunsOn(Stood {
             how,
             for_us: stood_for.as_micros() as u64,
         }));
+        // The kernel forgets what it was to notice.
+        drop(dumped);
         let about = About {
             adopted: Adopted {
                 last_pid,
