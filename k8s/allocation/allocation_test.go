@@ -203,7 +203,9 @@ func TestALostCopyGoesWhereItWishes(t *testing.T) {
 	}
 	agreed.say(Change{DropNode: "node-0"})
 	agreed.say(Change{DropNode: "node-1"})
-	agreed.planner.wishes = []Wish{{"critical", lost["node-0"], []string{"node-0"}}, {"critical", lost["node-1"], []string{"node-2", "node-3"}}}
+	agreed.planner.wishes = []Wish{
+		{Task: "critical", Copy: lost["node-0"], Nodes: []string{"node-0"}}, {Task: "critical", Copy: lost["node-1"], Nodes: []string{"node-2", "node-3"}},
+	}
 	plan := agreed.planner.Plan(agreed.state, nil, nil, nil)
 	if len(plan.Moves) != 1 || plan.Moves[0].Copy != lost["node-1"] || plan.Moves[0].Node != "node-3" || plan.Waits["critical"] == nil {
 		t.Fatalf("%+v", plan)
@@ -309,17 +311,17 @@ func TestWhatDoesNotFitIsRefusedByAllAlike(t *testing.T) {
 		assignment Assignment
 		why        string
 	}{
-		{Assignment{task("x", "shop", 2, one(1)), places("node-0", "node-0")}, "has a copy"},
-		{Assignment{task("x", "shop", 2, one(11)), places("node-0", "node-1")}, "has room for"},
-		{Assignment{task("x", "shop", 2, one(31)), places("node-0", "node-1")}, "is offered"},
-		{Assignment{task("x", "shop", 2, one(1)), places("node-0", "nowhere")}, "no node"},
-		{Assignment{task("x", "shop", 2, one(1)), places("node-0")}, "1 places for 2"},
-		{Assignment{task("x", "nobody", 2, one(1)), places("node-0", "node-1")}, "no application"},
-		{Assignment{task("x", "shop", 4, one(1)), places("node-0", "node-1")}, "R is from 1 to 3"},
-		{Assignment{task("x", "shop", 1, one(1)), places("node-0")}, "at once"},
-		{Assignment{task("x", "shop", 2, one(-1)), places("node-0", "node-1")}, "an amount is"},
-		{Assignment{task("x", "shop", 2, one(1)), []Place{{"node-0", "a"}, {"node-1", "nobody"}}}, "not alive"},
-		{Assignment{task("x", "shop", 2, one(1)), []Place{{"node-0", "a"}, {"node-1", "a"}}}, "its share"},
+		{Assignment{Task: task("x", "shop", 2, one(1)), Places: places("node-0", "node-0")}, "has a copy"},
+		{Assignment{Task: task("x", "shop", 2, one(11)), Places: places("node-0", "node-1")}, "has room for"},
+		{Assignment{Task: task("x", "shop", 2, one(31)), Places: places("node-0", "node-1")}, "is offered"},
+		{Assignment{Task: task("x", "shop", 2, one(1)), Places: places("node-0", "nowhere")}, "no node"},
+		{Assignment{Task: task("x", "shop", 2, one(1)), Places: places("node-0")}, "1 places for 2"},
+		{Assignment{Task: task("x", "nobody", 2, one(1)), Places: places("node-0", "node-1")}, "no application"},
+		{Assignment{Task: task("x", "shop", 4, one(1)), Places: places("node-0", "node-1")}, "R is from 1 to 3"},
+		{Assignment{Task: task("x", "shop", 1, one(1)), Places: places("node-0")}, "at once"},
+		{Assignment{Task: task("x", "shop", 2, one(-1)), Places: places("node-0", "node-1")}, "an amount is"},
+		{Assignment{Task: task("x", "shop", 2, one(1)), Places: []Place{{"node-0", "a"}, {"node-1", "nobody"}}}, "not alive"},
+		{Assignment{Task: task("x", "shop", 2, one(1)), Places: []Place{{"node-0", "a"}, {"node-1", "a"}}}, "its share"},
 	}
 	before := agreed.state.Sum()
 	for _, wrong := range cases {
@@ -355,7 +357,7 @@ func TestWhatIsNoEntryIsLeftOut(t *testing.T) {
 	if _, err := Decode([]byte(`{"version":1,"by":"a"}`)); err != nil {
 		t.Errorf("an entry of an earlier version: %v", err)
 	}
-	if _, err := Decode([]byte(`{"version":4,"by":"a","news":true}`)); err != (ErrLater{4}) {
+	if _, err := Decode([]byte(`{"version":5,"by":"a","news":true}`)); err != (ErrLater{5}) {
 		t.Errorf("an entry of a later version: %v", err)
 	}
 }

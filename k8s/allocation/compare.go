@@ -261,7 +261,7 @@ func (pods *pods) place(waiting []Task) map[string]bool {
 	for _, task := range waiting {
 		pods.waiting[task.Name] = task
 		for len(pods.placed[task.Name]) < task.Strength && task.Demand.Fits(pods.now.free[task.Application]) {
-			nodes := pods.now.pick(task, 1, pods.placed[task.Name], nil, false)
+			nodes := pods.now.pick(task, 1, pods.placed[task.Name], nil, share(task.Strength, pods.now.state.zones(task, nil)), false)
 			if nodes == nil {
 				break
 			}

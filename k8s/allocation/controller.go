@@ -46,6 +46,8 @@ type Cluster struct {
 	Bound []Binding
 	// Wishes are of copies that have no node yet; one without a wish may go anywhere. A lost copy is placed by its wish, a task as a whole is not.
 	Wishes []Wish
+	// Unfit are, by task and by node, why a node cannot run a copy of it, whatever room it has. It is for tasks as a whole; a lost copy's is in its wish.
+	Unfit map[string]map[string]string
 }
 
 // Wish says where a copy may go, as whoever made it has said.
@@ -53,6 +55,8 @@ type Wish struct {
 	Task  string   `json:"task"`
 	Copy  int      `json:"copy"`
 	Nodes []string `json:"nodes"`
+	// Unfit are those of them that cannot run it, and why.
+	Unfit map[string]string `json:"unfit,omitempty"`
 }
 
 // Effect is one of these, for the shell to carry out.

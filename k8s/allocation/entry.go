@@ -7,8 +7,8 @@ import (
 )
 
 // Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others. 2: what applications have beside. 3: tasks that
-// get another R.
-const Version = 3
+// get another R. 4: zones in which a task's nodes are, where not every node can run it.
+const Version = 4
 
 // Entry is what controllers agree on: a value in the shared log. Each of its changes is judged by itself.
 type Entry struct {
@@ -91,6 +91,8 @@ type Place struct {
 type Assignment struct {
 	Task
 	Places []Place `json:"places"`
+	// Zones are how many there are with a node large enough that can run it, one without a zone counted as one; 0 is what the state says, where every node can.
+	Zones int `json:"zones,omitempty"`
 }
 
 // Move gives a copy that has no place a new one.

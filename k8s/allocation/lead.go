@@ -25,7 +25,8 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 	changes = beside
 	effects = controller.endStrays(effects)
 	ahead := controller.takenAtOnce()
-	controller.planner.beside, controller.planner.wishes, controller.planner.nodes = controller.beside, controller.cluster.Wishes, controller.cluster.Nodes
+	planner, seen := controller.planner, controller.cluster
+	planner.beside, planner.wishes, planner.nodes, planner.unfit = controller.beside, seen.Wishes, seen.Nodes, seen.Unfit
 	plan := controller.planner.Plan(controller.state, controller.cluster.Tasks, ahead, controller.full)
 	controller.waits = plan.Waits
 	_, waits := controller.resizes(nil)

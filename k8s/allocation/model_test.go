@@ -38,6 +38,12 @@ type world struct {
 
 	// faults: what this world may do.
 	pauses, nodeDeaths, controllerDeaths, failures bool
+	// misfits: not every node can run every task (unfit), and any node may be silent for a while, and run nothing new.
+	misfits bool
+	unfit   map[string]map[string]string
+	silent  map[string]bool
+	// barred counts how often a node was closed to a task, misplaced what was to go where it cannot run, and silenced what went to a node that had just become silent.
+	barred, misplaced, silenced int
 	// settling is when nothing more comes.
 	settling bool
 	// each is looked at after every step.
@@ -84,7 +90,7 @@ func newWorld(seed int64, controllers int) *world {
 	random := rand.New(rand.NewSource(seed))
 	world := &world{
 		random: random, nodes: map[string]*modelNode{}, wanted: map[string]Task{},
-		newest: map[[2]interface{}]uint64{}, served: map[string]bool{}, beside: map[string][]Resources{},
+		newest: map[[2]interface{}]uint64{}, served: map[string]bool{}, beside: map[string][]Resources{}, unfit: map[string]map[string]string{}, silent: map[string]bool{},
 		pace: time.Duration(2+random.Intn(30)) * time.Millisecond,
 	}
 	zones := random.Intn(5)
@@ -172,6 +178,12 @@ func (world *world) look() Cluster {
 			cluster.Tasks = append(cluster.Tasks, task)
 		}
 	}
+	if world.misfits {
+		cluster.Unfit = map[string]map[string]string{}
+		for _, task := range cluster.Tasks {
+			cluster.Unfit[task.Name] = world.unfitNow(task.Name)
+		}
+	}
 	return cluster
 }
 
@@ -192,6 +204,13 @@ func (world *world) bind(bind BindTask) Outcome {
 		return Done
 	}
 	if _, wanted := world.wanted[bind.Task.Name]; !wanted || !node.alive || world.newest[key] >= bind.Ticket {
+		return Refused
+	}
+	if world.unfit[bind.Task.Name][bind.Node] != "" {
+		world.misplaced++
+	}
+	if world.silent[bind.Node] {
+		world.silenced++
 		return Refused
 	}
 	for other := range node.bound {
@@ -261,7 +280,9 @@ func (world *world) act(process *process) error {
 		}
 		entry := world.log[process.read]
 		process.read++
-		controller.Agreed(world.now, entry.index, entry.entry)
+		if err := world.places(entry.entry, controller.Agreed(world.now, entry.index, entry.entry)); err != nil {
+			return err
+		}
 		if err := controller.State().Check(); err != nil {
 			return fmt.Errorf("controller %s after entry %d: %w", process.name, entry.index, err)
 		}
@@ -369,6 +390,7 @@ func (world *world) submit() {
 		Strength: 1 + world.random.Intn(application.MostStrength),
 		Demand:   Resources{int64(100 + world.random.Intn(20)*100), int64(128 + world.random.Intn(20)*128), int64(world.random.Intn(2) * 1000)},
 	}
+	world.limit(task.Name)
 	world.wanted[task.Name] = task
 	world.arrived = append(world.arrived, task.Name)
 }
@@ -510,7 +532,7 @@ func (world *world) describe() string {
 	}
 	state := world.procs[0].controller.State()
 	for name, task := range world.wanted {
-		fmt.Fprintf(&out, "%v: %v (could be placed: %v)\n", task, state.Tasks[name], newView(state, nil, nil).possible(task))
+		fmt.Fprintf(&out, "%v: %v (could be placed: %v)\n", task, state.Tasks[name], newView(state, nil, nil).possible(task, world.unfit[task.Name]))
 	}
 	for name, node := range world.nodes {
 		fmt.Fprintf(&out, "%s: alive %v, %v, room %v, has %v\n", name, node.alive, state.Nodes[name], state.Room(name), node.bound)

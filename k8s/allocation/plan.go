@@ -21,6 +21,8 @@ type Planner struct {
 	wishes []Wish
 	// nodes are what they are seen to have: it is ahead of what is agreed.
 	nodes []Node
+	// unfit are the nodes that cannot run a task, and why. They are not agreed, but for the number of zones that are left.
+	unfit map[string]map[string]string
 	// aside are nodes on which nothing else is placed until this task is. There is one such task at most in the cluster, so no two
 	// can each hold what the other needs.
 	asideFor string
@@ -143,7 +145,7 @@ func (planner *Planner) choose(now *view, queue []Task, taken map[string]bool) {
 			continue
 		}
 		// By what the nodes have, not by what is free now: what runs on them ends one day.
-		if nodes := now.pick(task, task.Strength, nil, nil, true); nodes != nil {
+		if nodes := now.byCapacity(task, planner.unfit[task.Name]); nodes != nil {
 			planner.asideFor, planner.aside = task.Name, map[string]bool{}
 			for _, node := range nodes {
 				planner.aside[node] = true
@@ -178,20 +180,20 @@ func (planner *Planner) mend(now *view, task *TaskState, plan *Plan) {
 	}
 	for _, at := range lost {
 		closed := planner.closed(now, task.Name, at)
-		nodes := now.pick(task.Task, 1, kept, closed, false)
+		nodes := now.pick(task.Task, 1, kept, closed, share(task.Strength, now.state.zones(task.Task, planner.unfitFor(task.Name, at))), false)
 		if nodes == nil {
 			// In a zone that has a copy rather than nowhere.
-			nodes = now.pickIn(task.Task, 1, kept, closed, false, task.Strength)
+			nodes = now.pick(task.Task, 1, kept, closed, task.Strength, false)
 		}
 		if nodes == nil {
-			plan.Waits[task.Name] = errors.New("a copy is lost, and no other node where it may go has room for it")
+			plan.Waits[task.Name] = errors.New("a copy is lost, and no other node where it may go has room for it" + saysUnfit(planner.unfitFor(task.Name, at)))
 			continue
 		}
 		place := Place{nodes[0], now.controller()}
 		kept = append(kept, place.Node)
 		now.room[place.Node] = now.room[place.Node].Minus(task.Demand)
 		if task.Strength == 1 {
-			plan.AtOnce = append(plan.AtOnce, Assignment{task.Task, []Place{place}})
+			plan.AtOnce = append(plan.AtOnce, Assignment{Task: task.Task, Places: []Place{place}})
 		} else {
 			plan.Moves = append(plan.Moves, Move{task.Name, at, place})
 		}
@@ -206,26 +208,32 @@ func (planner *Planner) asideBut(task string) map[string]bool {
 	return planner.aside
 }
 
-// closed are the nodes where a lost copy may not go: set aside for another task, or not among those that it wishes.
+// closed are the nodes where a lost copy may not go: set aside for another task, not among those that it wishes, or unable to run it.
 func (planner *Planner) closed(now *view, task string, copy int) map[string]bool {
-	aside := planner.asideBut(task)
-	for _, wish := range planner.wishes {
-		if wish.Task != task || wish.Copy != copy {
-			continue
-		}
-		wished := map[string]bool{}
-		for _, name := range wish.Nodes {
-			wished[name] = true
-		}
-		closed := map[string]bool{}
-		for _, name := range now.names {
-			if aside[name] || !wished[name] {
-				closed[name] = true
-			}
-		}
+	closed, wish := closedTo(planner.asideBut(task), planner.unfitFor(task, copy)), planner.wish(task, copy)
+	if wish == nil {
 		return closed
 	}
-	return aside
+	wished := map[string]bool{}
+	for _, name := range wish.Nodes {
+		wished[name] = true
+	}
+	for _, name := range now.names {
+		if !wished[name] {
+			closed[name] = true
+		}
+	}
+	return closed
+}
+
+// wish is a lost copy's; nil if it has none.
+func (planner *Planner) wish(task string, copy int) *Wish {
+	for at, wish := range planner.wishes {
+		if wish.Task == task && wish.Copy == copy {
+			return &planner.wishes[at]
+		}
+	}
+	return nil
 }
 
 func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, plan *Plan) {
@@ -243,8 +251,8 @@ func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, pl
 	if at, waits := indexOf(queue, planner.asideFor); waits {
 		// Before all others, for whom its nodes are no use.
 		task := queue[at]
-		if places, err := planner.places(now, task); err == nil {
-			planner.put(now, Assignment{task, places}, plan)
+		if assignment, err := planner.assign(now, task); err == nil {
+			planner.put(now, assignment, plan)
 			application := waiting[task.Application]
 			at, _ := indexOf(application, task.Name)
 			waiting[task.Application] = append(application[:at:at], application[at+1:]...)
@@ -258,10 +266,10 @@ func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, pl
 		}
 		task := waiting[name][0]
 		waiting[name] = waiting[name][1:]
-		places, err := planner.places(now, task)
+		assignment, err := planner.assign(now, task)
 		if err != nil {
 			plan.Waits[task.Name] = err
-			if !now.possible(task) {
+			if !now.possible(task, planner.unfit[task.Name]) {
 				continue
 			}
 			passed = append(passed, task.Name)
@@ -274,7 +282,7 @@ func (planner *Planner) place(now *view, queue []Task, taken map[string]bool, pl
 			}
 			continue
 		}
-		planner.put(now, Assignment{task, places}, plan)
+		planner.put(now, assignment, plan)
 	}
 	if len(plan.AtOnce)+len(plan.Assignments) > 0 {
 		for _, name := range passed {
@@ -316,11 +324,11 @@ func (now *view) leastServed(applications []string, waiting map[string][]Task) s
 }
 
 // possible says whether a task could be placed if nothing else were.
-func (now *view) possible(task Task) bool {
+func (now *view) possible(task Task, unfit map[string]string) bool {
 	application := now.state.Applications[task.Application]
 	return application != nil && task.Strength >= 1 && task.Strength <= application.MostStrength &&
 		task.Demand.Fits(application.Quota.DividedBy(application.MostStrength)) &&
-		now.pick(task, task.Strength, nil, nil, true) != nil
+		now.byCapacity(task, unfit) != nil
 }
 
 func (now *view) dominantShare(application string) float64 {
@@ -338,28 +346,34 @@ func (now *view) mayPlace(task Task) error {
 	return now.state.offers(task, now.free[task.Application])
 }
 
-func (planner *Planner) places(now *view, task Task) ([]Place, error) {
+// assign chooses places for all copies of a task, or says why it cannot.
+func (planner *Planner) assign(now *view, task Task) (Assignment, error) {
 	if err := now.mayPlace(task); err != nil {
-		return nil, err
+		return Assignment{}, err
 	}
-	nodes := now.pick(task, task.Strength, nil, planner.asideBut(task.Name), false)
+	unfit, assignment := planner.unfit[task.Name], Assignment{Task: task}
+	zones := now.state.zones(task, unfit)
+	nodes := now.pick(task, task.Strength, nil, closedTo(planner.asideBut(task.Name), unfit), share(task.Strength, zones), false)
 	if nodes == nil {
-		return nil, fmt.Errorf("fewer than %d nodes (in different zones, where they have some) have room for %v", task.Strength, task.Demand)
+		return Assignment{}, fmt.Errorf("fewer than %d nodes (in different zones, where they have some) have room for %v%s", task.Strength, task.Demand, saysUnfit(unfit))
 	}
-	places := make([]Place, 0, len(nodes))
+	if len(unfit) > 0 {
+		assignment.Zones = zones
+	}
 	for _, node := range nodes {
-		places = append(places, Place{node, now.controller()})
+		assignment.Places = append(assignment.Places, Place{node, now.controller()})
 	}
-	return places, nil
+	return assignment, nil
 }
 
-// pick chooses nodes for so many copies of a task, beside those that are kept: the freest first, each once, no zone more often than its share. By capacity: what is
-// placed on them now does not count. Nil: there are too few.
-func (now *view) pick(task Task, count int, kept []string, aside map[string]bool, byCapacity bool) []string {
-	return now.pickIn(task, count, kept, aside, byCapacity, now.state.zoneHolds(task))
+// byCapacity are nodes for all copies of a task, whatever is placed on them now; nil if there are too few.
+func (now *view) byCapacity(task Task, unfit map[string]string) []string {
+	return now.pick(task, task.Strength, nil, closedTo(nil, unfit), share(task.Strength, now.state.zones(task, unfit)), true)
 }
 
-func (now *view) pickIn(task Task, count int, kept []string, aside map[string]bool, byCapacity bool, zoneHolds int) []string {
+// pick chooses nodes for so many copies of a task, beside those that are kept and not among those that are closed: the freest first, each once, no zone with more than it
+// holds. By capacity: what is placed on them now does not count. Nil: there are too few.
+func (now *view) pick(task Task, count int, kept []string, closed map[string]bool, zoneHolds int, byCapacity bool) []string {
 	inZone, not := map[string]int{}, map[string]bool{}
 	for _, name := range kept {
 		not[name] = true
@@ -377,7 +391,7 @@ func (now *view) pickIn(task Task, count int, kept []string, aside map[string]bo
 		if byCapacity {
 			room = now.capacity[name]
 		}
-		if !not[name] && !aside[name] && task.Demand.Fits(room) {
+		if !not[name] && !closed[name] && task.Demand.Fits(room) {
 			candidates = append(candidates, candidate{name, freeShare(now.room[name], now.capacity[name])})
 		}
 	}

@@ -56,6 +56,9 @@ func play(seed int64, prepare func(*world)) (*world, error) {
 		if world.random.Intn(40) == 0 {
 			world.fault()
 		}
+		if world.misfits {
+			world.silence(world.names()[world.random.Intn(len(world.nodes))])
+		}
 		if err := world.check(); err != nil {
 			return world, err
 		}
@@ -106,7 +109,7 @@ func (world *world) settle() error {
 	for _, node := range world.nodes {
 		node.alive = true
 	}
-	world.failures, world.settling = false, true
+	world.failures, world.settling, world.silent = false, true, map[string]bool{}
 	for _, process := range world.procs {
 		process.paused = false
 		if !process.alive {
@@ -159,7 +162,7 @@ func (world *world) settled() bool {
 		for _, task := range world.wanted {
 			known := state.Tasks[task.Name]
 			if known == nil {
-				if now.possible(task) {
+				if now.possible(task, world.unfit[task.Name]) {
 					return false
 				}
 				continue

@@ -219,13 +219,16 @@ func (state *State) assign(index uint64, assignment Assignment) error {
 	if len(assignment.Places) != assignment.Strength {
 		return fmt.Errorf("%d places for %d copies", len(assignment.Places), assignment.Strength)
 	}
-	bindsAtMost := share(assignment.Strength, len(state.living()))
+	if assignment.Zones < 0 {
+		return fmt.Errorf("%d zones", assignment.Zones)
+	}
+	bindsAtMost, zoneHolds := share(assignment.Strength, len(state.living())), share(assignment.Strength, state.zonesOf(assignment))
 	binds := map[string]int{}
 	for _, place := range assignment.Places {
 		if err := state.mayTake(task, place); err != nil {
 			return err
 		}
-		if zone := state.Nodes[place.Node].Zone; !state.zoneHasRoom(task, zone) {
+		if zone := state.Nodes[place.Node].Zone; !state.zoneHasRoom(task, zone, zoneHolds) {
 			return fmt.Errorf("zone '%s' has its share of the task's copies", zone)
 		}
 		if binds[place.Controller]++; binds[place.Controller] > bindsAtMost {
@@ -350,31 +353,40 @@ func (state *State) mayTake(task *TaskState, place Place) error {
 	return nil
 }
 
-// zoneHasRoom says whether one more copy of a task that is being assigned may go into this zone.
-func (state *State) zoneHasRoom(task *TaskState, zone string) bool {
+// zoneHasRoom says whether one more copy of a task that is being assigned may go into this zone, which holds so many.
+func (state *State) zoneHasRoom(task *TaskState, zone string, holds int) bool {
 	there := 0
 	for _, copy := range task.Copies {
 		if state.Nodes[copy.Node].Zone == zone {
 			there++
 		}
 	}
-	return zone == "" || there < state.zoneHolds(task.Task)
+	return zone == "" || there < holds
 }
 
-// zoneHolds is the most copies of a task that one zone may have when it is assigned. Zones count that have a node large enough; a node without a
-// zone is one of its own.
-func (state *State) zoneHolds(task Task) int {
+// zonesOf are those among which a task's copies are divided: no more than have a node large enough, and no more than the leading controller has found with one
+// that can run it.
+func (state *State) zonesOf(assignment Assignment) int {
+	zones := state.zones(assignment.Task, nil)
+	if assignment.Zones > 0 {
+		zones = min(zones, assignment.Zones)
+	}
+	return zones
+}
+
+// zones are how many have a node large enough that is not unfit; a node without a zone is one of its own. A zone holds its share of a task's copies when it is assigned.
+func (state *State) zones(task Task, unfit map[string]string) int {
 	zones, alone := map[string]bool{}, 0
-	for _, node := range state.Nodes {
+	for name, node := range state.Nodes {
 		switch {
-		case !task.Demand.Fits(node.Capacity):
+		case unfit[name] != "" || !task.Demand.Fits(node.Capacity):
 		case node.Zone == "":
 			alone++
 		default:
 			zones[node.Zone] = true
 		}
 	}
-	return share(task.Strength, len(zones)+alone)
+	return len(zones) + alone
 }
 
 // share is the most that one of so many has of a whole that is divided evenly.

@@ -69,14 +69,15 @@ func (limits Limits) File(object v1alpha1.Protected) (string, error) {
 		Storage: placement.Storage,
 	}
 	var err error
+	var seconds int64
 	switch object := object.(type) {
 	case *v1alpha1.ProtectedVM:
-		written.VM, err = hardwareOf(object.Spec.VM), limits.check(object)
-		if seconds := object.Spec.StandbyAfterSeconds; seconds > 0 {
-			written.StandbyAfter = fmt.Sprintf("%ds", seconds)
-		}
+		written.VM, err, seconds = hardwareOf(object.Spec.VM), limits.check(object), object.Spec.StandbyAfterSeconds
 	case *v1alpha1.ProtectedProgram:
-		written.Program, err = programOf(object.Spec.Program), limits.checkProgram(object)
+		written.Program, err, seconds = programOf(object.Spec.Program), limits.checkProgram(object), object.Spec.StandbyAfterSeconds
+	}
+	if seconds > 0 {
+		written.StandbyAfter = fmt.Sprintf("%ds", seconds)
 	}
 	if err != nil {
 		return "", err

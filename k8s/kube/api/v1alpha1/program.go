@@ -17,8 +17,10 @@ type ProtectedProgramSpec struct {
 	// Strength is R: how many copies run, each on a node of its own.
 	Strength int `json:"strength,omitempty"`
 	// Policy is how the copies are kept alike.
-	Policy  string  `json:"policy,omitempty"`
-	Program Program `json:"program"`
+	Policy string `json:"policy,omitempty"`
+	// StandbyAfterSeconds is how long a copy's host has to be away until the standby gets its part. It does not change.
+	StandbyAfterSeconds int64   `json:"standbyAfterSeconds,omitempty"`
+	Program             Program `json:"program"`
 }
 
 // Program is what runs. It does not change.

@@ -88,6 +88,8 @@ type DunlinHostStatus struct {
 	Version     string `json:"version,omitempty"`
 	DiskFreeMiB int64  `json:"diskFreeMiB,omitempty"`
 	Links       []Link `json:"links,omitempty"`
+	// Data are the images of ProtectedPrograms' data that are there, whose programs need no more of the disk.
+	Data []string `json:"data,omitempty"`
 	// Heard is when the operator on the host said this last.
 	Heard *metav1.Time `json:"heard,omitempty"`
 	// VMs are those of ProtectedVMs, and programs of ProtectedPrograms, in which the host has, had, or may get a part: what is left of one that is no more is taken away.

@@ -136,6 +136,11 @@ func (in *DunlinHostStatus) DeepCopyInto(out *DunlinHostStatus) {
 		*out = make([]Link, len(*in))
 		copy(*out, *in)
 	}
+	if in.Data != nil {
+		in, out := &in.Data, &out.Data
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Heard != nil {
 		in, out := &in.Heard, &out.Heard
 		*out = (*in).DeepCopy()
