@@ -81,6 +81,8 @@ var mistakes = []struct {
 	{"no time until a standby gets a part", shop, "policy: dunlin", "standbyAfterSeconds: 0", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"more than a day until then", shop, "policy: dunlin", "standbyAfterSeconds: 86401", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"a word for that time", shop, "policy: dunlin", "standbyAfterSeconds: 30s", `spec.standbyAfterSeconds: Invalid value: "string": spec.standbyAfterSeconds in body must be of type integer`},
+	{"no time until a program's standby gets a part", sessions, "strength: 2", "strength: 3\n  standbyAfterSeconds: 0", "standbyAfterSeconds is from 1 to 86400 (a day)"},
+	{"more than a day until a program's does", sessions, "strength: 2", "strength: 3\n  standbyAfterSeconds: 86401", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"an unknown part", shop, "vm:", "hardware:", `unknown field "spec.hardware"`},
 	{"no hardware", shop, shop[strings.Index(shop, "  vm:"):], "", "spec.vm: Required value"},
 	{"no memory", shop, "memoryMiB: 1024", "machine: pc", "spec.vm.memoryMiB: Required value"},
@@ -259,7 +261,7 @@ func defaults(ctx context.Context, t *testing.T, client dynamic.Interface) {
 		t.Fatal(err)
 	}
 	runs := program.Spec.Program
-	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || runs.User != "nobody" || runs.Root != "/" || runs.Directory != "/" || runs.Order != "auto" ||
+	if program.Spec.Strength != 2 || program.Spec.Policy != "dunlin" || program.Spec.StandbyAfterSeconds != 30 || runs.User != "nobody" || runs.Root != "/" || runs.Directory != "/" || runs.Order != "auto" ||
 		runs.PatienceMilliseconds != 500 || runs.ScratchMiB != 256 || runs.MilliCPU != 1000 || runs.StartWithinSeconds != 30 ||
 		runs.Clock != "agreed" || runs.Chance != "own" || runs.Restart != "never" || runs.Data != "" || runs.DataMiB != 0 {
 		t.Errorf("%+v", program.Spec)
@@ -305,6 +307,11 @@ func changes(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	const sameTime = "standbyAfterSeconds does not change while the VM exists: make another one"
 	if err := change(int64(60), "spec", "standbyAfterSeconds"); err == nil || !strings.Contains(err.Error(), sameTime) {
 		t.Errorf("another time until the standby gets a part: %v", err)
+	}
+	const programsTime = "standbyAfterSeconds does not change while the program exists: make another one"
+	err = changeOf(client.Resource(programs).Namespace("default"), "sessions", int64(60), "spec", "standbyAfterSeconds")
+	if err == nil || !strings.Contains(err.Error(), programsTime) {
+		t.Errorf("another time until a program's standby gets a part: %v", err)
 	}
 	if err := change(int64(4), "spec", "strength"); err == nil {
 		t.Error("a wrong strength is taken when it comes later")

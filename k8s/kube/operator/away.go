@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -31,6 +30,7 @@ const (
 // words are what a person reads of a host that is away.
 var awayWords = map[string]string{
 	Lost: "is lost: nothing is heard of it", Deleted: "is lost: its node was deleted", Empty: "has nothing of it any more", Drained: "is being drained",
+	Refused: "does not take the place as standby",
 }
 
 // patience is for what has to hold for a while before it counts. Clocks of hosts are not compared: a while is by this operator's own clock, and begins anew when
@@ -76,8 +76,10 @@ type view struct {
 	away map[string]string
 	// unsure are hosts of which nothing is heard, for less long than it takes: another operator may have had more patience before it was this one's turn.
 	unsure map[string]bool
-	// free are hosts that could have a copy: they are heard, and have no part.
-	free []string
+	// free are hosts that could have a copy: they are heard, have no part, and lack nothing. others could be the witness and have no copy, and lacks is what those lack
+	// that lack something.
+	free, others []string
+	lacks        map[string]string
 	// again is when to look again without news; 0 is never.
 	again time.Duration
 }
@@ -104,12 +106,23 @@ func (placer *placer) see(ctx context.Context, object v1alpha1.Protected, pods m
 			view.away[name] = why
 		}
 	}
-	if len(view.away) == 0 && !grows(object) {
+	if len(view.away) == 0 && !grows(object) && status.Refusal == nil {
 		return view, nil
 	}
-	var err error
-	view.free, err = placer.free(ctx, status.Hosts(), hosts)
+	found, err := placer.candidates(ctx, object, hosts)
+	view.take(found)
+	if len(view.lacks) > 0 {
+		// Nobody is told of each host that has got what it lacked.
+		view.again = earlier(view.again, lookAgain)
+	}
 	return view, err
+}
+
+// lookAgain is when hosts that lack something are looked at again.
+const lookAgain = 10 * time.Second
+
+func (view *view) take(found candidates) {
+	view.free, view.others, view.lacks = found.free, found.others, found.lacks
 }
 
 // why a host is away, drained or not; or how long until it may be.
@@ -161,24 +174,6 @@ func (placer *placer) drained(ctx context.Context, name string, pod *v1.Pod) (st
 		return "", client.IgnoreNotFound(err)
 	}
 	return Drained, nil
-}
-
-// free are the hosts that could have a part, of those that have none.
-func (placer *placer) free(ctx context.Context, taken []string, hosts map[string]*v1alpha1.DunlinHost) ([]string, error) {
-	var free []string
-	for name, host := range hosts {
-		if !isHeard(host) || has(taken, name) || host.Spec.Copies != nil && !*host.Spec.Copies {
-			continue
-		}
-		node := &v1.Node{}
-		if err := placer.Get(ctx, client.ObjectKey{Name: name}, node); err == nil && !node.Spec.Unschedulable {
-			free = append(free, name)
-		} else if client.IgnoreNotFound(err) != nil {
-			return nil, err
-		}
-	}
-	sort.Strings(free)
-	return free, nil
 }
 
 // wish is where the Pod of a placed copy is to be: where the copy is or goes, or on one of the hosts where it could go.
@@ -236,7 +231,7 @@ func (placer *placer) next(ctx context.Context, object v1alpha1.Protected, pods 
 			// They know of a host that is connected, and do not know that it should not have a copy; or they do not know of the standby.
 			to = standby
 		} else if number >= placement.Strength {
-			to = placer.leastBusy(ctx, view.free)
+			to = placer.leastBusy(ctx, slices.Concat(view.free, view.others))
 		} else if pod := pods[number]; pod != nil && !isGone(pod) && has(view.free, pod.Spec.NodeName) {
 			to = pod.Spec.NodeName
 		}
@@ -271,7 +266,7 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 		pod, why := pods[number], view.away[home]
 		// Where its Pod has gone to look for a standby's place, a witness has none, and [host.carryOut] says what is lacking.
 		stands := number >= placement.Strength || pod.Spec.NodeName == home && !isGone(pod) || why == "" && view.seeksStandby(object, number)
-		keepsPod, isFree := view.keepsPod(object, home), len(view.free) > 0 && moves(object)
+		keepsPod, isFree := view.keepsPod(object, home), (len(view.free) > 0 || number >= placement.Strength && len(view.others) > 0) && moves(object)
 		switch {
 		case why == "" && stands:
 		case why == "":
@@ -295,13 +290,21 @@ func (view view) explain(object v1alpha1.Protected, pods map[int]*v1.Pod) (reaso
 			all = append(all, fmt.Sprintf("host '%s' %s: there is no second copy from which %s could be made anew", home, isAway(why), part))
 		default:
 			reason = "NoOtherNode"
-			all = append(all, fmt.Sprintf("host '%s' %s: %s stays there, since no other host is heard that has no part in the %s", home, isAway(why), part, kind.word))
+			all = append(all, fmt.Sprintf("host '%s' %s: %s stays there, since no other host is heard that has no part in the %s%s", home, isAway(why), part, kind.word, view.couldNot()))
 		}
 		if why != "" && !stands && (!isFree || keepsPod) {
 			all = append(all, fmt.Sprintf("Pod '%s' does not stand on node '%s' for %s there", pod.Name, home, what))
 		}
 	}
 	return reason, all
+}
+
+// couldNot says of hosts that are heard and have no part why they cannot have one; nothing if there are none.
+func (view view) couldNot() string {
+	if len(view.lacks) == 0 {
+		return ""
+	}
+	return " and could have one: " + saysLacks(view.lacks)
 }
 
 // isAway says why a host is; one that was, and is there again, is said to be.

@@ -2,6 +2,7 @@ package operator_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,6 +31,8 @@ type daemon struct {
 	orders       []string
 	// refuses is what it answers to an order to give a part to another host; nothing if it does as it is told.
 	refuses string
+	// lacks are hosts that refuse a part, and why.
+	lacks map[string]string
 	// asked is how often somebody has asked how its VMs are.
 	asked int
 	news  chan struct{}
@@ -109,8 +112,8 @@ func (daemon *daemon) answer(conn net.Conn) {
 			order += ", unprotected meanwhile"
 		}
 		daemon.orders = append(daemon.orders, order)
-		if daemon.refuses != "" {
-			_ = out.Encode(map[string]any{"answer": "failed", "why": daemon.refuses, "code": 1})
+		if why := cmp.Or(daemon.refuses, daemon.lacks[request.Standby], daemon.lacks[request.Backup]); why != "" {
+			_ = out.Encode(map[string]any{"answer": "failed", "why": why, "code": 1})
 			daemon.mutex.Unlock()
 			return
 		}
@@ -136,6 +139,13 @@ func (daemon *daemon) refuse(why string) int {
 	defer daemon.mutex.Unlock()
 	daemon.refuses = why
 	return len(daemon.orders)
+}
+
+// hostLacks has a host refuse a part from now on.
+func (daemon *daemon) hostLacks(host, why string) {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	daemon.lacks = map[string]string{host: why}
 }
 
 func (daemon *daemon) told() []string {

@@ -50,6 +50,8 @@ type host struct {
 	asked map[string]uint64
 	// orders are the newest ones to give parts in VMs to other hosts.
 	orders map[string]told
+	// refusals are of hosts that were to have parts in VMs.
+	refusals map[string]refusedBy
 	// led are the VMs whose groups this host leads, as its daemon said last.
 	led map[string]bool
 }
@@ -84,6 +86,7 @@ func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Res
 		return ctrl.Result{}, nil
 	}
 	forget(object)
+	host.counts(NameOnHosts(object), "", nil)
 	return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		if !has(status.Gone, host.name) {
 			status.Gone = append(status.Gone, host.name)
@@ -157,6 +160,7 @@ func (host *host) servedLast(object v1alpha1.Protected, here control.VM) bool {
 func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
 	if !host.speaks(object, here) {
 		forget(object)
+		host.counts(here.Name, "", nil)
 		return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 			status.Gone = without(status.Gone, host.name)
 			if host.servedLast(object, here) {
@@ -177,6 +181,7 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		host.followGroup(here, stays, status)
 		shrink(object.Asked().Strength, here, status)
+		host.tellRefusal(object, here, status)
 		host.tell(object, here, asAsked, status)
 	})
 	if err != nil {

@@ -51,7 +51,9 @@ func (host *host) move(ctx context.Context, object v1alpha1.Protected, here cont
 	}
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	if err := host.order(ctx, here.Name, *moving); err != nil {
+	err := host.order(ctx, here.Name, *moving)
+	host.counts(here.Name, moving.To, err)
+	if err != nil {
 		refused := fmt.Sprintf("its %s does not go from host '%s' to host '%s': %v", partWords[moving.Part], moving.From, moving.To, err)
 		host.setTold(here.Name, told{*moving, refused, time.Now().Add(later)})
 		return here, refused, later
@@ -122,6 +124,8 @@ func (host *host) stays(ctx context.Context, object v1alpha1.Protected, here con
 		return err == nil
 	case Drained:
 		return err == nil && !node.Spec.Unschedulable
+	case Refused:
+		return here.Standby == moving.From
 	case Empty:
 		return !has(object.Seen().Gone, moving.From)
 	}

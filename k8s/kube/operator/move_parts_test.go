@@ -111,7 +111,7 @@ func TestAPodAsksForItsHosts(t *testing.T) {
 		{vm, map[string]string{"a": Lost}, []string{"d"}, "b"}, {program, map[string]string{"b": Lost}, []string{"d"}, "d"},
 	} {
 		wish := view{away: one.away, free: one.free}.wish(one.object, 1)
-		if got := strings.Join(wishOf(pod(one.object, 1, 2, wish, "")), " "); got != one.want {
+		if got := strings.Join(wishOf(pod(one.object, 1, 2, wish, nil, "")), " "); got != one.want {
 			t.Errorf("%v, free %v: %s", one.away, one.free, got)
 		}
 	}
@@ -119,7 +119,7 @@ func TestAPodAsksForItsHosts(t *testing.T) {
 	if wish := (view{free: []string{"e"}}).wish(vm, 1); strings.Join(wish, " ") != "d" {
 		t.Errorf("it moves to host d, and its Pod asks for %v", wish)
 	}
-	if wish := wishOf(pod(vm, 1, 2, nil, "")); wish != nil {
+	if wish := wishOf(pod(vm, 1, 2, nil, nil, "")); wish != nil {
 		t.Errorf("it may go anywhere, and asks for %v", wish)
 	}
 }

@@ -72,6 +72,12 @@ func (stage *stage) pod(name string) (*v1.Pod, error) {
 func (stage *stage) bind(name, node string) {
 	stage.Helper()
 	stage.asks(name, node)
+	stage.goes(name, node)
+}
+
+// goes binds a Pod to one of the nodes that it asks for.
+func (stage *stage) goes(name, node string) {
+	stage.Helper()
 	pod, err := stage.pod(name)
 	if err != nil {
 		stage.Fatal(err)

@@ -107,12 +107,13 @@ func Run(ctx context.Context, config *rest.Config, options Options) error {
 func beElected(manager ctrl.Manager, options Options) error {
 	placer := &placer{
 		Client: manager.GetClient(), live: manager.GetAPIReader(), events: manager.GetEventRecorderFor(Name), image: options.Image,
-		patience: &patience{after: options.LostAfter, since: map[string]time.Time{}},
+		patience: &patience{after: options.LostAfter, since: map[string]time.Time{}}, refusals: newRefusals(),
 	}
 	// A host that came or went, for Kubernetes or for another host, or that may have copies now; not each of its beats.
 	turned := predicate.Funcs{UpdateFunc: func(update event.UpdateEvent) bool {
 		before, now := update.ObjectOld.(*v1alpha1.DunlinHost), update.ObjectNew.(*v1alpha1.DunlinHost)
-		return isHeard(before) != isHeard(now) || before.Generation != now.Generation || !slices.Equal(before.Status.Links, now.Status.Links)
+		return isHeard(before) != isHeard(now) || before.Generation != now.Generation || !slices.Equal(before.Status.Links, now.Status.Links) ||
+			before.Status.KVM != now.Status.KVM || !slices.Equal(before.Status.Data, now.Status.Data)
 	}}
 	for _, kind := range kinds {
 		err := ctrl.NewControllerManagedBy(manager).Named("place-"+kind.word).For(kind.empty()).Owns(&v1.Pod{}).

@@ -91,14 +91,17 @@ func TestAFileSaysWhatTheObjectSays(t *testing.T) {
 	}
 }
 
-// A standby may be named while the VM runs, so that a VM without one says as well how long it waits.
+// A standby may be named while it runs, so that what has none says as well how long it waits, a VM or a program.
 func TestAFileSaysWhenTheStandbyGetsAPart(t *testing.T) {
 	for seconds, want := range map[int64]string{0: "", 7: "7s", 86400: "86400s"} {
-		for _, vm := range []*v1alpha1.ProtectedVM{shop(), withStandby()} {
-			vm.Spec.StandbyAfterSeconds = seconds
-			written, err := limits.File(vm)
+		alone, with, program, withProgram := shop(), withStandby(), sessions(), sessions()
+		alone.Spec.StandbyAfterSeconds, with.Spec.StandbyAfterSeconds = seconds, seconds
+		program.Spec.StandbyAfterSeconds, withProgram.Spec.StandbyAfterSeconds = seconds, seconds
+		withProgram.Status.Placement = with.Status.Placement.DeepCopy()
+		for _, object := range []v1alpha1.Protected{alone, with, program, withProgram} {
+			written, err := limits.File(object)
 			var read file
-			if _, wrong := toml.Decode(written, &read); err != nil || wrong != nil || read.StandbyAfter != want || read.Standby != vm.Status.Placement.Standby {
+			if _, wrong := toml.Decode(written, &read); err != nil || wrong != nil || read.StandbyAfter != want || read.Standby != object.Seen().Placement.Standby {
 				t.Errorf("%d s: %v, %v: %s", seconds, err, wrong, written)
 			}
 		}

@@ -34,6 +34,8 @@ type placer struct {
 	image  string
 	// patience is with hosts that are silent.
 	patience *patience
+	// refusals are of hosts that did not take a part.
+	refusals *refusals
 }
 
 func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
@@ -55,6 +57,9 @@ func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl
 	seen, err := placer.see(ctx, object, pods, hosts)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if changed, err := placer.heed(ctx, object, &seen); changed || err != nil {
+		return ctrl.Result{RequeueAfter: seen.again}, err
 	}
 	pods, missing, err := placer.complete(ctx, object, pods, seen)
 	switch {
@@ -129,7 +134,11 @@ func (placer *placer) choose(ctx context.Context, object v1alpha1.Protected, pod
 		nodes = append(nodes, pod.Spec.NodeName)
 	}
 	if len(waiting) > 0 {
-		return nil, fmt.Sprintf("no node yet for Pod %s: 'kubectl describe pod' says why", strings.Join(waiting, ", "))
+		why := fmt.Sprintf("no node yet for Pod %s: 'kubectl describe pod' says why", strings.Join(waiting, ", "))
+		if few := tooFew(object, hosts); few != "" {
+			why += "; " + few
+		}
+		return nil, why
 	}
 	placement := &v1alpha1.Placement{Members: nodes, Strength: object.Asked().Strength, Storage: object.Asked().Storage}
 	if len(nodes) == 1 {
@@ -286,6 +295,7 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 		}
 	}
 	placer.patience.forget(emptiness(object))
+	placer.refusals.forget(object)
 	before := copyOf(object)
 	controllerutil.RemoveFinalizer(object, kind.finalizer)
 	return client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))

@@ -29,7 +29,8 @@ const (
 //
 // A task's Pods are placed by agreement: anywhere before the VM or the program has its hosts, and afterwards, where one is lost and made anew, on one of those that
 // are wished: the copy's own host, or others where it could go.
-func pod(object v1alpha1.Protected, number, strength int, wish []string, image string) *v1.Pod {
+// A copy that is not there yet needs more than room, and its Pod says what.
+func pod(object v1alpha1.Protected, number, strength int, wish []string, needs *v1alpha1.Needs, image string) *v1.Pod {
 	kind := kindOf(object)
 	labels := map[string]string{
 		kind.label: object.GetName(), NumberLabel: strconv.Itoa(number),
@@ -65,6 +66,9 @@ func pod(object v1alpha1.Protected, number, strength int, wish []string, image s
 				},
 			}},
 		},
+	}
+	if needs != nil {
+		made.Annotations = map[string]string{v1alpha1.NeedsAnnotation: needs.String()}
 	}
 	if len(wish) > 0 {
 		made.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{}}}
@@ -188,7 +192,7 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 			// There is no other host, and [host.carryOut] says so.
 			continue
 		}
-		made, missing, err := placer.make(ctx, object, number, wish)
+		made, missing, err := placer.make(ctx, object, number, wish, seen.hosts)
 		if err != nil || missing != "" {
 			return nil, missing, err
 		}
@@ -213,6 +217,9 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 		return seen.away[on] != Lost && seen.away[on] != Deleted
 	case on == "":
 		return slices.Equal(wishOf(pod), wish)
+	case !has(wish, on) && !has(object.Seen().Hosts(), on) && placer.refusals.lately(object, on):
+		// It stands where the part is refused, and another host is to be asked.
+		return false
 	case !has(wish, on) && (seen.away[home] != "" || seen.seeksStandby(object, number)) && !has(object.Seen().Hosts(), on) && !seen.keepsPod(object, home):
 		// A host that could have the copy, and is not heard just now.
 		lost, _ := placer.patience.lasts("host "+on, isSilent(on, seen.hosts))
@@ -222,8 +229,8 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 }
 
 // make makes a copy's Pod, or says why it cannot be made.
-func (placer *placer) make(ctx context.Context, object v1alpha1.Protected, number int, wish []string) (*v1.Pod, string, error) {
-	made := pod(object, number, strengthOf(object), wish, placer.image)
+func (placer *placer) make(ctx context.Context, object v1alpha1.Protected, number int, wish []string, hosts map[string]*v1alpha1.DunlinHost) (*v1.Pod, string, error) {
+	made := pod(object, number, strengthOf(object), wish, needsAt(object, number, wish, hosts), placer.image)
 	err := placer.Create(ctx, made)
 	if apierrors.IsAlreadyExists(err) {
 		there := &v1.Pod{}

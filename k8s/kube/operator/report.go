@@ -83,6 +83,10 @@ func (report *report) compose(ctx context.Context, object *v1alpha1.DunlinHost) 
 		status.VMs = append(status.VMs, vm)
 	}
 	sort.Slice(status.VMs, func(i, j int) bool { return status.VMs[i].VM < status.VMs[j].VM })
+	// What they are not known to have they are not placed for.
+	if all, err := programs.all(ctx, report.api); err == nil {
+		status.Data = dataThere(all, report.images)
+	}
 	is, why, words := metav1.ConditionTrue, "DaemonAnswers", "its daemon answers"
 	host, err := report.daemon.Status(ctx)
 	switch {

@@ -104,6 +104,7 @@ func (host *host) nameStandby(ctx context.Context, object v1alpha1.Protected, he
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
 	err := host.daemon.Standby(ctx, here.Name, want)
+	host.counts(here.Name, want, err)
 	switch {
 	case err == nil && want == "":
 		host.events.Eventf(object, v1.EventTypeNormal, "NoStandby", "its strength is 2: host %s is its standby no more", here.Standby)

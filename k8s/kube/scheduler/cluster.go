@@ -41,12 +41,17 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
-	limits, err := cluster.limits(ctx)
+	hosts, err := cluster.hostsNow(ctx)
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
-	nodes, whole := cluster.look(limits)
-	seen := allocation.Cluster{Nodes: nodes}
+	cluster.see(hosts)
+	nodes, whole := cluster.look(hosts)
+	seen := allocation.Cluster{Nodes: nodes, Unfit: map[string]map[string]string{}}
+	unfit := unfit{hosts: hosts, known: map[string]map[string]string{}}
+	for _, node := range nodes {
+		unfit.nodes = append(unfit.nodes, node.Name)
+	}
 	quotas, err := cluster.readQuotas(ctx)
 	if err != nil {
 		return allocation.Cluster{}, err
@@ -69,13 +74,16 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 		if known := claimOf(pod); pod.Spec.NodeName != "" && known.node == pod.Spec.NodeName {
 			seen.Bound = append(seen.Bound, allocation.Binding{Task: of.task, Copy: of.copy, Node: known.node, Ticket: known.ticket})
 		}
-		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && names(pod) {
-			seen.Wishes = append(seen.Wishes, allocation.Wish{Task: of.task, Copy: of.copy, Nodes: cluster.wished(pod)})
+		if wish := cluster.wishOf(pod, of, unfit); wish != nil {
+			seen.Wishes = append(seen.Wishes, *wish)
 		}
 	}
 	for name, task := range tasks {
 		if task.wanted() {
 			namespace, _ := split(name)
+			if task.needs != "" {
+				seen.Unfit[name] = unfit.of(task.needs, task.strength)
+			}
 			seen.Tasks = append(seen.Tasks, allocation.Task{Name: name, Application: namespace, Strength: task.strength, Demand: task.demand})
 		}
 	}
@@ -136,8 +144,10 @@ type task struct {
 	strength int
 	copies   map[int]bool
 	demand   allocation.Resources
-	placed   bool
-	unlike   bool
+	// needs are what its copies need beside that, as one of its Pods says; nothing if they say nothing. What becomes of a lost copy its own new Pod says.
+	needs  string
+	placed bool
+	unlike bool
 }
 
 func (task *task) add(pod *v1.Pod, of copyOf) {
@@ -152,6 +162,9 @@ func (task *task) add(pod *v1.Pod, of copyOf) {
 	if pod.DeletionTimestamp == nil {
 		task.copies[of.copy] = true
 		task.placed = task.placed || pod.Spec.NodeName != ""
+		if needs := pod.Annotations[v1alpha1.NeedsAnnotation]; needs != "" {
+			task.needs = needs
+		}
 	}
 }
 
@@ -162,15 +175,18 @@ func (task *task) wanted() bool {
 
 // look returns the nodes that are alive, and what copies may take there: what ordinary Pods leave. The whole is what copies might take if there were none of
 // those: it does not change whenever one comes or goes, so that what a namespace without a quota may have does not either.
-func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) (nodes []allocation.Node, whole allocation.Resources) {
+func (cluster cluster) look(hosts map[string]*v1alpha1.DunlinHost) (nodes []allocation.Node, whole allocation.Resources) {
 	for _, object := range cluster.nodes.List() {
 		node, ok := object.(*v1.Node)
 		if !ok || ready(node) == v1.ConditionUnknown {
 			continue
 		}
-		limit := limits[node.Name]
+		var limit v1alpha1.DunlinHostSpec
+		if host := hosts[node.Name]; host != nil {
+			limit = host.Spec
+		}
 		all := amounts(node.Status.Allocatable, false)
-		room := all
+		room, alone := all, allocation.Resources{}
 		pods, err := cluster.pods.ByIndex(byNode, node.Name)
 		if err != nil {
 			continue
@@ -178,9 +194,13 @@ func (cluster cluster) look(limits map[string]v1alpha1.DunlinHostSpec) (nodes []
 		for _, object := range pods {
 			if pod, ok := object.(*v1.Pod); ok && !isCopy(pod) && !hasEnded(pod) {
 				room = room.Minus(demand(pod))
+				if isOfDunlin(pod) {
+					alone = alone.Plus(demand(pod))
+				}
 			}
 		}
-		room, all = within(room, limit), within(all, limit)
+		// A copy with R = 1 takes of what copies may take, too.
+		room, all = room.Within(within(all, limit).Minus(alone)), within(all, limit)
 		if ready(node) != v1.ConditionTrue || node.Spec.Unschedulable || keepsOut(node) || limit.Copies != nil && !*limit.Copies {
 			// What is there stays; nothing comes.
 			room, all = allocation.Resources{}, allocation.Resources{}

@@ -39,13 +39,19 @@ type cluster struct {
 
 func begin(t *testing.T, nodes int) *cluster {
 	cluster := beginWithoutSchedulers(t, nodes)
-	cluster.hosts.Start(t)
-	cluster.log = lab.BeginLog(t, cluster.hosts)
+	cluster.start()
+	return cluster
+}
+
+// start starts the daemons and the schedulers.
+func (cluster *cluster) start() {
+	cluster.t.Helper()
+	cluster.hosts.Start(cluster.t)
+	cluster.log = lab.BeginLog(cluster.t, cluster.hosts)
 	for _, name := range cluster.hosts.Names {
 		cluster.scheduler(name)
 	}
 	cluster.leader()
-	return cluster
 }
 
 func beginWithoutSchedulers(t *testing.T, nodes int) *cluster {

@@ -110,6 +110,7 @@ type Plugin struct {
 	// statuses are those of the ReplicaQuotas that there are, by their namespaces.
 	statuses map[string]v1alpha1.ReplicaQuotaStatus
 	singles  singles
+	fitness  fitness
 	// offered is the newest word of what namespaces are offered.
 	offered chan map[string]allocation.Offer
 }
@@ -137,6 +138,7 @@ var (
 	_ framework.PreEnqueuePlugin  = &Plugin{}
 	_ framework.EnqueueExtensions = &Plugin{}
 	_ framework.PreFilterPlugin   = &Plugin{}
+	_ framework.FilterPlugin      = &Plugin{}
 	_ framework.PostFilterPlugin  = &Plugin{}
 	_ framework.ReservePlugin     = &Plugin{}
 	_ framework.PreBindPlugin     = &Plugin{}
@@ -160,7 +162,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 		handle: handle, claims: claims{handle.ClientSet()}, hosts: resources.Resource(v1alpha1.Version.WithResource("dunlinhosts")),
 		quotas: resources.Resource(v1alpha1.Version.WithResource("replicaquotas")), offered: make(chan map[string]allocation.Offer, 1),
 		pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
-		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{}, singles: newSingles(),
+		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{}, singles: newSingles(), fitness: newFitness(),
 		say: func(line string) { fmt.Printf("controller %s: %s\n", arguments.Controller, line) },
 	}
 	if err := pods.AddIndexers(cache.Indexers{byTask: taskOf, byNode: nodeOf, byNamespace: cache.MetaNamespaceIndexFunc}); err != nil {
@@ -360,6 +362,10 @@ func (plugin *Plugin) PreFilter(_ context.Context, _ fwk.CycleState, pod *v1.Pod
 		if err := plugin.singles.mayCome(pod); err != nil {
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 		}
+		if isOfDunlin(pod) {
+			plugin.fitness.wait(pod)
+			return nil, nil
+		}
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	if _, err := readCopy(pod); err != nil {
@@ -415,26 +421,28 @@ func (plugin *Plugin) Unreserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod
 
 // PreBindPreFlight says whether PreBind has something to do.
 func (plugin *Plugin) PreBindPreFlight(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) *fwk.Status {
-	if !isCopy(pod) {
+	if !isOfDunlin(pod) {
 		return fwk.NewStatus(fwk.Skip)
 	}
 	return nil
 }
 
-// PreBind claims the node, and waits until all copies of the task have claimed theirs (invariant 2). Permit would be the name for it; but what it
+// PreBind looks at the node's DunlinHost once more, claims the node, and waits until all copies of the task have claimed theirs (invariant 2). Permit would be the name for it; but what it
 // calls is not for the scheduling cycle, in which all other Pods wait.
-func (plugin *Plugin) PreBind(ctx context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) *fwk.Status {
+func (plugin *Plugin) PreBind(ctx context.Context, _ fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
 	// It may be asked whatever PreBindPreFlight says.
 	if !isCopy(pod) {
-		return nil
+		return plugin.mayGo(ctx, pod, node)
 	}
 	attempt := plugin.attemptFor(pod)
 	if attempt == nil {
 		return fwk.NewStatus(fwk.Unschedulable, waitsForPlace)
 	}
-	own, err := plugin.claims.claim(ctx, pod, attempt.claim())
+	err := plugin.stillFits(ctx, pod, attempt.bind.Node)
 	if err == nil {
-		attempt.own = own
+		attempt.own, err = plugin.claims.claim(ctx, pod, attempt.claim())
+	}
+	if err == nil {
 		err = plugin.untilAllHaveClaimed(ctx, attempt)
 	}
 	if err != nil {

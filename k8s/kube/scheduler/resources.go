@@ -16,19 +16,19 @@ import (
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
-// limits are what each DunlinHost says that copies may take; a node without one gives all that it has. There are none where nobody has made the
-// resource known.
-func (cluster cluster) limits(ctx context.Context) (map[string]v1alpha1.DunlinHostSpec, error) {
-	limits := map[string]v1alpha1.DunlinHostSpec{}
-	err := each(ctx, cluster.hosts, func(object unstructured.Unstructured) error {
-		var host v1alpha1.DunlinHost
-		err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &host)
-		limits[host.Name] = host.Spec
+// runtimeObject calls with what an object is.
+func runtimeObject[Kind any](call func(*Kind)) func(unstructured.Unstructured) error {
+	return func(object unstructured.Unstructured) error {
+		one := new(Kind)
+		err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, one)
+		if err == nil {
+			call(one)
+		}
 		return err
-	})
-	return limits, err
+	}
 }
 
+// within is what a DunlinHost says that copies may take of a node; one without one gives all that it has.
 func within(room allocation.Resources, limit v1alpha1.DunlinHostSpec) allocation.Resources {
 	if limit.MemoryMiB != nil {
 		room.MemoryMiB = min(room.MemoryMiB, *limit.MemoryMiB)

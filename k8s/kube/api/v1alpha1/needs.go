@@ -23,6 +23,8 @@ const (
 )
 
 // Needs are what a copy needs of its node's DunlinHost. Nothing at all is that the host is heard, and takes copies.
+//
+// +kubebuilder:object:generate=false
 type Needs struct {
 	// KVM is one of the words above; nothing if the copy runs in the same way with and without.
 	KVM string `json:"kvm,omitempty"`

@@ -58,6 +58,8 @@ type ProtectedStatus struct {
 	Placement *Placement `json:"placement,omitempty"`
 	// Moving is a part that is being given to another host.
 	Moving *Moving `json:"moving,omitempty"`
+	// Refusal is of a host that is to have a part, or to be the standby, and does not take it.
+	Refusal *Refusal `json:"refusal,omitempty"`
 	// Started is when it was first seen on its hosts.
 	Started *metav1.Time `json:"started,omitempty"`
 	// Term is the reign of the primary that said this: who led in an earlier one says nothing any more.
@@ -88,8 +90,15 @@ type Moving struct {
 	Part string `json:"part"`
 	From string `json:"from"`
 	To   string `json:"to"`
-	// Why is what has become of the host that had it: "Lost", "Deleted", "Empty" or "Drained".
+	// Why is what has become of the host that had it: "Lost", "Deleted", "Empty", "Drained" or "Refused".
 	Why string `json:"why"`
+}
+
+// Refusal is a host's word that it does not take a part: an image is not there, for example. The operator on the host that leads the group writes it, and the elected
+// one has another host be asked, if there is one.
+type Refusal struct {
+	Host string `json:"host"`
+	Why  string `json:"why"`
 }
 
 // Hosts are all that have a part in it: its group.
