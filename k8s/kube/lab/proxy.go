@@ -20,6 +20,7 @@ type Proxy struct {
 	mutex   sync.Mutex
 	changed *sync.Cond
 	held    func(*http.Request) bool
+	reads   func(*http.Request) bool
 	waiting int
 	done    []Request
 }
@@ -59,6 +60,7 @@ func (plane *Plane) BeginProxy(t testing.TB) *Proxy {
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() {
 		proxy.Hold(nil)
+		proxy.HoldReads(nil)
 		server.Close()
 	})
 	return proxy
@@ -69,6 +71,14 @@ func (proxy *Proxy) Hold(held func(*http.Request) bool) {
 	proxy.mutex.Lock()
 	defer proxy.mutex.Unlock()
 	proxy.held = held
+	proxy.changed.Broadcast()
+}
+
+// HoldReads is the same for what is read; [Proxy.Hold] is of writes.
+func (proxy *Proxy) HoldReads(held func(*http.Request) bool) {
+	proxy.mutex.Lock()
+	defer proxy.mutex.Unlock()
+	proxy.reads = held
 	proxy.changed.Broadcast()
 }
 
@@ -89,6 +99,13 @@ func (proxy *Proxy) Done() []Request {
 // ServeHTTP passes a request on.
 func (proxy *Proxy) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 	if in.Method == http.MethodGet {
+		proxy.mutex.Lock()
+		for proxy.reads != nil && proxy.reads(in) {
+			proxy.waiting++
+			proxy.changed.Wait()
+			proxy.waiting--
+		}
+		proxy.mutex.Unlock()
 		proxy.forward.ServeHTTP(out, in)
 		return
 	}

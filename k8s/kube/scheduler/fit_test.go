@@ -131,7 +131,7 @@ func TestACopyDoesNotGoToAHostThatHasFallenSilent(t *testing.T) {
 	}
 	cluster.start()
 	for _, proxy := range cluster.proxies {
-		proxy.Hold(func(request *http.Request) bool { return strings.HasSuffix(request.URL.Path, "/dunlinhosts/n0") })
+		proxy.HoldReads(func(request *http.Request) bool { return strings.HasSuffix(request.URL.Path, "/dunlinhosts/n0") })
 	}
 	for number := range 2 {
 		cluster.create(needy(lab.Copy("shop", number, 2, "1", "512Mi"), v1alpha1.Needs{}))
@@ -146,7 +146,7 @@ func TestACopyDoesNotGoToAHostThatHasFallenSilent(t *testing.T) {
 	})
 	cluster.host("n0", "Unknown", withoutKVM)
 	for _, proxy := range cluster.proxies {
-		proxy.Hold(nil)
+		proxy.HoldReads(nil)
 	}
 	cluster.settled()
 	cluster.on("shop", 2, "n1 n2")
@@ -159,6 +159,16 @@ func TestAnUnprotectedCopyGoesWhereItCanRun(t *testing.T) {
 	cluster.plane.Install(t)
 	cluster.host("n0", "True", v1alpha1.DunlinHostStatus{DiskFreeMiB: 100})
 	cluster.host("n1", "True", v1alpha1.DunlinHostStatus{DiskFreeMiB: 1000})
+	client, err := dynamic.NewForConfig(cluster.plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"n0", "n1"} {
+		patch := []byte(`{"spec":{"memoryMiB":700}}`)
+		if _, err := client.Resource(v1alpha1.Version.WithResource("dunlinhosts")).Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	cluster.start()
 	data := v1alpha1.Needs{Data: "/images/default/one", DataMiB: 500}
 	cluster.create(needy(lab.Pod("one", "100m", "64Mi"), data))
@@ -179,16 +189,6 @@ func TestAnUnprotectedCopyGoesWhereItCanRun(t *testing.T) {
 	cluster.host("n0", "True", v1alpha1.DunlinHostStatus{DiskFreeMiB: 100, Data: []string{"/images/default/two"}})
 	cluster.until("it is where its data are", func() error { return isOn(cluster.pod("two"), "n0") })
 
-	client, err := dynamic.NewForConfig(cluster.plane.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"n0", "n1"} {
-		patch := []byte(`{"spec":{"memoryMiB":700}}`)
-		if _, err := client.Resource(v1alpha1.Version.WithResource("dunlinhosts")).Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
 	for at, name := range []string{"three", "four", "five"} {
 		cluster.create(needy(lab.Pod(name, "100m", "512Mi"), v1alpha1.Needs{}))
 		if at < 2 {

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -105,8 +106,10 @@ type Plugin struct {
 	// gated are ordinary Pods that wait for this controller to lead; the API server bounds them, and a Pod that is gone is taken out.
 	gated map[types.UID]*v1.Pod
 	leads bool
-	// told is why each task waits, as was said last; only the controller's loop uses it.
-	told map[string]string
+	// told is why its task waits, by the Pod that it was said on; only the controller's loop uses it.
+	told map[types.UID]string
+	// toldOf is what was told of last, and how many changes of copies' Pods there had been: without news there is nothing to tell.
+	toldOf waitsAt
 	// statuses are those of the ReplicaQuotas that there are, by their namespaces.
 	statuses map[string]v1alpha1.ReplicaQuotaStatus
 	singles  singles
@@ -162,7 +165,7 @@ func New(ctx context.Context, object runtime.Object, handle framework.Handle) (f
 		handle: handle, claims: claims{handle.ClientSet()}, hosts: resources.Resource(v1alpha1.Version.WithResource("dunlinhosts")),
 		quotas: resources.Resource(v1alpha1.Version.WithResource("replicaquotas")), offered: make(chan map[string]allocation.Offer, 1),
 		pods: pods.GetIndexer(), nodes: nodes.GetIndexer(), news: make(chan struct{}),
-		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[string]string{}, singles: newSingles(), fitness: newFitness(),
+		wanted: map[types.UID]*attempt{}, gated: map[types.UID]*v1.Pod{}, told: map[types.UID]string{}, singles: newSingles(), fitness: newFitness(),
 		say: func(line string) { fmt.Printf("controller %s: %s\n", arguments.Controller, line) },
 	}
 	if err := pods.AddIndexers(cache.Indexers{byTask: taskOf, byNode: nodeOf, byNamespace: cache.MetaNamespaceIndexFunc}); err != nil {
@@ -278,20 +281,34 @@ func (plugin *Plugin) lead(leads bool) {
 	plugin.openGate()
 }
 
-// tellWaits says on a task's Pods why it waits, when that has changed.
+// waitsAt is why tasks wait, as it was after so many changes of copies' Pods.
+type waitsAt struct {
+	waits       map[string]error
+	copyChanges uint64
+}
+
+// same says whether it is the very same: each plan makes another map.
+func (at waitsAt) same(other waitsAt) bool {
+	return at.copyChanges == other.copyChanges && reflect.ValueOf(at.waits).Pointer() == reflect.ValueOf(other.waits).Pointer()
+}
+
+// tellWaits says on a task's Pods why it waits, when that has changed, and on those that are new.
 func (plugin *Plugin) tellWaits(waits map[string]error) {
-	for task := range plugin.told {
-		if waits[task] == nil {
-			delete(plugin.told, task)
-		}
+	plugin.mutex.Lock()
+	now := waitsAt{waits, plugin.copyChanges}
+	plugin.mutex.Unlock()
+	if now.same(plugin.toldOf) {
+		return
 	}
+	before := plugin.told
+	plugin.toldOf = now
+	plugin.told = map[types.UID]string{}
 	for task, why := range waits {
-		if plugin.told[task] == why.Error() {
-			continue
-		}
-		plugin.told[task] = why.Error()
 		for _, pod := range plugin.known(task) {
-			if pod.Spec.NodeName == "" {
+			if pod.Spec.NodeName != "" {
+				continue
+			}
+			if plugin.told[pod.UID] = why.Error(); before[pod.UID] != why.Error() {
 				plugin.handle.EventRecorder().Eventf(pod, nil, v1.EventTypeWarning, "WaitsForPlaces", "Scheduling", "the task waits: %s", why.Error())
 			}
 		}
