@@ -78,8 +78,6 @@ func (placer *placer) candidates(ctx context.Context, object v1alpha1.Protected,
 	}
 	if len(found.free) == 0 {
 		found.free = refused
-	} else {
-		found.others = append(found.others, refused...)
 	}
 	sort.Strings(found.free)
 	sort.Strings(found.others)

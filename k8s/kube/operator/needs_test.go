@@ -134,7 +134,7 @@ func TestCandidatesCouldHaveACopy(t *testing.T) {
 	}
 	placer.refusals.note(vm, "e")
 	placer.refusals.note(vm, "f")
-	if found := look(); strings.Join(found.free, "") != "g" || strings.Join(found.others, "") != "def" {
+	if found := look(); strings.Join(found.free, "") != "g" || strings.Join(found.others, "") != "d" {
 		t.Errorf("%+v", found)
 	}
 	placer.refusals.note(vm, "g")

@@ -61,7 +61,7 @@ func (plugin *Plugin) see(hosts map[string]*v1alpha1.DunlinHost) {
 		now, ok := object.(*v1.Pod)
 		if err == nil && (!there || !ok || now.UID != uid || now.Spec.NodeName != "") {
 			delete(fitness.singles, uid)
-		} else if fit := fitness.fitFor(known.pod); fit != known.fit {
+		} else if fit := plugin.fitFor(known.pod); fit != known.fit {
 			open[string(uid)] = known.pod
 		}
 	}
@@ -71,28 +71,42 @@ func (plugin *Plugin) see(hosts map[string]*v1alpha1.DunlinHost) {
 	}
 }
 
-// fitFor are the hosts that lack nothing for a Pod, in one word. The mutex is held.
-func (fitness *fitness) fitFor(pod *v1.Pod) string {
+// fitFor are the hosts that lack nothing for a Pod, and what each has left for copies, if it bounds that, in one word. The mutex is held.
+func (plugin *Plugin) fitFor(pod *v1.Pod) string {
 	needs, _ := v1alpha1.ReadNeeds(pod.Annotations)
 	var fit []string
-	for name, host := range fitness.hosts {
-		if needs.Lacks(host) == "" {
-			memory := ""
-			if host.Spec.MemoryMiB != nil {
-				memory = fmt.Sprint(*host.Spec.MemoryMiB)
-			}
-			fit = append(fit, name+" "+memory)
+	for name, host := range plugin.fitness.hosts {
+		if needs.Lacks(host) != "" {
+			continue
 		}
+		if most := host.Spec.MemoryMiB; most != nil {
+			name = fmt.Sprintf("%s with %d MiB", name, *most-plugin.copiesOn(name).MemoryMiB)
+		}
+		fit = append(fit, name)
 	}
 	sort.Strings(fit)
 	return strings.Join(fit, ", ")
 }
 
+// copiesOn is what copies have of a node, as the informer has them.
+func (plugin *Plugin) copiesOn(node string) (taken allocation.Resources) {
+	objects, err := plugin.pods.ByIndex(byNode, node)
+	if err != nil {
+		return taken
+	}
+	for _, object := range objects {
+		if pod, ok := object.(*v1.Pod); ok && isOfDunlin(pod) && !hasEnded(pod) {
+			taken = taken.Plus(demand(pod))
+		}
+	}
+	return taken
+}
+
 // wait notes a Pod with R = 1 that is looked at.
-func (fitness *fitness) wait(pod *v1.Pod) {
-	fitness.mutex.Lock()
-	defer fitness.mutex.Unlock()
-	fitness.singles[pod.UID] = single{pod, fitness.fitFor(pod)}
+func (plugin *Plugin) wait(pod *v1.Pod) {
+	plugin.fitness.mutex.Lock()
+	defer plugin.fitness.mutex.Unlock()
+	plugin.fitness.singles[pod.UID] = single{pod, plugin.fitFor(pod)}
 }
 
 // Filter keeps a VM's or a program's one copy from nodes that cannot run it. Of copies with R > 1 the controllers agree on nodes that can.

@@ -207,4 +207,6 @@ func TestAnUnprotectedCopyGoesWhereItCanRun(t *testing.T) {
 	cluster.create(needy(lab.Copy("task", 0, 2, "100m", "512Mi"), v1alpha1.Needs{}))
 	cluster.create(needy(lab.Copy("task", 1, 2, "100m", "512Mi"), v1alpha1.Needs{}))
 	cluster.event("task-0", "have room for 100m CPU, 512 MiB memory, 0 MiB disk; not on n2: it has no DunlinHost")
+	cluster.end("three")
+	cluster.until("it has what another one has left", func() error { return isBound(cluster.pod("five")) })
 }

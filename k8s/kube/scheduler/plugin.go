@@ -380,7 +380,7 @@ func (plugin *Plugin) PreFilter(_ context.Context, _ fwk.CycleState, pod *v1.Pod
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 		}
 		if isOfDunlin(pod) {
-			plugin.fitness.wait(pod)
+			plugin.wait(pod)
 			return nil, nil
 		}
 		return nil, fwk.NewStatus(fwk.Skip)
