@@ -17,7 +17,7 @@ pub(super) const FOLDER: &str = "ahead";
 /// Before the program stands still.
 pub(super) enum Prepared {
     /// Its memory has been read, and CRIU is held.
-    Ahead(Ahead, Held),
+    Ahead(Ahead, Box<Held>),
     /// It is to be taken whole, for that reason.
     Whole(String),
 }
@@ -76,7 +76,7 @@ impl std::fmt::Display for Stood {
 impl Prepared {
     pub(super) fn of(criu: &Criu, place: &Place, folder: &Path) -> Self {
         let ahead = place.go_ahead(&folder.join(FOLDER));
-        let prepared = ahead.and_then(|ahead| Ok(Self::Ahead(ahead, criu.hold(place, folder)?)));
+        let prepared = ahead.and_then(|ahead| Ok(Self::Ahead(ahead, Box::new(criu.hold(place, folder)?))));
         prepared.unwrap_or_else(|why| Self::Whole(why.to_string()))
     }
 
@@ -97,7 +97,7 @@ pub(super) fn dump(
     folder: &Path,
 ) -> Result<Dumped, GuardError> {
     let why = match prepared {
-        Prepared::Ahead(ahead, held) => match beside(&ahead, held, place) {
+        Prepared::Ahead(ahead, held) => match beside(&ahead, *held, place) {
             Ok((still, unchanged)) => {
                 return Ok(Dumped::Ahead {
                     still,
