@@ -343,6 +343,11 @@ func (host *host) end(ctx context.Context, object v1alpha1.Protected, here contr
 		return ctrl.Result{}, err
 	}
 	again := ctrl.Result{RequeueAfter: later}
+	if isLeftBehind(object, here, host.name) {
+		ctx, end := context.WithTimeout(ctx, longest)
+		defer end()
+		return again, host.daemon.Forget(ctx, here.Name)
+	}
 	if here.Leader != "" && !host.speaks(object, here) || here.Leader == "" && here.Role == "witness" {
 		return again, nil
 	}
@@ -368,6 +373,18 @@ func (host *host) end(ctx context.Context, object v1alpha1.Protected, here contr
 		})
 	}
 	return again, nil
+}
+
+// isLeftBehind says whether a deleted object's VM is on this host alone: it was away while the VM ended, and nobody is left who could tell it, or lead with it.
+func isLeftBehind(object v1alpha1.Protected, here control.VM, name string) bool {
+	status := object.Seen()
+	others := append(without(status.Hosts(), name), status.Standbys()...)
+	for _, peer := range here.Peers {
+		others = append(others, peer.Host)
+	}
+	return here.Leader == "" && status.Moving == nil && !slices.ContainsFunc(others, func(other string) bool {
+		return other != name && !has(status.Gone, other)
+	})
 }
 
 func (host *host) asks(here control.VM, now bool) bool {

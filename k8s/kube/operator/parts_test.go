@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 )
 
@@ -254,6 +255,36 @@ func TestADeletedObjectWaitsForAMajority(t *testing.T) {
 	alone.Status.Placement = &v1alpha1.Placement{Members: []string{"a"}, Strength: 1}
 	if holdUp(alone, nil) == "" {
 		t.Error("the only host has it still, and is not heard")
+	}
+}
+
+// What a host that was away has of a VM that has ended meanwhile is forgotten when all others have said that they have nothing, those too that its daemon knows, and
+// not before.
+func TestWhatIsLeftBehindIsForgotten(t *testing.T) {
+	for _, one := range []struct {
+		gone, peers, leader, standby string
+		moving                       *v1alpha1.Moving
+		is                           bool
+	}{
+		{gone: "bc", peers: "bc", is: true},
+		{gone: "bc", peers: "bd"}, {gone: "bcd", peers: "bd", is: true},
+		{gone: "b", peers: "bc"}, {gone: "", peers: "bc"},
+		{gone: "bc", peers: "bc", leader: "a"}, {gone: "bc", peers: "bc", leader: "b"},
+		{gone: "bc", peers: "bc", standby: "d"}, {gone: "bcd", peers: "bc", standby: "d", is: true},
+		{gone: "bc", peers: "bc", standby: "a", is: true},
+		{gone: "bcd", peers: "bc", moving: &v1alpha1.Moving{Part: "backup", From: "b", To: "d"}},
+	} {
+		vm, here := shop(), control.VM{Name: "shop", Role: "none", Leader: one.leader}
+		vm.Status.Placement.Standby, vm.Status.Moving = one.standby, one.moving
+		for _, name := range strings.Split(one.gone, "") {
+			vm.Status.Gone = append(vm.Status.Gone, name)
+		}
+		for _, name := range strings.Split(one.peers, "") {
+			here.Peers = append(here.Peers, control.Peer{Host: name})
+		}
+		if is := isLeftBehind(vm, here, "a"); is != one.is {
+			t.Errorf("%+v: %v", one, is)
+		}
 	}
 }
 
