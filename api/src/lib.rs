@@ -34,8 +34,8 @@ pub use report::{Facts, Found, Report};
 pub use request::{Request, Ticket};
 pub use state::{DiskRole, Mode, Role, State};
 pub use status::{
-    BadInput, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, Pauses, PausesOf,
-    PeerStatus, Progress, Reasons, SyncStatus, Verified, VerifyStatus, VmStatus, WaitStatus,
+    BadInput, CheckpointStatus, ComparedStatus, DiskFigures, FailoverStatus, HostStatus, JoinProblem, Pauses,
+    PausesOf, PeerStatus, Progress, Reasons, SyncStatus, Verified, VerifyStatus, VmStatus, WaitStatus,
 };
 
 /// The version of the addresses: `/api/v1/...`.

@@ -84,6 +84,9 @@ pub struct VmStatus {
     /// The host that takes a copy's host's part when that host stays away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<String>,
+    /// Backup: the checkpoint of the VM's memory that it makes on the standby's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointStatus>,
     /// The version of the protocol that all hosts of the group speak now; none while one of them is not linked.
     #[serde(default)]
     pub protocol: Option<u16>,
@@ -407,6 +410,25 @@ pub struct JoinProblem {
     pub times: u32,
     /// It goes by itself.
     pub passes: bool,
+}
+
+/// A checkpoint of a VM's memory on the standby's host, as the host that makes it sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CheckpointStatus {
+    /// The standby.
+    pub host: String,
+    /// When the last round was through, in milliseconds since 1970; none before the first.
+    pub at_ms: Option<u64>,
+    /// Rounds so far.
+    pub rounds: u64,
+    /// How much the VM's memory was in the last one.
+    pub memory_bytes: u64,
+    /// What the last one sent.
+    pub sent_bytes: u64,
+    /// What all of them sent.
+    pub sent_bytes_total: u64,
+    /// How long the last one took.
+    pub took_ms: u64,
 }
 
 /// Long work.

@@ -179,6 +179,10 @@ fn sync() -> Vec<Vec<u8>> {
             active: true,
             compare: Compare::Tree,
         },
+        SyncMessage::Holds {
+            pages: pages.clone(),
+            hashes: vec![7; pages.len()],
+        },
         SyncMessage::JoinReady,
         SyncMessage::Refused {
             why: "no memory".into(),

@@ -17,7 +17,7 @@ pub use host::{HostConfig, PageAt, Trust, file_with_keys};
 pub use hosts::{NAMES_STANDBY_SINCE, newest, readable_by};
 pub use machine::vm_spec;
 pub use program::ProgramSpec;
-pub use vm::{DiskReplication, VmConfig};
+pub use vm::{DiskReplication, Standby, VmConfig};
 
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ mod agreement;
 mod ask;
 mod backup;
 mod care;
+mod checkpoint;
 mod cold;
 mod connect;
 pub mod disks;
@@ -19,6 +20,7 @@ pub mod event;
 mod fault_at;
 mod frames;
 mod group;
+mod held_memory;
 mod holding;
 mod hosts;
 mod keeper;
@@ -42,6 +44,8 @@ mod watch;
 
 pub use ask::{command, converse};
 
+pub use checkpoint::receiver::receive as receive_checkpoint;
+
 pub use connect::{Connector, ask_host, open};
 
 pub use ending::lets_not_go;
@@ -50,6 +54,7 @@ pub use error::StartError;
 pub use fault_at::{Asked, FaultAt, Line, NoSuchFault};
 
 pub use group::{AGAIN, BUSY};
+pub use held_memory::HeldMemory;
 pub use holding::Holding;
 pub use program::PRINTED;
 pub use program::told::Visited;
@@ -57,6 +62,7 @@ pub use program::told::Visited;
 pub use shared::{Ended, FILE, Host, NEWCOMER};
 
 use crate::config::VmConfig;
+use checkpoint::Feeder;
 use dunlin_api::VmStatus;
 use event::{LoopEvent, LoopSender};
 use shared::Shared;
@@ -160,6 +166,7 @@ impl VmHandle {
         // Copied: the loop must not wait while medians are made.
         let recent = self.shared.recent_syncs.lock().clone();
         status.sync.median = status::median(&recent);
+        status.checkpoint = self.shared.feeder.lock().as_ref().map(Feeder::status);
         status
     }
 

@@ -25,6 +25,7 @@ mod order;
 pub mod paired;
 mod plot;
 mod report;
+pub mod standby;
 mod standing;
 mod syscalls;
 mod table;

@@ -24,6 +24,8 @@ pub enum Bench {
     Growth(Grow),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
+    /// What a checkpoint on a standby costs a VM under load (`standby_checkpoint`), and what it saves a join.
+    Standby(Standbys),
     /// What a guest's card costs: each of Dunlin's, unprotected and protected, beside a plain QEMU's on a TAP.
     Cards(Cards),
     /// What a client's cable carries by itself, with delay or loss or neither: one TCP connection to a host, no VM.
@@ -183,6 +185,34 @@ pub struct Kills {
     json: Option<PathBuf>,
 }
 
+/// The options of `bench standby`.
+#[derive(clap::Args)]
+pub struct Standbys {
+    /// Pairs of windows, with a checkpoint and without.
+    #[arg(long, default_value_t = 10)]
+    pairs: u32,
+    /// Joins with a checkpoint, and so many without.
+    #[arg(long, default_value_t = 3)]
+    joins: u32,
+    /// How often the standby is fed.
+    #[arg(long, default_value = "1s")]
+    every: String,
+    /// Seconds of a window.
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// The guest's memory in MiB, where it is not the usual one.
+    #[arg(long, value_name = "MIB")]
+    memory: Option<u32>,
+    /// Connections of the load, redis' SET.
+    #[arg(long, default_value_t = 16)]
+    connections: u32,
+    #[command(flatten)]
+    guest: Guest,
+    /// Write every figure to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 /// What the VMs and hosts of a benchmark are.
 #[derive(clap::Args)]
 pub struct Guest {
@@ -208,6 +238,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Vm(options) => vm::run(options),
         Bench::Growth(options) => growth(options),
         Bench::Failover(options) => failover(options),
+        Bench::Standby(options) => standby(options),
         Bench::Cards(options) => cards(options),
         Bench::Links(options) => links(options),
         Bench::Page(options) => page(options),
@@ -318,6 +349,24 @@ fn links(options: &Links) -> Result<()> {
         println!("{line}");
     })?;
     println!("\n{}", bench_vm::links::links_table(&report));
+    match &options.json {
+        Some(file) => write(file, &serde_json::to_string_pretty(&report)?),
+        None => Ok(()),
+    }
+}
+
+fn standby(options: &Standbys) -> Result<()> {
+    let (redis, dunlin) = (["redis".to_owned()], ["dunlin".to_owned()]);
+    let mut spec = spec(&redis, Some(&[options.connections]), &dunlin, &options.guest, &[])?;
+    spec.seconds = options.seconds;
+    let plan = bench_vm::standby::Plan {
+        pairs: options.pairs,
+        joins: options.joins,
+        every: options.every.clone(),
+        memory_mib: options.memory,
+    };
+    let report = bench_vm::standby::run(&spec, &plan, &mut |line| println!("{line}"))?;
+    println!("\n{}", bench_vm::standby::standby_table(&report));
     match &options.json {
         Some(file) => write(file, &serde_json::to_string_pretty(&report)?),
         None => Ok(()),

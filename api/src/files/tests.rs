@@ -18,6 +18,7 @@ witness = "c"
 numbers = { a = 0, b = 1, c = 2 }
 standby = "d"
 standby_after = "1min"
+standby_checkpoint = "30s"
 policy = "remus"
 speculative = true
 storage = "colo"

@@ -33,6 +33,9 @@ pub struct VmFile {
     #[serde(default = "standby_after", skip_serializing_if = "is_standby_after")]
     #[schema(default = standby_after)]
     pub standby_after: String,
+    /// How often the standby gets a checkpoint of the VM's memory, out of the backup's copy, as `30s`: its join is sent the rest alone. Without it, never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby_checkpoint: Option<String>,
     /// How the copies are kept.
     #[serde(default = "usual_policy", skip_serializing_if = "is_usual_policy")]
     #[schema(schema_with = policy)]
@@ -90,6 +93,7 @@ impl VmFile {
             numbers: BTreeMap::new(),
             standby: None,
             standby_after: standby_after(),
+            standby_checkpoint: None,
             policy: usual_policy(),
             speculative: false,
             storage: usual_storage(),

@@ -17,8 +17,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 /// Since this version of the protocol a session may compare by trees (`Join`, `Nodes`, `Differ`).
 pub const TREE_SINCE: u16 = 4;
 
+/// Since this version a backup says what its memory holds before it is sent any (`Holds`).
+pub const HOLDS_SINCE: u16 = 6;
+
 /// The most bytes in one message, without its length.
 pub const MOST_BYTES: usize = 16 << 20;
+
+/// A run of pages.
+const RUN_BYTES: usize = 8;
 
 /// A flag of `Join`, beside that of a backup that runs.
 const BY_TREE: u8 = 2;
@@ -46,6 +52,13 @@ pub enum SyncMessage {
         active: bool,
         /// How the session compares. Versions of the protocol before `TREE_SINCE` know the list alone.
         compare: Compare,
+    },
+    /// Backup: a part of what my memory holds already, before `JoinReady`: of an earlier copy of this VM.
+    Holds {
+        /// The pages, behind those of the part before.
+        pages: PageSet,
+        /// One for each page.
+        hashes: Vec<u128>,
     },
     /// Backup: my QEMU is up and waits; send.
     JoinReady,
@@ -193,6 +206,7 @@ impl SyncMessage {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Join { .. } => "Join",
+            Self::Holds { .. } => "Holds",
             Self::JoinReady => "JoinReady",
             Self::Refused { .. } => "Refused",
             Self::Pages(_) => "Pages",
@@ -324,6 +338,13 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
             put_epoch(out, 22, *epoch);
             out.put_slice(part);
         }
+        SyncMessage::Holds { pages, hashes } => {
+            out.put_u8(23);
+            out.put_u32(pages.runs().count() as u32);
+            put_runs(out, pages);
+            out.reserve(16 * hashes.len());
+            hashes.iter().for_each(|hash| out.put_u128(*hash));
+        }
     }
 }
 
@@ -341,6 +362,10 @@ fn put_hashes(out: &mut BytesMut, tag: u8, epoch: Epoch, hashes: &[u128]) {
 fn put_pages(out: &mut BytesMut, tag: u8, epoch: Epoch, pages: &PageSet, more: bool) {
     put_epoch(out, tag, epoch);
     out.put_u8(u8::from(more));
+    put_runs(out, pages);
+}
+
+fn put_runs(out: &mut BytesMut, pages: &PageSet) {
     for (first, count) in pages.runs() {
         out.put_u32(first);
         out.put_u32(count);
@@ -471,6 +496,15 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             epoch: Epoch(reader.u64()?),
             part: reader.rest(),
         },
+        23 => {
+            let runs = reader.u32()? as usize;
+            let mut named = Reader::new(reader.take(runs.saturating_mul(RUN_BYTES))?);
+            let (pages, hashes) = (take_pages(&mut named)?, take_hashes(&mut reader)?);
+            if hashes.len() != pages.len() {
+                return Err(WireError::Invalid("number of hashes"));
+            }
+            SyncMessage::Holds { pages, hashes }
+        }
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;
@@ -494,7 +528,7 @@ fn take_hashes(reader: &mut Reader) -> Result<Vec<u128>, WireError> {
 }
 
 fn take_pages(reader: &mut Reader) -> Result<PageSet, WireError> {
-    let mut runs = Vec::with_capacity(reader.left() / 8);
+    let mut runs = Vec::with_capacity(reader.left() / RUN_BYTES);
     while reader.left() > 0 {
         let (first, count) = (reader.u32()?, reader.u32()?);
         if first.checked_add(count).is_none() {

@@ -16,6 +16,8 @@ pub enum Purpose {
     Mirror = 3,
     /// Daemon to daemon: everything that is not about one running VM.
     Control = 4,
+    /// Memory pages for a host that has no part in the VM: since version 6.
+    Checkpoint = 5,
 }
 
 /// The first thing said on an authenticated connection: who, about what, why.
@@ -140,6 +142,7 @@ impl Hello {
             2 => Purpose::Sync,
             3 => Purpose::Mirror,
             4 => Purpose::Control,
+            5 => Purpose::Checkpoint,
             _ => return None,
         };
         let term = u64::from_be_bytes(r.take(8)?.try_into().ok()?);

@@ -10,19 +10,19 @@
 
 mod bitmap;
 pub mod hash;
+mod ram_file;
 pub mod track;
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use rustix::fs::SeekFrom;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 pub use bitmap::Bitmap;
+pub use ram_file::RamFile;
 use track::Tracker;
 
 /// Bytes of a guest page.
@@ -62,7 +62,7 @@ pub type RamWriter = Arc<dyn WritesRam>;
 
 /// The RAM of one VM.
 pub struct Memory {
-    file: File,
+    ram: RamFile,
     base: *mut u8,
     bytes: usize,
     tracker: Tracker,
@@ -76,14 +76,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `file`, the RAM of process `pid`, and begins to track its writes there with `uffd`, made in that process; `writers` tell their own.
+    /// Maps `ram`, that of process `pid`, and begins to track its writes there with `uffd`, made in that process; `writers` tell their own.
     pub fn attach(
         pid: u32,
-        file: File,
+        ram: RamFile,
         uffd: OwnedFd,
         writers: Vec<RamWriter>,
     ) -> Result<Memory, MemoryError> {
-        let metadata = file.metadata()?;
+        let metadata = ram.file().metadata()?;
         let size = metadata.len();
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let ranges = mappings(&maps, metadata.ino());
@@ -101,14 +101,14 @@ impl Memory {
                 bytes,
                 protection,
                 MapFlags::SHARED,
-                &file,
+                ram.file(),
                 0,
             )
         };
         Ok(Memory {
             base: base.map_err(io::Error::from)?.cast(),
             bytes,
-            file,
+            ram,
             tracker,
             writers,
         })
@@ -137,18 +137,12 @@ impl Memory {
 
     /// The pages that exist at all (others read as zeros): what a first copy has to look at.
     pub fn populated(&self) -> io::Result<Bitmap> {
-        let mut populated = Bitmap::new(self.pages());
-        let (page, mut at) = (PAGE_BYTES as u64, 0);
-        loop {
-            let start = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
-                Ok(start) => start,
-                Err(rustix::io::Errno::NXIO) => return Ok(populated),
-                Err(error) => return Err(error.into()),
-            };
-            let end = rustix::fs::seek(&self.file, SeekFrom::Hole(start))?;
-            populated.set_range(start / page..end.div_ceil(page).min(self.pages()));
-            at = end;
-        }
+        self.ram.populated()
+    }
+
+    /// The file, which outlives QEMU.
+    pub fn ram(&self) -> &RamFile {
+        &self.ram
     }
 
     /// Copies a page out. (Reading a page that is not [`Memory::populated`] makes it, zeroed.)
@@ -184,8 +178,7 @@ impl Memory {
 
     /// Gives all pages back to the system: they read as zeros. For a backup that starts a first copy anew.
     pub fn clear_all(&self) -> io::Result<()> {
-        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, flags, 0, self.bytes as u64)?)
+        self.ram.clear(0..self.pages())
     }
 
     /// 128-bit hashes of pages, in their order, on up to `threads` threads.

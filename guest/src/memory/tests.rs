@@ -1,11 +1,11 @@
+use std::fs::File;
 use std::os::fd::FromRawFd;
 
 use super::*;
 
 /// A memory whose "QEMU" is this very process.
 fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
-    let file = crate::sys::memfd("dunlin-ram-test").unwrap();
-    file.set_len((pages * PAGE_BYTES) as u64).unwrap();
+    let ram = RamFile::new("test", (pages * PAGE_BYTES) as u64).unwrap();
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping.
     let guest = unsafe {
@@ -14,7 +14,7 @@ fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
             pages * PAGE_BYTES,
             protection,
             MapFlags::SHARED,
-            &file,
+            ram.file(),
             0,
         )
         .unwrap()
@@ -32,7 +32,7 @@ fn own_memory(pages: usize) -> Option<(Memory, *mut u8)> {
             libc::O_CLOEXEC | libc::O_NONBLOCK,
         ))
     };
-    let memory = Memory::attach(std::process::id(), file, uffd, vec![]).unwrap();
+    let memory = Memory::attach(std::process::id(), ram, uffd, vec![]).unwrap();
     Some((memory, guest.cast()))
 }
 

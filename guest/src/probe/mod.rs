@@ -68,8 +68,8 @@ impl Finding {
 }
 
 /// Looks at everything `spec` needs on this host. Takes about 0.2 s. A spec without a name is no VM in particular: what
-/// it would boot is not looked at.
-pub fn host(spec: &VmSpec) -> Vec<Finding> {
+/// it would boot is not looked at. `held_bytes` of this host's memory are the VM's for the asking.
+pub fn host(spec: &VmSpec, held_bytes: u64) -> Vec<Finding> {
     let mut findings = vec![];
     if let (false, Err(error)) = (spec.name.is_empty(), spec.validate()) {
         findings.push(Finding::bad("settings", error, "correct the VM's file"));
@@ -77,7 +77,7 @@ pub fn host(spec: &VmSpec) -> Vec<Finding> {
     findings.push(tracking());
     findings.extend(qemu(spec));
     findings.push(acceleration(spec));
-    findings.push(memory(spec));
+    findings.push(memory(spec, held_bytes));
     findings.extend(network(spec));
     findings.extend(files(spec));
     if spec.firmware == FirmwareKind::Uefi {
@@ -323,7 +323,7 @@ pub fn memory_needed_bytes(spec: &VmSpec) -> u64 {
 }
 
 /// Guest RAM is a memfd: bounded by free memory and this cgroup's limit (not by the size of /dev/shm).
-fn memory(spec: &VmSpec) -> Finding {
+fn memory(spec: &VmSpec, held_bytes: u64) -> Finding {
     const WHAT: &str = "memory";
     let needed = memory_needed_bytes(spec);
     // QEMU's translator keeps what it has translated: up to an eighth of the host's memory, and 1 GiB at most.
@@ -332,7 +332,7 @@ fn memory(spec: &VmSpec) -> Finding {
         true => (meminfo_kib("MemTotal:") << 10).div_euclid(8).min(1 << 30),
         false => 0,
     };
-    let available = memory_available_bytes();
+    let available = memory_available_bytes() + held_bytes;
     let found = format!("{} MiB available, {} MiB needed", available >> 20, needed >> 20);
     match available >= needed {
         true if translated > 0 => {
@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     fn bad(spec: &VmSpec) -> Vec<&'static str> {
-        host(spec)
+        host(spec, 0)
             .into_iter()
             .filter(|f| !f.ok)
             .map(|f| f.topic)
@@ -444,7 +444,7 @@ mod tests {
             accel: Accel::Tcg,
             ..VmSpec::new("v", 64)
         };
-        let findings = host(&good);
+        let findings = host(&good, 0);
         findings
             .iter()
             .for_each(|f| println!("{} {} {}", f.ok, f.what, f.mend));
@@ -453,13 +453,17 @@ mod tests {
         let wrong = |change: fn(&mut VmSpec)| {
             let mut spec = good.clone();
             change(&mut spec);
-            assert!(host(&spec).iter().all(|f| f.ok || !f.mend.is_empty()));
+            assert!(host(&spec, 0).iter().all(|f| f.ok || !f.mend.is_empty()));
             bad(&spec)
         };
         assert_eq!(wrong(|s| s.qemu = Some("/no/such/qemu".into())), ["QEMU"]);
         assert_eq!(wrong(|s| s.qemu = Some("/bin/true".into())), ["QEMU"]);
         assert_eq!(wrong(|s| s.run_as = Some("no-such-user".into())), ["QEMU's user"]);
         assert_eq!(wrong(|s| s.memory_mib = 4 << 20), ["memory"]);
+        let mut large = good.clone();
+        large.memory_mib = 4 << 20;
+        let has_room = host(&large, 8 << 40).iter().all(|finding| finding.ok);
+        assert!(has_room, "what is held is room");
         assert_eq!(wrong(|s| s.kernel = Some("/no/such/kernel".into())), ["kernel"]);
         assert_eq!(
             wrong(|s| s.disks = vec![crate::DiskSpec {

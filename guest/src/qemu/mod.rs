@@ -35,7 +35,7 @@ pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
 use crate::firmware::{self, Firmware};
-use crate::memory::{Memory, RamWriter};
+use crate::memory::{Memory, RamFile, RamWriter};
 use crate::spec::{Accel, FirmwareKind, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
@@ -59,6 +59,8 @@ pub struct Ports {
     pub ram_writers: Vec<RamWriter>,
     /// For `-blockdev nbd`; a UEFI's variables behind the last disk.
     pub nbd: Vec<OwnedFd>,
+    /// What is known of the memory of a VM that waits for its state: its RAM begins as this, where it is of that size.
+    pub ram: Option<RamFile>,
 }
 
 /// A running QEMU.
@@ -114,8 +116,12 @@ impl Qemu {
             _ => user,
         };
 
-        let ram = memfd(&format!("dunlin-ram-{}", spec.name))?;
-        ram.set_len(spec.memory_bytes())?;
+        let known = ports.ram.take();
+        let known = known.filter(|ram| start == Start::Incoming && ram.bytes() == spec.memory_bytes());
+        let ram = match known {
+            Some(ram) => ram,
+            None => RamFile::new(&spec.name, spec.memory_bytes())?,
+        };
         let save = SaveFile::new()?;
         let open = |key, path: &Option<PathBuf>| path.as_ref().map(|p| readable_by_all(key, p)).transpose();
         let kernel = open("kernel", &spec.kernel)?;
@@ -131,7 +137,7 @@ impl Qemu {
 
         let mut descriptors = command::Descriptors {
             qmp: -1, // known to `launch`
-            ram: ram.as_raw_fd(),
+            ram: ram.file().as_raw_fd(),
             console: console_theirs.as_raw_fd(),
             save: save.writer.as_raw_fd(),
             kernel: kernel.as_ref().map(File::as_raw_fd),

@@ -101,6 +101,7 @@ pub fn start_with_disks(spec: &VmSpec, how: Start, nbd: Vec<OwnedFd>) -> Vm {
         frames: theirs,
         ram_writers,
         nbd,
+        ram: None,
     };
     let qemu = Qemu::start(spec, how, ports).unwrap();
     Vm { qemu, frames }

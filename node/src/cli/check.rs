@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 /// Looks at this host, without a daemon: prints every finding; fails if something is missing.
 pub fn run(vm: Option<&Path>, config: &Path, json: bool) -> Result<ExitCode> {
-    let mut findings = probe::host(&spec(vm)?);
+    let mut findings = probe::host(&spec(vm)?, 0);
     findings.push(heartbeats::finding());
     let mut found: Vec<Found> = findings
         .into_iter()

@@ -4,7 +4,7 @@ use super::talk::UNPROTECTED;
 use super::{talk, watch};
 use crate::events::{now_ms, utc};
 use anyhow::Result;
-use dunlin_api::{HostStatus, Mode, Request, VmStatus};
+use dunlin_api::{CheckpointStatus, HostStatus, Mode, Request, VmStatus};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
@@ -141,6 +141,9 @@ fn describe(text: &mut String, vm: &VmStatus) {
     if let Some(standby) = &vm.standby {
         let _ = writeln!(text, "  host {standby}: standby");
     }
+    if let Some(checkpoint) = &vm.checkpoint {
+        let _ = writeln!(text, "  {}", checkpoint_line(checkpoint));
+    }
     for (number, disk) in vm.disks.iter().enumerate() {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let _ = writeln!(
@@ -228,6 +231,21 @@ fn describe(text: &mut String, vm: &VmStatus) {
 }
 
 /// When both hosts' disks were compared, and what was found.
+fn checkpoint_line(checkpoint: &CheckpointStatus) -> String {
+    let host = &checkpoint.host;
+    let Some(at_ms) = checkpoint.at_ms else {
+        return format!("checkpoint at host {host}: none yet");
+    };
+    format!(
+        "checkpoint at host {host}: {} MiB, as of {}; round {} sent {} MiB in {:.1} s",
+        checkpoint.memory_bytes >> 20,
+        utc(at_ms),
+        checkpoint.rounds,
+        checkpoint.sent_bytes >> 20,
+        checkpoint.took_ms as f64 / 1e3
+    )
+}
+
 fn compared_disks(text: &mut String, vm: &VmStatus) {
     let verify = &vm.verify;
     if let Some(last) = &verify.last {

@@ -12,7 +12,13 @@ pub enum StandbyError {
     /// No time, or one that makes no sense.
     #[error("standby_after = '{0}' is no time from 1s to 1day, such as '30s'")]
     After(String),
-    /// It is to have none.
+    /// No time, or one that makes no sense.
+    #[error("standby_checkpoint = '{0}' is no time from 1s to 1day, such as '30s'")]
+    Checkpoint(String),
+    /// A bare program's copies are made of another kind of checkpoint.
+    #[error("standby_checkpoint is of a VM's memory, and this is a bare program")]
+    CheckpointOfProgram,
+    /// Its host has one.
     #[error("standby: host '{0}' has a part in the VM already")]
     HasPart(String),
     /// Nobody's part could be taken.

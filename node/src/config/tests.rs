@@ -519,6 +519,14 @@ fn a_standby_leaves_its_place_to_the_host_whose_part_it_got() {
         ("standby = 'a'", "'a' has a part in the VM already"),
         ("standby = 'd'\nstandby_after = '10ms'", "no time from 1s to 1day"),
         ("standby = 'd'\nstandby_after = 'soon'", "no time from 1s to 1day"),
+        (
+            "standby_checkpoint = '10ms'",
+            "standby_checkpoint = '10ms' is no time",
+        ),
+        (
+            "standby = 'd'\nstandby_checkpoint = 'often'",
+            "is no time from 1s to 1day",
+        ),
     ] {
         let said = parse(&format!("{GOOD}\n{standby}")).expect_err("no such standby");
         assert!(said.to_string().contains(why), "{standby}: {said}");

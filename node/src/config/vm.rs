@@ -61,16 +61,35 @@ pub struct Standby {
     pub host: String,
     /// So long the other one has to be away.
     pub after: Duration,
+    /// How often it gets a checkpoint of the VM's memory.
+    pub checkpoint: Option<Duration>,
 }
 
 /// A host that is away for less may only stand still; one that is away for more is not waited for any better.
 const STANDBY_AFTER: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Standby {
-    fn new(host: String, after: &str) -> Result<Self, StandbyError> {
+    fn new(host: String, after: &str, checkpoint: Option<Duration>) -> Result<Self, StandbyError> {
         match humantime::parse_duration(after) {
-            Ok(after) if STANDBY_AFTER.contains(&after) => Ok(Self { host, after }),
+            Ok(after) if STANDBY_AFTER.contains(&after) => Ok(Self {
+                host,
+                after,
+                checkpoint,
+            }),
             _ => Err(StandbyError::After(after.to_owned())),
+        }
+    }
+
+    fn checkpoint(file: &VmFile) -> Result<Option<Duration>, StandbyError> {
+        let Some(every) = &file.standby_checkpoint else {
+            return Ok(None);
+        };
+        if file.program.is_some() {
+            return Err(StandbyError::CheckpointOfProgram);
+        }
+        match humantime::parse_duration(every) {
+            Ok(every) if STANDBY_AFTER.contains(&every) => Ok(Some(every)),
+            _ => Err(StandbyError::Checkpoint(every.clone())),
         }
     }
 
@@ -318,6 +337,7 @@ impl VmConfig {
                 ));
             }
         }
+        let checkpoint = Standby::checkpoint(&file).map_err(|why| ConfigError::senseless(origin, why))?;
         let mut numbers = file.numbers;
         if numbers.is_empty() {
             numbers.extend(group.iter().map(|host| (host.name.clone(), host.member.id.0)));
@@ -329,7 +349,9 @@ impl VmConfig {
                 MOST_HOSTS - 1
             ));
         }
-        let standby = file.standby.map(|host| Standby::new(host, &file.standby_after));
+        let standby = file
+            .standby
+            .map(|host| Standby::new(host, &file.standby_after, checkpoint));
         let standby = standby
             .transpose()
             .map_err(|why| ConfigError::senseless(origin, why))?;

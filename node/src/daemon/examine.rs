@@ -126,14 +126,17 @@ pub fn report(daemon: &Daemon, text: &str) -> Result<Report, ReportError> {
         });
         return Ok(report);
     }
-    report
-        .found
-        .extend(probe::host(&config.spec).into_iter().map(|found| Found {
-            host: host.clone(),
-            ok: found.ok,
-            what: found.what,
-            mend: found.mend,
-        }));
+    let held_bytes = daemon.host.held_memory.bytes();
+    report.found.extend(
+        probe::host(&config.spec, held_bytes)
+            .into_iter()
+            .map(|found| Found {
+                host: host.clone(),
+                ok: found.ok,
+                what: found.what,
+                mend: found.mend,
+            }),
+    );
     let runs_here = daemon.vms().contains_key(&config.name);
     if runs_here {
         let what = format!(

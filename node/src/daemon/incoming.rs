@@ -5,6 +5,7 @@ use super::{Daemon, requests};
 use crate::control::server::{AnswerTo, read_request};
 use crate::logs::hello_name;
 use crate::vm::event::LoopEvent;
+use crate::vm::receive_checkpoint;
 use anyhow::Result;
 use dunlin_api::log::LogRequest;
 use dunlin_api::{Answer, Request};
@@ -20,7 +21,9 @@ pub fn policy(daemon: &Arc<Daemon>) -> Policy {
             Some(log) => daemon.logs().contains_key(log),
             None => daemon.vms().contains_key(&hello.vm),
         };
-        if hello.purpose != Purpose::Control && !known() {
+        // A standby has no part in the VM.
+        let of_a_part = !matches!(hello.purpose, Purpose::Control | Purpose::Checkpoint);
+        if of_a_part && !known() {
             return Err(NotWelcome(format!("VM '{}' is not known here", hello.vm)));
         }
         Ok(Welcome::default())
@@ -45,7 +48,7 @@ fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
     if hello.purpose == Purpose::Log {
         daemon.keys.ask_soon(&hello.from);
     }
-    if hello.purpose != Purpose::Control {
+    if !matches!(hello.purpose, Purpose::Control | Purpose::Checkpoint) {
         if let Some(log) = log_name(&hello) {
             if let Some(log) = daemon.logs().get(log) {
                 log.accepted(hello, stream);
@@ -58,7 +61,10 @@ fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
         return;
     }
     let daemon = daemon.clone();
-    let work = move || serve(&daemon, &hello, stream);
+    let work = move || match hello.purpose {
+        Purpose::Checkpoint => receive_checkpoint(&daemon.host.held_memory, &hello, stream),
+        _ => serve(&daemon, &hello, stream),
+    };
     if let Err(error) = std::thread::Builder::new()
         .name("peer-request".into())
         .spawn(work)

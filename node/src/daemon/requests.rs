@@ -12,6 +12,7 @@ use dunlin_api::{Answer, Request, Ticket};
 use dunlin_core::agreed::Part;
 use dunlin_guest::FirmwareKind;
 use dunlin_guest::disk::DiskFormat;
+use dunlin_guest::probe;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -400,7 +401,7 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, asked: Asked<'_>) -> Answ
     if let Some(spec) = &config.program {
         return could_run_program(name, config, spec, asked);
     }
-    match dunlin_guest::probe::qemu_version(&config.spec) {
+    match probe::qemu_version(&config.spec) {
         Ok(version) if version == asked.runs_by => {}
         Ok(version) => {
             return Answer::refused(format!(
@@ -422,11 +423,14 @@ fn could_take_part(daemon: &Daemon, config: &VmConfig, asked: Asked<'_>) -> Answ
     {
         return Answer::refused(format!("host '{name}': the UEFI's variables: {why}"));
     }
-    for finding in dunlin_guest::probe::host(&config.spec) {
+    let held = &daemon.host.held_memory;
+    for finding in probe::host(&config.spec, held.bytes()) {
         if !finding.ok {
             return Answer::refused(format!("host '{name}': {}: {}", finding.what, finding.mend));
         }
     }
+    let needed_bytes = probe::memory_needed_bytes(&config.spec);
+    held.make_room(&config.name, needed_bytes, probe::memory_available_bytes);
     Answer::done("ready")
 }
 

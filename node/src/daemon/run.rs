@@ -15,7 +15,7 @@ use crate::logs::LogHandle;
 use crate::metrics;
 use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
-use crate::vm::{self, Ended, Host, VmHandle};
+use crate::vm::{self, Ended, HeldMemory, Host, VmHandle};
 use crate::web;
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
@@ -57,6 +57,7 @@ pub fn run(path: &Path) -> Result<()> {
         identity: identity.clone(),
         state: config.state.clone(),
         cluster: config.cluster.clone(),
+        held_memory: HeldMemory::default(),
         ended,
     });
     let notify = config

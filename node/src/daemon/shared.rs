@@ -107,6 +107,9 @@ impl Daemon {
         // It is listed until it is forgotten: whoever waits for its end may start one of the same name at once.
         let thread = self.vms().get_mut(&ended.vm).and_then(VmHandle::take_thread);
         vm::join(thread);
+        if let Some(handle) = self.vms().get(&ended.vm) {
+            handle.feed_standby(&self.host);
+        }
         if ended.forget
             && let Err(error) = store::forget(&self.host.state, &ended.vm)
         {

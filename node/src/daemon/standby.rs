@@ -1,5 +1,7 @@
 //! A standby gets the part of a copy's host that stays away (`standby` in the VM's file), as if a person had said `dunlin move`.
 //!
+//! And it gets checkpoints of the VM's memory before that, where the file says so (`vm::checkpoint`).
+//!
 //! Flow: each second, each VM that is served here -> core's `replica::standby` says whose part moves -> [`moving::to`], which asks the standby first ->
 //! a copy joins there, as on any host.
 //!
@@ -27,6 +29,11 @@ pub fn watch(daemon: &Arc<Daemon>) -> io::Result<()> {
         let mut watches: BTreeMap<String, Standby> = BTreeMap::new();
         let begun = Instant::now();
         for _ in tick(LOOK) {
+            daemon.host.held_memory.expire(Instant::now());
+            daemon
+                .vms()
+                .values()
+                .for_each(|handle| handle.feed_standby(&daemon.host));
             let with_standby: Vec<_> = daemon
                 .vms()
                 .iter()

@@ -2,12 +2,16 @@
 //! gauge; [docs/monitoring.md](../../../docs/monitoring.md) has all of them, and a test compares it with the page.
 
 use dunlin_api::{
-    BadInput, DiskFigures, FailoverStatus, NotifyStatus, ProgramStatus, QueueFigures, Reasons, Verified,
-    VmStatus,
+    BadInput, CheckpointStatus, DiskFigures, FailoverStatus, NotifyStatus, ProgramStatus, QueueFigures,
+    Reasons, Verified, VmStatus,
 };
 
 fn verified(vm: &VmStatus, figure: fn(&Verified) -> f64) -> f64 {
     vm.verify.last.as_ref().map_or(0.0, figure)
+}
+
+fn of_checkpoint(vm: &VmStatus, figure: fn(&CheckpointStatus) -> f64) -> f64 {
+    vm.checkpoint.as_ref().map_or(0.0, figure)
 }
 
 fn of_program(vm: &VmStatus, figure: fn(&ProgramStatus) -> u64) -> f64 {
@@ -160,6 +164,16 @@ pub const FIGURES: &[Figure] = &[
         "dunlin_disks_differing_extents",
         "Of these, those that differed",
         |vm| verified(vm, |last| last.differing as f64),
+    ),
+    (
+        "dunlin_checkpoint_timestamp_seconds",
+        "Backup: when the standby's checkpoint of the VM's memory was last brought up to date, in seconds since 1970; 0: it has none from here",
+        |vm| of_checkpoint(vm, |checkpoint| checkpoint.at_ms.unwrap_or(0) as f64 / 1e3),
+    ),
+    (
+        "dunlin_checkpoint_sent_bytes_total",
+        "Backup: memory that was sent for that checkpoint by this copy of the VM",
+        |vm| of_checkpoint(vm, |checkpoint| checkpoint.sent_bytes_total as f64),
     ),
     (
         "dunlin_sync_paused_seconds_total",

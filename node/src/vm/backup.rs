@@ -34,10 +34,11 @@ use dunlin_core::replica::sync::backup::Word;
 use dunlin_core::sync::tenure::Tenure;
 use dunlin_core::sync::trigger::{LOOK_US, MATCH_LOOK_US};
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
-use dunlin_core::wire::sync::SyncMessage;
+use dunlin_core::wire::sync::{HOLDS_SINCE, SyncMessage};
 use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::Start;
 use std::io;
+use std::sync::Arc;
 
 /// What a host says that cannot follow at this moment, and will.
 pub const NOT_READY: &str = "it is not ready to follow yet";
@@ -91,6 +92,10 @@ impl VmLoop {
             };
             // The primary tries again.
             return refuse(stream, &why);
+        }
+        if stream.spoken().version < HOLDS_SINCE {
+            // Whoever is not told what is here counts on nothing being here.
+            self.host.held_memory.forget(&self.config.name);
         }
         let session = self.new_session();
         self.agreement.leadership.joins();
@@ -164,6 +169,7 @@ impl VmLoop {
         let Some(stream) = backup.stream.take() else {
             return;
         };
+        let says_held = stream.spoken().version >= HOLDS_SINCE;
         let (jobs, receiver) = Jobs::pair();
         let started = match result {
             Ok(started) => started,
@@ -192,6 +198,7 @@ impl VmLoop {
                 copies: Copies::default(),
                 staging_bytes: config.sync.staging_mib << 20,
                 audit: config.sync.audit,
+                says_held,
             };
             std::thread::Builder::new()
                 .name("sync-backup".into())
@@ -373,6 +380,9 @@ impl VmLoop {
     /// The group has agreed on who holds a complete copy, and another host leads.
     pub(super) fn backup_set_agreed(&mut self, dropped: bool) {
         if !dropped {
+            if let Some(machine) = self.backup().and_then(|backup| backup.machine.clone()) {
+                *self.shared.copy.lock() = Arc::downgrade(machine.qemu.memory());
+            }
             return self.event(
                 EventKind::Protected,
                 "this host holds a complete second copy of the VM",

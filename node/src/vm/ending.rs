@@ -19,11 +19,12 @@ use super::state::ending::{AskGuestError, answer_all};
 use super::state::{Role, VmLoop};
 use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind};
-use dunlin_core::agreed::Agreed;
+use dunlin_core::agreed::{Agreed, Life};
 use dunlin_core::replica::leadership::Part;
 use dunlin_core::replica::shutdown::{AgreedEnd, Shutdown, Sight, Turn};
 use dunlin_core::waits::Wait;
 use dunlin_core::wire::agreed;
+use std::sync::atomic::Ordering;
 
 impl VmLoop {
     /// It is carried out at the end of this step, or of a later one.
@@ -173,6 +174,11 @@ impl VmLoop {
         self.ending
             .shutdown
             .forgets(self.agreement.state().life, by_force);
+        if self.agreement.state().life == Life::Down {
+            // There will be no copy of it.
+            self.shared.over.store(true, Ordering::Relaxed);
+            self.host.held_memory.forget(&self.config.name);
+        }
         self.ending.ended = Some(Ended {
             vm: self.config.name.clone(),
             forget: true,

@@ -58,6 +58,15 @@ pub enum LoopEvent {
         /// Bytes in all.
         total: u64,
     },
+    /// A join: so many of the pages that the backup's host holds of an earlier copy are not sent.
+    HeldCompared {
+        /// Which session.
+        session: u64,
+        /// What it holds.
+        pages: usize,
+        /// How many of them are equal here.
+        equal: usize,
+    },
     /// The rounds of a join are over: the last sync may come.
     JoinNearlyDone {
         /// Which session.

@@ -14,6 +14,7 @@ use dunlin_core::units::Term;
 use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskError, DiskEvent};
 use dunlin_guest::frames::FramePort;
+use dunlin_guest::memory::RamFile;
 use dunlin_guest::qemu::StartError;
 use dunlin_guest::{Ports, Qemu, Start};
 use dunlin_speculation::{Sockets, SocketsError};
@@ -106,17 +107,21 @@ pub struct Started {
 
 impl Machine {
     /// Starts QEMU when the last one has ended (invariant 2); blocks for some 100 ms. `state` is this host's folder, and `tell`
-    /// hears what happens to which disk.
+    /// hears what happens to which disk. `held` is what this host holds of the VM's memory.
     pub fn start(
         config: &VmConfig,
         start: Start,
         term: Term,
         state: &Path,
         shared: &Shared,
+        held: Option<RamFile>,
         tell: impl Fn(usize, DiskEvent) + Clone + Send + Sync + 'static,
     ) -> Result<Started, MachineError> {
         let remain = shared.remains.begin()?;
-        let mut ports = Ports::default();
+        let mut ports = Ports {
+            ram: held,
+            ..Ports::default()
+        };
         let mut frames = Vec::new();
         for _ in &config.spec.nics {
             let (ours, theirs) = FramePort::pair(config.spec.nic_backend).map_err(MachineError::Nic)?;

@@ -20,6 +20,7 @@ mod switched_off;
 mod syncing;
 mod watched;
 use super::fault_at::Line;
+use super::held_memory::AFTER_A_COPY;
 use super::machine::Machine;
 use super::state::primary::PrimaryRole;
 use super::state::{Role, VmLoop};
@@ -28,7 +29,7 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::replica::leadership::{Lead, Resumes};
 use dunlin_core::units::Epoch;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// How long to wait before a backup is looked for again.
 const REJOIN_US: u64 = 500_000;
@@ -70,6 +71,7 @@ impl VmLoop {
         if let Some(machine) = self.machine() {
             // Nobody is left to be told.
             machine.disks.hold_errors(false);
+            self.hold_memory(machine);
         }
         self.close_backup_session();
         self.role = Role::None;
@@ -79,6 +81,21 @@ impl VmLoop {
         self.net.nics = None;
         self.net.output = self.new_output(Voice::Shut, self.agreement.state().epoch.next());
         self.forget_cut();
+    }
+
+    /// A copy that is made anew here begins with it. (Its QEMU, which may write still, is gone by then: `Remains`.)
+    pub(super) fn hold_memory(&self, machine: &Machine) {
+        *self.shared.copy.lock() = Weak::new();
+        let name = &self.config.name;
+        let held = &self.host.held_memory;
+        match machine.qemu.memory().ram().try_clone() {
+            Ok(ram) => {
+                if let Err(error) = held.keep(name, ram, AFTER_A_COPY) {
+                    tracing::debug!(vm = name, "an ended copy's memory is not held: {error}");
+                }
+            }
+            Err(error) => tracing::debug!(vm = name, "an ended copy's memory is not held: {error}"),
+        }
     }
 
     pub(super) fn primary_state(&self, primary: &PrimaryRole) -> State {

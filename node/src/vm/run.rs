@@ -213,6 +213,11 @@ impl VmLoop {
             } => self.join_progress(session, what, done, total),
             LoopEvent::Disk { number, event } => self.disk_event(number, event),
             LoopEvent::JoinNearlyDone { session } => self.join_nearly_done(session),
+            LoopEvent::HeldCompared {
+                session,
+                pages,
+                equal,
+            } => self.held_compared(session, pages, equal),
             LoopEvent::PrimarySync { session, step } => self.primary_sync_step(session, step),
             LoopEvent::BackupSync { session, step } => self.backup_sync_step(session, step),
             LoopEvent::BackupSaid {
@@ -255,7 +260,7 @@ impl VmLoop {
             Purpose::Log => self.add_log_link(peer.id, stream),
             Purpose::Sync => self.accept_join(peer.id, hello, stream),
             Purpose::Mirror => self.accept_mirror(peer.id, &hello.extra, stream),
-            Purpose::Control => {}
+            Purpose::Control | Purpose::Checkpoint => {}
         }
     }
 
@@ -390,6 +395,8 @@ impl VmLoop {
                 }),
             peers: group::peers(&self.group, &self.config, self.me),
             standby: self.config.standby_host().map(str::to_owned),
+            // Its handle knows.
+            checkpoint: None,
             protocol: self.group.protocol(),
             sync: wants_primary
                 .map(|primary| self.sync_status(primary))

@@ -34,9 +34,14 @@ fn page_set(bitmap: &Bitmap) -> PageSet {
     PageSet::from_runs(bitmap.iter().map(|page| (page as u32, 1)))
 }
 
+/// What is hashed is hashed on all cores.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The block hashes of a copy, on all cores.
 fn hash_copy(copy: &[u8]) -> Vec<u128> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads();
     // A thread costs some 50 us to start: below 256 pages for each it costs more than it brings.
     let share = (copy.len() / compare::PAGE_BYTES).div_ceil(threads).max(256) * compare::PAGE_BYTES;
     let hash_share = |share: &[u8]| {
@@ -63,9 +68,8 @@ fn hash_copy(copy: &[u8]) -> Vec<u128> {
 
 /// One hash over all of the guest's memory: an audit.
 fn hash_all(memory: &Memory) -> u128 {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let bytes: Vec<u8> = memory
-        .hash_all(threads)
+        .hash_all(threads())
         .into_iter()
         .flat_map(u128::to_be_bytes)
         .collect();

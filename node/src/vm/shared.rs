@@ -2,7 +2,9 @@
 //!
 //! Not here: the loop's own state (`state`), the handle by which the daemon holds it (`vm`).
 
+use super::checkpoint::Feeder;
 use super::fault_at::FaultAt;
+use super::held_memory::HeldMemory;
 use super::program::difference::Differences;
 use super::remains::Remains;
 use crate::config::{Cluster, VmConfig};
@@ -10,11 +12,12 @@ use crate::events::Events;
 use crossbeam_channel::Sender;
 use dunlin_api::{SyncFigures, VmStatus};
 use dunlin_fabric::link::Identity;
+use dunlin_guest::Memory;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
 
 /// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
 /// list of members but the group's.
@@ -35,6 +38,8 @@ pub struct Host {
     pub events: Events,
     /// Where VMs are kept.
     pub state: PathBuf,
+    /// Memory of VMs that it does not run.
+    pub held_memory: HeldMemory,
     /// Told when a VM's loop has ended for good, with whether the VM is to be forgotten.
     pub ended: Sender<Ended>,
 }
@@ -61,6 +66,12 @@ pub(crate) struct Shared {
     /// Of machines that have ended here.
     pub(in crate::vm) remains: Remains,
     pub(in crate::vm) fault_at: Arc<FaultAt>,
+    /// The memory of the copy that a backup runs here, once it is whole.
+    pub(in crate::vm) copy: Mutex<Weak<Memory>>,
+    /// Feeds the standby out of it.
+    pub(in crate::vm) feeder: Mutex<Option<Feeder>>,
+    /// The VM has ended for good.
+    pub(in crate::vm) over: AtomicBool,
     /// How often the loop has turned.
     pub(in crate::vm) turns: AtomicU64,
 }

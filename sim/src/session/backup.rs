@@ -63,6 +63,12 @@ impl World {
     fn backup_does(&mut self, effect: Effect) -> Option<Answer> {
         match effect {
             Effect::Send(message) | Effect::Tell(message) => self.send_to_primary(message),
+            Effect::SendHeld { most_pages } => {
+                for pages in self.b.vm.populated().parts(2).take(most_pages / 2) {
+                    let hashes = self.b.vm.page_hashes(&pages);
+                    self.send_to_primary(SyncMessage::Holds { pages, hashes });
+                }
+            }
             Effect::WritePages(deltas) => self.b.vm.take(&deltas),
             Effect::Stop => self.b.vm.runs = false,
             Effect::Scan => return Some(Answer::Scanned(self.b.vm.scan())),

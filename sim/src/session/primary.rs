@@ -2,7 +2,7 @@
 
 use super::Bug;
 use super::hosts::{Entry, Mirrored, Office, PrimaryLoop, Voice};
-use super::vm::{PAGES, delta, hashes};
+use super::vm::{delta, hashes};
 use super::world::World;
 use bytes::Bytes;
 use dunlin_core::policy::Mode;
@@ -12,7 +12,6 @@ use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::primary::{Effect, Order, Report, Word};
 use dunlin_core::replica::sync::{Answer, Event};
 use dunlin_core::sync::compare::DivergentPage;
-use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
 
@@ -86,7 +85,8 @@ impl World {
                 self.mirrors = true;
                 return Some(Answer::DisksCopied);
             }
-            Effect::MapMemory => return Some(Answer::Mapped(PageSet::from_runs([(0, PAGES)]))),
+            Effect::MapMemory => return Some(Answer::Mapped(self.a.vm.populated())),
+            Effect::HashPages(pages) => return Some(Answer::PagesHashed(self.a.vm.page_hashes(&pages))),
             Effect::Scan => return Some(Answer::Scanned(self.a.vm.scan())),
             Effect::SendPages(pages) => {
                 let whole = |(page, content)| {
@@ -158,6 +158,7 @@ impl World {
             return;
         }
         match report {
+            Report::Held { equal, .. } => self.tally.held += equal as u64,
             Report::Copied => self.pl.epochs.join_copied(),
             Report::PreCopied => {
                 self.tally.precopied += 1;

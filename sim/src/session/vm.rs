@@ -3,6 +3,7 @@
 //! It is deterministic in its inputs, but for whims: what its clock or its processors' timing would make it do. Two copies with
 //! different whims differ in memory, and at times in what they say.
 
+use crate::random::Random;
 use bytes::Bytes;
 use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage};
 use dunlin_core::sync::dirty::PageSet;
@@ -83,6 +84,32 @@ impl Vm {
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.pages.iter().fold(7, |sum, page| mix(sum, *page))
+    }
+
+    /// An earlier copy of it, on a host that had a part: some pages are as they are now, and some are not. In most worlds there is none.
+    #[must_use]
+    pub fn older(now: &Self, random: &mut Random) -> Option<Self> {
+        if !random.chance(250_000) {
+            return None;
+        }
+        let mut older = Self::default();
+        for (page, now) in older.pages.iter_mut().zip(now.pages) {
+            *page = [0, now, random.draw()][random.below(3) as usize];
+        }
+        Some(older)
+    }
+
+    /// The pages that hold anything.
+    #[must_use]
+    pub fn populated(&self) -> PageSet {
+        let pages = (0..PAGES).filter(|page| self.pages[*page as usize] != 0);
+        PageSet::from_runs(pages.map(|page| (page, 1)))
+    }
+
+    /// A hash for each of these pages.
+    #[must_use]
+    pub fn page_hashes(&self, pages: &PageSet) -> Vec<u128> {
+        self.copy(pages).into_iter().map(u128::from).collect()
     }
 
     /// It takes an input; what it says to that. `whim` is 0 where it does as its copy does.

@@ -101,6 +101,10 @@ impl World {
         let mode = Mode::ALL[random.below(3) as usize];
         let (term, pages, staging_bytes) = (Term(1), PAGES, 1 << 20);
         let active = mode.backup_runs();
+        let mut vm = Vm::default();
+        vm.runs = true;
+        vm.tick(random.draw());
+        let older = Vm::older(&vm, &mut random.clone());
         let of_primary = primary::Setup {
             term,
             pages,
@@ -115,15 +119,13 @@ impl World {
             active,
             audit: false,
             staging_bytes,
+            says_held: older.is_some(),
         };
-        let mut vm = Vm::default();
-        vm.runs = true;
-        vm.tick(random.draw());
         let primary = Primary::new(of_primary).with_bugs(Bugs::with(bug));
         let backup = Backup::new(of_backup).with_bugs(Bugs::with(bug));
         Self {
             a: Host::new(vm, primary),
-            b: Host::new(Vm::default(), backup),
+            b: Host::new(older.unwrap_or_default(), backup),
             pl: PrimaryLoop::new(mode, bug),
             bl: BackupLoop::new(mode, bug),
             log: Vec::new(),

@@ -34,6 +34,7 @@ impl Vm {
             frames: vec![theirs],
             ram_writers: frames.ram_writer().into_iter().collect(),
             nbd: vec![],
+            ram: None,
         };
         let qemu = Qemu::start(spec, how, ports)?;
         Ok(Vm { qemu, frames })

@@ -184,7 +184,7 @@ fn threads(node: &Node) -> BTreeMap<(i32, i32), (&'static str, u64)> {
 }
 
 /// Bytes that came to and went from a node by its cable.
-fn traffic(node: &Node) -> Result<(u64, u64)> {
+pub(super) fn traffic(node: &Node) -> Result<(u64, u64)> {
     let reader = node.spawn("traffic", || fs::read_to_string("/proc/thread-self/net/dev"))?;
     let text = reader
         .join()

@@ -88,6 +88,10 @@ pub enum Action {
     Freeze(Vec<Role>),
     /// The standby has got the part of a host that is away: the VM is protected, and its backup is there.
     AwaitBackup(String),
+    /// The standby has a checkpoint of the VM's memory, of a round that began after this step.
+    AwaitCheckpoint,
+    /// Of the memory that the last host to join held, at least so many percent were not sent.
+    MemoryWasHeld(u64),
     /// One of the dead hosts comes back.
     RestartHost(String),
     /// What needs a frozen backup's word stays where it is: until the group has agreed to go on without it.

@@ -300,6 +300,8 @@ impl Stage<'_, '_> {
             Action::MoveWitness(host) => self.move_witness(host),
             Action::AwaitGone(host) => self.await_gone(host),
             Action::AwaitBackup(host) => self.await_backup(host),
+            Action::AwaitCheckpoint => self.await_checkpoint(),
+            Action::MemoryWasHeld(percent) => self.memory_was_held(*percent),
             Action::RestartHost(host) => self.restart(host),
             Action::AwaitAllLinked => {
                 let vm = self.vm.clone();

@@ -451,6 +451,10 @@ impl Backup {
             };
             return Err(refuse(why, effects));
         }
+        if ours.says_held {
+            let most_pages = ours.staging_bytes / size_of::<u128>();
+            effects.push(Effect::SendHeld { most_pages });
+        }
         effects.push(Effect::Send(SyncMessage::JoinReady));
         Ok(State::Joining)
     }

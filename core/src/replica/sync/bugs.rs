@@ -14,6 +14,8 @@ pub enum Bug {
     KeepsStaleDeltas,
     /// Of the nodes of a hash tree in which the two sides differ, the backup names the first alone.
     AnswersWithOneNode,
+    /// The primary of a join sends nothing of what the backup's memory holds already, whatever that is.
+    TrustsWhatIsHeld,
     /// The primary looks only at the pages that its own VM has written.
     ForgetsTheirPages,
     /// A backup that did not run takes over without loading the state that it kept.
@@ -102,11 +104,12 @@ impl Bug {
     ];
 
     /// Those of the session and its epochs.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::AcknowledgesUnasked,
         Self::AcknowledgesBeforeDisk,
         Self::KeepsStaleDeltas,
         Self::AnswersWithOneNode,
+        Self::TrustsWhatIsHeld,
         Self::ForgetsTheirPages,
         Self::ForgetsKeptState,
         Self::TornIsWhole,

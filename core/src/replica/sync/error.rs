@@ -50,6 +50,11 @@ pub enum SessionError {
         /// What it may take.
         most_bytes: usize,
     },
+    /// Primary: a backup has a larger `sync.staging_mib`, or is none.
+    #[error(
+        "the backup says that it holds more of the VM's memory than sync.staging_mib has room for hashes of"
+    )]
+    HoldsTooMuch,
     /// Primary: the hashes are not of the pages that were asked for.
     #[error("the backup hashed other pages than the union")]
     OtherPages,

@@ -51,6 +51,8 @@ pub enum Answer {
     Resumed,
     /// The block hashes of what was copied aside, or of the pages that were named.
     Hashed(Vec<u128>),
+    /// The hashes of the pages that were named, one for each.
+    PagesHashed(Vec<u128>),
     /// What differs is sent.
     DeltasSent {
         /// So many bytes.

@@ -10,12 +10,13 @@
 //! 5. From the stop until it is told to go on it stands for `vm-stands` at most, however many steps that takes; in a switchover, until
 //!    the line is drawn.
 //!
-//! Files: `join` (the copy while the VM runs), `precopy` (a round before the stop), `capture` (from the stop to the
+//! Files: `join` (the copy while the VM runs), `held` (what need not be copied), `precopy` (a round before the stop), `capture` (from the stop to the
 //! acknowledgement), `descent` (a comparison by hash trees), `differing` (by lists). Not here: when to sync, what leaves when (the VM loop, with `trigger` and `gate`).
 
 mod capture;
 mod descent;
 mod differing;
+mod held;
 mod join;
 mod precopy;
 mod types;
@@ -34,6 +35,7 @@ use crate::wire::sync::SyncMessage;
 use crate::wire::sync::parts::Gathering;
 use capture::Capture;
 use descent::Descent;
+use held::{Held, Likening};
 use precopy::PreCopy;
 pub use types::{Counts, Effect, Order, Report, Setup, Word};
 use vm::{Clock, Vm};
@@ -59,11 +61,12 @@ enum State {
     /// Nothing is sent yet.
     New,
     /// The backup's QEMU starts.
-    Greeting,
-    CopyingDisks,
+    Greeting(Held),
+    CopyingDisks(Held),
     /// The marks are cleared before the copy begins: what is written from now on is in a later round.
-    Clearing,
-    Mapping,
+    Clearing(Held),
+    Mapping(Held),
+    ComparingHeld(Likening),
     Copying(join::Round),
     /// Between two syncs.
     Idle,
@@ -152,10 +155,11 @@ impl State {
     fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
-            Self::Greeting => "greeting",
-            Self::CopyingDisks => "copying-disks",
-            Self::Clearing => "clearing",
-            Self::Mapping => "mapping",
+            Self::Greeting(_) => "greeting",
+            Self::CopyingDisks(_) => "copying-disks",
+            Self::Clearing(_) => "clearing",
+            Self::Mapping(_) => "mapping",
+            Self::ComparingHeld(_) => "comparing-held",
             Self::Copying(_) => "copying",
             Self::Idle => "idle",
             Self::PreCopyScans { .. } => "precopy-scans",
@@ -185,7 +189,7 @@ impl State {
     fn listens(&self) -> Option<(Source, Option<Wait>)> {
         let waits = |order: &Order, wait| if order.switchover { Wait::Switchover } else { wait };
         let (from, wait) = match self {
-            Self::Greeting => (Source::Messages, Wait::BackupStarts),
+            Self::Greeting(_) => (Source::Messages, Wait::BackupStarts),
             Self::Idle => return Some((Source::Words, None)),
             Self::PreCopyAsks { .. } => (Source::Messages, Wait::BackupScans),
             Self::PreCopyAwaitsHashes(_)
@@ -332,9 +336,13 @@ impl Primary {
             return Err(violation.into());
         }
         match (state, message) {
-            (State::Greeting, SyncMessage::JoinReady) => {
+            (State::Greeting(mut held), SyncMessage::Holds { pages, hashes }) => {
+                held.add(pages, hashes, &self.setup)?;
+                Ok(State::Greeting(held))
+            }
+            (State::Greeting(held), SyncMessage::JoinReady) => {
                 effects.push(Effect::CopyDisks);
-                Ok(State::CopyingDisks)
+                Ok(State::CopyingDisks(held))
             }
             (
                 State::PreCopyAsks {
@@ -405,15 +413,20 @@ impl Primary {
 
     fn answer(&mut self, state: State, answer: Answer, effects: &mut Vec<Effect>) -> Next {
         match (state, answer) {
-            (State::CopyingDisks, Answer::DisksCopied) => {
+            (State::CopyingDisks(held), Answer::DisksCopied) => {
                 effects.push(Effect::Scan);
-                Ok(State::Clearing)
+                Ok(State::Clearing(held))
             }
-            (State::Clearing, Answer::Scanned(_)) => {
+            (State::Clearing(held), Answer::Scanned(_)) => {
                 effects.push(Effect::MapMemory);
-                Ok(State::Mapping)
+                Ok(State::Mapping(held))
             }
-            (State::Mapping, Answer::Mapped(pages)) => Ok(self.begin_copy(&pages, effects)),
+            (State::Mapping(held), Answer::Mapped(pages)) => {
+                Ok(Self::compare_held(Likening::new(held, pages), effects))
+            }
+            (State::ComparingHeld(likening), Answer::PagesHashed(ours)) => {
+                self.held_hashed(likening, &ours, effects)
+            }
             (State::Copying(round), Answer::Scanned(pages)) => Ok(self.copied(round, &pages, effects)),
             (State::PreCopyScans { epoch }, Answer::Scanned(ours)) => {
                 self.precopy_scanned(epoch, ours, effects)

@@ -105,13 +105,20 @@ const fn state(
 }
 
 /// Which message may be sent where, and where it is due.
-pub const MESSAGES: [Row; 22] = [
+pub const MESSAGES: [Row; 23] = [
     row(
         "Join",
         Side::Primary,
         At::States(&["greeting"]),
         At::States(&["awaits-join"]),
         "which VM, in which term, and whether the backup's is to run",
+    ),
+    row(
+        "Holds",
+        Side::Backup,
+        At::States(&["joining"]),
+        At::States(&["greeting"]),
+        "pages that the backup's memory holds of an earlier copy, with their hashes",
     ),
     row(
         "JoinReady",
@@ -130,7 +137,7 @@ pub const MESSAGES: [Row; 22] = [
     row(
         "Pages",
         Side::Primary,
-        At::States(&["copying-disks", "copying", "idle"]),
+        At::States(&["copying-disks", "comparing-held", "copying", "idle"]),
         At::States(&["joining"]),
         "pages into the memory of a VM that does not run yet; none: disks are still copied",
     ),
@@ -269,7 +276,7 @@ pub const MESSAGES: [Row; 22] = [
 ];
 
 /// All states of both sides.
-pub const STATES: [StateRow; 48] = [
+pub const STATES: [StateRow; 49] = [
     state(Side::Primary, "new", None, &[], "nothing is sent yet"),
     state(
         Side::Primary,
@@ -292,6 +299,13 @@ pub const STATES: [StateRow; 48] = [
         None,
         &[],
         "it is asked which pages the guest has ever used",
+    ),
+    state(
+        Side::Primary,
+        "comparing-held",
+        None,
+        &[],
+        "what the backup holds already is compared, part by part: what differs is sent",
     ),
     state(
         Side::Primary,

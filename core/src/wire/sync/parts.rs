@@ -8,15 +8,13 @@
 //! 2. The parts of a set of pages ascend, and each but the last holds some: whoever gathers them hears the end, or an error,
 //!    after as many as the guest has pages.
 
+use super::RUN_BYTES;
 use crate::agreed::Frame;
 use crate::sync::dirty::PageSet;
 use bytes::Bytes;
 
 /// The most content in one part: small enough that a reader holds a few of them at once without a thought.
 pub const PART_BYTES: usize = 1 << 20;
-
-/// A run of pages on the wire.
-const RUN_BYTES: usize = 8;
 
 /// Parts of a set of pages, in order, each with whether more follow; an empty set is one part.
 pub fn pages(set: &PageSet) -> impl Iterator<Item = (PageSet, bool)> + '_ {

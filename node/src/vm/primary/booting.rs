@@ -25,16 +25,32 @@ impl VmLoop {
         let (config, to_loop, term) = (self.config.clone(), self.inbox.to_loop.clone(), self.group.term());
         let state = self.host.state.clone();
         let shared = self.shared.clone();
+        // A VM that boots has no use for it, and nobody else will have.
+        let held = self.host.held_memory.take(&config.name);
         self.ending.starts_under_way += 1;
         let work = move || {
             let disks_to = to_loop.clone();
             let tell = move |number, event| disks_to.send(LoopEvent::Disk { number, event });
-            let result = Machine::start(&config, start, term, &state, &shared, tell);
+            let result = Machine::start(&config, start, term, &state, &shared, held, tell);
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
             self.ending.starts_under_way -= 1;
             self.machine_started(session, Err(MachineError::Thread(error)));
+        }
+    }
+
+    /// A machine whose join is over before it has started leaves its memory to the next join; one that has begun needs no other's.
+    fn mind_memory(&self, session: u64, result: &Result<Started, MachineError>) {
+        let is_awaited = match &self.role {
+            Role::Backup(backup) => backup.session == session,
+            Role::Primary(primary) => primary.starting == Some(session),
+            Role::None => false,
+        };
+        match result {
+            Ok(_) if is_awaited => self.host.held_memory.forget(&self.config.name),
+            Ok(started) => self.hold_memory(&started.machine),
+            Err(_) => {}
         }
     }
 
@@ -48,6 +64,7 @@ impl VmLoop {
                 }
             }
         }
+        self.mind_memory(session, &result);
         if matches!(&self.role, Role::Backup(_)) {
             return self.backup_started(session, result);
         }

@@ -20,6 +20,7 @@ use dunlin_core::agreed::{Agreed, ReplicaSet};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::sync::compare::Compare;
+use dunlin_core::sync::compare::PAGE_BYTES;
 use dunlin_core::units::ReplicaId;
 use dunlin_core::wire::sync::TREE_SINCE;
 use dunlin_fabric::link::{Purpose, Stream};
@@ -233,6 +234,21 @@ impl VmLoop {
             primary.epochs.join_copied();
         }
         self.begin_last_sync();
+    }
+
+    /// A fresh QEMU holds a few pages of its firmware: nobody need hear of those.
+    pub(in crate::vm) fn held_compared(&mut self, id: u64, pages: usize, equal: usize) {
+        const WORTH_A_WORD: usize = (4 << 20) / PAGE_BYTES;
+        if !self.is_session(id) || pages < WORTH_A_WORD {
+            return;
+        }
+        let mib = |pages: usize| (pages * PAGE_BYTES) >> 20;
+        let words = format!(
+            "the host that joins holds {} MiB of an earlier copy, of which {} MiB are as they are here: these are not sent",
+            mib(pages),
+            mib(equal)
+        );
+        self.event(EventKind::Joining, words);
     }
 
     /// The group may not take the sync's entry at once: then it is tried again.

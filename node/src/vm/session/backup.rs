@@ -6,7 +6,7 @@
 use super::copies::Copies;
 use super::drive::{Driver, drive};
 use super::link::SyncLink;
-use super::{Broken, hash_all, hash_copy, page_set};
+use super::{Broken, hash_all, hash_copy, page_set, threads};
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::fault_at::Line;
 use crate::vm::machine::Machine;
@@ -43,6 +43,8 @@ pub struct Backup {
     pub staging_bytes: usize,
     /// Whether the primary sends audits.
     pub audit: bool,
+    /// Whether the primary's build is to hear what the memory holds.
+    pub says_held: bool,
 }
 
 impl Backup {
@@ -54,6 +56,7 @@ impl Backup {
             active,
             audit: self.audit,
             staging_bytes: self.staging_bytes,
+            says_held: self.says_held,
         });
         drive(&mut machine, &mut self);
     }
@@ -67,6 +70,7 @@ impl Driver<backup::Backup> for Backup {
                 // A primary that is dead now changes nothing.
                 let _ = self.link.send(&message);
             }
+            Effect::SendHeld { most_pages } => self.send_held(most_pages)?,
             Effect::WritePages(deltas) => self.write(&deltas),
             Effect::Stop => self.stop()?,
             Effect::Scan => return Ok(Some(Answer::Scanned(self.scan()?))),
@@ -136,6 +140,31 @@ impl Backup {
         dirty
             .map(|dirty| page_set(&dirty))
             .map_err(|error| Broken::new("reading the dirty pages", error))
+    }
+
+    /// Of more than the primary takes nothing is left: it would count as never used.
+    fn send_held(&self, most_pages: usize) -> Result<(), Broken> {
+        let memory = self.machine.qemu.memory();
+        let broken = |error| Broken::new("reading the memory's map", error);
+        let held = page_set(&memory.populated().map_err(broken)?);
+        let mut room = most_pages;
+        for pages in held.parts(PAGES_AT_ONCE) {
+            if pages.len() > room {
+                room = 0;
+                for (first, count) in pages
+                    .runs()
+                    .map(|(first, count)| (u64::from(first), u64::from(count)))
+                {
+                    memory.ram().clear(first..first + count).map_err(broken)?;
+                }
+                continue;
+            }
+            room -= pages.len();
+            let list: Vec<u64> = pages.pages().map(u64::from).collect();
+            let hashes = memory.hash_pages(&list, threads());
+            self.link.send(&SyncMessage::Holds { pages, hashes })?;
+        }
+        Ok(())
     }
 
     fn send_hashes(&mut self, epoch: Epoch, pages: &PageSet) -> Result<(), Broken> {

@@ -6,7 +6,7 @@
 use super::copies::Copies;
 use super::drive::{Driver, drive};
 use super::link::SyncLink;
-use super::{Broken, hash_all, hash_copy, page_set};
+use super::{Broken, hash_all, hash_copy, page_set, threads};
 use crate::vm::connect::ConnectError;
 use crate::vm::event::{LoopEvent, LoopSender, SyncStep};
 use crate::vm::fault_at::Line;
@@ -142,6 +142,11 @@ impl Driver<primary::Primary> for Worker {
                 let pages = self.scan()?;
                 self.figures.scan_us = self.lap.us();
                 return Ok(Some(Answer::Scanned(pages)));
+            }
+            Effect::HashPages(pages) => {
+                let list: Vec<u64> = pages.pages().map(u64::from).collect();
+                let hashes = self.its.machine.qemu.memory().hash_pages(&list, threads());
+                return Ok(Some(Answer::PagesHashed(hashes)));
             }
             Effect::SendPages(pages) => {
                 self.send_pages(&pages)?;
@@ -372,6 +377,14 @@ impl Worker {
         let its = &self.its;
         let session = its.session;
         let step = match report {
+            Report::Held { pages, equal } => {
+                let told = LoopEvent::HeldCompared {
+                    session,
+                    pages,
+                    equal,
+                };
+                return its.to_loop.send(told);
+            }
             Report::Copied => return its.to_loop.send(LoopEvent::JoinNearlyDone { session }),
             Report::VmStands { why } => return its.to_loop.send(LoopEvent::VmStands { session, why }),
             Report::PreCopied => SyncStep::WorkedAhead,

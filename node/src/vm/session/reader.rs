@@ -103,7 +103,7 @@ impl Reader {
     }
 
     /// The next message; waits for it.
-    fn wait(&mut self) -> Result<SyncMessage, Broken> {
+    pub fn wait(&mut self) -> Result<SyncMessage, Broken> {
         loop {
             match self.held()? {
                 Held::Message(message, bytes) => {

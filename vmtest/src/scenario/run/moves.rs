@@ -7,9 +7,9 @@
 use super::{PATIENCE, Stage, primary, with_role};
 use crate::cluster::Cluster;
 use crate::scenario::{Action, Scenario};
-use anyhow::{Result, ensure};
-use dunlin_api::EventKind;
+use anyhow::{Context, Result, ensure};
 use dunlin_api::files::VmFile;
+use dunlin_api::{EventKind, HostStatus};
 use std::time::Instant;
 
 /// Hosts that have no part in the VM at first.
@@ -22,8 +22,12 @@ pub fn are_in(scenario: &Scenario) -> bool {
 }
 
 fn has_standby(scenario: &Scenario) -> bool {
-    let awaits = |action: &Action| matches!(action, Action::AwaitBackup(_));
+    let awaits = |action: &Action| matches!(action, Action::AwaitBackup(_) | Action::AwaitCheckpoint);
     scenario.steps.iter().any(awaits)
+}
+
+fn has_checkpoint(scenario: &Scenario) -> bool {
+    scenario.steps.contains(&Action::AwaitCheckpoint)
 }
 
 /// Of the VM's file: the first spare host is its standby, if the story has one.
@@ -32,6 +36,7 @@ pub fn with_standby(scenario: &Scenario, file: VmFile) -> VmFile {
         true => VmFile {
             standby: Some(SPARE_HOSTS[0].to_owned()),
             standby_after: "5s".to_owned(),
+            standby_checkpoint: has_checkpoint(scenario).then(|| "1s".to_owned()),
             ..file
         },
         false => file,
@@ -110,6 +115,33 @@ impl Stage<'_, '_> {
                 && event.text.contains(&format!("standby '{host}' takes its part"))),
             "host {primary} does not say that standby {host} takes a part: {told:?}"
         );
+        Ok(())
+    }
+
+    pub(super) fn await_checkpoint(&mut self) -> Result<()> {
+        let (backup, vm) = (self.with_role("backup")?, self.vm.clone());
+        let rounds = |hosts: &[HostStatus]| {
+            let status = hosts.iter().find(|status| status.host == backup)?.vm(&vm)?;
+            status.checkpoint.as_ref().map(|checkpoint| checkpoint.rounds)
+        };
+        let what = "the standby has a checkpoint";
+        let begun = self.cluster.await_status(what, PATIENCE, rounds)?;
+        // The one under way may have begun before.
+        let later = |hosts: &[HostStatus]| rounds(hosts).filter(|rounds| *rounds > begun + 1);
+        self.cluster.await_status(what, PATIENCE, later).map(drop)
+    }
+
+    pub(super) fn memory_was_held(&mut self, percent: u64) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let told = self.cluster.events(&primary)?;
+        let mut told = told.iter().rev().filter(|event| event.kind == EventKind::Joining);
+        let compared = told.find(|event| event.text.contains("of an earlier copy"));
+        let text = &compared.context("no host that joined held anything")?.text;
+        let mut numbers = text
+            .split_whitespace()
+            .filter_map(|word| word.parse::<u64>().ok());
+        let (held, equal) = numbers.next().zip(numbers.next()).context("two figures")?;
+        ensure!(equal * 100 >= held * percent, "{text}");
         Ok(())
     }
 

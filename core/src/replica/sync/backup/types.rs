@@ -31,6 +31,11 @@ pub enum Effect {
     Send(SyncMessage),
     /// Sends a message to a primary that may be dead, which changes nothing.
     Tell(SyncMessage),
+    /// Says what the memory holds, of so many pages at most, in parts of `PAGES_AT_ONCE`.
+    SendHeld {
+        /// As many hashes as the primary takes.
+        most_pages: usize,
+    },
     /// Writes pages into the memory of a VM that does not run yet.
     WritePages(Vec<PageDelta>),
     /// Stops the VM.
@@ -112,6 +117,8 @@ pub struct Setup {
     pub active: bool,
     /// Whether the primary sends audits.
     pub audit: bool,
+    /// Whether the primary's build takes `Holds`.
+    pub says_held: bool,
     /// Memory for staging.
     pub staging_bytes: usize,
 }

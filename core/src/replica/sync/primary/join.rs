@@ -1,5 +1,6 @@
 //! The join: memory is copied while the VM runs, until the rest is small.
 
+use super::held::Held;
 use super::{Effect, Primary, Report, State};
 use crate::sync::dirty::PageSet;
 use crate::wire::sync::SyncMessage;
@@ -28,18 +29,23 @@ impl Primary {
             active: self.active,
             compare: self.setup.compare,
         }));
-        State::Greeting
+        State::Greeting(Held::default())
     }
 
-    /// The first round: all that the guest has ever used.
-    pub(super) fn begin_copy(&self, pages: &PageSet, effects: &mut Vec<Effect>) -> State {
+    /// The first round: all that the guest has ever used, but for what the backup was found to hold (`held`).
+    pub(super) fn begin_copy(pages: &PageSet, done: usize, effects: &mut Vec<Effect>) -> State {
         let first = Round {
             number: 0,
             pages: 0,
-            sent: 0,
-            total: pages.len(),
+            sent: done,
+            total: done + pages.len(),
         };
         Self::copy_round(first, pages, effects)
+    }
+
+    /// In messages of their size.
+    pub(super) fn send_pages(pages: &PageSet, effects: &mut Vec<Effect>) {
+        effects.extend(pages.parts(PAGES_PER_MESSAGE).map(Effect::SendPages));
     }
 
     fn copy_round(mut round: Round, pages: &PageSet, effects: &mut Vec<Effect>) -> State {
@@ -64,8 +70,7 @@ impl Primary {
             return Self::copy_round(round, pages, effects);
         }
         // What is written from that scan on is sent in the last, stopped round.
-        let parts = pages.parts(PAGES_PER_MESSAGE);
-        effects.extend(parts.map(Effect::SendPages));
+        Self::send_pages(pages, effects);
         effects.push(Effect::Report(Report::Copied));
         State::Idle
     }

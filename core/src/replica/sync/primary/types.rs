@@ -51,9 +51,11 @@ pub enum Effect {
     MapMemory,
     /// Asks which pages were written since the last scan: `Scanned`.
     Scan,
+    /// Hashes these pages as they are, a hash for each: `PagesHashed`.
+    HashPages(PageSet),
     /// Sends these pages as they are, for a VM that does not run yet.
     SendPages(PageSet),
-    /// So many of so many pages of a join are sent.
+    /// So many of so many pages of a join are sent, or were there already.
     Progress {
         /// So far.
         sent: usize,
@@ -113,6 +115,13 @@ pub enum Effect {
 /// What the loop is told.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Report {
+    /// A join: of the pages that the backup's memory held already, so many are this VM's, and are not sent.
+    Held {
+        /// Pages that it held.
+        pages: usize,
+        /// Those of them that are equal here.
+        equal: usize,
+    },
     /// The copy of a join is done, but for a last sync.
     Copied,
     /// The round while the VMs run is done: the sync may be agreed.

@@ -83,6 +83,11 @@ impl<'a> Words<'a> {
             .collect()
     }
 
+    /// `of=a,a,b`: what each page holds, a hash for each.
+    fn page_hashes(&self) -> Vec<u128> {
+        self.hashes().into_iter().step_by(BLOCKS_PER_PAGE).collect()
+    }
+
     fn deltas(&self) -> Vec<PageDelta> {
         let delta = |page| PageDelta {
             at: DivergentPage { page, blocks: 1 },
@@ -121,6 +126,7 @@ impl<'a> Words<'a> {
             active,
             audit,
             staging_bytes,
+            says_held: self.has("says-held"),
         }
     }
 
@@ -158,6 +164,10 @@ impl<'a> Words<'a> {
                 pages: self.number("pages") as u32,
                 active: self.has("active"),
                 compare: self.compare(),
+            },
+            "Holds" => SyncMessage::Holds {
+                pages: self.pages(),
+                hashes: self.page_hashes(),
             },
             "JoinReady" => SyncMessage::JoinReady,
             "Refused" => SyncMessage::Refused { why: self.text() },
@@ -243,6 +253,7 @@ impl<'a> Words<'a> {
             "scanned" => Answer::Scanned(self.pages()),
             "resumed" => Answer::Resumed,
             "hashed" => Answer::Hashed(self.hashes()),
+            "pages-hashed" => Answer::PagesHashed(self.page_hashes()),
             "deltas-sent" => Answer::DeltasSent {
                 bytes: self.number("bytes"),
             },
@@ -374,6 +385,7 @@ impl Render for primary::Effect {
     fn render(&self) -> String {
         match self {
             Self::Send(sent) => format!("send {}", message(sent)),
+            Self::HashPages(set) => format!("hash-pages {}", pages(set)),
             Self::SendPages(set) => format!("send-pages {}", pages(set)),
             Self::Copy(set) => format!("copy {}", pages(set)),
             Self::MarkDisks(epoch) => format!("mark-disks epoch={}", epoch.0),

@@ -1,0 +1,117 @@
+//! A checkpoint of a running VM's memory on the standby's host, made every so many seconds out of the backup's copy (`standby_checkpoint`).
+//!
+//! Flow: each second the daemon looks whether this host has a VM's whole second copy, and a standby to feed ([`VmHandle::feed_standby`]) -> [`Feeder`], a thread of its own: pages whose hash
+//! is another one than the last time -> the standby's daemon ([`receiver`]) -> [`HeldMemory`](super::held_memory::HeldMemory).
+//!
+//! Stream: `Join` with the number of pages; `Holds` and `JoinReady`, or `Refused`; then each round `Pages`, `JoinLast` with its number, and
+//! `Staged` in answer. It is a join that goes on, and never ends with a VM.
+//!
+//! Invariants:
+//! 1. The primary has no part in it, and no VM stands still for it: pages are read while the backup's VM runs. What is torn by that is found at the
+//!    join, where every page is compared.
+//! 2. Only the hosts of the cluster are heard, and what they feed is nobody's VM (`held_memory`).
+//!
+//! Source: GAIA proposal 2.3.1; why the standby does not run from it: docs/replica.md, "A standby".
+
+mod feeder;
+pub mod receiver;
+
+pub use feeder::Feeder;
+
+use super::session::Broken;
+use super::shared::Host;
+use super::{VmHandle, checkpoint::feeder::Feeds};
+use dunlin_api::Role;
+use dunlin_core::wire::sync::{SyncMessage, encode};
+use dunlin_fabric::link::WriteHalf;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long either side waits for the other's next message in a round, or for it to take one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A checkpoint is held for so long after the time that a standby waits before it takes a part.
+const HELD_BEYOND: Duration = Duration::from_secs(3600);
+
+impl VmHandle {
+    /// Begins to feed the standby, goes on, or ends it: as the VM's file, and this host's part in it, say now.
+    pub fn feed_standby(&self, host: &Arc<Host>) {
+        let mut feeder = self.shared.feeder.lock();
+        if self.shared.over.load(Ordering::Relaxed) {
+            if let Some(feeder) = feeder.take() {
+                feeder.vm_ended();
+            }
+            return;
+        }
+        let config = self.config();
+        let memory = self.shared.copy.lock().clone();
+        let is_backup = self.shared.status.lock().role == Role::Backup && memory.strong_count() > 0;
+        let standby = config.standby.as_ref().filter(|_| is_backup);
+        let Some((standby, every)) = standby.and_then(|standby| Some((standby, standby.checkpoint?))) else {
+            *feeder = None;
+            return;
+        };
+        if feeder
+            .as_ref()
+            .is_some_and(|feeder| feeder.is_of(standby, &memory))
+        {
+            return;
+        }
+        // The one before has ended when its thread looks next.
+        *feeder = None;
+        let feeds = Feeds {
+            host: host.clone(),
+            vm: config.name.clone(),
+            standby: standby.clone(),
+            every,
+            memory,
+        };
+        match Feeder::start(feeds) {
+            Ok(begun) => *feeder = Some(begun),
+            Err(error) => tracing::warn!(vm = config.name, "a thread for checkpoints: {error}"),
+        }
+    }
+}
+
+fn send(half: &mut WriteHalf, message: &SyncMessage) -> Result<(), Broken> {
+    let mut buffer = bytes::BytesMut::new();
+    let encoded = encode(message, &mut buffer).map_err(std::io::Error::other);
+    encoded
+        .and_then(|()| half.write_all(&buffer))
+        .and_then(|()| half.flush())
+        .map_err(|error| Broken::new("the checkpoint's stream", error))
+}
+
+/// What the receiver has to know beside the VM: how often it is fed, and for how long it holds what it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Terms {
+    every: Duration,
+    held: Duration,
+}
+
+impl Terms {
+    fn encode(self) -> Vec<u8> {
+        [self.every, self.held]
+            .iter()
+            .flat_map(|time| time.as_secs().to_be_bytes())
+            .collect()
+    }
+
+    /// None: another build's.
+    fn decode(extra: &[u8]) -> Option<Self> {
+        let (every, rest) = extra.split_first_chunk::<8>()?;
+        let held: &[u8; 8] = rest.try_into().ok()?;
+        /// A week: longer than anything that a VM's file may say.
+        const MOST_S: u64 = 7 * 86_400;
+        let seconds = |bytes: &[u8; 8]| Duration::from_secs(u64::from_be_bytes(*bytes).min(MOST_S));
+        Some(Self {
+            every: seconds(every),
+            held: seconds(held),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The standby's side: holds what it is sent.
+
+use super::{PATIENCE, Terms, send};
+use crate::vm::held_memory::{HeldMemory, Number, TooManyVms};
+use crate::vm::session::Broken;
+use crate::vm::session::reader::Reader;
+use dunlin_core::replica::sync::PAGES_AT_ONCE;
+use dunlin_core::sync::compare::PAGE_BYTES;
+use dunlin_core::sync::dirty::PageSet;
+use dunlin_core::sync::staging::PageDelta;
+use dunlin_core::wire::sync::SyncMessage;
+use dunlin_fabric::link::{Hello, Stream, WriteHalf};
+use dunlin_guest::memory::RamFile;
+use dunlin_guest::probe::memory_available_bytes;
+use std::io;
+
+/// So much of what a host could still give is left alone.
+const LEFT_ALONE_BYTES: u64 = 256 << 20;
+
+/// Why a host does not hold a VM's memory.
+#[derive(Debug, thiserror::Error)]
+enum NotHeld {
+    #[error("memory for a checkpoint: {0}")]
+    Memory(#[from] io::Error),
+    #[error(
+        "no room for a checkpoint: {available_mib} MiB of memory are available, {needed_mib} MiB are needed"
+    )]
+    NoRoom { available_mib: u64, needed_mib: u64 },
+    #[error(transparent)]
+    TooManyVms(#[from] TooManyVms),
+}
+
+/// Until the stream ends, or what was held of the VM has become a VM's.
+pub fn receive(held: &HeldMemory, hello: &Hello, stream: Stream) {
+    if let Err(Broken(why)) = receive_all(held, hello, stream) {
+        tracing::info!(
+            vm = hello.vm,
+            from = hello.from,
+            "a checkpoint is fed no more: {why}"
+        );
+    }
+}
+
+fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), Broken> {
+    let broken = |error: io::Error| Broken::new("the checkpoint's stream", error);
+    let terms = Terms::decode(&hello.extra).ok_or_else(|| Broken("it does not say for how long".into()))?;
+    // A round takes as long as it takes, but it says something in that time.
+    let silence = terms.every * 2 + PATIENCE;
+    stream.set_read_timeout(Some(silence)).map_err(broken)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
+    let (half, mut writer) = stream.split();
+    let mut reader = Reader::new(half);
+    let SyncMessage::Join { pages, .. } = reader.wait()? else {
+        return Err(Broken("it begins otherwise".into()));
+    };
+    let (ram, number) = match begin(held, &hello.vm, u64::from(pages), terms) {
+        Ok(begun) => begun,
+        Err(why) => {
+            let why = why.to_string();
+            send(&mut writer, &SyncMessage::Refused { why: why.clone() })?;
+            return Err(Broken(why));
+        }
+    };
+    say_held(&ram, &mut writer)?;
+    drop(ram);
+    send(&mut writer, &SyncMessage::JoinReady)?;
+    loop {
+        match reader.wait()? {
+            SyncMessage::Pages(deltas) => write(held, hello, number, terms, pages, &deltas)?,
+            SyncMessage::JoinLast { epoch } => send(&mut writer, &SyncMessage::Staged { epoch })?,
+            // The VM has ended: there will be no copy of it.
+            SyncMessage::Refused { .. } => {
+                held.end(&hello.vm, number);
+                return Ok(());
+            }
+            other => return Err(Broken(format!("{} is not due", other.name()))),
+        }
+    }
+}
+
+/// What is here of that VM is gone on with, if it is of that size.
+fn begin(held: &HeldMemory, vm: &str, pages: u64, terms: Terms) -> Result<(RamFile, Number), NotHeld> {
+    let bytes = pages * PAGE_BYTES as u64;
+    let known = held.look(vm).filter(|ram| ram.bytes() == bytes);
+    let ram = match known {
+        Some(ram) => ram,
+        None => RamFile::new(vm, bytes)?,
+    };
+    let here_bytes = ram.populated()?.count() * PAGE_BYTES as u64;
+    let needed_bytes = bytes - here_bytes + LEFT_ALONE_BYTES;
+    let available_bytes = memory_available_bytes();
+    if available_bytes < needed_bytes {
+        return Err(NotHeld::NoRoom {
+            available_mib: available_bytes >> 20,
+            needed_mib: needed_bytes >> 20,
+        });
+    }
+    let number = held.keep(vm, ram.try_clone()?, terms.held)?;
+    Ok((ram, number))
+}
+
+/// Whoever feeds it need not send that again.
+fn say_held(ram: &RamFile, writer: &mut WriteHalf) -> Result<(), Broken> {
+    let broken = |error: io::Error| Broken::new("reading what is held", error);
+    let populated = ram.populated().map_err(broken)?;
+    let populated = PageSet::from_runs(populated.iter().map(|page| (page as u32, 1)));
+    for pages in populated.parts(PAGES_AT_ONCE) {
+        let hashes = ram.hash_pages(pages.pages().map(u64::from)).map_err(broken)?;
+        send(writer, &SyncMessage::Holds { pages, hashes })?;
+    }
+    Ok(())
+}
+
+fn write(
+    held: &HeldMemory,
+    hello: &Hello,
+    number: Number,
+    terms: Terms,
+    pages: u32,
+    deltas: &[PageDelta],
+) -> Result<(), Broken> {
+    let fits = |delta: &PageDelta| delta.at.page < pages && delta.bytes.len() == PAGE_BYTES;
+    if !deltas.iter().all(fits) {
+        return Err(Broken("a page that is none of the VM's".into()));
+    }
+    let write_all = |ram: &RamFile| {
+        let mut deltas = deltas.iter();
+        deltas.try_for_each(|delta| ram.write_page(u64::from(delta.at.page), &delta.bytes))
+    };
+    match held.write(&hello.vm, number, terms.held, write_all) {
+        Some(written) => written.map_err(|error| Broken::new("writing the checkpoint", error)),
+        None => Err(Broken("it is a VM's now, or its time is over".into())),
+    }
+}
