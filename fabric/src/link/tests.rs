@@ -267,12 +267,12 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     assert!(
         refusal
             .to_string()
-            .contains("peer speaks protocol version 99, this host versions 2 to 5"),
+            .contains("peer speaks protocol version 99, this host versions 2 to 6"),
         "{refusal}"
     );
     let mut head = [0; 9];
     tcp.read_exact(&mut head).unwrap();
-    assert_eq!(&head[..8], b"DUNLIN\x00\x05");
+    assert_eq!(&head[..8], b"DUNLIN\x00\x06");
 
     let future = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = future.local_addr().unwrap();

@@ -207,11 +207,12 @@ fn a_host_of_version_2_connects_and_is_connected_to_whatever_protects_the_link()
 #[test]
 fn hosts_of_neighbouring_versions_speak_the_highest_one_that_both_have_and_say_which_build_they_are() {
     for (theirs, common) in [
+        ((2, 6), 6),
         ((2, 5), 5),
         ((2, 4), 4),
         ((2, 2), 2),
         ((2, 3), 3),
-        ((5, 6), 5),
+        ((6, 7), 6),
         ((3, 3), 3),
     ] {
         for (mode, a, b) in all_modes() {
@@ -233,27 +234,27 @@ fn hosts_of_neighbouring_versions_speak_the_highest_one_that_both_have_and_say_w
 
 #[test]
 fn hosts_without_a_common_version_say_so_on_both_sides() {
-    let (older, newer) = (plain("a"), plain("b").speaking(6, 7));
+    let (older, newer) = (plain("a"), plain("b").speaking(7, 8));
     let (connected, _, refusal) = try_link(older.clone(), &newer, &hello());
     assert_eq!(
         connected.err().unwrap().to_string(),
-        "the peer speaks protocol version 5, this host versions 6 to 7: upgrade the peer to a dunlin version that knows one of these, or run \
+        "the peer speaks protocol version 6, this host versions 7 to 8: upgrade the peer to a dunlin version that knows one of these, or run \
          the same on all hosts"
     );
     let refusal = refusal.unwrap();
     assert!(
-        refusal.contains("this host versions 2 to 5: upgrade this host to"),
+        refusal.contains("this host versions 2 to 6: upgrade this host to"),
         "{refusal}"
     );
     let (connected, _, refusal) = try_link(newer, &older, &Hello::new("redis", "b", Purpose::Log));
     let said = connected.err().unwrap().to_string();
     assert!(
-        said.contains("version 6, this host versions 2 to 5: upgrade this host"),
+        said.contains("version 7, this host versions 2 to 6: upgrade this host"),
         "{said}"
     );
     let refusal = refusal.unwrap();
     assert!(
-        refusal.contains("versions 2 to 5, this host versions 6 to 7: upgrade the peer"),
+        refusal.contains("versions 2 to 6, this host versions 7 to 8: upgrade the peer"),
         "{refusal}"
     );
 }

@@ -81,6 +81,7 @@ var mistakes = []struct {
 	{"no time until a standby gets a part", shop, "policy: dunlin", "standbyAfterSeconds: 0", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"more than a day until then", shop, "policy: dunlin", "standbyAfterSeconds: 86401", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"a word for that time", shop, "policy: dunlin", "standbyAfterSeconds: 30s", `spec.standbyAfterSeconds: Invalid value: "string": spec.standbyAfterSeconds in body must be of type integer`},
+	{"a checkpoint all the time", shop, "policy: dunlin", "standbyCheckpointSeconds: 0", "standbyCheckpointSeconds is from 1 to 86400 (a day)"},
 	{"no time until a program's standby gets a part", sessions, "strength: 2", "strength: 3\n  standbyAfterSeconds: 0", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"more than a day until a program's does", sessions, "strength: 2", "strength: 3\n  standbyAfterSeconds: 86401", "standbyAfterSeconds is from 1 to 86400 (a day)"},
 	{"an unknown part", shop, "vm:", "hardware:", `unknown field "spec.hardware"`},
@@ -307,6 +308,10 @@ func changes(ctx context.Context, t *testing.T, client dynamic.Interface) {
 	const sameTime = "standbyAfterSeconds does not change while the VM exists: make another one"
 	if err := change(int64(60), "spec", "standbyAfterSeconds"); err == nil || !strings.Contains(err.Error(), sameTime) {
 		t.Errorf("another time until the standby gets a part: %v", err)
+	}
+	const sameCheckpoint = "standbyCheckpointSeconds does not change while the VM exists: make another one"
+	if err := change(int64(60), "spec", "standbyCheckpointSeconds"); err == nil || !strings.Contains(err.Error(), sameCheckpoint) {
+		t.Errorf("checkpoints from now on: %v", err)
 	}
 	const programsTime = "standbyAfterSeconds does not change while the program exists: make another one"
 	err = changeOf(client.Resource(programs).Namespace("default"), "sessions", int64(60), "spec", "standbyAfterSeconds")

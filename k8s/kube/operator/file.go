@@ -30,11 +30,13 @@ type file struct {
 	Witness string   `toml:"witness,omitempty"`
 	Standby string   `toml:"standby,omitempty"`
 	// StandbyAfter is said without a standby too: one may be named while the VM runs.
-	StandbyAfter string    `toml:"standby_after,omitempty"`
-	Policy       string    `toml:"policy"`
-	Storage      string    `toml:"storage,omitempty"`
-	VM           *hardware `toml:"vm,omitempty"`
-	Program      *program  `toml:"program,omitempty"`
+	StandbyAfter string `toml:"standby_after,omitempty"`
+	// StandbyCheckpoint likewise.
+	StandbyCheckpoint string    `toml:"standby_checkpoint,omitempty"`
+	Policy            string    `toml:"policy"`
+	Storage           string    `toml:"storage,omitempty"`
+	VM                *hardware `toml:"vm,omitempty"`
+	Program           *program  `toml:"program,omitempty"`
 }
 
 type hardware struct {
@@ -73,6 +75,9 @@ func (limits Limits) File(object v1alpha1.Protected) (string, error) {
 	switch object := object.(type) {
 	case *v1alpha1.ProtectedVM:
 		written.VM, err, seconds = hardwareOf(object.Spec.VM), limits.check(object), object.Spec.StandbyAfterSeconds
+		if every := object.Spec.StandbyCheckpointSeconds; every > 0 {
+			written.StandbyCheckpoint = fmt.Sprintf("%ds", every)
+		}
 	case *v1alpha1.ProtectedProgram:
 		written.Program, err, seconds = programOf(object.Spec.Program), limits.checkProgram(object), object.Spec.StandbyAfterSeconds
 	}

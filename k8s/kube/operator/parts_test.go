@@ -109,6 +109,18 @@ func TestAFileSaysWhenTheStandbyGetsAPart(t *testing.T) {
 	}
 }
 
+func TestAFileSaysHowOftenTheStandbyGetsACheckpoint(t *testing.T) {
+	for seconds, want := range map[int64]string{0: "", 30: "30s"} {
+		vm := shop()
+		vm.Spec.StandbyCheckpointSeconds = seconds
+		written, err := limits.File(vm)
+		var read file
+		if _, wrong := toml.Decode(written, &read); err != nil || wrong != nil || read.StandbyCheckpoint != want {
+			t.Errorf("%d s: %v, %v: %s", seconds, err, wrong, written)
+		}
+	}
+}
+
 // A daemon refuses a number that is nothing, and knows what happens where there is none.
 func TestAFileSaysNothingOfWhatIsLeftOut(t *testing.T) {
 	for _, object := range []v1alpha1.Protected{sessions(), shop()} {

@@ -18,12 +18,13 @@ pub mod receiver;
 
 pub use feeder::Feeder;
 
+use super::VmHandle;
 use super::session::Broken;
 use super::shared::Host;
-use super::{VmHandle, checkpoint::feeder::Feeds};
 use dunlin_api::Role;
 use dunlin_core::wire::sync::{SyncMessage, encode};
 use dunlin_fabric::link::WriteHalf;
+use feeder::Feeds;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

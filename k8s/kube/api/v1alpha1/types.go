@@ -31,7 +31,9 @@ type ProtectedVMSpec struct {
 	Storage string `json:"storage,omitempty"`
 	// StandbyAfterSeconds is how long a copy's host has to be away until the standby gets its part. It does not change.
 	StandbyAfterSeconds int64 `json:"standbyAfterSeconds,omitempty"`
-	VM                  VM    `json:"vm"`
+	// StandbyCheckpointSeconds is how often the standby gets a checkpoint of the VM's memory; 0: never. It does not change.
+	StandbyCheckpointSeconds int64 `json:"standbyCheckpointSeconds,omitempty"`
+	VM                       VM    `json:"vm"`
 }
 
 // VM is the virtual hardware. It does not change.

@@ -21,9 +21,13 @@ use dunlin_core::wire::sync::{HOLDS_SINCE, SyncMessage};
 use dunlin_fabric::link::{Purpose, Stream, WriteHalf};
 use dunlin_guest::memory::{Memory, hash};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// People hear no more reasons than so many.
+const MOST_COMPLAINTS: usize = 8;
 
 /// The standby hears at least so often that a round goes on.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -84,7 +88,7 @@ impl Feeder {
             status: status.clone(),
             endings,
             copies: Copies::default(),
-            complaint: String::new(),
+            complaints: BTreeSet::new(),
             said: Instant::now(),
         };
         let work = move || feeding.go_on();
@@ -118,7 +122,8 @@ struct Feeding {
     status: Arc<Mutex<CheckpointStatus>>,
     endings: Receiver<()>,
     copies: Copies,
-    complaint: String,
+    /// Reasons that people have heard since a round came through.
+    complaints: BTreeSet<String>,
     /// When the standby last heard of this round.
     said: Instant,
 }
@@ -143,10 +148,9 @@ impl Feeding {
 
     /// People hear each reason once, until a round has come through.
     fn complain(&mut self, why: &str) {
-        if self.complaint == why {
+        if self.complaints.len() >= MOST_COMPLAINTS || !self.complaints.insert(why.to_owned()) {
             return;
         }
-        self.complaint = why.to_owned();
         self.tell(format!(
             "no checkpoint of its memory at standby '{}': {why}",
             self.feeds.standby.host
@@ -264,7 +268,7 @@ impl Feeding {
             status.took_ms = begun.elapsed().as_millis() as u64;
         }
         if round == 0 {
-            self.complaint.clear();
+            self.complaints.clear();
             self.tell(format!(
                 "a checkpoint of its memory is at standby '{}': {} MiB, of which {} MiB were sent",
                 self.feeds.standby.host,
