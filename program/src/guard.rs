@@ -17,10 +17,13 @@ pub(crate) mod layers;
 mod memory;
 mod pagemap;
 mod room;
+mod tracking;
+mod whose;
 
 pub use ahead::{Ahead, Left, Still, Unchanged, compose};
 pub use criu::{Criu, Held};
 pub use room::room_for;
+pub use tracking::{Untracked, tells_what_is_written};
 
 use crate::copy::Copy;
 use crate::data::blocks::Source;
@@ -165,6 +168,7 @@ impl Place {
             groups: Vec::new(),
             knock,
             held: false,
+            whose: None,
             given: Vec::new(),
         })
     }

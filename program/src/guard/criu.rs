@@ -84,8 +84,16 @@ impl Criu {
         // Before CRIU is there, which it would reach.
         stop(place)?;
         let (ours, theirs) = pair()?;
-        let door = place.door(theirs).map_err(failed(ENTERING))?;
-        Entering::begin(self.dumping(place, folder)?, door, ours, "dump", folder)?.enter()
+        let mut door = place.door(theirs).map_err(failed(ENTERING))?;
+        door.whose = place.whose()?;
+        // What CRIU finds out about the kernel it finds out as root, before that.
+        door.held = door.whose.is_some();
+        let is_held = door.held;
+        let entering = Entering::begin(self.dumping(place, folder)?, door, ours, "dump", folder)?;
+        match is_held {
+            true => entering.hold()?.enter(),
+            false => entering.enter(),
+        }
     }
 
     /// Begins to take the processes of a copy but for their own memory, which stays in them, and holds before it looks at any. The program
@@ -102,6 +110,7 @@ impl Criu {
         let (ours, theirs) = pair()?;
         let mut door = place.door(theirs).map_err(failed(ENTERING))?;
         door.held = true;
+        door.whose = place.whose()?;
         door.given.push(asked);
         let entering = Entering::begin(command, door, ours, "dump", folder)?;
         Ok(Held(entering.hold()?))
@@ -331,7 +340,7 @@ fn complaint(log: &str) -> Option<String> {
     let mut telling = errors.filter(|why| !HARMLESS.iter().any(|harmless| why.contains(harmless)));
     let why = telling.next()?;
     let hint = match why.contains("Can't get rlimit") {
-        true => " (this host's root has no CAP_SYS_RESOURCE, and the program runs as another user)",
+        true => " (this daemon has no CAP_SYS_RESOURCE, and the program's processes are of several users)",
         false => "",
     };
     Some(format!("{why}{hint}"))

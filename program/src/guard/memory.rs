@@ -176,7 +176,7 @@ fn own_area(line: &str) -> Option<(u64, u64)> {
 }
 
 /// Its number in the innermost namespace.
-fn inside(status: &str) -> Option<u32> {
+pub(super) fn inside(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().last()?.parse().ok()
 }

@@ -9,7 +9,7 @@
 //! Source:     CRIU's `cr_dump_tasks`, which begins by lifting its limit of descriptors; ptrace(2): PTRACE_O_TRACESYSGOOD. Not here: what is told to
 //!             whom (`stranger`).
 
-use super::injected::{stopped, system_call};
+use super::injected::{Whose, becomes, stopped, system_call};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -80,12 +80,13 @@ pub(super) fn hold(stranger: Pid) -> Result<(), Errno> {
 }
 
 /// It enters the copy's mounts, and is let go.
-pub(super) fn let_in(stranger: Pid, mounts: RawFd) -> Result<(), Errno> {
+pub(super) fn let_in(stranger: Pid, mounts: RawFd, whose: Option<Whose>) -> Result<(), Errno> {
     let mounts = mounts as u64;
     let call = |number, first, second| system_call(stranger, number, [first, second, 0, 0, 0, 0]);
     call(libc::SYS_setns, mounts, libc::CLONE_NEWNS as u64)?;
     call(libc::SYS_fchdir, IMAGES, 0)?;
     call(libc::SYS_close, mounts, 0)?;
+    becomes(stranger, whose)?;
     ptrace::detach(stranger, None)
 }
 

@@ -1,7 +1,7 @@
 //! System calls that a stopped process is made to make.
 //!
 //! Flow:       the tracer stops it -> its instruction pointer's next bytes become a system call, for one step -> all is as it was.
-//! Source:     ptrace(2). Not here: why (`stranger`, `clock`).
+//! Source:     ptrace(2). Not here: why (`stranger`, `clock`, `guard::whose`).
 
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, AddressType};
@@ -11,6 +11,25 @@ use nix::unistd::Pid;
 
 /// The machine's instruction for a system call, as the lowest bytes of a word.
 const SYSCALL: libc::c_long = 0x050f;
+
+/// As whom a process counts where it asks about another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Whose {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+/// An id that stays as it is.
+const SAME: u64 = u32::MAX as u64;
+
+/// Its real ids become these. What it may do is decided by its effective ones, which stay.
+pub(super) fn becomes(process: Pid, whose: Option<Whose>) -> Result<(), Errno> {
+    let Some(whose) = whose else { return Ok(()) };
+    let call = |number, real: u32| system_call(process, number, [real.into(), SAME, SAME, 0, 0, 0]);
+    call(libc::SYS_setresgid, whose.group)?;
+    call(libc::SYS_setresuid, whose.user)?;
+    Ok(())
+}
 
 /// In a process that is stopped, and is then as it was. What the call returns.
 pub(super) fn system_call(process: Pid, number: libc::c_long, arguments: [u64; 6]) -> Result<u64, Errno> {

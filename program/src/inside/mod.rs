@@ -16,7 +16,7 @@ mod clock;
 mod filter;
 mod held;
 mod init;
-mod injected;
+pub(crate) mod injected;
 pub(crate) mod listens;
 mod ptrace;
 pub(crate) mod signal;

@@ -9,7 +9,7 @@
 //! Source:     setns(2) and ptrace(2): only a process itself can change its mounts, so it is made to. Not here: what it is told (`guard`).
 
 use super::held;
-use super::injected::{stopped, system_call};
+use super::injected::{Whose, stopped, system_call};
 use super::visit::{fork_far_away, wait_in_its_place};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
@@ -43,6 +43,8 @@ pub(crate) struct Door {
     pub(crate) knock: OwnedFd,
     /// It begins while the program runs, and is held (`held`).
     pub(crate) held: bool,
+    /// Whose one that was held counts as from then on, if not root's.
+    pub(crate) whose: Option<Whose>,
     /// What it gets beside its standard streams.
     pub(crate) given: Vec<OwnedFd>,
 }
@@ -91,7 +93,7 @@ impl Door {
         let let_in = is_held
             .and_then(|()| forget_what_is_believed(self.mounts.as_fd()))
             .and_then(|()| match self.held {
-                true => held::let_in(stranger, mounts),
+                true => held::let_in(stranger, mounts, self.whose),
                 false => move_in(stranger, mounts),
             })
             .and_then(|()| self.says());

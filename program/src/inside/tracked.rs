@@ -17,12 +17,12 @@ use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// From it on a page that is moved is not taken for an unwritten one.
-const OLDEST_KERNEL: (u32, u32) = (6, 13);
+pub(crate) const OLDEST_KERNEL: (u32, u32) = (6, 13);
 /// A thread stops in microseconds, where it can.
 const STOPS_WITHIN: Duration = Duration::from_millis(500);
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -47,14 +47,27 @@ pub(crate) struct Tracked(OwnedFd);
 impl Tracked {
     /// Nothing is protected yet.
     pub(crate) fn of(process: u32) -> io::Result<Self> {
-        if kernel() < OLDEST_KERNEL {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
+        is_new_enough()?;
         // Invariant 3: whoever is traced by a thread that has ended is not any more.
         let taken = std::thread::Builder::new()
             .name("program-tracked".into())
             .spawn(move || take(process))?;
-        let tracked = Self(taken.join().map_err(|_| io::Error::from(Errno::ECHILD))??);
+        Self::begin(taken.join().map_err(|_| io::Error::from(Errno::ECHILD))??)
+    }
+
+    /// Of this process, which tries whether it works.
+    pub(crate) fn of_this() -> io::Result<Self> {
+        is_new_enough()?;
+        // SAFETY: it takes no memory, and returns a descriptor of nobody else's.
+        match unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) } {
+            ..0 => Err(io::Error::last_os_error()),
+            // SAFETY: as above.
+            opened => Self::begin(unsafe { OwnedFd::from_raw_fd(opened as RawFd) }),
+        }
+    }
+
+    fn begin(opened: OwnedFd) -> io::Result<Self> {
+        let tracked = Self(opened);
         let mut asked = [API, FEATURE_WP | FEATURE_WP_ASYNC, 0];
         tracked.ask(UFFDIO_API, &mut asked)?;
         Ok(tracked)
@@ -79,7 +92,14 @@ impl Tracked {
     }
 }
 
-fn kernel() -> (u32, u32) {
+fn is_new_enough() -> io::Result<()> {
+    match kernel() < OLDEST_KERNEL {
+        true => Err(io::ErrorKind::Unsupported.into()),
+        false => Ok(()),
+    }
+}
+
+pub(crate) fn kernel() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up, user};
+use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up};
 use crate::client::{Counter, CounterSpec};
 use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
@@ -394,11 +394,8 @@ fn mariadb(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     in_its_root(&roots::MARIADB, port, &command, &more).map(Some)
 }
 
-/// It refuses to be root. Where a program of another user cannot be copied it is played only by a CRIU that somebody has named, who knows why.
+/// It refuses to be root.
 fn postgresql(_: &Testbed, port: u16) -> Result<Option<Plan>> {
-    if user().contains("root") && std::env::var_os("DUNLIN_CRIU").is_none() {
-        return Ok(None);
-    }
     let command = [
         "/usr/lib/postgresql/15/bin/postgres",
         "-D",
