@@ -28,9 +28,10 @@ const CACHE: &str = "/run/criu.kdat";
 const FOLDER: &str = "DUNLIN_TEST_FOLDER";
 
 /// 24 MiB of chance in two processes, some of which changes at each turn: a page in the middle, one that is new, one that is given back. The
-/// child does not share what it changes. Both tell a hash of all, and whether it is what it has to be.
+/// child does not share what it changes. Both tell a hash of all, and whether it is what it has to be. One page has
+/// something in it that nobody may look at, but for a moment in each turn.
 const CHANGES: &str = r#"
-import hashlib, mmap, os, socket, time
+import ctypes, hashlib, mmap, os, socket, time
 PAGE = 4096
 memory = mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 chance = hashlib.shake_128(b"a seed").digest(1 << 20)
@@ -38,6 +39,12 @@ for mib in range(24):
     memory[mib << 20:(mib + 1) << 20] = bytes([mib]) + chance[1:]
 expected = mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 expected[:] = memory[:]
+hidden = mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+hidden[:6] = b"hidden"
+at_hidden = ctypes.addressof(ctypes.c_char.from_buffer(hidden))
+mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+assert mprotect(at_hidden, PAGE, 0) == 0
 parent = os.fork() != 0
 name = "parent" if parent else "child"
 card = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -58,6 +65,9 @@ while True:
         if len(more) > 20:
             more.pop(0).close()
     right = all(memory[mib << 20:(mib + 1) << 20] == expected[mib << 20:(mib + 1) << 20] for mib in range(24))
+    mprotect(at_hidden, PAGE, mmap.PROT_READ)
+    right = right and hidden[:6] == b"hidden"
+    mprotect(at_hidden, PAGE, 0)
     right = right and all(one[:4] in (b"pare", b"chil") and one[PAGE:] == bytes(7 * PAGE) for one in more)
     with open("/%s.new" % name, "w") as told:
         told.write("%d %s" % (turn, "right" if right else "wrong"))
@@ -202,6 +212,70 @@ fn a_join() {
     guard::resume(&place, &mut |_| {}).expect("it runs on");
     let now = turn_after(0, "parent", &from);
     turn_after(now, "parent", &from);
+}
+
+/// As a database does for its buffers; the child has that from its parent.
+const KEEPS_FREE: &str = r#"
+import mmap, os, socket, time
+free = mmap.mmap(-1, 8 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+name = "parent" if os.fork() else "child"
+card = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+turn = 0
+while True:
+    turn += 1
+    with open("/%s.new" % name, "w") as told:
+        told.write("%d right" % turn)
+    os.rename("/%s.new" % name, "/%s" % name)
+    card.sendto(b"frame", ("10.213.29.1", 9))
+    time.sleep(0.02)
+"#;
+
+#[test]
+#[ignore = "a part of the other test"]
+fn a_join_of_free_addresses() {
+    if std::env::var_os("DUNLIN_CRIU").is_none() {
+        return;
+    }
+    let criu = Criu::find().expect("CRIU");
+    let from = copy("the first copy", &["/usr/bin/python3", "-c", KEEPS_FREE]);
+    from.go().expect("it begins");
+    turn_after(1, "child", &from);
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = Place::of(&from).expect("where it is");
+    let begun = Instant::now();
+    let why = place
+        .go_ahead(&folder.path().join("ahead"))
+        .expect_err("too many");
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "its addresses were looked at"
+    );
+    assert!(
+        why.to_string().contains("keeps 8192 GiB of addresses free"),
+        "{why}"
+    );
+    let dumped = criu.dump(&place, folder.path());
+    let newest = guard::resume(&place, &mut |_| {}).expect("it runs on");
+    dumped.expect("a dump");
+    let to = copy("the second copy", &["/bin/false"]);
+    to.vacate().expect("room");
+    let there = Place::of(&to).expect("where it is");
+    criu.restore(&there, folder.path(), place.prints_to())
+        .expect("a restore");
+    let adopted = Adopted {
+        neighbours: Vec::new(),
+        last_pid: newest.unwrap_or(0),
+    };
+    to.adopt(adopted).expect("it runs");
+    for process in ["parent", "child"] {
+        let stood_at = turn_after(0, process, &from);
+        turn_after(stood_at, process, &to);
+    }
+}
+
+#[test]
+fn addresses_that_are_kept_free_are_brought_and_are_no_memory() {
+    with_criu::play("a_join_of_free_addresses");
 }
 
 fn kill_process(number: u32) {

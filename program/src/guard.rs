@@ -11,6 +11,7 @@
 //! Not here:   CRIU itself (`criu`); when (`node`); connections in translation, the order of reading (core).
 
 mod ahead;
+mod areas;
 mod bounded;
 mod criu;
 pub(crate) mod layers;

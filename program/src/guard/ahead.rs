@@ -89,6 +89,12 @@ impl Place {
                 )));
             }
             let file = processes.len() as u64 + 1;
+            if let Some(bytes) = process.keeps_free() {
+                return Err(GuardError(format!(
+                    "{STEP}: the program keeps {} GiB of addresses free, which take CRIU longer than its memory does",
+                    bytes >> 30
+                )));
+            }
             // One that ends meanwhile has none.
             let areas = process.areas().unwrap_or_default();
             let runs = process.pages(&areas).unwrap_or_default();

@@ -132,6 +132,7 @@ impl Criu {
     /// Where CRIU cannot bring it; its own last words.
     pub fn restore(&self, place: &Place, folder: &Path, prints_to: Option<&str>) -> Result<(), GuardError> {
         let mut command = self.command("restore", folder)?;
+        super::areas::promise_nothing(&folder.join("images")).map_err(failed("its list of memory"))?;
         command.arg("--restore-detached");
         // What it starts is the program, within its limits.
         let groups: Result<Vec<OwnedFd>, io::Error> = place.groups.iter().map(OwnedFd::try_clone).collect();

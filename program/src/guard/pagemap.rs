@@ -120,7 +120,8 @@ fn flags_of(place: Where) -> u64 {
     }
 }
 
-fn number(bytes: &mut &[u8]) -> Option<u64> {
+/// Of a message of protobuf's, from its beginning.
+pub(super) fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = bytes.split_first()?;
@@ -133,16 +134,19 @@ fn number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
+pub(super) fn put_number(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
 fn message(image: &mut Vec<u8>, fields: &[(u64, u64)]) {
     let mut bytes = Vec::new();
     for (field, value) in fields {
-        for mut value in [field << 3, *value] {
-            while value >= 0x80 {
-                bytes.push(value as u8 | 0x80);
-                value >>= 7;
-            }
-            bytes.push(value as u8);
-        }
+        put_number(&mut bytes, field << 3);
+        put_number(&mut bytes, *value);
     }
     image.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     image.extend_from_slice(&bytes);
