@@ -413,8 +413,15 @@ impl Tester {
                 Next::Wait(until_us) => {
                     return Ok(LOOK.min(Duration::from_micros(until_us.saturating_sub(now_us))));
                 }
-                // No time is agreed here.
-                Next::AskForRest => self.gate.are_at_rest(),
+                Next::AskForRest => {
+                    let found: Result<Vec<bool>, _> = self.copies.iter().map(Copy::is_at_rest).collect();
+                    let found =
+                        found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
+                    if found.contains(&false) {
+                        return Ok(self.look_a_little_later());
+                    }
+                    self.gate.are_at_rest(now_us);
+                }
                 Next::AskForQuiet => {
                     let found: Vec<Quiet> = self.copies.iter_mut().map(Copy::is_quiet).collect();
                     if found.iter().any(|found| matches!(found, Quiet::Unknown(_))) {

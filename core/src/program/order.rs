@@ -23,11 +23,13 @@
 
 mod batch;
 mod carried;
+mod silence;
 mod standing;
 
 use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, PSH, Parsed, Segment, UDP, parse};
 use batch::Batch;
+use silence::Silence;
 use std::collections::{BTreeMap, VecDeque};
 
 /// What may wait.
@@ -50,7 +52,7 @@ pub enum Order {
     Read,
     /// The same for a connection's next one; inputs of several connections may be unread together (`batch`).
     Batch,
-    /// Until every copy has answered it.
+    /// Until every copy has answered it, or is at rest without an answer (`silence`).
     Answer,
 }
 
@@ -119,6 +121,8 @@ pub struct Counters {
     pub together: u64,
     /// Of these, the ones that some copy did not read (or answer) within the patience.
     pub impatient: u64,
+    /// Of these, the ones that were owed no answer: every copy was at rest without one.
+    pub silent: u64,
     /// Frames lost because too many waited.
     pub lost: u64,
     /// Times that were set although some copy was not done with its inputs within the patience.
@@ -254,6 +258,7 @@ struct Waiting {
     is_silent: bool,
     /// That it was read is believed: every copy was quiet.
     is_believed: bool,
+    silence: Silence,
 }
 
 impl Gate {
@@ -307,9 +312,11 @@ impl Gate {
     }
 
     /// Every copy is done with what it has read: what [`Next::AskForRest`] asked.
-    pub fn are_at_rest(&mut self) {
-        if let Some(resting) = &mut self.resting {
-            resting.done = true;
+    pub fn are_at_rest(&mut self, now_us: u64) {
+        match (&mut self.resting, self.waiting.back_mut()) {
+            (Some(resting), _) => resting.done = true,
+            (None, Some(waiting)) => waiting.silence.rests(now_us),
+            (None, None) => {}
         }
     }
 
@@ -506,6 +513,7 @@ impl Gate {
                 unanswered: vec![wants_answer; self.copies],
                 is_silent: true,
                 is_believed: false,
+                silence: Silence::since(now_us),
             });
         }
         Next::Deliver(input.frame)
@@ -523,11 +531,28 @@ impl Gate {
             return Some(match unread {
                 true if self.is_quiet_asked_first(now_us, until_us) => Next::AskForQuiet,
                 true => Next::Ask(self.questions()),
-                false => Next::Wait(until_us),
+                // Only who waits for more asks whether it is owed.
+                false if self.queue.is_empty() => Next::Wait(until_us),
+                false => match self.waiting.back_mut()?.silence.next(now_us, until_us) {
+                    Some(next) => next,
+                    None => {
+                        self.owes_nothing();
+                        return None;
+                    }
+                },
             });
         }
         self.stop_waiting();
         None
+    }
+
+    /// What was read and is not answered is not waited for any longer, and nobody was impatient.
+    fn owes_nothing(&mut self) {
+        for waiting in &mut self.waiting {
+            waiting.unanswered.fill(false);
+        }
+        self.counters.silent += 1;
+        self.stop_waiting();
     }
 
     fn set(&mut self, time: AgreedTime) -> Next {

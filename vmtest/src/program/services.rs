@@ -175,8 +175,10 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
         if service.may_differ() {
             clients.go_on_for(WATCHED)?;
         }
-        await_second_copy(cluster, &primary)
-            .with_context(|| format!("before kill {number}; {}", losses.told(begun.elapsed())))?;
+        // On a busy machine an election may have come without a death: who serves now is killed.
+        let protected = cluster.await_protected(NAME, PATIENCE);
+        (primary, _) =
+            protected.with_context(|| format!("before kill {number}; {}", losses.told(begun.elapsed())))?;
         losses.look(cluster, &primary)?;
         ensure!(
             service.may_differ() || losses.differing.is_empty(),
@@ -231,7 +233,7 @@ impl Losses {
             match event.kind.as_str() {
                 "backup-lost" if event.text.contains("something else") => self.differing.insert(at),
                 "backup-lost" if event.text.contains("has not said within") => self.late.insert(at),
-                "joined" => self.joined.insert(at),
+                "joined" if event.text.contains("was brought to") => self.joined.insert(at),
                 "cannot-be-matched" => self.unmatched.insert(at),
                 _ => false,
             };

@@ -300,7 +300,7 @@ fn play(all: &[Agreed], times: &[usize], mut copy: Copy, mut chance: Choices) ->
                     }
                 }
                 Next::AskForQuiet if copy.is_quiet() => gate.are_quiet(),
-                Next::AskForRest if copy.is_quiet() => gate.are_at_rest(),
+                Next::AskForRest if copy.is_quiet() => gate.are_at_rest(0),
                 Next::Set(time) => set.push((time.monotonic_ns, copy.read.len())),
                 Next::AskForQuiet | Next::AskForRest | Next::Idle => {}
                 Next::Wait(_) => unreachable!("nothing waits for an answer"),

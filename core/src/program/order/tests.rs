@@ -452,7 +452,7 @@ fn invariant_5_a_time_waits_until_the_copies_are_done_and_what_came_behind_it_wa
     assert_eq!(gate.next(0), Next::AskForRest);
     assert_eq!(gate.next(10), Next::AskForRest, "it is still at its input");
     assert!(!gate.is_idle());
-    gate.are_at_rest();
+    gate.are_at_rest(0);
     assert_eq!(gate.next(20), Next::Set(time(7)));
     assert_eq!(gate.next(20), Next::Deliver(second));
 }
@@ -462,7 +462,7 @@ fn a_time_behind_nothing_is_set_at_once_and_of_several_the_last_one() {
     let mut gate = connected(Order::Read, &[1]);
     gate.time(time(1));
     assert_eq!(gate.next(0), Next::AskForRest, "it has accepted a connection");
-    gate.are_at_rest();
+    gate.are_at_rest(0);
     assert_eq!(gate.next(0), Next::Set(time(1)));
     gate.time(time(2));
     gate.time(time(3));
@@ -499,7 +499,7 @@ fn in_the_order_of_delivery_too_an_input_waits_for_the_time_before_it() {
     let input = client(1, ACK, 100, b"x");
     assert_eq!(gate.arrived(input.clone()), None);
     assert_eq!(gate.next(0), Next::AskForRest);
-    gate.are_at_rest();
+    gate.are_at_rest(0);
     assert_eq!(gate.next(0), Next::Set(time(1)));
     assert_eq!(gate.next(0), Next::Deliver(input));
     assert_eq!(gate.next(0), Next::Idle);
@@ -526,7 +526,7 @@ proptest! {
                     Next::Idle => break,
                     Next::Wait(until_us) => now_us = until_us,
                     Next::AskForQuiet => unreachable!("no batches"),
-                    Next::AskForRest if rests => gate.are_at_rest(),
+                    Next::AskForRest if rests => gate.are_at_rest(now_us),
                     Next::AskForRest => now_us += PATIENCE_US,
                     Next::Set(time) => set.push((time.wall_ns, delivered)),
                     Next::Deliver(_) => delivered += 1,

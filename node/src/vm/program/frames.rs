@@ -193,7 +193,7 @@ impl ProgramLoop {
                     break;
                 }
                 Next::AskForRest => match running.copy.is_at_rest() {
-                    Ok(true) => running.gate.are_at_rest(),
+                    Ok(true) => running.gate.are_at_rest(now_us),
                     Ok(false) => {
                         running.look_a_little_later(now_us);
                         break;
