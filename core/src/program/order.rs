@@ -29,7 +29,7 @@ mod standing;
 use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, PSH, Parsed, Segment, UDP, parse};
 use batch::Batch;
-use silence::Silence;
+use silence::{Owing, Silence};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What may wait.
@@ -143,6 +143,8 @@ pub struct Gate {
     /// What was delivered and is not known to be read, in this order; more than one only in a batch.
     waiting: VecDeque<Waiting>,
     batch: Batch,
+    /// Whose answers are not waited for any more, and may come still.
+    owing: Owing,
     /// A time that waits until the copies are done.
     resting: Option<Resting>,
     /// Something was delivered since the time was set.
@@ -186,6 +188,8 @@ struct Heard {
     batch: u64,
     /// The client has ended it: it may be forgotten.
     ended: bool,
+    /// Which copies may answer its last input still (`silence`); empty where none may.
+    owed: Vec<bool>,
 }
 
 impl Heard {
@@ -275,6 +279,7 @@ impl Gate {
             queue_bytes: 0,
             waiting: VecDeque::new(),
             batch: Batch::default(),
+            owing: Owing::default(),
             resting: None,
             stirred: false,
             restless: false,
@@ -311,15 +316,6 @@ impl Gate {
         }
     }
 
-    /// Every copy is done with what it has read: what [`Next::AskForRest`] asked.
-    pub fn are_at_rest(&mut self, now_us: u64) {
-        match (&mut self.resting, self.waiting.back_mut()) {
-            (Some(resting), _) => resting.done = true,
-            (None, Some(waiting)) => waiting.silence.rests(now_us),
-            (None, None) => {}
-        }
-    }
-
     fn input_of(&mut self, frame: &Frame) -> Option<Input> {
         let (key, ends, pushed) = match parse(frame, Direction::ToVm) {
             Parsed::Tcp(segment) => (segment.key, self.end_of(&segment)?, segment.flags & PSH != 0),
@@ -344,6 +340,7 @@ impl Gate {
             if self.heard.len() >= MOST_CONNECTIONS {
                 self.heard.retain(|_, heard| !heard.ended);
                 self.beyond = self.heard.values().map(|heard| heard.beyond.len()).sum();
+                self.count_owing();
             }
             if !known && self.heard.len() < MOST_CONNECTIONS {
                 let heard = Heard {
@@ -356,9 +353,11 @@ impl Gate {
                     believed: 0,
                     batch: 0,
                     ended: false,
+                    owed: Vec::new(),
                 };
                 let before = self.heard.insert(segment.key, heard);
-                self.beyond -= before.map_or(0, |before| before.beyond.len());
+                self.beyond -= before.as_ref().map_or(0, |before| before.beyond.len());
+                self.owing.gone(before.as_ref());
             }
             return None;
         }
@@ -388,7 +387,8 @@ impl Gate {
             (End::Datagram, _) => Some((Of::Datagrams, 0)),
             (End::Reset, _) => {
                 let gone = self.heard.remove(&input.key);
-                self.beyond -= gone.map_or(0, |gone| gone.beyond.len());
+                self.beyond -= gone.as_ref().map_or(0, |gone| gone.beyond.len());
+                self.owing.gone(gone.as_ref());
                 None
             }
             (End::Read { from, to }, Some(heard)) => {
@@ -426,14 +426,6 @@ impl Gate {
         read_to
     }
 
-    /// A copy said something on this connection: bytes, or its end.
-    pub fn answered(&mut self, copy: usize, key: &FlowKey) {
-        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.key == *key) {
-            waiting.unanswered[copy] = false;
-            waiting.is_silent = false;
-        }
-    }
-
     /// What the driver found where `Next::Ask` asked this. Whether that is what was waited for.
     pub fn told(&mut self, question: &Question, found: Found) -> bool {
         let is_meant = |waiting: &&mut Waiting| waiting.key == question.key && waiting.of == question.of;
@@ -467,8 +459,12 @@ impl Gate {
                 return Next::AskForRest;
             }
             self.restless = !resting.done;
+            self.owing.settled |= resting.done;
             self.counters.restless += u64::from(self.restless);
             return self.set(resting.time);
+        }
+        if let Some(next) = self.settles(now_us) {
+            return next;
         }
         if self.wants_quiet(now_us) {
             return Next::AskForQuiet;
@@ -496,6 +492,7 @@ impl Gate {
         let delivered = self.deliver(&input);
         self.batch.delivered(&input.key, delivered.is_some());
         if let Some((of, received)) = delivered {
+            self.owing.settled = false;
             let wants_answer = self.order == Order::Answer && input.pushed && of != Of::Listener;
             let number = self.batch.number;
             let refused = self.heard.get_mut(&input.key).is_some_and(|heard| {
@@ -536,7 +533,7 @@ impl Gate {
                 false => match self.waiting.back_mut()?.silence.next(now_us, until_us) {
                     Some(next) => next,
                     None => {
-                        self.owes_nothing();
+                        self.waits_for_another();
                         return None;
                     }
                 },
@@ -544,15 +541,6 @@ impl Gate {
         }
         self.stop_waiting();
         None
-    }
-
-    /// What was read and is not answered is not waited for any longer, and nobody was impatient.
-    fn owes_nothing(&mut self) {
-        for waiting in &mut self.waiting {
-            waiting.unanswered.fill(false);
-        }
-        self.counters.silent += 1;
-        self.stop_waiting();
     }
 
     fn set(&mut self, time: AgreedTime) -> Next {
@@ -575,7 +563,12 @@ impl Gate {
     fn stop_waiting(&mut self) {
         for waiting in self.waiting.drain(..) {
             let unread = waiting.unread.contains(&true);
-            self.counters.impatient += u64::from(unread || waiting.unanswered.contains(&true));
+            self.owing
+                .keep(&mut self.heard, &waiting.key, &waiting.unanswered);
+            let was_impatient = unread || waiting.unanswered.contains(&true);
+            self.counters.impatient += u64::from(was_impatient);
+            // It was waited for as long as anything is.
+            self.owing.settled |= was_impatient;
             if unread {
                 self.batch.is_over();
             }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 const OPENING: u8 = 1;
 const REFUSED: u8 = 2;
 const ENDED: u8 = 4;
+const OWED: u8 = 8;
 /// The least that a connection takes.
 const LEAST_BYTES: usize = 6 + 8 + 4 + 4 + 1;
 
@@ -29,7 +30,10 @@ impl Gate {
             out.put_u32(heard.isn.wrapping_add(1).wrapping_add(heard.said_to as u32));
             let flag = |is: bool, bit| if is { bit } else { 0 };
             out.put_u8(
-                flag(heard.opening, OPENING) | flag(heard.refused, REFUSED) | flag(heard.ended, ENDED),
+                flag(heard.opening, OPENING)
+                    | flag(heard.refused, REFUSED)
+                    | flag(heard.ended, ENDED)
+                    | flag(!heard.owed.is_empty(), OWED),
             );
         }
         out.freeze()
@@ -49,7 +53,7 @@ impl Gate {
         let mut heard = Vec::with_capacity(count);
         for _ in 0..count {
             let (key, next, flags) = (take_key(&mut from)?, from.u32()?, from.u8()?);
-            if flags & !(OPENING | REFUSED | ENDED) != 0 {
+            if flags & !(OPENING | REFUSED | ENDED | OWED) != 0 {
                 return Err(WireError::Invalid("state of a connection"));
             }
             let of_it = Heard {
@@ -63,12 +67,17 @@ impl Gate {
                 believed: 0,
                 batch: 0,
                 ended: flags & ENDED != 0,
+                owed: match flags & OWED != 0 {
+                    true => vec![true; self.copies],
+                    false => Vec::new(),
+                },
             };
             heard.push((key, of_it));
         }
         from.end()?;
         self.heard = heard.into_iter().collect();
         self.beyond = 0;
+        self.count_owing();
         Ok(())
     }
 }

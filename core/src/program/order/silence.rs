@@ -1,14 +1,20 @@
-//! Which input is owed no answer now: one that was read, while every copy is at rest and has not answered it. It waits for something: a lock
-//! that another client's connection holds, say, whose next input would wait for it in vain.
+//! Where answers are waited for: which input is owed none now, and what follows from that until it is answered after all.
 //!
-//! It is a copy's state, and no time, that ends the wait: so each host ends it at the same place of its copy's work, however busy it is.
+//! An input that was read, while every copy is at rest and has not answered it, waits for something: a lock that another client's connection
+//! holds, say, whose next input would wait for it in vain. So that is given. Whatever it does may wake who waits: as long as somebody is owed
+//! an answer, an input is given only to copies that are at rest, answered or not. Else who was woken, and who comes next, would run for the lock.
 //!
-//! Invariants: 1. rest is looked for only where another input waits, and not before [`ASKED_AFTER_US`]: most answers are quicker; 2. a copy has
-//! to be found at rest twice, [`APART_US`] from each other: a thread that sleeps for a moment of its own accord is at work.
+//! It is a copy's state, and no time, that ends a wait: so each host ends it at the same place of its copy's work, however busy it is.
+//!
+//! Invariants: 1. rest is looked for only where another input waits, and of one that is not answered not before [`ASKED_AFTER_US`]: most answers
+//! are quicker; 2. a copy that has not answered has to be found at rest twice, [`APART_US`] from each other: a thread that sleeps for a moment of its
+//! own accord is at work; 3. nothing is waited for longer than the patience, and what is never at rest for
+//! less than that from the second time on.
 //!
 //! Not here: how rest is seen (`dunlin_program::rest`).
 
-use super::Next;
+use super::{FlowKey, Gate, Heard, Next, Order, Queued, REFUSED_SHARE};
+use std::collections::BTreeMap;
 
 /// So long an answer is just waited for.
 const ASKED_AFTER_US: u64 = 2_000;
@@ -66,10 +72,101 @@ impl Silence {
     }
 }
 
+/// Connections whose last input is not answered, and not waited for any more.
+#[derive(Debug, Default)]
+pub(super) struct Owing {
+    connections: usize,
+    /// Every copy was at rest since the last input.
+    pub(super) settled: bool,
+    /// Until when that is waited for.
+    until_us: Option<u64>,
+}
+
+impl Owing {
+    /// Nobody waits for the answer to this one any more, if there is any to come.
+    pub(super) fn keep(&mut self, heard: &mut BTreeMap<FlowKey, Heard>, key: &FlowKey, unanswered: &[bool]) {
+        if let Some(heard) = heard.get_mut(key).filter(|_| unanswered.contains(&true)) {
+            self.connections += usize::from(heard.owed.is_empty());
+            heard.owed = unanswered.to_vec();
+        }
+    }
+
+    /// A connection is forgotten.
+    pub(super) fn gone(&mut self, heard: Option<&Heard>) {
+        self.connections -= usize::from(heard.is_some_and(|heard| !heard.owed.is_empty()));
+    }
+}
+
+impl Gate {
+    /// Every copy is done with what it has read: what [`Next::AskForRest`] asked.
+    pub fn are_at_rest(&mut self, now_us: u64) {
+        match (&mut self.resting, self.waiting.back_mut()) {
+            (Some(resting), _) => resting.done = true,
+            (None, Some(waiting)) => waiting.silence.rests(now_us),
+            (None, None) => {
+                self.owing.settled = true;
+                self.restless = false;
+            }
+        }
+    }
+
+    /// A copy said something on this connection: bytes, or its end.
+    pub fn answered(&mut self, copy: usize, key: &FlowKey) {
+        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.key == *key) {
+            waiting.unanswered[copy] = false;
+            waiting.is_silent = false;
+        }
+        if self.owing.connections == 0 {
+            return;
+        }
+        if let Some(heard) = self.heard.get_mut(key).filter(|heard| !heard.owed.is_empty()) {
+            heard.owed[copy] = false;
+            if !heard.owed.contains(&true) {
+                heard.owed.clear();
+                self.owing.connections -= 1;
+            }
+        }
+    }
+
+    /// What was read and is not answered is waited for no longer, and nobody was impatient.
+    pub(super) fn waits_for_another(&mut self) {
+        for waiting in &mut self.waiting {
+            self.owing
+                .keep(&mut self.heard, &waiting.key, &waiting.unanswered);
+            waiting.unanswered.fill(false);
+        }
+        self.owing.settled = true;
+        self.counters.silent += 1;
+        self.stop_waiting();
+    }
+
+    /// While the next input waits for rest.
+    pub(super) fn settles(&mut self, now_us: u64) -> Option<Next> {
+        let is_input = matches!(self.queue.front(), Some(Queued::Input(_)));
+        if self.order != Order::Answer || self.owing.connections == 0 || self.owing.settled || !is_input {
+            self.owing.until_us = None;
+            return None;
+        }
+        let patience_us = self.patience_us / if self.restless { REFUSED_SHARE } else { 1 };
+        let until_us = *self.owing.until_us.get_or_insert(now_us + patience_us);
+        if now_us < until_us {
+            return Some(Next::AskForRest);
+        }
+        self.owing.until_us = None;
+        self.owing.settled = true;
+        self.restless = true;
+        None
+    }
+
+    pub(super) fn count_owing(&mut self) {
+        self.owing.connections = self.heard.values().filter(|heard| !heard.owed.is_empty()).count();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::agreed::Frame;
-    use crate::output::packet::{ACK, PSH, SYN};
+    use crate::output::packet::{ACK, PSH, RST, SYN};
     use crate::program::order::tests::{answer, client, key, socket};
     use crate::program::order::{Gate, Next, Of, Order};
 
@@ -137,5 +234,77 @@ mod tests {
         assert_eq!(gate.next(199_999), Next::AskForRest);
         assert_eq!(gate.next(200_000), Next::Deliver(commit));
         assert_eq!((gate.counters().silent, gate.counters().impatient), (0, 1));
+    }
+
+    #[test]
+    fn while_somebody_is_owed_an_answer_the_next_input_waits_for_rest() {
+        let (mut gate, _) = one_waits_for_another();
+        let begin = client(2, ACK | PSH, 106, b"begin");
+        assert_eq!(gate.arrived(begin.clone()), None);
+        for at_us in [2_000, 4_000] {
+            assert_eq!(gate.next(at_us), Next::AskForRest);
+            gate.are_at_rest(at_us);
+            let _ = gate.next(at_us);
+        }
+        answer(&mut gate, 4_100, &[socket(6, 0), socket(6, 0)], Of::Connection);
+        for copy in [0, 1] {
+            gate.answered(copy, &key(2));
+        }
+        // It is answered; who waited for the lock has been woken by it.
+        assert_eq!(gate.next(4_200), Next::AskForRest);
+        assert_eq!(gate.next(4_300), Next::AskForRest);
+        // A copy of the program goes on with that.
+        let mut other = Gate::new(Order::Answer, 2, 200_000);
+        let queued = std::mem::take(&mut gate.queue);
+        other.load(gate.table()).expect("its own table");
+        assert_eq!(other.owing.connections, 1);
+        gate.queue = queued;
+        // One copy has answered; the other one is slower.
+        gate.answered(0, &key(1));
+        assert_eq!(gate.next(4_400), Next::AskForRest);
+        gate.are_at_rest(4_500);
+        assert_eq!(gate.next(4_500), Next::Deliver(begin));
+        answer(&mut gate, 4_600, &[socket(11, 0), socket(11, 0)], Of::Connection);
+        for (copy, port) in [(0, 2), (1, 2), (1, 1)] {
+            gate.answered(copy, &key(port));
+        }
+        let insert = client(2, ACK | PSH, 111, b"insert");
+        assert_eq!(gate.arrived(insert.clone()), None);
+        assert_eq!(gate.next(4_700), Next::Deliver(insert), "nobody is owed anything");
+    }
+
+    #[test]
+    fn who_is_owed_an_answer_for_ever_costs_the_others_the_patience_at_most_and_is_forgotten_with_its_connection()
+     {
+        let (mut gate, commit) = one_waits_for_another();
+        assert_eq!(gate.next(200_000), Next::Deliver(commit), "it was never at rest");
+        answer(&mut gate, 200_000, &[socket(6, 0), socket(6, 0)], Of::Connection);
+        for copy in [0, 1] {
+            gate.answered(copy, &key(2));
+        }
+        let begin = client(2, ACK | PSH, 106, b"begin");
+        assert_eq!(gate.arrived(begin.clone()), None);
+        assert_eq!(gate.next(200_000), Next::AskForRest);
+        assert_eq!(gate.next(399_999), Next::AskForRest);
+        assert_eq!(gate.next(400_000), Next::Deliver(begin));
+        assert_eq!(gate.arrived(client(1, RST, 106, b"")), None);
+        answer(
+            &mut gate,
+            400_000,
+            &[socket(11, 0), socket(11, 0)],
+            Of::Connection,
+        );
+        for copy in [0, 1] {
+            gate.answered(copy, &key(2));
+        }
+        assert_eq!(
+            gate.next(400_000),
+            Next::AskForRest,
+            "its end is an input as others"
+        );
+        let soon = 400_000 + 200_000 / 64;
+        assert_eq!(gate.next(soon - 1), Next::AskForRest);
+        assert!(matches!(gate.next(soon), Next::Deliver(_)));
+        assert_eq!(gate.owing.connections, 0);
     }
 }
