@@ -258,6 +258,8 @@ pub fn lead_clocks(place: &Place, leads: Leads) -> Result<(), GuardError> {
 /// # Errors
 /// Where the kernel does not let them be filtered.
 pub fn listen(place: &Place) -> Result<Vec<OwnedFd>, GuardError> {
+    // CRIU has told them to, and does not wait for it.
+    place.stands_still()?;
     let mut listeners = Vec::new();
     for process in place.numbers()? {
         if page::is_in(process).map_err(failed("its agreed chance"))? {

@@ -49,11 +49,13 @@ pub(super) fn system_call(process: Pid, number: libc::c_long, arguments: [u64; 6
         registers.r8,
         registers.r9,
     ] = arguments;
-    ptrace::setregs(process, registers)?;
-    step(process)?;
-    let result = ptrace::getregs(process)?.rax as i64;
+    let made = ptrace::setregs(process, registers)
+        .and_then(|()| step(process))
+        .and_then(|()| ptrace::getregs(process));
+    // Whatever became of it: nobody looks at a process that is not as it was.
     ptrace::write(process, here, code)?;
     ptrace::setregs(process, before)?;
+    let result = made?.rax as i64;
     match result {
         -4095..0 => Err(Errno::from_raw(result.wrapping_neg() as i32)),
         result => Ok(result as u64),
@@ -61,18 +63,25 @@ pub(super) fn system_call(process: Pid, number: libc::c_long, arguments: [u64; 6
 }
 
 /// One instruction. A process that its tracer has stopped while it stood still already says so twice, the second time in the place of the
-/// instruction.
+/// instruction. A signal that was on its way to it comes first: it gets that when it runs.
 fn step(process: Pid) -> Result<(), Errno> {
+    let mut kept = 0_u64;
     loop {
         ptrace::step(process, None)?;
         match wait(process)? {
-            WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(()),
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
             WaitStatus::PtraceEvent(..) => {}
             // All in its namespace were told to stand still, whoever is held among them: it does not.
             WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
+            WaitStatus::Stopped(_, signal) => kept |= 1 << signal as u32,
             _ => return Err(Errno::ECHILD),
         }
     }
+    for signal in (0..u64::BITS).filter(|signal| kept & (1 << signal) != 0) {
+        // SAFETY: a plain call.
+        unsafe { libc::syscall(libc::SYS_tkill, process.as_raw(), signal) };
+    }
+    Ok(())
 }
 
 /// Until it is stopped by its tracer.
@@ -90,5 +99,37 @@ fn wait(process: Pid) -> Result<WaitStatus, Errno> {
             Err(Errno::EINTR) => {}
             status => return status,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::ptrace::Options;
+    use nix::sys::signal::kill;
+    use std::process::Command;
+
+    /// A signal that is on its way comes before the call: the process is as it was afterwards, and gets it.
+    #[test]
+    fn a_signal_that_is_on_its_way_is_kept_and_nothing_of_the_call_stays() {
+        let mut child = Command::new("/bin/sleep").arg("600").spawn().expect("it begins");
+        let process = Pid::from_raw(child.id() as i32);
+        ptrace::seize(process, Options::empty()).expect("seized");
+        ptrace::interrupt(process).expect("told to stop");
+        stopped(process).expect("stopped");
+        let before = ptrace::getregs(process).expect("registers");
+        let code = |at: u64| ptrace::read(process, at as AddressType).expect("code");
+        let code_before = code(before.rip);
+        kill(process, Signal::SIGUSR1).expect("sent");
+        let number = system_call(process, libc::SYS_getpid, [0; 6]).expect("made");
+        assert_eq!(number, u64::from(child.id()));
+        assert_eq!(ptrace::getregs(process).expect("registers"), before);
+        assert_eq!(code(before.rip), code_before);
+        // It is not taken twice.
+        system_call(process, libc::SYS_getpid, [0; 6]).expect("made");
+        ptrace::detach(process, None).expect("let go");
+        let ended = child.wait().expect("it ends");
+        let by = std::os::unix::process::ExitStatusExt::signal(&ended);
+        assert_eq!(by, Some(Signal::SIGUSR1 as i32));
     }
 }
