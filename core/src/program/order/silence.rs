@@ -6,7 +6,7 @@
 //!
 //! It is a copy's state, and no time, that ends a wait: so each host ends it at the same place of its copy's work, however busy it is.
 //!
-//! Invariants: 1. rest is looked for only where another input waits, and of one that is not answered not before [`ASKED_AFTER_US`]: most answers
+//! Invariants: 1. rest is looked for only where another input or a time waits, and of one that is not answered not before [`ASKED_AFTER_US`]: most answers
 //! are quicker; 2. a copy that has not answered has to be found at rest twice, [`APART_US`] from each other: a thread that sleeps for a moment of its
 //! own accord is at work; 3. nothing is waited for longer than the patience, and what is never at rest for
 //! less than that from the second time on.
