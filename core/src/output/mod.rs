@@ -25,6 +25,7 @@ pub mod packet;
 pub mod retransmit;
 pub mod rewriter;
 mod syncs;
+mod waiting;
 
 use crate::agreed::Frame;
 use crate::sync::change_over::Tally;
@@ -297,38 +298,6 @@ impl Output {
             }
         }
         None
-    }
-
-    /// Whether output waits for a sync.
-    #[must_use]
-    pub fn waits(&self) -> bool {
-        self.gate.waits_for_sync()
-    }
-
-    /// Since when something that a client may be waiting for waits for the backup's word.
-    #[must_use]
-    pub fn waits_for_word_since_us(&self) -> Option<u64> {
-        match self.comparison.as_ref()?.comparer.verdict() {
-            Verdict::Agree | Verdict::Waiting { telling: 0, .. } => None,
-            Verdict::Waiting { .. } | Verdict::Differs { .. } => self.gate.oldest_us(),
-        }
-    }
-
-    /// How long that has waited.
-    #[must_use]
-    pub fn waited_for_word_us(&self, now_us: u64) -> u64 {
-        self.waits_for_word_since_us()
-            .map_or(0, |since_us| now_us.saturating_sub(since_us))
-    }
-
-    /// How much later than what waits longest for the backup's word the primary said something that the backup has said since:
-    /// words that are overtaken by that much were lost on the way, or the two VMs have gone different ways.
-    #[must_use]
-    pub fn overtaken_us(&self) -> u64 {
-        let comparer = self.comparison.as_ref().map(|comparison| &comparison.comparer);
-        let waits = comparer.and_then(Comparer::oldest_telling);
-        let since_us = waits.and_then(|id| self.gate.sent_us(id));
-        since_us.map_or(0, |since_us| self.said_to_us.saturating_sub(since_us))
     }
 
     /// When something last left because the backup had said the same.

@@ -5,7 +5,8 @@
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
-//!    a second or a few times what a sync costs, whichever is more, and never more than two seconds.
+//!    a second or a few times what a sync costs, whichever is more, and never more than two seconds. Acknowledgements
+//!    alone wait two seconds.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting); a word that was overtaken by others
 //!    does so soon.
 //!
@@ -54,6 +55,8 @@ pub struct Sight {
     pub change_over: bool,
     /// How long the oldest output that waits for the backup's word has waited.
     pub waited_us: u64,
+    /// How long acknowledgements have waited for the backup's, where nothing else waits.
+    pub acks_waited_us: u64,
     /// How much later than what waits for the backup's word the primary said something that the backup has said since.
     pub overtaken_us: u64,
     /// How long the backup has said nothing that the primary had said.
@@ -175,7 +178,9 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
         patience_us
     };
     let overtaken = sight.overtaken_us >= (PATIENCE_SYNCS * sight.stall_us).clamp(OVERTAKEN_US, PATIENCE_US);
-    if matches && (overtaken || sight.waited_us >= patience_us) {
+    // A client mends what the backup has lost of its bytes, and has had three of its own time-outs for that.
+    let acks_stay = sight.acks_waited_us >= LONGEST_PATIENCE_US;
+    if matches && (overtaken || acks_stay || sight.waited_us >= patience_us) {
         return Decision::Sync(Reason::Limit);
     }
     if matches && sight.differs {
@@ -227,6 +232,7 @@ mod tests {
             differs: false,
             change_over: false,
             waited_us: 0,
+            acks_waited_us: 0,
             silent_us: u64::MAX,
             overtaken_us: 0,
             fills_us: u64::MAX,
@@ -439,6 +445,26 @@ mod tests {
             ..overtaken(OVERTAKEN_US)
         };
         assert!(matches!(decide(&LIMITS, &dear), Decision::LookAgain { .. }));
+    }
+
+    #[test]
+    fn invariant_2_acknowledgements_alone_are_synced_too_whatever_a_sync_costs() {
+        let uploads = |acks_waited_us| Sight {
+            mode: Mode::Match,
+            output_waits: false,
+            cost_us: 400_000,
+            stall_us: 400_000,
+            acks_waited_us,
+            ..sight(60_000)
+        };
+        assert!(matches!(
+            decide(&LIMITS, &uploads(LONGEST_PATIENCE_US - 1)),
+            Decision::LookAgain { .. }
+        ));
+        assert_eq!(
+            decide(&LIMITS, &uploads(LONGEST_PATIENCE_US)),
+            Decision::Sync(Reason::Limit)
+        );
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //! acknowledged, the client's TCP mends that as any loss on its way.
 //!
 //! Invariants:
-//! 1. What it acknowledges, selectively or not, both VMs have received.
+//! 1. What it acknowledges, selectively or not, both VMs have received. So the backup's blocks end where the primary's acknowledgement does: behind it the
+//!    primary may lack something as well, which the network has lost. An acknowledgement that is not told for that reason leaves the client to its timer,
+//!    which doubles each time.
 //! 2. Its numbers are those of the primary, its timestamp is no newer than what follows it on the connection, its window no larger than the
 //!    primary's.
 //!
@@ -17,6 +19,9 @@ use crate::agreed::Frame;
 use crate::output::packet::{Segment, u32_at};
 use crate::output::rewriter::rewrite::Rewriter;
 
+/// TCP's option of selective acknowledgements, and four that say nothing.
+const SACK: u8 = 5;
+const NOTHING: u32 = 0x0101_0101;
 /// Where the window stands in a TCP header, behind two bytes that stay.
 const WINDOW_AT: usize = 12;
 
@@ -34,13 +39,9 @@ pub struct PartialAck {
 }
 
 impl PartialAck {
-    /// The backup's acknowledgement with it. None: it selectively acknowledges what the primary may lack, or one of the two has no timestamps.
+    /// The backup's acknowledgement with it. None: one of the two has no timestamps.
     #[must_use]
     pub fn of(self, backup: &Segment, frame: &Frame) -> Option<Frame> {
-        let mut edges = backup.sack.clone().step_by(4);
-        if edges.any(|at| u32_at(&frame.bytes, at).is_none_or(|edge| after(edge, self.primary_ack))) {
-            return None;
-        }
         let mut partial = Rewriter::of(frame, backup);
         partial.set(backup.tcp + 4, self.seq);
         partial.set_low(backup.tcp + WINDOW_AT, self.window.min(backup.window));
@@ -49,6 +50,37 @@ impl PartialAck {
             (None, None) => {}
             _ => return None,
         }
+        self.cut_blocks(backup, frame, &mut partial)?;
         Some(partial.finish())
+    }
+
+    /// Invariant 1, for what is acknowledged selectively.
+    fn cut_blocks(self, backup: &Segment, frame: &Frame, partial: &mut Rewriter<'_>) -> Option<()> {
+        let mut to = backup.sack.clone();
+        if to.is_empty() {
+            return Some(());
+        }
+        for at in backup.sack.clone().step_by(8) {
+            let (left, right) = (u32_at(&frame.bytes, at)?, u32_at(&frame.bytes, at + 4)?);
+            if after(self.primary_ack, left) {
+                let most = if after(right, self.primary_ack) {
+                    self.primary_ack
+                } else {
+                    right
+                };
+                partial.set(to.start, left);
+                partial.set(to.start + 4, most);
+                to.start += 8;
+            }
+        }
+        let length = (to.start - backup.sack.start) as u16;
+        // Kind and length stand before the first block.
+        let head = match length {
+            0 => NOTHING as u16,
+            some => u16::from(SACK) << 8 | (some + 2),
+        };
+        partial.set_low(backup.sack.start - 4, head);
+        to.step_by(4).for_each(|at| partial.set(at, NOTHING));
+        Some(())
     }
 }

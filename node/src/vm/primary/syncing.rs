@@ -140,6 +140,7 @@ impl VmLoop {
             let speculates = self.net.speculating.as_ref();
             self.net.output.waits() || speculates.is_some_and(|speculating| speculating.waits())
         };
+        let acks_since_us = self.net.output.acks_wait_since_us();
         let stall_us = self.net.output.stall_us();
         let overtaken_us = if matches {
             self.net.output.overtaken_us()
@@ -189,6 +190,7 @@ impl VmLoop {
                 .as_ref()
                 .is_some_and(|choice| choice.wish() != mode),
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            acks_waited_us: acks_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
             overtaken_us,
             stall_us,

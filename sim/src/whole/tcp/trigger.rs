@@ -79,6 +79,7 @@ impl World {
         } else {
             output.waits()
         };
+        let acks_since_us = output.acks_wait_since_us();
         let backup_idle = !runs || machine.syncs.backup_applied >= applied;
         let sight = Sight {
             now_us,
@@ -91,6 +92,7 @@ impl World {
             disk_asks: false,
             change_over: false,
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            acks_waited_us: acks_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             overtaken_us: if matches { output.overtaken_us() } else { 0 },
             silent_us: now_us.saturating_sub(output.matched_us()),
             stall_us: output.stall_us(),

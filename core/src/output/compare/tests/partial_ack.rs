@@ -72,11 +72,32 @@ fn a_loss_inside_the_backup_is_told_as_any_loss_with_the_blocks_that_it_has() {
     assert_eq!(both.only_partial(), [told(lost(2000, 9000))]);
     // The primary has not got that far: what is lost in it, too, would never be sent again.
     both.backup(lost(2000, 9001).frame());
-    assert_eq!(both.only_partial(), []);
+    assert_eq!(both.only_partial(), [told(lost(2000, 9000))]);
     // The client has sent what was lost.
     both.backup(ack(9000, 16, 80).frame());
     assert_eq!(both.out(), [1, 2]);
     assert_eq!(both.partial, []);
+}
+
+/// The network has lost what begins at 5,000, to both, and the backup's card what begins at 1,000.
+#[test]
+fn blocks_behind_a_loss_that_the_primary_has_too_are_not_told_and_the_others_are() {
+    let mut both = Both::told_1000();
+    both.primary(ack(5000, 20, 80).frame());
+    let has = |sack: &[(u32, u32)]| Seg {
+        sack: sack.to_vec(),
+        ..ack(1000, 15, 80)
+    };
+    let told = |seg: Seg| Seg {
+        ticks: ack(0, 20, 0).ticks,
+        ..seg
+    };
+    both.backup(has(&[(6000, 9000), (2000, 5000)]).frame());
+    assert_eq!(both.only_partial(), [told(has(&[(2000, 5000)]))]);
+    both.backup(has(&[(6000, 9000), (2000, 3000), (4000, 4500)]).frame());
+    assert_eq!(both.only_partial(), [told(has(&[(2000, 3000), (4000, 4500)]))]);
+    both.backup(has(&[(5000, 9000)]).frame());
+    assert_eq!(both.only_partial(), [told(has(&[]))], "that it lacks something");
 }
 
 #[test]

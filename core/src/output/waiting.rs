@@ -1,0 +1,81 @@
+//! What of a VM's output waits, for what and for how long.
+//!
+//! Not here: what follows from it (`sync::trigger`, the node's watchdog).
+
+use super::Output;
+use super::compare::{Comparer, Verdict};
+
+impl Output {
+    /// Whether output waits for a sync.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.gate.waits_for_sync()
+    }
+
+    /// Since when something that a client may be waiting for waits for the backup's word.
+    #[must_use]
+    pub fn waits_for_word_since_us(&self) -> Option<u64> {
+        match self.comparison.as_ref()?.comparer.verdict() {
+            Verdict::Agree | Verdict::Waiting { telling: 0, .. } => None,
+            Verdict::Waiting { .. } | Verdict::Differs { .. } => self.gate.oldest_us(),
+        }
+    }
+
+    /// How long that has waited.
+    #[must_use]
+    pub fn waited_for_word_us(&self, now_us: u64) -> u64 {
+        self.waits_for_word_since_us()
+            .map_or(0, |since_us| now_us.saturating_sub(since_us))
+    }
+
+    /// How much later than what waits longest for the backup's word the primary said something that the backup has said since:
+    /// words that are overtaken by that much were lost on the way, or the two VMs have gone different ways.
+    #[must_use]
+    pub fn overtaken_us(&self) -> u64 {
+        let comparer = self.comparison.as_ref().map(|comparison| &comparison.comparer);
+        let waits = comparer.and_then(Comparer::oldest_telling);
+        let since_us = waits.and_then(|id| self.gate.sent_us(id));
+        since_us.map_or(0, |since_us| self.said_to_us.saturating_sub(since_us))
+    }
+
+    /// Since when acknowledgements alone wait for the backup's: it has lost something of what a client sent, and the client has not mended it yet.
+    #[must_use]
+    pub fn acks_wait_since_us(&self) -> Option<u64> {
+        match self.comparison.as_ref()?.comparer.verdict() {
+            Verdict::Waiting { telling: 0, .. } => self.gate.oldest_us(),
+            Verdict::Agree | Verdict::Waiting { .. } | Verdict::Differs { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::gate::Voice;
+    use crate::output::packet::ACK;
+    use crate::output::packet::testing::Seg;
+    use crate::units::Epoch;
+
+    #[test]
+    fn an_acknowledgement_that_waits_is_no_word_and_is_known_to_wait() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        output.compare_from(Epoch(1));
+        assert_eq!(output.acks_wait_since_us(), None);
+        output.said(Seg::from_vm(ACK, 500, 9000).frame(), 70);
+        assert!(output.waits());
+        assert_eq!(
+            (output.waits_for_word_since_us(), output.acks_wait_since_us()),
+            (None, Some(70))
+        );
+        // What a client may be waiting for takes its place.
+        output.said(Seg::from_vm(ACK, 500, 9000).with(b"answer").frame(), 80);
+        assert_eq!(
+            (output.waits_for_word_since_us(), output.acks_wait_since_us()),
+            (Some(70), None)
+        );
+        output.draw_line();
+        output.acknowledged(Epoch(1));
+        while output.release(90).is_some() {}
+        assert_eq!(output.acks_wait_since_us(), None);
+    }
+}
