@@ -9,6 +9,7 @@
 //! Source:     VEE'12; tcp(7), Documentation/networking/tuntap.rst, CRIU's page on TCP_REPAIR.
 //! Not here:   epochs, checkpoints on their way, the VM.
 
+mod congestion;
 mod driver;
 mod namespace;
 mod repair;

@@ -41,11 +41,7 @@ pub(crate) struct Namespace {
 
 impl Namespace {
     /// Makes it, with a TUN of this MTU.
-    pub(crate) fn enter(
-        mtu: u16,
-        offload: bool,
-        congestion: Option<String>,
-    ) -> Result<(Self, Tun), SocketsError> {
+    pub(crate) fn enter(mtu: u16, offload: bool) -> Result<(Self, Tun), SocketsError> {
         let (made, wait) = sync_channel(1);
         let (requests, receiver) = sync_channel(1);
         std::thread::Builder::new()
@@ -53,7 +49,7 @@ impl Namespace {
             .spawn(move || match make(mtu, offload) {
                 Ok(tun) => {
                     if made.send(Ok(tun)).is_ok() {
-                        serve(&receiver, congestion.as_deref());
+                        serve(&receiver);
                     }
                 }
                 Err(error) => drop(made.send(Err(error))),
@@ -76,10 +72,10 @@ impl Namespace {
     }
 }
 
-fn serve(requests: &Receiver<Request>, congestion: Option<&str>) {
+fn serve(requests: &Receiver<Request>) {
     for (spec, answer) in requests {
         // Who asked may be gone: then the socket goes, too, without a word.
-        if let Err(unheard) = answer.send(repair::establish(&spec, congestion))
+        if let Err(unheard) = answer.send(repair::establish(&spec))
             && let Ok(socket) = unheard.0
         {
             repair::vanish(socket);

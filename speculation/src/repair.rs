@@ -6,6 +6,7 @@
 //! Source:     net/ipv4/tcp.c; CRIU's page on TCP_REPAIR.
 //! Not here:   which numbers.
 
+use super::congestion;
 use dunlin_core::speculation::Socket;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io;
@@ -76,11 +77,11 @@ fn set<T: Copy>(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, values:
     }
 }
 
-/// The socket `spec` in the network namespace of the calling thread. `congestion`: an algorithm's name; none is the namespace's.
+/// The socket `spec` in the network namespace of the calling thread.
 ///
 /// # Errors
 /// The step that failed: CAP_NET_ADMIN is missing, or the namespace has a socket between these ends.
-pub(crate) fn establish(spec: &Socket, congestion: Option<&str>) -> Result<OwnedFd, RepairError> {
+pub(crate) fn establish(spec: &Socket) -> Result<OwnedFd, RepairError> {
     let fail = |step| move |error| RepairError { step, error };
     let v6 = spec.flow.vm.is_ipv6();
     let family = if v6 {
@@ -107,10 +108,7 @@ pub(crate) fn establish(spec: &Socket, congestion: Option<&str>) -> Result<Owned
     )
     .map_err(fail("SO_SNDBUFFORCE"))?;
     tcp(libc::TCP_NODELAY, 1).map_err(fail("TCP_NODELAY"))?;
-    if let Some(name) = congestion {
-        set(&socket, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes())
-            .map_err(fail("TCP_CONGESTION"))?;
-    }
+    congestion::begin(&socket).map_err(fail("TCP_CONGESTION"))?;
 
     tcp(TCP_REPAIR, 1).map_err(fail("TCP_REPAIR"))?;
     let sequences = [

@@ -5,6 +5,7 @@
 //! Invariants: 1. a socket is watched for room only while it has refused bytes. 2. what is dropped says nothing (`repair::vanish`).
 //! Not here:   which bytes, and when.
 
+use super::congestion;
 use super::namespace::Namespace;
 use super::repair::{self, RepairError};
 use super::tun::Tun;
@@ -58,13 +59,22 @@ pub enum Happened {
     Failed(Flow, io::Error),
 }
 
+/// One of them.
+#[derive(Debug)]
+struct Shadow {
+    id: u64,
+    socket: OwnedFd,
+    /// It may be in its slow start (`congestion`).
+    begins: bool,
+}
+
 /// The shadow sockets of one VM.
 #[derive(Debug)]
 pub struct Sockets {
     namespace: Namespace,
     tun: Tun,
     epoll: OwnedFd,
-    sockets: BTreeMap<Flow, (u64, OwnedFd)>,
+    sockets: BTreeMap<Flow, Shadow>,
     flows: BTreeMap<u64, Flow>,
     next: u64,
     buffer: Vec<u8>,
@@ -72,12 +82,12 @@ pub struct Sockets {
 
 impl Sockets {
     /// Makes the namespace and the TUN. `offload`: packets may be larger than `mtu` and without checksum, which who writes them
-    /// on must be able to pass on. `congestion`: the name of an algorithm for all sockets.
+    /// on must be able to pass on.
     ///
     /// # Errors
     /// CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and `ip` are needed.
-    pub fn open(mtu: u16, offload: bool, congestion: Option<String>) -> Result<Self, SocketsError> {
-        let (namespace, tun) = Namespace::enter(mtu, offload, congestion)?;
+    pub fn open(mtu: u16, offload: bool) -> Result<Self, SocketsError> {
+        let (namespace, tun) = Namespace::enter(mtu, offload)?;
         let epoll =
             epoll::create(CreateFlags::CLOEXEC).map_err(|error| SocketsError::new("epoll", error.into()))?;
         Ok(Self {
@@ -169,7 +179,12 @@ impl Sockets {
         epoll::add(&self.epoll, &socket, EventData::new_u64(id), EventFlags::empty())
             .map_err(|error| SocketsError::new("epoll", error.into()))?;
         self.flows.insert(id, spec.flow);
-        self.sockets.insert(spec.flow, (id, socket));
+        let shadow = Shadow {
+            id,
+            socket,
+            begins: true,
+        };
+        self.sockets.insert(spec.flow, shadow);
         self.send(&spec.flow, &[0])
             .map_err(|error| SocketsError::new("the dummy byte", error))?;
         Ok(())
@@ -180,23 +195,24 @@ impl Sockets {
     /// # Errors
     /// Those of send(2), but for EAGAIN.
     pub fn send(&mut self, flow: &Flow, bytes: &[u8]) -> io::Result<usize> {
-        let Some((id, socket)) = self.sockets.get(flow) else {
+        let Some(Shadow { id, socket, begins }) = self.sockets.get_mut(flow) else {
             return Ok(0);
         };
-        let n = match send(socket, bytes, SendFlags::NOSIGNAL) {
+        *begins = *begins && !congestion::look(socket);
+        let n = match send(&*socket, bytes, SendFlags::NOSIGNAL) {
             Ok(n) => n,
             Err(rustix::io::Errno::AGAIN) => 0,
             Err(error) => return Err(error.into()),
         };
         if n < bytes.len() {
-            epoll::modify(&self.epoll, socket, EventData::new_u64(*id), EventFlags::OUT)?;
+            epoll::modify(&self.epoll, &*socket, EventData::new_u64(*id), EventFlags::OUT)?;
         }
         Ok(n)
     }
 
     /// Ends the stream.
     pub fn shutdown(&mut self, flow: &Flow) {
-        if let Some((_, socket)) = self.sockets.get(flow) {
+        if let Some(Shadow { socket, .. }) = self.sockets.get(flow) {
             // One that the kernel has given up is told of by `happened`.
             let _gone = shutdown(socket, Shutdown::Write);
         }
@@ -204,7 +220,7 @@ impl Sockets {
 
     /// Ends the socket without a word.
     pub fn destroy(&mut self, flow: &Flow) {
-        if let Some((id, socket)) = self.sockets.remove(flow) {
+        if let Some(Shadow { id, socket, .. }) = self.sockets.remove(flow) {
             self.flows.remove(&id);
             repair::vanish(socket);
         }
@@ -230,7 +246,7 @@ impl Sockets {
             let Some(flow) = self.flows.get(&event.data.u64()).copied() else {
                 continue;
             };
-            let Some((id, socket)) = self.sockets.get(&flow) else {
+            let Some(Shadow { id, socket, .. }) = self.sockets.get(&flow) else {
                 continue;
             };
             let flags = event.flags;
@@ -241,7 +257,12 @@ impl Sockets {
                     out.push(Happened::Failed(flow, error));
                 }
             } else {
-                epoll::modify(&self.epoll, socket, EventData::new_u64(*id), EventFlags::empty())?;
+                epoll::modify(
+                    &self.epoll,
+                    &*socket,
+                    EventData::new_u64(*id),
+                    EventFlags::empty(),
+                )?;
                 out.push(Happened::Writable(flow));
             }
         }
@@ -251,7 +272,7 @@ impl Sockets {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        for (_, (_, socket)) in std::mem::take(&mut self.sockets) {
+        for (_, Shadow { socket, .. }) in std::mem::take(&mut self.sockets) {
             repair::vanish(socket);
         }
     }

@@ -192,6 +192,47 @@ fn with_one_percent_of_loss_on_both_ways() {
     assert_eq!(lab.end().begun, 4);
 }
 
+/// What `ss` tells of the shadow socket, between a download and its end.
+fn congestion_after_a_download(lab: &Lab) -> String {
+    const LENGTH: u64 = 16 << 20;
+    let ends = serve(lab);
+    let (looks, may_end) = channel::<()>();
+    let (tell, came) = channel();
+    let client = lab.client.spawn(move || {
+        let mut connection = ask(V4, RESET, LENGTH)?;
+        let (hash, _) = hash_of_read(&mut connection, LENGTH)?;
+        assert_eq!(hash, hash_of(LENGTH));
+        tell.send(()).expect("the test waits");
+        may_end.recv().expect("the test's word");
+        connection.write_all(b"!")
+    });
+    came.recv_timeout(PATIENCE).expect("a whole download");
+    let told = lab::shadow_sockets();
+    looks.send(()).expect("the client waits");
+    client.join().expect("no panic").expect("no error of the client");
+    let end = ends.recv_timeout(PATIENCE).expect("its end");
+    end.expect("the VM said all");
+    told
+}
+
+#[test]
+fn a_socket_begins_with_reno_and_goes_on_with_cubic_after_a_loss() {
+    let Some(lossless) = lab(Plan::default()) else {
+        return;
+    };
+    let told = congestion_after_a_download(&lossless);
+    // Two busy cores may have lost something.
+    assert!(told.contains(" reno ") || told.contains(" ssthresh:"), "{told}");
+    lossless.end();
+    let Some(lossy) = lab(Plan::default()) else { return };
+    let rules = "table inet lossy {\n\
+        chain in { type filter hook input priority 0; numgen random mod 100 < 1 drop; }\n}\n";
+    lossy.client.tool("nft", &["-f", "-"], rules);
+    let told = congestion_after_a_download(&lossy);
+    assert!(told.contains(" cubic "), "{told}");
+    lossy.end();
+}
+
 #[test]
 fn with_few_options_and_small_segments() {
     for (name, value) in [

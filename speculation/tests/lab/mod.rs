@@ -89,6 +89,24 @@ impl Place {
     }
 }
 
+/// What `ss` tells of the shadow sockets of this process.
+pub fn shadow_sockets() -> String {
+    let mut told = String::new();
+    for task in std::fs::read_dir("/proc/self/task").expect("threads") {
+        let task = task.expect("a thread").path();
+        // One that has ended meanwhile has no name.
+        if std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "shadow-sockets") {
+            let namespace = std::fs::File::open(task.join("ns/net")).expect("its namespace");
+            let looks = std::thread::spawn(move || {
+                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).expect("into it");
+                Command::new("ss").args(["-tinH"]).output().expect("ss")
+            });
+            told += &String::from_utf8_lossy(&looks.join().expect("no panic").stdout);
+        }
+    }
+    told
+}
+
 /// What the host does.
 #[derive(Clone)]
 pub struct Plan {
@@ -132,7 +150,7 @@ impl Lab {
         let why = |error: std::io::Error| format!("network namespaces and TAPs: {error} (root is needed)");
         let (vm, vm_tap) = Place::new("10.9.0.1", "fd09::1").map_err(why)?;
         let (client, client_tap) = Place::new("10.9.0.2", "fd09::2").map_err(why)?;
-        let sockets = Sockets::open(plan.mtu, plan.offload, None).map_err(|error| error.to_string())?;
+        let sockets = Sockets::open(plan.mtu, plan.offload).map_err(|error| error.to_string())?;
         let stop = Arc::new(AtomicBool::new(false));
         let deaths = Arc::new(Mutex::new(0));
         let mut host = Host {
@@ -263,8 +281,7 @@ impl Host {
                     drop(driver);
                     self.held.clear();
                     safe.clear();
-                    let sockets =
-                        Sockets::open(self.plan.mtu, self.plan.offload, None).expect("sockets again");
+                    let sockets = Sockets::open(self.plan.mtu, self.plan.offload).expect("sockets again");
                     // What came to nobody meanwhile.
                     while self
                         .client_tap

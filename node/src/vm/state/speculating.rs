@@ -70,7 +70,7 @@ impl Speculating {
 
     /// The namespace with its TUN; blocks for some 10 ms.
     pub fn sockets() -> Result<Sockets, SocketsError> {
-        Sockets::open(MTU, true, None)
+        Sockets::open(MTU, true)
     }
 
     pub(in crate::vm) fn driver(&mut self) -> Option<&mut Driver> {
