@@ -257,12 +257,7 @@ impl Sockets {
                     out.push(Happened::Failed(flow, error));
                 }
             } else {
-                epoll::modify(
-                    &self.epoll,
-                    &*socket,
-                    EventData::new_u64(*id),
-                    EventFlags::empty(),
-                )?;
+                epoll::modify(&self.epoll, socket, EventData::new_u64(*id), EventFlags::empty())?;
                 out.push(Happened::Writable(flow));
             }
         }
