@@ -36,6 +36,7 @@ mod run;
 mod session;
 mod shared;
 mod speculating;
+mod standby;
 mod state;
 mod status;
 mod verification;

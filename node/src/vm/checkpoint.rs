@@ -1,6 +1,6 @@
 //! A checkpoint of a running VM's memory on the standby's host, made every so many seconds out of the backup's copy (`standby_checkpoint`).
 //!
-//! Flow: each second the daemon looks whether this host has a VM's whole second copy, and a standby to feed ([`VmHandle::feed_standby`]) -> [`Feeder`], a thread of its own: pages whose hash
+//! Flow: each second the daemon looks whether this host has a VM's whole second copy, and a standby to feed ([`VmHandle::feed_standby`](super::VmHandle::feed_standby)) -> [`Feeder`], a thread of its own: pages whose hash
 //! is another one than the last time -> the standby's daemon ([`receiver`]) -> [`HeldMemory`](super::held_memory::HeldMemory).
 //!
 //! Stream: `Join` with the number of pages; `Holds` and `JoinReady`, or `Refused`; then each round `Pages`, `JoinLast` with its number, and
@@ -16,18 +16,12 @@
 mod feeder;
 pub mod receiver;
 
-pub use feeder::Feeder;
+pub use feeder::{Feeder, Feeds};
 
-use super::VmHandle;
 use super::session::Broken;
-use super::shared::Host;
-use dunlin_api::Role;
 use dunlin_core::wire::sync::{SyncMessage, encode};
 use dunlin_fabric::link::WriteHalf;
-use feeder::Feeds;
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long either side waits for the other's next message in a round, or for it to take one.
@@ -35,46 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A checkpoint is held for so long after the time that a standby waits before it takes a part.
 const HELD_BEYOND: Duration = Duration::from_secs(3600);
-
-impl VmHandle {
-    /// Begins to feed the standby, goes on, or ends it: as the VM's file, and this host's part in it, say now.
-    pub fn feed_standby(&self, host: &Arc<Host>) {
-        let mut feeder = self.shared.feeder.lock();
-        if self.shared.over.load(Ordering::Relaxed) {
-            if let Some(feeder) = feeder.take() {
-                feeder.vm_ended();
-            }
-            return;
-        }
-        let config = self.config();
-        let memory = self.shared.copy.lock().clone();
-        let is_backup = self.shared.status.lock().role == Role::Backup && memory.strong_count() > 0;
-        let standby = config.standby.as_ref().filter(|_| is_backup);
-        let Some((standby, every)) = standby.and_then(|standby| Some((standby, standby.checkpoint?))) else {
-            *feeder = None;
-            return;
-        };
-        if feeder
-            .as_ref()
-            .is_some_and(|feeder| feeder.is_of(standby, &memory))
-        {
-            return;
-        }
-        // The one before has ended when its thread looks next.
-        *feeder = None;
-        let feeds = Feeds {
-            host: host.clone(),
-            vm: config.name.clone(),
-            standby: standby.clone(),
-            every,
-            memory,
-        };
-        match Feeder::start(feeds) {
-            Ok(begun) => *feeder = Some(begun),
-            Err(error) => tracing::warn!(vm = config.name, "a thread for checkpoints: {error}"),
-        }
-    }
-}
 
 fn send(half: &mut WriteHalf, message: &SyncMessage) -> Result<(), Broken> {
     let mut buffer = bytes::BytesMut::new();

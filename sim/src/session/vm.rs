@@ -86,6 +86,15 @@ impl Vm {
         self.pages.iter().fold(7, |sum, page| mix(sum, *page))
     }
 
+    /// A fresh one, which runs.
+    #[must_use]
+    pub fn that_runs() -> Self {
+        Self {
+            runs: true,
+            ..Self::default()
+        }
+    }
+
     /// An earlier copy of it, on a host that had a part: some pages are as they are now, and some are not. In most worlds there is none.
     #[must_use]
     pub fn older(now: &Self, random: &mut Random) -> Option<Self> {

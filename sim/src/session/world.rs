@@ -101,8 +101,7 @@ impl World {
         let mode = Mode::ALL[random.below(3) as usize];
         let (term, pages, staging_bytes) = (Term(1), PAGES, 1 << 20);
         let active = mode.backup_runs();
-        let mut vm = Vm::default();
-        vm.runs = true;
+        let mut vm = Vm::that_runs();
         vm.tick(random.draw());
         let older = Vm::older(&vm, &mut random.clone());
         let of_primary = primary::Setup {

@@ -10,6 +10,7 @@ use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::memory::hash;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 const PAGES: u32 = 64;

@@ -1,6 +1,5 @@
 //! The join: memory is copied while the VM runs, until the rest is small.
 
-use super::held::Held;
 use super::{Effect, Primary, Report, State};
 use crate::sync::dirty::PageSet;
 use crate::wire::sync::SyncMessage;
@@ -29,7 +28,7 @@ impl Primary {
             active: self.active,
             compare: self.setup.compare,
         }));
-        State::Greeting(Held::default())
+        State::Greeting(Default::default())
     }
 
     /// The first round: all that the guest has ever used, but for what the backup was found to hold (`held`).
