@@ -66,6 +66,7 @@ use crate::config::VmConfig;
 use checkpoint::Feeder;
 use dunlin_api::VmStatus;
 use event::{LoopEvent, LoopSender};
+use parking_lot::Mutex;
 use shared::Shared;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,6 +78,8 @@ pub struct VmHandle {
     shared: Arc<Shared>,
     holding: Holding,
     config: Arc<VmConfig>,
+    /// Feeds the standby out of a backup's copy.
+    feeder: Mutex<Option<Feeder>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -118,6 +121,7 @@ impl VmHandle {
             shared,
             holding,
             config,
+            feeder: Mutex::default(),
             thread: Some(thread),
         })
     }
@@ -167,7 +171,7 @@ impl VmHandle {
         // Copied: the loop must not wait while medians are made.
         let recent = self.shared.recent_syncs.lock().clone();
         status.sync.median = status::median(&recent);
-        status.checkpoint = self.shared.feeder.lock().as_ref().map(Feeder::status);
+        status.checkpoint = self.feeder.lock().as_ref().map(Feeder::status);
         status
     }
 

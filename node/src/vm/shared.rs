@@ -2,7 +2,6 @@
 //!
 //! Not here: the loop's own state (`state`), the handle by which the daemon holds it (`vm`).
 
-use super::checkpoint::Feeder;
 use super::fault_at::FaultAt;
 use super::held_memory::HeldMemory;
 use super::program::difference::Differences;
@@ -68,8 +67,6 @@ pub(crate) struct Shared {
     pub(in crate::vm) fault_at: Arc<FaultAt>,
     /// The memory of the copy that a backup runs here, once it is whole.
     pub(in crate::vm) copy: Mutex<Weak<Memory>>,
-    /// Feeds the standby out of it.
-    pub(in crate::vm) feeder: Mutex<Option<Feeder>>,
     /// The VM has ended for good.
     pub(in crate::vm) over: AtomicBool,
     /// How often the loop has turned.

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 impl VmHandle {
     /// Begins to feed the standby, goes on, or ends it: as the VM's file, and this host's part in it, say now.
     pub fn feed_standby(&self, host: &Arc<Host>) {
-        let mut feeder = self.shared.feeder.lock();
+        let mut feeder = self.feeder.lock();
         if self.shared.over.load(Ordering::Relaxed) {
             if let Some(feeder) = feeder.take() {
                 feeder.vm_ended();
