@@ -6,18 +6,19 @@
 mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/told.rs"]
+mod told;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
 use dunlin_program::copy::Copy;
 use dunlin_program::guard::{self, Criu, Place, Unpacking};
 use dunlin_program::message::Adopted;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use told::told_after;
 
 /// Nothing here takes so long, even on a machine that has much else to do.
 const BOUND: Duration = Duration::from_secs(60);
@@ -82,23 +83,9 @@ fn copy(name: &str, program: &[&str]) -> Copy {
 
 /// The turn that one of its processes tells, when it is beyond that.
 fn turn_after(turn: u64, name: &str, copy: &Copy) -> u64 {
-    let layers = copy.written().expect("walls").as_raw_fd();
-    let bound = Timespec::try_from(BOUND).expect("a time");
-    loop {
-        let mut card = [PollFd::from_borrowed_fd(copy.card().as_fd(), PollFlags::IN)];
-        let sent = poll(&mut card, Some(&bound)).expect("poll");
-        assert_eq!(sent, 1, "{:?}", copy.last_words(9));
-        rustix::io::read(copy.card(), &mut [0; 2048]).expect("a frame");
-        let told = fs::read_to_string(format!("/proc/self/fd/{layers}/u0/{name}")).unwrap_or_default();
-        let Some((now, words)) = told.split_once(' ') else {
-            continue;
-        };
-        assert_eq!(words, "right", "{name} at {now}");
-        let now = now.parse().expect("a turn");
-        if now > turn {
-            return now;
-        }
-    }
+    let (now, words) = told_after(turn, name, copy);
+    assert_eq!(words, "right", "{name} at {now}");
+    now
 }
 
 /// As the other host gets it: what goes ahead, then the rest.

@@ -6,19 +6,14 @@
 mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/told.rs"]
+mod told;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
 use dunlin_program::copy::Copy;
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::Adopted;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
-
-/// Nothing here takes so long, even on a machine that has much else to do.
-const BOUND: Duration = Duration::from_secs(60);
 
 /// As PostgreSQL does: a segment of System V's that nobody can find when it is removed, and a file in /dev/shm. Before each frame it tells
 /// what is in both.
@@ -51,20 +46,7 @@ fn copy(name: &str, program: &[&str]) -> Copy {
 
 /// What a copy tells when it has got on from `turn`, and the turn.
 fn told_after(turn: u64, copy: &Copy) -> (u64, String) {
-    let layers = copy.written().expect("walls").as_raw_fd();
-    let bound = Timespec::try_from(BOUND).expect("a time");
-    loop {
-        let mut card = [PollFd::from_borrowed_fd(copy.card().as_fd(), PollFlags::IN)];
-        let sent = poll(&mut card, Some(&bound)).expect("poll");
-        assert_eq!(sent, 1, "{:?}", copy.last_words(9));
-        rustix::io::read(copy.card(), &mut [0; 2048]).expect("a frame");
-        let told = fs::read_to_string(format!("/proc/self/fd/{layers}/u0/told")).expect("what it tells");
-        let (now, words) = told.split_once(' ').expect("a turn");
-        let now = now.parse().expect("a turn");
-        if now > turn {
-            return (now, words.to_owned());
-        }
-    }
+    told::told_after(turn, "told", copy)
 }
 
 #[test]

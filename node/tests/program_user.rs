@@ -6,21 +6,18 @@
 mod copies;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
+#[path = "common/told.rs"]
+mod told;
 #[path = "common/with_criu.rs"]
 mod with_criu;
 
 use dunlin_program::copy::Copy;
 use dunlin_program::guard::{self, Criu, Place};
 use dunlin_program::message::Adopted;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CapabilitySet;
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
-use std::time::Duration;
 
-/// Nothing here takes so long, even on a machine that has much else to do.
-const BOUND: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65_534;
 
 /// Two processes; the first one has a limit of its own, and tells it after each turn with who it is.
@@ -53,21 +50,7 @@ fn copy(name: &str, user: Option<(u32, u32)>, program: &[&str]) -> Copy {
 
 /// What a copy tells when it has got on from `turn`, and the turn.
 fn told_after(turn: u64, copy: &Copy) -> (u64, String) {
-    let layers = copy.written().expect("walls").as_raw_fd();
-    let bound = Timespec::try_from(BOUND).expect("a time");
-    loop {
-        let mut card = [PollFd::from_borrowed_fd(copy.card().as_fd(), PollFlags::IN)];
-        let sent = poll(&mut card, Some(&bound)).expect("poll");
-        assert_eq!(sent, 1, "{:?}", copy.last_words(9));
-        rustix::io::read(copy.card(), &mut [0; 2048]).expect("a frame");
-        let told = fs::read_to_string(format!("/proc/self/fd/{layers}/u0/tmp/told"));
-        let told = told.expect("what it tells");
-        let (now, words) = told.split_once(' ').expect("a turn");
-        let now = now.parse().expect("a turn");
-        if now > turn {
-            return (now, words.to_owned());
-        }
-    }
+    told::told_after(turn, "tmp/told", copy)
 }
 
 /// As where a container's rights end.

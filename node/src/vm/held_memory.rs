@@ -92,6 +92,13 @@ impl HeldMemory {
         self.held.lock().vms.values().map(Memory::bytes).sum()
     }
 
+    /// How much more of this host's memory what is held may still take: a checkpoint that is fed fills up.
+    #[must_use]
+    pub fn unfilled_bytes(&self) -> u64 {
+        let unfilled = |memory: &Memory| memory.ram.bytes().saturating_sub(memory.bytes());
+        self.held.lock().vms.values().map(unfilled).sum()
+    }
+
     /// A VM that runs goes before memory that is only held: of others' it gives up what is needed, the soonest to go first.
     pub fn make_room(&self, vm: &str, needed_bytes: u64, available_bytes: impl Fn() -> u64) {
         let mut held = self.held.lock();
@@ -187,6 +194,7 @@ mod tests {
             (0..4).for_each(|page| full.write_page(page, &[7; PAGE_BYTES]).expect("room"));
             held.keep(vm, full, duration).expect("room");
         }
+        assert_eq!(held.unfilled_bytes(), 0, "they are full");
         let each = held.bytes() / 3;
         assert!(each >= 4 * PAGE_BYTES as u64);
         // A host with nothing left but what is held here.

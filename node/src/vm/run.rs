@@ -125,6 +125,10 @@ impl VmLoop {
             tracing::warn!("this host's copy of a VM, as the daemon ends: {why}");
         }
         if let Some(ended) = ended {
+            // What may write there still is waited for by no machine of a VM of that name that comes later.
+            if !shared.remains.is_none() {
+                host.held_memory.forget(&ended.vm);
+            }
             // The daemon may be ending as well.
             let _ = host.ended.send(ended);
         }

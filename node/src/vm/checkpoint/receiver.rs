@@ -78,7 +78,8 @@ fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), B
     }
 }
 
-/// What is here of that VM is gone on with, if it is of that size.
+/// What is here of that VM is gone on with, if it is of that size. It is held first and judged then: of several that begin at once each counts what the
+/// others may still take.
 fn begin(held: &HeldMemory, vm: &str, pages: u64, terms: Terms) -> Result<(RamFile, Number), NotHeld> {
     let bytes = pages * PAGE_BYTES as u64;
     let known = held.look(vm).filter(|ram| ram.bytes() == bytes);
@@ -86,16 +87,16 @@ fn begin(held: &HeldMemory, vm: &str, pages: u64, terms: Terms) -> Result<(RamFi
         Some(ram) => ram,
         None => RamFile::new(vm, bytes)?,
     };
-    let here_bytes = ram.populated()?.count() * PAGE_BYTES as u64;
-    let needed_bytes = bytes - here_bytes + LEFT_ALONE_BYTES;
+    let number = held.keep(vm, ram.try_clone()?, terms.held)?;
+    let needed_bytes = held.unfilled_bytes().saturating_add(LEFT_ALONE_BYTES);
     let available_bytes = memory_available_bytes();
     if available_bytes < needed_bytes {
+        held.end(vm, number);
         return Err(NotHeld::NoRoom {
             available_mib: available_bytes >> 20,
             needed_mib: needed_bytes >> 20,
         });
     }
-    let number = held.keep(vm, ram.try_clone()?, terms.held)?;
     Ok((ram, number))
 }
 

@@ -10,6 +10,7 @@ use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
 use dunlin_guest::memory::hash;
+use dunlin_guest::probe::memory_available_bytes;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -21,11 +22,15 @@ struct Feeding {
     receiver: JoinHandle<()>,
 }
 
-/// A connection, up to the first message.
+/// A connection about a VM 'v', up to the first message.
 fn connect(held: &Arc<HeldMemory>, extra: Vec<u8>) -> Feeding {
+    connect_of("v", held, extra)
+}
+
+fn connect_of(vm: &str, held: &Arc<HeldMemory>, extra: Vec<u8>) -> Feeding {
     let (ours, theirs) = Stream::pair().expect("a pair");
     ours.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    let mut hello = Hello::new("v", "d", Purpose::Checkpoint);
+    let mut hello = Hello::new(vm, "d", Purpose::Checkpoint);
     hello.extra = extra;
     let held = held.clone();
     let receiver = std::thread::spawn(move || receive(&held, &hello, theirs));
@@ -195,6 +200,22 @@ fn what_does_not_fit_is_refused_in_one_line() {
     assert!(why.contains("no room for a checkpoint"), "{why}");
     feeding.ended();
     assert!(held.look("v").is_none());
+}
+
+#[test]
+fn room_that_is_promised_is_not_promised_again() {
+    let held = Arc::new(HeldMemory::default());
+    let most_of_it = memory_available_bytes() / 5 * 3 / PAGE_BYTES as u64;
+    let answer = |vm| {
+        let mut feeding = connect_of(vm, &held, terms().encode());
+        feeding.join(u32::try_from(most_of_it).expect("less than 16 TiB"));
+        let answer = feeding.reader.wait().expect("an answer");
+        feeding.ended();
+        answer
+    };
+    assert_eq!(answer("v"), SyncMessage::JoinReady);
+    assert!(matches!(answer("w"), SyncMessage::Refused { .. }));
+    assert!(held.look("v").is_some() && held.look("w").is_none());
 }
 
 #[test]
