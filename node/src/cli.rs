@@ -352,6 +352,9 @@ enum Command {
 /// Parses, runs, and says what went wrong in one line.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if !matches!(arguments.command, Command::Host { .. }) {
+        end_with_reader();
+    }
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
@@ -363,6 +366,19 @@ pub fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Whoever reads what a command prints may have seen enough (`| head -1`): the command ends then, and there is nothing to tell.
+fn end_with_reader() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let words = panic.payload().downcast_ref::<String>();
+        // The words of `println!` in the standard library; it has no other way to say so.
+        if words.is_some_and(|words| words.starts_with("failed printing to stdout")) {
+            std::process::exit(1);
+        }
+        tell(panic);
+    }));
 }
 
 /// The whole chain on one line; a cause that its error's own words have told already is not told twice.

@@ -42,6 +42,8 @@ pub fn begin() {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // That a line could not be written would be told to the same file, and a panic if that fails: the daemon's end.
+        .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     // The journal has the time of each line by itself.
     if is_journal {

@@ -2,45 +2,16 @@
 //!
 //! **Decides**: types and labels. **Flow**: a scraper asks for `/metrics` -> `telling::status` -> [`page`]. **Invariants**: 1. a name that ends in
 //! `_total` is a counter, and no other is; units are seconds and bytes. 2. what has a label for each kind has all kinds from the start.
-//! **Source**: Prometheus' exposition format 0.0.4 and its rules for names. **Not here**: the figures ([`figures`]), alarms
+//! **Source**: Prometheus' exposition format 0.0.4 and its rules for names. **Not here**: who asks ([`door`]), the figures ([`figures`]), alarms
 //! (`monitoring/`), what each means to an operator (docs/monitoring.md).
 
+mod door;
 mod figures;
 
-use crate::daemon::{Daemon, telling};
+pub use door::serve;
 use dunlin_api::HostStatus;
 use dunlin_fabric::link::PROTOCOL_VERSION;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-const CONTENT: &str = "Content-Type: text/plain; version=0.0.4; charset=utf-8";
-
-/// Serves metrics until the daemon ends.
-pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
-    let server = tiny_http::Server::http(address).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let content: tiny_http::Header = CONTENT.parse().map_err(|()| anyhow::anyhow!("a header"))?;
-    let daemon = daemon.clone();
-    std::thread::Builder::new()
-        .name("metrics".into())
-        .spawn(move || {
-            for request in server.incoming_requests() {
-                let path = request.url().split('?').next().unwrap_or_default();
-                let response = match (path, page(&telling::status(&daemon))) {
-                    ("/metrics" | "/", Ok(text)) => {
-                        tiny_http::Response::from_string(text).with_header(content.clone())
-                    }
-                    ("/metrics" | "/", Err(error)) => {
-                        tiny_http::Response::from_string(error.to_string()).with_status_code(500)
-                    }
-                    _ => tiny_http::Response::from_string("metrics are at /metrics\n").with_status_code(404),
-                };
-                // A scraper that has gone asks again.
-                let _ = request.respond(response);
-            }
-        })?;
-    Ok(())
-}
 
 /// One name with all its values.
 enum Family {

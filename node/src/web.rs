@@ -20,6 +20,7 @@ mod hands;
 mod lines;
 pub mod meaning;
 mod owner;
+mod places;
 mod shared;
 mod shares;
 mod standing;
@@ -37,6 +38,7 @@ pub use door::Doors;
 use door::Listeners;
 use dunlin_fabric::keys;
 use hands::Hands;
+pub use places::{Place, Places};
 pub use shared::Web;
 use shares::WRITES;
 use std::future::pending;
@@ -68,10 +70,7 @@ pub fn serve(doors: &Doors, daemon: &Arc<Daemon>) -> Result<()> {
     let files = files(&web);
     let (page_web, page_files) = (web.clone(), files.clone());
     let page = move || {
-        // Of this thread alone, and those that it starts.
-        if let Err(error) = rustix::process::nice(NICE) {
-            tracing::debug!("the page's priority: {error}");
-        }
+        goes_behind();
         serve_at(&far, listeners, &page_web, &page_files);
     };
     std::thread::Builder::new().name("page".into()).spawn(page)?;
@@ -79,6 +78,13 @@ pub fn serve(doors: &Doors, daemon: &Arc<Daemon>) -> Result<()> {
     let api = move || serve_at(&near, socket, &web, &files);
     std::thread::Builder::new().name("api".into()).spawn(api)?;
     Ok(())
+}
+
+/// This thread goes behind everything else, with those that it starts.
+pub fn goes_behind() {
+    if let Err(error) = rustix::process::nice(NICE) {
+        tracing::debug!("the priority of who only looks: {error}");
+    }
 }
 
 fn runtime(asks: &str) -> Result<Runtime> {

@@ -267,6 +267,7 @@ fn every_wait_of_the_page_is_in_its_table_with_its_bound() {
         .collect();
     let mut files = vec![root().join("node/src/web.rs")];
     sources(&root().join("node/src/web"), &mut files);
+    sources(&root().join("node/src/metrics"), &mut files);
     let mut made = BTreeSet::new();
     for path in files {
         let text = fs::read_to_string(&path).expect("a source file");

@@ -66,7 +66,11 @@ impl Printed {
 impl Write for Printed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes > 0 && self.bytes + bytes.len() as u64 > self.most_bytes / 2 {
-            fs::rename(&self.path, older(&self.path))?;
+            match fs::rename(&self.path, older(&self.path)) {
+                // The file behind it could not be made the last time, as on a full disk.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             self.file = File::create(&self.path)?;
             self.bytes = 0;
         }

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// A visit lasts no longer, whoever comes and however slowly they talk.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// When no visitor could be let in.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Visitors at once.
 const PLACES: usize = 16;
 /// A request and a certificate have a few kilobytes.
@@ -162,7 +164,12 @@ pub fn let_in(
     let visited = room.clone();
     // It ends with the command: an accept has no end of its own.
     std::thread::Builder::new().name("door".into()).spawn(move || {
-        for tcp in listener.incoming().flatten() {
+        for tcp in listener.incoming() {
+            let Ok(tcp) = tcp else {
+                // As when there are no more descriptors: a visitor that goes gives some back.
+                std::thread::sleep(AGAIN);
+                continue;
+            };
             // One that finds no place is hung up on, and may come again.
             if places.try_recv().is_err() {
                 continue;
@@ -177,18 +184,29 @@ pub fn let_in(
         }
     })?;
     let unused = || room.tokens.lock().unused();
-    let mut waits_for = unused().len();
+    let (mut waits_for, mut missed) = (unused().len(), Vec::new());
     while waits_for > 0 {
         let left = Duration::from_millis((until_s * 1000).saturating_sub(now_ms()));
         match news.recv_timeout(left) {
-            Ok(host) => {
-                joined(&host);
+            Ok(Came { host, sent }) => {
+                match sent {
+                    true => joined(&host),
+                    false => missed.push(format!("host {host}")),
+                }
                 waits_for -= 1;
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
         }
     }
-    Ok(unused())
+    missed.extend(unused());
+    Ok(missed)
+}
+
+/// A host whose token is used up.
+struct Came {
+    host: String,
+    /// Whether it has its certificate.
+    sent: bool,
 }
 
 struct Room {
@@ -200,7 +218,7 @@ struct Room {
 }
 
 impl Room {
-    fn visit(&self, tcp: TcpStream, tell: &Sender<String>) {
+    fn visit(&self, tcp: TcpStream, tell: &Sender<Came>) {
         let from = tcp.peer_addr();
         let Ok(mut visitor) = self.door.open(tcp, PATIENCE) else {
             return;
@@ -238,7 +256,7 @@ impl Room {
                 );
             }
             // The command may have ended.
-            let _ = tell.send(host);
+            let _ = tell.send(Came { host, sent });
         }
     }
 

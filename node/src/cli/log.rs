@@ -15,6 +15,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+/// A year: longer than anybody waits, and a time that there is.
+const LONGEST_WAIT_S: u64 = 365 * 86_400;
 /// A pause between two tries.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -46,7 +48,7 @@ pub enum Log {
         #[arg(long, default_value_t = 1, requires = "by")]
         number: u64,
         /// How long a proposal is said again while nobody takes it, as while the log's leader changes
-        #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
         wait: u64,
     },
     /// Shows agreed entries: INDEX, a tab, the entry

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// Whoever is not root says what they want within this time, and listens to each answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// When no connection could be taken.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Accepts people on a thread of its own.
 pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()> {
@@ -19,7 +21,12 @@ pub fn accept(daemon: &Arc<Daemon>, listener: UnixListener) -> anyhow::Result<()
     std::thread::Builder::new()
         .name("control".into())
         .spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    // As when there are no more descriptors: somebody may give one back.
+                    std::thread::sleep(AGAIN);
+                    continue;
+                };
                 let daemon = daemon.clone();
                 let Some(place) = daemon.roles.enter(&stream) else {
                     turn_away(&stream);

@@ -68,11 +68,11 @@ impl Reservations {
         own.map(|entry| entry.until = now + KEPT).is_some()
     }
 
-    /// The VM runs under its name now; the call that began it may still take it back.
-    pub fn started(&mut self, vm: &str, ticket: Ticket) {
-        if let Some(entry) = self.names.get_mut(vm).filter(|entry| entry.ticket == ticket) {
-            entry.started = true;
-        }
+    /// The VM runs under its name now; the call that began it may still take it back. False: it has done so already, while the VM was being started.
+    #[must_use]
+    pub fn started(&mut self, vm: &str, ticket: Ticket) -> bool {
+        let entry = self.names.get_mut(vm).filter(|entry| entry.ticket == ticket);
+        entry.map(|entry| entry.started = true).is_some()
     }
 
     /// This call is done with the name. Whether it has started the VM here.
@@ -114,10 +114,13 @@ mod tests {
             "without a reservation nothing starts"
         );
         assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
-        names.started("v", ONE);
+        assert!(names.started("v", ONE));
         assert!(!names.renew("v", ONE, now), "it is started once");
         assert!(!names.give_back("v", TWO));
         assert!(names.give_back("v", ONE));
         assert!(!names.give_back("v", ONE), "once");
+        assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
+        assert!(!names.give_back("v", ONE), "nothing was started yet");
+        assert!(!names.started("v", ONE), "it was taken back meanwhile");
     }
 }

@@ -26,6 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -39,6 +40,8 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
     die_whole();
+    // From the first moment on: a signal ends a VM's part in an orderly way, or comes before there is any.
+    let signals = watch_signals()?;
     priority::session_first();
     let heartbeats = heartbeats::finding();
     if !heartbeats.mend.is_empty() {
@@ -46,7 +49,12 @@ pub fn run(path: &Path) -> Result<()> {
     }
     dunlin_guest::map_large_buffers();
     let config = HostConfig::load(path).map_err(|error| BadInput(error.to_string()))?;
-    std::fs::create_dir_all(&config.state)
+    // What programs print, and files with what VMs are started with, are nobody else's.
+    let mut state = std::fs::DirBuilder::new();
+    state
+        .recursive(true)
+        .mode(0o750)
+        .create(&config.state)
         .with_context(|| format!("{}: the state folder", config.state.display()))?;
     let _only_one = store::lock(&config.state).map_err(|error| BadInput(error.to_string()))?;
     let identity = identity::at_start(&config)?;
@@ -91,20 +99,13 @@ pub fn run(path: &Path) -> Result<()> {
     let socket = ControlSocket::bind(&config.control, daemon.roles.is_open())
         .map_err(|error| BadInput(error.to_string()))?;
     if let Some(address) = config.metrics {
-        metrics::serve(address, &daemon)
-            .map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
+        metrics::serve(address, &daemon)?;
     }
     // Kept to the end: the socket's file goes with it.
     let doors = web::Doors::open(&config, &daemon)?;
     for (name, text) in store::all(&config.state).context("reading the VMs that this host takes part in")? {
-        match VmConfig::parse(&text, &name, &config.cluster) {
-            Ok(vm) => daemon
-                .start_vm(vm)
-                .unwrap_or_else(|why| daemon.host.events.push(&name, EventKind::Failed, why.to_string())),
-            Err(error) => daemon
-                .host
-                .events
-                .push(&name, EventKind::Failed, error.to_string()),
+        if let Err(why) = begin_kept(&daemon, &name, text) {
+            daemon.host.events.push(&name, EventKind::Failed, why);
         }
     }
     logs::start_all(&daemon);
@@ -122,21 +123,29 @@ pub fn run(path: &Path) -> Result<()> {
     )?;
     // Nobody is told of a host without its VMs: whoever came before waits in the kernel's queue, as at the control socket.
     web::serve(&doors, &daemon).context("the page and the API")?;
-    println!(
-        "ready: host {} of cluster {} at {address}, control socket {}",
+    let ready = format!(
+        "ready: host {} of cluster {} at {address}, control socket {}\n",
         config.name,
         config.cluster.name,
         config.control.display()
     );
-    // Whoever waits for the line may be a pipe.
-    std::io::stdout()
-        .flush()
-        .context("saying that the host is ready")?;
+    // Whoever waits for the line may be a pipe, and may have gone: no VM ends with it.
+    let mut stdout = std::io::stdout();
+    if let Err(error) = stdout.write_all(ready.as_bytes()).and_then(|()| stdout.flush()) {
+        tracing::warn!("saying that the host is ready: {error}");
+    }
     let service = Service::ready(&format!(
         "host {} of cluster {}",
         config.name, config.cluster.name
     ));
-    wait_for_end(&daemon, &endings, service)
+    wait_for_end(&daemon, &endings, &signals, service)
+}
+
+/// What the host took part in when its daemon ended. One that cannot be read keeps no other one from beginning.
+fn begin_kept(daemon: &Daemon, name: &str, text: Result<String, store::ReadError>) -> Result<(), String> {
+    let text = text.map_err(|error| error.to_string())?;
+    let vm = VmConfig::parse(&text, name, &daemon.host.cluster).map_err(|error| error.to_string())?;
+    daemon.start_vm(vm).map_err(|why| why.to_string())
 }
 
 /// An address that this machine has not may come yet, as while it starts: a service manager is to try again. All else is bad input.
@@ -159,18 +168,33 @@ fn die_whole() {
     }));
 }
 
-fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service) -> Result<()> {
+/// The signals that end a daemon. A service has no terminal that could hang up: there SIGHUP is somebody's wish that it read its files anew, which it does not.
+fn watch_signals() -> Result<Receiver<i32>> {
     let (signalled, signals) = unbounded();
     let mut watched = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("watching signals")?;
+    let is_service = Service::is_one();
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in watched.forever() {
-                if signalled.send(signal).is_err() {
+                if signal == SIGHUP && is_service {
+                    tracing::warn!(
+                        "SIGHUP: files are read when the daemon starts; 'systemctl restart dunlin' does that"
+                    );
+                } else if signalled.send(signal).is_err() {
                     break;
                 }
             }
         })?;
+    Ok(signals)
+}
+
+fn wait_for_end(
+    daemon: &Daemon,
+    endings: &Receiver<Ended>,
+    signals: &Receiver<i32>,
+    mut service: Service,
+) -> Result<()> {
     let daily = tick(DAY);
     loop {
         select! {
@@ -188,7 +212,7 @@ fn wait_for_end(daemon: &Daemon, endings: &Receiver<Ended>, mut service: Service
         EventKind::HostEnds,
         "this host's daemon ends; its VMs go to their backups first",
     );
-    switchover::all(daemon, &signals);
+    switchover::all(daemon, signals);
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
     handles

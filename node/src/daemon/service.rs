@@ -37,6 +37,11 @@ impl Service {
         }
     }
 
+    /// Whether a service manager has started this daemon, and waits for its word.
+    pub fn is_one() -> bool {
+        std::env::var_os("NOTIFY_SOCKET").is_some()
+    }
+
     /// The host was told to end, and hands its VMs over.
     pub fn ends() {
         tell(&[

@@ -79,8 +79,16 @@ pub fn forget(state: &Path, vm: &str) -> io::Result<()> {
     }
 }
 
-/// The kept configurations: name and text.
-pub fn all(state: &Path) -> io::Result<Vec<(String, String)>> {
+/// A file that is there and cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct ReadError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// The kept configurations: name, and text or why it cannot be read. What is no folder is not the daemon's.
+pub fn all(state: &Path) -> io::Result<Vec<(String, Result<String, ReadError>)>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(state.join("vms")) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
@@ -88,11 +96,12 @@ pub fn all(state: &Path) -> io::Result<Vec<(String, String)>> {
     };
     for entry in entries {
         let entry = entry?;
-        match std::fs::read_to_string(entry.path().join(FILE)) {
-            Ok(text) => found.push((entry.file_name().to_string_lossy().into_owned(), text)),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let path = entry.path().join(FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            text => text.map_err(|source| ReadError { path, source }),
+        };
+        found.push((entry.file_name().to_string_lossy().into_owned(), text));
     }
     Ok(found)
 }
@@ -104,19 +113,40 @@ mod tests {
     #[test]
     fn a_kept_vm_is_found_until_it_is_forgotten() {
         let state = tempfile::tempdir().expect("a folder");
-        assert_eq!(all(state.path()).expect("nothing yet"), []);
+        let all = |state| -> Vec<(String, String)> {
+            let found = all(state).expect("a folder").into_iter();
+            found
+                .map(|(name, text)| (name, text.expect("readable")))
+                .collect()
+        };
+        assert_eq!(all(state.path()), []);
         keep(state.path(), "v", "text", false).expect("kept");
-        assert_eq!(
-            all(state.path()).expect("one"),
-            [("v".to_owned(), "text".to_owned())]
-        );
+        assert_eq!(all(state.path()), [("v".to_owned(), "text".to_owned())]);
         forget(state.path(), "v").expect("forgotten");
         forget(state.path(), "v").expect("twice is the same");
-        assert_eq!(all(state.path()).expect("nothing again"), []);
+        assert_eq!(all(state.path()), []);
         let left_over = folder(state.path(), "v").join("log");
         std::fs::create_dir_all(&left_over).expect("a removal that was cut short");
         keep(state.path(), "v", "text", false).expect("kept again");
         assert!(!left_over.exists(), "an old VM's log is not the new one's");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_and_hides_no_other() {
+        let state = tempfile::tempdir().expect("a folder");
+        keep(state.path(), "good", "text", false).expect("kept");
+        keep(state.path(), "bad", "text", false).expect("kept");
+        std::fs::write(folder(state.path(), "bad").join(FILE), [0xff]).expect("no text");
+        std::fs::write(state.path().join("vms/notes.txt"), "a person's").expect("a stray file");
+        let mut found = all(state.path()).expect("all the same");
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        let [(bad, why), (good, text)] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((bad.as_str(), good.as_str()), ("bad", "good"));
+        assert_eq!(text.as_deref().ok(), Some("text"));
+        let why = why.as_ref().expect_err("it is no text").to_string();
+        assert!(why.contains("vms/bad/vm.toml: "), "{why}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use super::answers::refused;
 use super::farewell::turn_away;
 use super::standing::{self, Standing};
-use super::{Web, guard};
+use super::{Web, guard, places};
 use crate::daemon::roles::{Place, Who};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -58,13 +58,35 @@ pub enum Visitor {
     Stranger,
 }
 
+/// The place of one whom nobody knows yet.
+pub(super) struct Stranger {
+    _here: Option<OwnedSemaphorePermit>,
+    _outside: Option<places::Place>,
+}
+
+impl Stranger {
+    pub(super) fn of_this_machine(place: OwnedSemaphorePermit) -> Self {
+        Self {
+            _here: Some(place),
+            _outside: None,
+        }
+    }
+
+    pub(super) fn of_the_network(place: places::Place) -> Self {
+        Self {
+            _here: None,
+            _outside: Some(place),
+        }
+    }
+}
+
 /// All requests of one connection.
 pub(super) async fn converse<S>(
     web: Arc<Web>,
     files: Router,
     mut stream: S,
     visitor: Visitor,
-    stranger: OwnedSemaphorePermit,
+    stranger: Stranger,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

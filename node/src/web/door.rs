@@ -6,8 +6,9 @@
 //! but by TLS, with the keys that this host shows to the others; a certificate that counts no more ends its connections, too (`standing`).
 //! **Source**: RFC 8446; unix(7), SO_PEERCRED. **Not here**: what visitors may do (`daemon::roles`), what they ask for (`api`).
 
-use super::conversation::{KNOWN, Visitor, converse};
+use super::conversation::{KNOWN, Stranger, Visitor, converse};
 use super::farewell::turn_away;
+use super::places::{Place, Places};
 use super::standing::Standing;
 use super::{Web, owner};
 use crate::config::{HostConfig, PageAt, Trust};
@@ -26,17 +27,19 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-/// Connections whose user is not known yet.
+/// Connections of this machine whose user is not known yet.
 const STRANGERS: usize = 32;
 /// A person whose certificate counts no more has so long to read why.
 const FAREWELL_PERSON: Duration = Duration::from_secs(5);
 /// When no connection could be taken.
 const AGAIN: Duration = Duration::from_millis(100);
+/// An address that this machine has not is asked for this often.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// What the kernel holds of an answer for one who is slow.
 const SEND_BYTES: usize = 128 << 10;
 /// Whether a person's certificate still counts is looked at this often, besides before each request.
@@ -47,7 +50,13 @@ pub struct Doors {
     page: Option<TcpListener>,
     /// The file goes with it.
     socket: Option<ControlSocket>,
-    network: Option<(TcpListener, SocketAddr)>,
+    network: Option<Network>,
+}
+
+/// The network's door. An address that this machine has not is waited for, as while it starts: no VM waits with it.
+struct Network {
+    address: SocketAddr,
+    listener: Option<TcpListener>,
 }
 
 impl Doors {
@@ -74,9 +83,18 @@ impl Doors {
         let network = match (config.api, &config.trust) {
             (None, _) => None,
             (Some(address), Trust::Tls { .. }) => {
-                let listener =
-                    listen(address).map_err(|error| BadInput(format!("api at {address}: {error:#}")))?;
-                Some((listener, address))
+                let listener = match listen(address) {
+                    Ok(listener) => Some(listener),
+                    Err(error) if is_not_there(&error) => {
+                        let what = format!(
+                            "the API is not served yet: no interface of this host has {address} (now)"
+                        );
+                        without(&what, &"it is tried again");
+                        None
+                    }
+                    Err(error) => return Err(BadInput(format!("api at {address}: {error:#}")).into()),
+                };
+                Some(Network { address, listener })
             }
             (Some(_), _) => {
                 let why = "api: it is served with certificates alone, and this host has none (key, cert and ca in host.toml)";
@@ -98,7 +116,7 @@ impl Doors {
     /// The loopback address, and that of the network.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let page = self.page.as_ref().and_then(|page| page.local_addr().ok());
-        (page, self.network.as_ref().map(|(_, address)| *address))
+        (page, self.network.as_ref().map(|network| network.address))
     }
 
     /// The same, for a runtime of its own. The socket's file stays with this one.
@@ -111,13 +129,35 @@ impl Doors {
         Ok(Listeners {
             page: self.page.as_ref().map(TcpListener::try_clone).transpose()?,
             socket: self.socket.as_ref().map(socket).transpose()?,
-            network: self
-                .network
-                .as_ref()
-                .map(|(listener, _)| listener.try_clone())
-                .transpose()?,
+            network: self.network.as_ref().map(Network::for_a_runtime).transpose()?,
         })
     }
+}
+
+impl Network {
+    fn for_a_runtime(&self) -> io::Result<Self> {
+        Ok(Self {
+            address: self.address,
+            listener: self.listener.as_ref().map(TcpListener::try_clone).transpose()?,
+        })
+    }
+
+    async fn listens(self) -> tokio::net::TcpListener {
+        let mut listener = self.listener;
+        loop {
+            match listener.take().map(tokio::net::TcpListener::from_std) {
+                Some(Ok(listener)) => return listener,
+                Some(Err(error)) => tracing::warn!("the API at {}: {error}", self.address),
+                None => sleep(ASK_AGAIN).await,
+            }
+            listener = listen(self.address).ok();
+        }
+    }
+}
+
+fn is_not_there(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {
@@ -132,7 +172,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
 pub struct Listeners {
     page: Option<TcpListener>,
     socket: Option<UnixListener>,
-    network: Option<TcpListener>,
+    network: Option<Network>,
 }
 
 impl Listeners {
@@ -167,24 +207,31 @@ impl Listeners {
                 again_and_again(|| listener.accept(), come).await;
             });
         }
-        if let Some(listener) = self.network {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
+        if let Some(network) = self.network {
             let (web, files) = (web.clone(), files.clone());
             tokio::spawn(async move {
-                let come = |(stream, there), place| {
-                    tokio::spawn(from_network(web.clone(), files.clone(), stream, there, place));
-                };
-                again_and_again(|| listener.accept(), come).await;
+                let (listener, places) = (network.listens().await, Places::default());
+                loop {
+                    match listener.accept().await {
+                        // Whoever finds no place is hung up on, and may come again.
+                        Ok((stream, there)) => {
+                            if let Some(place) = places.take(there.ip()) {
+                                tokio::spawn(from_network(web.clone(), files.clone(), stream, there, place));
+                            }
+                        }
+                        Err(error) => none_now(&error).await,
+                    }
+                }
             });
         }
         Ok(())
     }
 }
 
-/// Each door has places of its own for those whom nobody knows yet.
+/// Each door of this machine's has places of its own for those whom nobody knows yet.
 async fn again_and_again<S, A: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> A,
-    come: impl Fn(S, OwnedSemaphorePermit),
+    come: impl Fn(S, Stranger),
 ) {
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     loop {
@@ -193,14 +240,16 @@ async fn again_and_again<S, A: Future<Output = io::Result<S>>>(
             return;
         };
         match accept().await {
-            Ok(visitor) => come(visitor, place),
-            Err(error) => {
-                // As when there are no more descriptors: somebody may give one back.
-                tracing::debug!("the page: {error}");
-                sleep(AGAIN).await;
-            }
+            Ok(visitor) => come(visitor, Stranger::of_this_machine(place)),
+            Err(error) => none_now(&error).await,
         }
     }
+}
+
+/// As when there are no more descriptors: somebody may give one back.
+async fn none_now(error: &io::Error) {
+    tracing::debug!("the page: {error}");
+    sleep(AGAIN).await;
 }
 
 async fn from_loopback(
@@ -208,7 +257,7 @@ async fn from_loopback(
     files: Router,
     mut stream: TcpStream,
     there: SocketAddr,
-    place: OwnedSemaphorePermit,
+    place: Stranger,
 ) {
     let user = timeout(KNOWN, user_of(&stream, there)).await.ok().flatten();
     let Some(uid) = user else {
@@ -230,12 +279,7 @@ async fn user_of(stream: &TcpStream, there: SocketAddr) -> Option<u32> {
         .flatten()
 }
 
-async fn from_socket(
-    web: Arc<Web>,
-    files: Router,
-    stream: tokio::net::UnixStream,
-    place: OwnedSemaphorePermit,
-) {
+async fn from_socket(web: Arc<Web>, files: Router, stream: tokio::net::UnixStream, place: Stranger) {
     // Whoever has connected; the kernel knows them for as long as the connection stands.
     let Ok(peer) = socket_peercred(&stream) else {
         return;
@@ -244,13 +288,7 @@ async fn from_socket(
     converse(web, files, stream, visitor, place).await;
 }
 
-async fn from_network(
-    web: Arc<Web>,
-    files: Router,
-    stream: TcpStream,
-    there: SocketAddr,
-    place: OwnedSemaphorePermit,
-) {
+async fn from_network(web: Arc<Web>, files: Router, stream: TcpStream, there: SocketAddr, place: Place) {
     let identity = web.daemon.host.identity.clone();
     let Some(keys) = identity.for_people() else { return };
     let _ = stream.set_nodelay(true);
@@ -262,11 +300,24 @@ async fn from_network(
     };
     let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let Some(person) = shown.first().and_then(|own| person::of_der(own)) else {
-        return converse(web, files, stream, Visitor::Stranger, place).await;
+        return converse(
+            web,
+            files,
+            stream,
+            Visitor::Stranger,
+            Stranger::of_the_network(place),
+        )
+        .await;
     };
     let standing = Standing::new(&person.name, identity, shown);
     let visitor = Visitor::Person(person, standing.clone());
-    let mut conversation = Box::pin(converse(web, files, stream, visitor, place));
+    let mut conversation = Box::pin(converse(
+        web,
+        files,
+        stream,
+        visitor,
+        Stranger::of_the_network(place),
+    ));
     while timeout(LOOK, &mut conversation).await.is_err() {
         if standing.look().is_err() {
             // Whoever follows something has read why by then, and who asks something else reads it.
