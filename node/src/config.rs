@@ -68,7 +68,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 }
 
 /// Parses `text`; the error is one line, with the place.
-fn parse<T: DeserializeOwned>(text: &str, origin: &str) -> Result<T, ConfigError> {
+pub fn parse<T: DeserializeOwned>(text: &str, origin: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| {
             let before = &text.as_bytes()[..span.start.min(text.len())];

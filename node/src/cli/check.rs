@@ -1,7 +1,7 @@
 //! `check`: what this host lacks, or with a VM's file what all of its hosts lack, before anything is started.
 
 use crate::certificates;
-use crate::config::{HostConfig, vm_spec};
+use crate::config::{self, HostConfig, vm_spec};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::heartbeats;
@@ -118,20 +118,25 @@ fn print(found: &Found) {
 }
 /// The VM's own table, or a small VM.
 fn spec(vm: Option<&Path>) -> Result<VmSpec> {
-    let text = match vm {
+    /// Of a VM's file what says what it needs; the rest is for its group.
+    #[derive(serde::Deserialize)]
+    struct Vm {
+        vm: Option<VmTable>,
+    }
+
+    let (origin, text) = match vm {
         Some(path) => {
-            std::fs::read_to_string(path).map_err(|error| BadInput(format!("{}: {error}", path.display())))?
+            let origin = path.display().to_string();
+            let text =
+                std::fs::read_to_string(path).map_err(|error| BadInput(format!("{origin}: {error}")))?;
+            (origin, text)
         }
-        None => "vm = { memory_mib = 512 }".to_owned(),
+        None => (String::new(), "vm = { memory_mib = 512 }".to_owned()),
     };
-    let bad = |error: toml::de::Error| BadInput(error.message().to_owned());
-    let mut table: toml::Table = toml::from_str(&text).map_err(bad)?;
-    let vm = table
-        .remove("vm")
-        .ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
-    let table: VmTable = vm.try_into().map_err(bad)?;
-    let name = table.name.clone();
-    Ok(vm_spec(&name, table))
+    let Vm { vm } = config::parse(&text, &origin).map_err(|error| BadInput(error.to_string()))?;
+    let vm = vm.ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
+    let name = vm.name.clone();
+    Ok(vm_spec(&name, vm))
 }
 
 #[cfg(test)]
@@ -141,5 +146,17 @@ mod tests {
     #[test]
     fn one_thing_is_one_thing() {
         assert_eq!([1, 2].map(counted), ["1 thing is", "2 things are"]);
+    }
+
+    #[test]
+    fn a_mistake_in_a_vms_file_is_told_with_its_file_and_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("shop.toml");
+        std::fs::write(&file, "name = \"shop\"\n[vm]\nmemory_mib = \"much\"\n").expect("written");
+        let why = spec(Some(&file)).map(drop).expect_err("no number").to_string();
+        assert!(why.starts_with(&format!("{}: line 3: ", file.display())), "{why}");
+        std::fs::write(&file, "members = [\"a\"]\n[vm]\nmemory_mib = 64\n").expect("written");
+        assert!(spec(Some(&file)).is_ok(), "the rest is for its group");
+        assert!(spec(None).is_ok());
     }
 }

@@ -11,7 +11,7 @@ use super::door;
 use super::init::host as named;
 use super::issued::Issued;
 use super::person;
-use crate::config::{Cluster, file_with_keys};
+use crate::config::{self, Cluster, file_with_keys};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::events::{now_ms, utc};
@@ -233,8 +233,9 @@ impl First {
             ))
         })?;
         let cluster = Cluster::load(&dir.join("cluster.toml")).map_err(|error| bad(error.to_string()))?;
+        let origin = dir.join("host.toml").display().to_string();
         let own: HostFile =
-            toml::from_str(&read("host.toml")?).map_err(|error| bad(error.message().to_owned()))?;
+            config::parse(&read("host.toml")?, &origin).map_err(|error| bad(error.to_string()))?;
         let cert_pem = super::keys::authority_of(dir, &key_pem, &read("ca.pem")?).ok_or_else(|| {
             let (key, ca) = (dir.join(AUTHORITY), dir.join("ca.pem"));
             bad(format!(
