@@ -116,7 +116,7 @@ pub fn output(bytes: &[u8]) {
         while let Some(leaves) = comparer.next_matched() {
             let id = match leaves {
                 Matched::Frame(FrameId(id)) => id,
-                Matched::PartialAck(frame) => {
+                Matched::PartialAck { frame, .. } => {
                     let Parsed::Tcp(segment) = parse(&frame, Direction::FromVm) else {
                         panic!("no segment: {frame:?}");
                     };

@@ -58,6 +58,8 @@ pub struct Output {
     retransmit: RetransmitBuffer,
     comparison: Option<Comparison>,
     tally: Tally,
+    /// Partial acknowledgements that told a client something new.
+    told_in_part: u64,
     answers: Answers,
     /// How long the first words after a load were held, lately: what a sync costs a client.
     stall_us: u64,
@@ -93,7 +95,7 @@ struct Comparison {
 enum Next {
     BySync(Leaving),
     Matched(Leaving),
-    PartialAck(Frame),
+    PartialAck(Frame, bool),
 }
 
 impl Output {
@@ -106,6 +108,7 @@ impl Output {
             retransmit: RetransmitBuffer::new(),
             comparison: None,
             tally: Tally::default(),
+            told_in_part: 0,
             answers: Answers::default(),
             stall_us: 0,
             matched_us: 0,
@@ -242,8 +245,11 @@ impl Output {
         let (leaving, matched) = match self.next_leaving()? {
             Next::BySync(leaving) => (leaving, false),
             Next::Matched(leaving) => (leaving, true),
-            // No frame of the VM's: it counts for nothing.
-            Next::PartialAck(frame) => return Some(self.as_clients_see(frame)),
+            // No frame of the VM's: it counts as nothing that has left.
+            Next::PartialAck(frame, gets_on) => {
+                self.told_in_part += u64::from(gets_on);
+                return Some(self.as_clients_see(frame));
+            }
         };
         self.answers.left(&leaving, now_us);
         self.tally.released += 1;
@@ -279,7 +285,7 @@ impl Output {
             // The end of a join: its line is drawn, and that its backup is complete is not agreed yet. (Gate, invariant 2.)
             let id = match matched {
                 Matched::Frame(id) => Some(*id),
-                Matched::PartialAck(_) => None,
+                Matched::PartialAck { .. } => None,
             };
             if self.gate.waits_for_older(id) {
                 return None;
@@ -287,7 +293,7 @@ impl Output {
             let matched = comparer.next_matched()?;
             let id = match matched {
                 Matched::Frame(id) => id,
-                Matched::PartialAck(frame) => return Some(Next::PartialAck(frame)),
+                Matched::PartialAck { frame, gets_on } => return Some(Next::PartialAck(frame, gets_on)),
             };
             let by_the_backup = comparer.newest_said() >= Some(id);
             if let Some(leaving) = self.gate.release_matched(id) {

@@ -4,12 +4,23 @@
 
 use super::Output;
 use super::compare::{Comparer, Verdict};
+use crate::watchdog::Flow;
 
 impl Output {
     /// Whether output waits for a sync.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.gate.waits_for_sync()
+    }
+
+    /// The same for the watchdog. A partial acknowledgement that tells a client something new is progress, too: while the client mends what the
+    /// backup has lost, nothing else of its connection leaves.
+    #[must_use]
+    pub fn flow(&self) -> Flow {
+        Flow {
+            waits: self.waits(),
+            progress: self.tally.released + self.told_in_part,
+        }
     }
 
     /// Since when something that a client may be waiting for waits for the backup's word.
@@ -55,6 +66,43 @@ mod tests {
     use crate::output::packet::ACK;
     use crate::output::packet::testing::Seg;
     use crate::units::Epoch;
+    use crate::waits::Wait;
+    use crate::watchdog::{Sight, Watchdog};
+
+    /// A slow link that loses frames: the backup lacks something of each burst, and the client mends that piece by piece.
+    #[test]
+    fn a_client_that_mends_what_the_backup_has_lost_is_no_stall_and_one_that_does_not_is() {
+        let (mut output, mut watchdog) = (Output::new(Voice::Protected, Epoch(1)), Watchdog::default());
+        output.compare_from(Epoch(1));
+        let ack = |ack, sack: &[(u32, u32)]| Seg {
+            sack: sack.to_vec(),
+            ..Seg::from_vm(ACK, 500, ack)
+        };
+        let mut hears = |backup: Seg, now_us| {
+            output.said(ack(9000, &[]).frame(), now_us);
+            output.backup_said(Epoch(1), vec![backup.frame()]);
+            let told = std::iter::from_fn(|| output.release(now_us)).count();
+            assert_eq!((told, output.tally().released), (1, 0), "a partial one");
+            let output = output.flow();
+            watchdog.look(now_us, Sight { output, ..Sight::default() })
+        };
+        let step_us = Wait::OutputLeaves.bound_us() - 1;
+        let news = [
+            ack(1000, &[]),
+            ack(2000, &[]),
+            ack(2000, &[(3000, 4000)]),
+            ack(2000, &[(3000, 5000)]),
+            ack(3000, &[(4000, 5000)]),
+        ];
+        for (step, backup) in news.iter().enumerate() {
+            assert_eq!(hears(backup.clone(), step as u64 * step_us), None, "it gets on");
+        }
+        // It only repeats itself.
+        let since_us = (news.len() - 1) as u64 * step_us;
+        assert_eq!(hears(ack(3000, &[(4000, 5000)]), since_us + step_us), None);
+        let stall = hears(ack(3000, &[(4000, 4500)]), since_us + step_us + 1);
+        assert_eq!(stall.map(|stall| stall.wait), Some(Wait::OutputLeaves));
+    }
 
     #[test]
     fn an_acknowledgement_that_waits_is_no_word_and_is_known_to_wait() {

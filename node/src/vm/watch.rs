@@ -33,10 +33,7 @@ impl VmLoop {
                 Sight {
                     input,
                     sync: primary.sync_flow(),
-                    output: Flow {
-                        waits: self.net.output.waits(),
-                        progress: self.net.output.tally().released,
-                    },
+                    output: self.net.output.flow(),
                     ..Sight::default()
                 }
             }

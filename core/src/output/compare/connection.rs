@@ -106,6 +106,8 @@ pub struct Connection {
     /// What the client was told: everything before this position, and that everything before that one arrived.
     told_to: Option<u32>,
     told_ack: Option<u32>,
+    /// The furthest byte that the client was told to have arrived out of order, since the last sync.
+    told_edge: Option<u32>,
     /// The SYN that the client was told: positions mean nothing across two connections of one name.
     told_isn: Option<u32>,
     /// How many bytes the client was told; since its SYN, if that was told here.
@@ -158,8 +160,8 @@ impl Connection {
     }
 
     /// What of an acknowledgement of the backup's, one that says nothing else, a client may be told while the primary's waits. Safe as a match
-    /// is: the backup has said it, and the primary has received more.
-    pub fn partial_ack(&mut self, segment: &Segment, frame: &Frame) -> Option<Frame> {
+    /// is: the backup has said it, and the primary has received more. Whether it tells of bytes that the client was not told of.
+    pub fn partial_ack(&mut self, segment: &Segment, frame: &Frame) -> Option<(Frame, bool)> {
         let (_, front) = self.waiting.front()?;
         let is_told = self.told_ack.is_some_and(|told| after(told, segment.ack));
         let is_behind = !front.syn && !front.rst && after(front.ack?, segment.ack);
@@ -173,9 +175,12 @@ impl Connection {
             window: front.window,
             primary_ack: newest.find_map(|(_, words)| words.ack)?,
         };
-        let frame = partial.of(segment, frame)?;
+        let (frame, edge) = partial.of(segment, frame)?;
+        let known = later(self.told_ack.unwrap_or(segment.ack), self.told_edge.unwrap_or(segment.ack));
+        let gets_on = self.told_ack != Some(segment.ack) || after(edge, known);
         self.told_ack = Some(segment.ack);
-        Some(frame)
+        self.told_edge = Some(later(edge, known));
+        Some((frame, gets_on))
     }
 
     /// The backup's words, in its own numbers. The change of bytes kept.
@@ -264,6 +269,7 @@ impl Connection {
     fn begin_here(&mut self) {
         self.told_to = None;
         self.told_ack = None;
+        self.told_edge = None;
         if !self.waiting.is_empty() {
             // The end of the old connection waits still, and would be judged by the new one's words.
             self.give_up();

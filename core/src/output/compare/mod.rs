@@ -273,7 +273,7 @@ impl Comparer {
     /// The next frame that may leave.
     pub fn next_matched(&mut self) -> Option<Matched> {
         let next = self.matched.pop_front()?;
-        self.partial_acks -= usize::from(matches!(next, Matched::PartialAck(_)));
+        self.partial_acks -= usize::from(matches!(next, Matched::PartialAck { .. }));
         Some(next)
     }
 
@@ -366,10 +366,10 @@ impl Comparer {
         let flow = self.flows.get_mut(&segment.key).map(|flow| &mut flow.words);
         if self.partial_acks < MOST_PARTIAL_ACKS
             && let Some(FlowWords::Connection(connection)) = flow
-            && let Some(frame) = connection.partial_ack(segment, frame)
+            && let Some((frame, gets_on)) = connection.partial_ack(segment, frame)
         {
             self.partial_acks += 1;
-            self.matched.push_back(Matched::PartialAck(frame));
+            self.matched.push_back(Matched::PartialAck { frame, gets_on });
         }
     }
 

@@ -14,7 +14,7 @@
 //!
 //! Source: RFC 9293, 3.8.6; RFC 2018. Not here: when there is one (`connection`).
 
-use super::said::after;
+use super::said::{after, later};
 use crate::agreed::Frame;
 use crate::output::packet::{Segment, u32_at};
 use crate::output::rewriter::rewrite::Rewriter;
@@ -39,9 +39,9 @@ pub struct PartialAck {
 }
 
 impl PartialAck {
-    /// The backup's acknowledgement with it. None: one of the two has no timestamps.
+    /// The backup's acknowledgement with it, and the furthest byte that it tells of. None: one of the two has no timestamps.
     #[must_use]
-    pub fn of(self, backup: &Segment, frame: &Frame) -> Option<Frame> {
+    pub fn of(self, backup: &Segment, frame: &Frame) -> Option<(Frame, u32)> {
         let mut partial = Rewriter::of(frame, backup);
         partial.set(backup.tcp + 4, self.seq);
         partial.set_low(backup.tcp + WINDOW_AT, self.window.min(backup.window));
@@ -50,15 +50,16 @@ impl PartialAck {
             (None, None) => {}
             _ => return None,
         }
-        self.cut_blocks(backup, frame, &mut partial)?;
-        Some(partial.finish())
+        let edge = self.cut_blocks(backup, frame, &mut partial)?;
+        Some((partial.finish(), edge))
     }
 
-    /// Invariant 1, for what is acknowledged selectively.
-    fn cut_blocks(self, backup: &Segment, frame: &Frame, partial: &mut Rewriter<'_>) -> Option<()> {
+    /// Invariant 1, for what is acknowledged selectively. The furthest byte of that, or of what is acknowledged.
+    fn cut_blocks(self, backup: &Segment, frame: &Frame, partial: &mut Rewriter<'_>) -> Option<u32> {
         let mut to = backup.sack.clone();
+        let mut edge = backup.ack;
         if to.is_empty() {
-            return Some(());
+            return Some(edge);
         }
         for at in backup.sack.clone().step_by(8) {
             let (left, right) = (u32_at(&frame.bytes, at)?, u32_at(&frame.bytes, at + 4)?);
@@ -70,6 +71,7 @@ impl PartialAck {
                 };
                 partial.set(to.start, left);
                 partial.set(to.start + 4, most);
+                edge = later(edge, most);
                 to.start += 8;
             }
         }
@@ -81,6 +83,6 @@ impl PartialAck {
         };
         partial.set_low(backup.sack.start - 4, head);
         to.step_by(4).for_each(|at| partial.set(at, NOTHING));
-        Some(())
+        Some(edge)
     }
 }

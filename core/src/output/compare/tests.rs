@@ -67,6 +67,8 @@ struct Both {
     next: u64,
     /// The partial acknowledgements among what left.
     partial: Vec<Frame>,
+    /// How many of those told something new.
+    news: u64,
 }
 
 impl Both {
@@ -82,6 +84,7 @@ impl Both {
             comparer: Comparer::new(limits),
             next: 0,
             partial: vec![],
+            news: 0,
         }
     }
 
@@ -108,7 +111,10 @@ impl Both {
         while let Some(next) = self.comparer.next_matched() {
             match next {
                 Matched::Frame(id) => out.push(id.0),
-                Matched::PartialAck(frame) => self.partial.push(frame),
+                Matched::PartialAck { frame, gets_on } => {
+                    self.news += u64::from(gets_on);
+                    self.partial.push(frame);
+                }
             }
         }
         out

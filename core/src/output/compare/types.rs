@@ -14,7 +14,12 @@ pub enum Matched {
     /// A frame of the primary's.
     Frame(FrameId),
     /// What the backup has acknowledged, while the primary's frame that acknowledges more waits.
-    PartialAck(Frame),
+    PartialAck {
+        /// In the primary's name.
+        frame: Frame,
+        /// It tells of bytes that the client was not told of: the connection gets on.
+        gets_on: bool,
+    },
 }
 
 /// What may be kept.
