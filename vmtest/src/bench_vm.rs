@@ -24,6 +24,7 @@ mod machine;
 mod order;
 pub mod paired;
 mod plot;
+pub mod relay;
 mod report;
 pub mod standby;
 mod standing;

@@ -114,6 +114,10 @@ pub struct Cards {
     /// Only the cases with these numbers of parallel connections, by commas.
     #[arg(long, value_delimiter = ',')]
     connections: Option<Vec<u32>>,
+    /// Only the ways whose names have one of these words in them, by commas, such as vhost-user, none or relay, and the plain TAP beside them. Relays are left out where
+    /// nothing is said: they are the way that was not taken (docs/guest.md).
+    #[arg(long, value_delimiter = ',')]
+    way: Vec<String>,
     /// How often each is measured; medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
@@ -327,6 +331,9 @@ fn growth(options: &Grow) -> Result<()> {
 }
 
 fn cards(options: &Cards) -> Result<()> {
+    if let Some(relayed) = bench_vm::relay::is_wanted() {
+        return relayed;
+    }
     let connections = options.connections.as_deref();
     let mut spec = spec(
         &options.service,
@@ -336,7 +343,7 @@ fn cards(options: &Cards) -> Result<()> {
         &[],
     )?;
     (spec.rounds, spec.seconds) = (options.rounds, options.seconds);
-    let report = bench_vm::cards::run(&spec, &mut |line| println!("{line}"))?;
+    let report = bench_vm::cards::run(&spec, &options.way, &mut |line| println!("{line}"))?;
     println!("\n{}", bench_vm::cards::cards_table(&report));
     match &options.json {
         Some(file) => write(file, &serde_json::to_string_pretty(&report)?),

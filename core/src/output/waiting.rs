@@ -84,7 +84,13 @@ mod tests {
             let told = std::iter::from_fn(|| output.release(now_us)).count();
             assert_eq!((told, output.tally().released), (1, 0), "a partial one");
             let output = output.flow();
-            watchdog.look(now_us, Sight { output, ..Sight::default() })
+            watchdog.look(
+                now_us,
+                Sight {
+                    output,
+                    ..Sight::default()
+                },
+            )
         };
         let step_us = Wait::OutputLeaves.bound_us() - 1;
         let news = [

@@ -1,7 +1,7 @@
 //! What a guest's card costs: the same guest behind a plain QEMU's TAP, and behind each of Dunlin's cards.
 //!
 //! * **Decides:** the ways that are compared. The plain one is `-netdev tap` as users have it without vhost (a kernel's, which these machines have not),
-//!   with its offloads; no daemon is there.
+//!   with its offloads; no daemon is there. The relays are the way that was not taken: the same with a process between QEMU's TAP and the bridge ([`relay`]).
 //! * **Flow:** round after round, for each way a VM ([`standing`]) -> each case once, behind a lead-in -> medians, and each way's share of the plain one.
 //! * **Invariants:** the same guest, clients, bridges, and share of the CPU in every way; a window in which a client saw something wrong ends the run.
 
@@ -18,7 +18,7 @@ use super::case::Case;
 use super::clients::{Clients, Measured};
 use super::machine::Machine;
 use super::report::{BASELINE, median_of};
-use super::{BenchSpec, standing, window};
+use super::{BenchSpec, relay, standing, window};
 use crate::accel::RunsUnder;
 use crate::image::{self, GuestImage, NicBackend};
 use crate::testbed::{Node, Testbed};
@@ -46,11 +46,15 @@ pub struct CardsReport {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Plain,
+    /// Whether large frames are cut on their way, as Dunlin's are.
+    Relay(bool),
     Ours(NicBackend, &'static str),
 }
 
-const WAYS: [Way; 5] = [
+const WAYS: [Way; 7] = [
     Way::Plain,
+    Way::Relay(false),
+    Way::Relay(true),
     Way::Ours(NicBackend::Stream, BASELINE),
     Way::Ours(NicBackend::VhostUser, BASELINE),
     Way::Ours(NicBackend::Stream, "dunlin"),
@@ -61,16 +65,40 @@ impl Way {
     fn title(self) -> String {
         match self {
             Self::Plain => "plain TAP".to_owned(),
+            Self::Relay(false) => "AF_PACKET relay".to_owned(),
+            Self::Relay(true) => "AF_PACKET relay, cut".to_owned(),
             Self::Ours(card, policy) => format!("{} {policy}", card.name()),
         }
     }
 }
 
-/// Measures all ways, `say`ing each window as it ends.
+/// The ways whose titles have one of these words in them, and the plain one; without a word all that are not relays.
 ///
 /// # Errors
-/// When a VM cannot be had, or a client saw something wrong.
-pub fn run(spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
+/// With all titles, for a word that is in none.
+fn chosen(words: &[String]) -> Result<Vec<Way>> {
+    for word in words {
+        ensure!(
+            WAYS.iter().any(|way| way.title().contains(word.as_str())),
+            "no way '{word}': there are {}",
+            WAYS.map(Way::title).join("; ")
+        );
+    }
+    let is_meant = |way: &Way| match (way, words.is_empty()) {
+        (Way::Plain, _) => true,
+        (Way::Relay(_), true) => false,
+        (Way::Ours(..), true) => true,
+        (way, false) => words.iter().any(|word| way.title().contains(word.as_str())),
+    };
+    Ok(WAYS.into_iter().filter(is_meant).collect())
+}
+
+/// Measures the ways that `words` choose, `say`ing each window as it ends.
+///
+/// # Errors
+/// When a VM cannot be had, a client saw something wrong, or a word chooses nothing.
+pub fn run(spec: &BenchSpec, words: &[String], say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
+    let ways = chosen(words)?;
     let mut rows: BTreeMap<(usize, usize), CardRow> = BTreeMap::new();
     let mut services: Vec<&str> = spec.cases.iter().map(|case| case.service).collect();
     services.dedup();
@@ -82,10 +110,10 @@ pub fn run(spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
                 .filter(|case| case.service == *service)
                 .cloned()
                 .collect();
-            for turn in 0..WAYS.len() {
+            for turn in 0..ways.len() {
                 // Each way comes at another place in each round.
-                let number = (turn + round + at) % WAYS.len();
-                let way = WAYS[number];
+                let number = (turn + round + at) % ways.len();
+                let way = ways[number];
                 let measured = behind(spec, way, &cases).with_context(|| way.title())?;
                 for (case, measured) in cases.iter().zip(measured) {
                     say(&format!(
@@ -117,8 +145,10 @@ pub fn run(spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<CardsReport> {
 
 /// One VM, and each case once.
 fn behind(spec: &BenchSpec, way: Way, cases: &[Case]) -> Result<Vec<Measured>> {
-    let Way::Ours(card, policy) = way else {
-        return behind_a_tap(spec, cases);
+    let (card, policy) = match way {
+        Way::Plain => return behind_a_tap(spec, None, cases),
+        Way::Relay(cuts) => return behind_a_tap(spec, Some(cuts), cases),
+        Way::Ours(card, policy) => (card, policy),
     };
     let mut spec = spec.clone();
     for (_, image) in &mut spec.images {
@@ -138,11 +168,12 @@ fn behind(spec: &BenchSpec, way: Way, cases: &[Case]) -> Result<Vec<Measured>> {
     measured
 }
 
-fn behind_a_tap(spec: &BenchSpec, cases: &[Case]) -> Result<Vec<Measured>> {
+/// `relay`: frames pass a process, and whether it cuts large ones.
+fn behind_a_tap(spec: &BenchSpec, relay: Option<bool>, cases: &[Case]) -> Result<Vec<Measured>> {
     let first = cases.first().context("no case")?;
     let testbed = standing::testbed(spec.host_cpu_percent)?;
     let measured = {
-        let plain = Plain::boot(spec, &testbed, first)?;
+        let plain = Plain::boot(spec, &testbed, relay, first)?;
         let clients: Clients<'_> = standing::clients(&testbed, spec, first.service);
         clients.await_service(first, standing::PATIENCE)?;
         standing::with_shares(&testbed, spec.host_cpu_percent)?;
@@ -160,23 +191,38 @@ fn behind_a_tap(spec: &BenchSpec, cases: &[Case]) -> Result<Vec<Measured>> {
 
 /// The TAP of a QEMU without Dunlin.
 const TAP: &str = "plain0";
+/// The relay's, on the bridge.
+const OUTER: &str = "plain1";
 
 /// That QEMU, on a host.
 struct Plain<'testbed> {
     qemu: Child,
+    relay: Option<Child>,
     host: &'testbed Node,
 }
 
 impl<'testbed> Plain<'testbed> {
-    fn boot(spec: &BenchSpec, testbed: &'testbed Testbed, case: &Case) -> Result<Self> {
+    fn boot(spec: &BenchSpec, testbed: &'testbed Testbed, relay: Option<bool>, case: &Case) -> Result<Self> {
         let (host, image) = (testbed.node("a"), standing::guest(spec, case.service)?);
         let plan = standing::plan(spec, case.service, BASELINE)?;
-        for arguments in [
-            &["tuntap", "add", "dev", TAP, "mode", "tap", "vnet_hdr"][..],
-            &["link", "set", TAP, "master", "br0", "up"],
-        ] {
-            ip(host, arguments)?;
-        }
+        ip(host, &["tuntap", "add", "dev", TAP, "mode", "tap", "vnet_hdr"])?;
+        let up: &[&str] = match relay {
+            None => &["link", "set", TAP, "master", "br0", "up"],
+            // The host itself says nothing there.
+            Some(_) => &[
+                "link",
+                "set",
+                TAP,
+                "addrgenmode",
+                "none",
+                "txqueuelen",
+                "10000",
+                "up",
+            ],
+        };
+        ip(host, up)?;
+        let relay = relay.map(|cuts| relay::spawn(host, TAP, OUTER, cuts));
+        let relay = relay.transpose()?;
         let mut command = host.command("qemu-system-x86_64")?;
         command
             .args(accelerator(&image))
@@ -209,15 +255,17 @@ impl<'testbed> Plain<'testbed> {
         ]);
         let begun = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let qemu = begun.context("qemu-system-x86_64: 'cargo xtask setup' installs it")?;
-        Ok(Self { qemu, host })
+        Ok(Self { qemu, relay, host })
     }
 }
 
 impl Drop for Plain<'_> {
     fn drop(&mut self) {
         // Each command of a node is the leader of its own process group.
-        let _ = killpg(Pid::from_raw(self.qemu.id() as i32), Signal::SIGKILL);
-        let _ = self.qemu.wait();
+        for child in [Some(&mut self.qemu), self.relay.as_mut()].into_iter().flatten() {
+            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+            let _ = child.wait();
+        }
         // Unlike the daemon's it stays when nobody has it; what is left is said by the testbed.
         let _ = ip(self.host, &["link", "delete", TAP]);
     }

@@ -41,6 +41,8 @@ pub enum Load {
     Ssh(Handshakes),
     /// Our own client: one thread for each connection. Its requests are MiB, its latencies those of whole transfers.
     Bulk(Bulk),
+    /// iperf3 over one connection. Its requests are MiB.
+    Iperf3(Way, Wire),
 }
 
 /// Many bytes in one direction.
@@ -61,6 +63,15 @@ pub enum Way {
     Down,
     /// The client: values for redis.
     Up,
+}
+
+/// What carries iperf3's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// A stream.
+    Tcp,
+    /// Datagrams, as many as are asked for.
+    Udp,
 }
 
 /// How often a client and a service agree on keys.
@@ -154,6 +165,14 @@ const BULK: [(&str, &str, Way, usize, bool); 10] = [
     ("redis", "up-100k-fresh", Way::Up, 100 << 10, false),
 ];
 
+/// What `iperf3` is: in both directions. Not among `all`.
+const IPERF3: [(&str, Way, Wire); 4] = [
+    ("iperf3-down", Way::Down, Wire::Tcp),
+    ("iperf3-up", Way::Up, Wire::Tcp),
+    ("iperf3-udp-down", Way::Down, Wire::Udp),
+    ("iperf3-udp-up", Way::Up, Wire::Udp),
+];
+
 /// The one case that stands for a service where there is no time for all.
 const USUAL: [&str; 8] = [
     "set", "get-set", "tpcb", "oltp-rw", "static", "page", "json", "servlet",
@@ -170,7 +189,9 @@ impl Case {
     pub fn window_s(&self, seconds: f64) -> f64 {
         match self.load {
             // Nor does a transfer of 64 MiB end in less.
-            Load::Pgbench(_) | Load::Sysbench | Load::Bulk(_) => seconds.max(TRANSACTIONS_S),
+            Load::Pgbench(_) | Load::Sysbench | Load::Bulk(_) | Load::Iperf3(..) => {
+                seconds.max(TRANSACTIONS_S)
+            }
             _ => seconds,
         }
     }
@@ -272,12 +293,18 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
             Load::Short { keeps_connections },
         )
     });
-    every.extend(bulk.into_iter().chain(short));
+    let iperf3 = IPERF3.map(|(name, way, wire)| Case {
+        kind: Kind::Hard,
+        ..case("iperf3", name, 1, Load::Iperf3(way, wire))
+    });
+    every.extend(bulk.into_iter().chain(short).chain(iperf3));
     let is_bulk = |case: &Case| matches!(case.load, Load::Bulk(_));
-    let is_asked_for_alone = |case: &Case| is_bulk(case) || matches!(case.load, Load::Short { .. });
+    let is_asked_for_alone =
+        |case: &Case| is_bulk(case) || matches!(case.load, Load::Short { .. } | Load::Iperf3(..));
     let matches = |case: &Case, word: &str| match word {
         "all" => !is_asked_for_alone(case),
         "bulk" => is_bulk(case),
+        "iperf3" => case.service == word,
         "usual" => case.kind == Kind::Service && USUAL.contains(&case.name),
         "hard" => case.kind == Kind::Hard && !is_asked_for_alone(case),
         _ => case.name == word || case.service == word && case.kind == Kind::Service,
@@ -286,11 +313,12 @@ pub fn choose(words: &[String], connections: Option<&[u32]>) -> Result<Vec<Case>
         if !every.iter().any(|case| matches(case, word)) {
             let hard: Vec<&str> = HARD.iter().map(|(_, name, _)| *name).collect();
             bail!(
-                "no service or case '{word}': there are all, usual, {}, hard, {}, bulk, {}, {}",
+                "no service or case '{word}': there are all, usual, {}, hard, {}, bulk, {}, {}, iperf3, {}",
                 SERVICES.join(", "),
                 hard.join(", "),
                 BULK.map(|(_, name, ..)| name).join(", "),
-                SHORT.map(|(name, _)| name).join(", ")
+                SHORT.map(|(name, _)| name).join(", "),
+                IPERF3.map(|(name, ..)| name).join(", ")
             );
         }
     }
@@ -333,6 +361,8 @@ mod tests {
         assert_eq!(choose(&["all"], None).unwrap().len(), all().len());
         assert_eq!(choose(&["hard"], None).unwrap().len(), 10);
         assert_eq!(choose(&["bulk"], None).unwrap().len(), 10);
+        assert_eq!(choose(&["iperf3"], None).unwrap().len(), 4);
+        assert_eq!(choose(&["iperf3-up"], None).unwrap()[0].service, "iperf3");
         assert_eq!(choose(&["up-1m"], None).unwrap()[0].service, "redis");
         let short = choose(&["http-short", "http-short-fresh"], None).unwrap();
         assert_eq!(

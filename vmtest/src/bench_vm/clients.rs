@@ -6,6 +6,7 @@
 
 mod bulk;
 mod http;
+mod iperf3;
 mod memcached;
 mod redis;
 mod sql;
@@ -143,6 +144,7 @@ impl Clients<'_> {
             }
             Load::Bulk(bulk) => bulk::run(self, bulk, connections, seconds),
             Load::Ssh(handshakes) => ssh::run(self, handshakes, connections, seconds),
+            Load::Iperf3(way, wire) => iperf3::run(self, way, wire, seconds),
         }
     }
 
@@ -193,6 +195,7 @@ fn probe(load: Load, target: SocketAddr) -> Result<()> {
             http::page(target, "/", soon).map(|_| ())
         }
         Load::Http(path) | Load::Https(path, _) => http::page(target, path, soon).map(|_| ()),
+        Load::Iperf3(..) => ask(&iperf3::cookie(), &iperf3::greets),
         Load::Ssh(_) => ask(b"", &|answer| answer.starts_with(b"SSH-2.0")),
     }
 }

@@ -151,6 +151,18 @@ pub const SSH: Service = Service {
     memory_mib: 256,
 };
 
+/// No service of a user's: iperf3, for the benchmark of cards.
+pub const IPERF3: Service = Service {
+    name: "iperf3",
+    title: "iperf3",
+    packages: &["iperf3"],
+    prepare: None,
+    start: include_str!("services/iperf3/start.sh"),
+    files: &[],
+    port: 5201,
+    memory_mib: 256,
+};
+
 /// No service of a user's: fio, for the benchmark of disks.
 pub const FIO: Service = Service {
     name: "fio",
@@ -183,7 +195,7 @@ pub const MIXED: Service = Service {
 /// # Errors
 /// With the list of all names.
 pub fn service(name: &str) -> Result<&'static Service> {
-    let known = || SERVICES.iter().chain([&SSH]);
+    let known = || SERVICES.iter().chain([&SSH, &IPERF3]);
     let found = known().find(|service| service.name == name);
     found.with_context(|| {
         let names: Vec<&str> = known().map(|service| service.name).collect();
@@ -195,13 +207,14 @@ pub fn service(name: &str) -> Result<&'static Service> {
 }
 
 /// The packages of the clients that are the usual ones for these services.
-const CLIENTS: [&str; 6] = [
+const CLIENTS: [&str; 7] = [
     "redis-tools",
     "postgresql-15",
     "sysbench",
     "wrk",
     "apache2-utils",
     "openssh-client",
+    "iperf3",
 ];
 
 /// What lies beside an image and says that it is whole.
@@ -362,6 +375,7 @@ pub fn clients(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<std::path::PathB
     fs::write(half_made.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
     for tool in [
         "usr/bin/redis-benchmark",
+        "usr/bin/iperf3",
         "usr/bin/ssh",
         "usr/bin/wrk",
         "usr/bin/sysbench",

@@ -176,7 +176,10 @@ impl Connection {
             primary_ack: newest.find_map(|(_, words)| words.ack)?,
         };
         let (frame, edge) = partial.of(segment, frame)?;
-        let known = later(self.told_ack.unwrap_or(segment.ack), self.told_edge.unwrap_or(segment.ack));
+        let known = later(
+            self.told_ack.unwrap_or(segment.ack),
+            self.told_edge.unwrap_or(segment.ack),
+        );
         let gets_on = self.told_ack != Some(segment.ack) || after(edge, known);
         self.told_ack = Some(segment.ack);
         self.told_edge = Some(later(edge, known));
