@@ -277,7 +277,7 @@ fn play(
         let begun = Instant::now();
         let outcome = outpour::run(&world).map(|outcome| {
             format!(
-                ", {} MiB fetched, every byte right; {} and {} KiB held at most with a slow backup and without a majority, {} frames \
+                ", {} MiB fetched, every byte right; {} and {} KiB held at most with a slow link and without a majority, {} frames \
                  dropped without",
                 outcome.poured_mib,
                 outcome.peak_bytes[0] >> 10,
